@@ -1,0 +1,1 @@
+"""The facts behind the bundled graph `world`, one module for each source."""

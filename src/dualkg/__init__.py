@@ -1,0 +1,76 @@
+"""Knowledge-graph completion built on duality: factorization models, their distance-based duals, and DURA.
+
+    import dualkg as kg
+
+    graph = kg.load_graph("world")
+    run = kg.train(kg.ComplEx(graph.shape, dim=100), graph, regularizer=kg.DURA(0.05, plain=0.5, mapped=1.5))
+    kg.Predictor(run.model, graph).tails("France", "capital")
+"""
+
+from __future__ import annotations
+
+from dualkg.answers import Answer, Predictor
+from dualkg.data import Graph, GraphShape, KnownAnswers, Vocabulary, load_graph
+from dualkg.errors import DataError, DivergedError, DualkgError, RequestError
+from dualkg.evaluation import Metrics, Ranks, Report, evaluate, rank
+from dualkg.models import CP, RESCAL, BilinearModel, ComplEx, DistMult, Dual, Model
+from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer
+from dualkg.training import (
+    Loss,
+    Optimizer,
+    Recipe,
+    Run,
+    Validation,
+    from_arrays,
+    load_recipe,
+    load_run,
+    resume,
+    train,
+    train_recipe,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CP",
+    "DURA",
+    "N3",
+    "RESCAL",
+    "Answer",
+    "BasicDURA",
+    "BilinearModel",
+    "ComplEx",
+    "DataError",
+    "DistMult",
+    "DivergedError",
+    "Dual",
+    "DualkgError",
+    "Frobenius",
+    "Graph",
+    "GraphShape",
+    "KnownAnswers",
+    "Loss",
+    "Metrics",
+    "Model",
+    "NoRegularizer",
+    "Optimizer",
+    "Predictor",
+    "Ranks",
+    "Recipe",
+    "RegP1",
+    "Regularizer",
+    "Report",
+    "RequestError",
+    "Run",
+    "Validation",
+    "Vocabulary",
+    "evaluate",
+    "from_arrays",
+    "load_graph",
+    "load_recipe",
+    "load_run",
+    "rank",
+    "resume",
+    "train",
+    "train_recipe",
+]

@@ -1,0 +1,143 @@
+"""Questions by name, answers by name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.known import KnownAnswers
+from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import RequestError
+from dualkg.models.base import Model
+
+Name = str | int
+Known = Literal["mark", "omit"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer: what it is, its score, and whether the graph already has it (and in which split)."""
+
+    name: str
+    label: str
+    id: int
+    score: float
+    split: str | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.split is not None
+
+    @property
+    def entity(self) -> str:
+        return self.name
+
+    @property
+    def relation(self) -> str:
+        return self.name
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "known": self.known}
+
+
+class Predictor:
+    """Answers questions about a graph with a trained model.
+
+    Entities and relations are named by name, by label, or by id as a number. Scores of one question compare
+    with each other, not with those of another question.
+    """
+
+    def __init__(self, model: Model, graph: Graph) -> None:
+        if tuple(model.shape) != tuple(graph.shape):
+            raise RequestError(f"The model was made for {model.shape}; the graph has {graph.shape}.")
+        self.model = model.eval()
+        self.graph = graph
+
+    @cached_property
+    def _known(self) -> dict[str, KnownAnswers]:
+        return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
+
+    @torch.no_grad()
+    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+        """Answer (head, relation, ?), best first."""
+        h, r = self.graph.entities.id(head), self.graph.relations.id(relation)
+        scores = self.model.ask_tails(self._ids(h), self._ids(r))[0]
+        return self._best(scores, self.graph.entities, self._splits_of(h, r), k=k, known=known)
+
+    @torch.no_grad()
+    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+        """Answer (?, relation, tail), best first."""
+        r, t = self.graph.relations.id(relation), self.graph.entities.id(tail)
+        scores = self.model.ask_heads(self._ids(r), self._ids(t))[0]
+        inverse = r + self.graph.shape.num_relations
+        return self._best(scores, self.graph.entities, self._splits_of(t, inverse), k=k, known=known)
+
+    @torch.no_grad()
+    def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+        """Answer (head, ?, tail) among the graph's own relations, best first."""
+        h, t = self.graph.entities.id(head), self.graph.entities.id(tail)
+        scores = self.model.score_relations(self._ids(h), self._ids(t))[0, : self.graph.shape.num_relations]
+        return self._best(scores, self.graph.relations, self._splits_between(h, t), k=k, known=known)
+
+    @torch.no_grad()
+    def score(self, head: Name, relation: Name, tail: Name) -> float:
+        """The score of one triple."""
+        ids = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
+        return float(self.model.score(*(self._ids(id) for id in ids)))
+
+    def judge(self, head: Name, relation: Name, tail: Name) -> Answer:
+        """One triple as an answer: its tail, with the score and the split that knows it."""
+        h, r, t = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
+        names = self.graph.entities
+        return Answer(names[t], names.label(t), t, self.score(h, r, t), self._splits_of(h, r).get(t))
+
+    @torch.no_grad()
+    def similar(self, entity: Name, *, k: int = 10) -> list[Answer]:
+        """The entities whose embeddings point the same way; the score is the cosine."""
+        id = self.graph.entities.id(entity)
+        unit = torch.nn.functional.normalize(self.model.entity_vectors(), dim=-1)
+        scores = unit @ unit[id]
+        return self._best(scores, self.graph.entities, {id: "itself"}, k=k, known="omit")
+
+    def _ids(self, id: int) -> Tensor:
+        return torch.tensor([id], device=self.model.device)
+
+    def _splits_of(self, entity: int, relation: int) -> dict[int, str]:
+        """Which split gives each known answer; the first that does."""
+        found: dict[int, str] = {}
+        for split, known in self._known.items():
+            _, answers = known(np.array([entity]), np.array([relation]))
+            for answer in answers.tolist():
+                found.setdefault(answer, split)
+        return found
+
+    def _splits_between(self, head: int, tail: int) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for split in SPLITS:
+            triples = self.graph.split(split)
+            for relation in triples[(triples[:, 0] == head) & (triples[:, 2] == tail), 1].tolist():
+                found.setdefault(relation, split)
+        return found
+
+    def _best(
+        self, scores: Tensor, names: Vocabulary, splits: dict[int, str], *, k: int, known: Known
+    ) -> list[Answer]:
+        if k < 1:
+            raise RequestError(f"At least one answer must be asked for; k is {k}.")
+        if known not in ("mark", "omit"):
+            raise RequestError(f"Known answers are marked or left out: 'mark' or 'omit'; '{known}' came.")
+        if known == "omit" and splits:
+            scores = scores.clone()
+            scores[list(splits)] = -torch.inf
+            k = min(k, len(scores) - len(splits))
+        best = scores.topk(min(k, len(scores)))
+        return [
+            Answer(names[id], names.label(id), id, score, splits.get(id))
+            for score, id in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]

@@ -1,0 +1,77 @@
+"""What `demo` does: the whole path from triples to answers, on the bundled graph."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from dualkg.answers import Answer, Predictor
+from dualkg.cli import show
+from dualkg.data import load_graph
+from dualkg.training import Run, train_recipe
+from dualkg.training.recipe import Data
+from dualkg.training.start import default_recipe
+
+QUESTIONS = (
+    ("Peru", "capital", None),
+    ("Thailand", "borders", None),
+    ("Switzerland", "official_language", None),
+    (None, "currency", "Euro"),
+    ("New Zealand", "celebrates", None),
+    ("Kyoto", "time_zone", None),
+)
+REGULARIZERS: dict[str, dict[str, object]] = {
+    "with DURA": {},
+    "without": {"regularizer.name": "none", "regularizer.weight": 0.0},
+}
+
+
+def run_demo(*, device: str | None, picture: Path | None) -> None:
+    """Train twice, compare, ask."""
+    screen = Console(highlight=False, record=picture is not None, width=96 if picture else None)
+    graph = load_graph("world")
+    counts = graph.counts
+    screen.print(f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
+                 f"{counts['train']:,} triples to learn from, {counts['test']:,} withheld to be found again\n")
+    runs: dict[str, Run] = {}
+    table = show.plain_table("ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds")
+    for name, changes in REGULARIZERS.items():
+        recipe = default_recipe(Data(graph="world"), graph, changes)
+        started = time.perf_counter()
+        with show.watching(f"ComplEx {name}") as watch:
+            runs[name] = train_recipe(recipe, graph=graph, device=device, watch=watch)
+        row = runs[name].report.metrics.row()[:4]
+        table.add_row(name, *row, f"{time.perf_counter() - started:.0f}")
+    screen.print(table)
+    screen.print()
+    _ask(screen, Predictor(runs["with DURA"].model, graph))
+    screen.print("\n[dim]Keep a run and ask your own:[/dim]  dualkg train world"
+                 "\n                             dualkg predict runs/world --head Peru --relation capital")
+    if picture:
+        screen.save_svg(str(picture), title="make demo")
+
+
+def _ask(screen: Console, predictor: Predictor) -> None:
+    screen.print("Answers by the model with DURA: [green]known[/green] from training, "
+                 "[bold cyan]withheld[/bold cyan] and found again, the rest new\n")
+    table = show.plain_table("question", "answers", left=2)
+    table.columns[1].no_wrap = False
+    for head, relation, tail in QUESTIONS:
+        if head is not None:
+            answers = predictor.tails(head, relation, k=6)
+        else:
+            assert tail is not None
+            answers = predictor.heads(relation, tail, k=6)
+        table.add_row(escape(f"{head or '?'}  {relation}  {tail or '?'}"), ", ".join(_shown(a) for a in answers))
+    screen.print(table)
+
+
+def _shown(answer: Answer) -> str:
+    if answer.split == "train":
+        return f"[green]{escape(answer.label)}[/green]"
+    if answer.known:
+        return f"[bold cyan]{escape(answer.label)}[/bold cyan]"
+    return escape(answer.label)

@@ -1,0 +1,197 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dualkg.cli import options, show
+from dualkg.errors import DualkgError
+
+app = typer.Typer(
+    name="dualkg",
+    help="Complete knowledge graphs: train a model on triples, rank it honestly, ask it for new facts.",
+    epilog="Start with: dualkg demo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run a command; a user's mistake is a sentence and an exit code, never a traceback."""
+    try:
+        app()
+    except DualkgError as error:
+        print(f"dualkg: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("dualkg: stopped.", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of a pipe went away, as `| head` does
+        sys.stderr.close()
+        sys.exit(0)
+
+
+@app.command()
+def demo(
+    threads: options.Threads = None,
+    device: options.Device = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the output as this SVG file.", hidden=True)] = None,
+) -> None:
+    """Train ComplEx with and without DURA on the bundled graph, and ask it a few questions."""
+    from dualkg.cli.demo import run_demo
+
+    options.set_threads(threads)
+    run_demo(device=device, picture=picture)
+
+
+@app.command()
+def datasets(as_json: options.Json = False) -> None:
+    """List the graphs that are known by name."""
+    rows = show.known_graphs()
+    if as_json:
+        show.print_json(rows)
+    else:
+        show.print_datasets(rows)
+
+
+@app.command()
+def train(
+    source: Annotated[str, typer.Argument(help="A recipe (.toml), a graph's name, or a folder or file of triples.")],
+    model: Annotated[str | None, typer.Option(help="CP, DistMult, ComplEx, RESCAL, or package.module:Class.")] = None,
+    regularizer: Annotated[
+        str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA or RegP1.")
+    ] = None,
+    weight: Annotated[float | None, typer.Option(help="The regularizer's weight, the paper's λ.")] = None,
+    dim: Annotated[int | None, typer.Option(help="Size of an embedding.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="How often every triple is seen.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the initial weights and the batches.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Repeat with so many seeds and report mean ± sd.")] = 1,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a choice of the recipe: training.batch_size=1000.")
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="How to split a single file.  [default: 80/10/10]")] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Columns of head, relation, tail by name or number: s,p,o or 1,3,2.")
+    ] = None,
+    labels: Annotated[str | None, typer.Option(help="A file of names and the labels people know them by.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: runs/NAME]")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Train a model and keep it, with its report, in a folder."""
+    from dualkg.cli.train import TrainRequest, run_training
+
+    options.set_threads(threads)
+    request = TrainRequest(
+        source=source,
+        short={"model.name": model, "regularizer.name": regularizer, "regularizer.weight": weight, "model.dim": dim,
+               "training.epochs": epochs, "training.seed": seed, "data.split": split, "data.labels": labels},
+        columns=columns, changes=changes or [], seeds=seeds, out=out, overwrite=overwrite, device=device,
+    )
+    run_training(request, as_json=as_json)
+
+
+@app.command()
+def resume(
+    run: options.RunPath, device: options.Device = None, threads: options.Threads = None, as_json: options.Json = False
+) -> None:
+    """Go on with a run that was interrupted or killed."""
+    from dualkg.cli.train import run_resume
+
+    run_resume(run, device=device, threads=threads, as_json=as_json)
+
+
+@app.command()
+def evaluate(
+    run: options.RunPath,
+    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    by: Annotated[str | None, typer.Option(help="Also by relation, direction or cardinality.")] = None,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Rank a split: filtered, both directions, ties at their mean."""
+    from dualkg.cli.asking import evaluate_run
+
+    options.set_threads(threads)
+    options.check_choice("--split", split, ("train", "valid", "test"))
+    if by is not None:
+        options.check_choice("--by", by, ("relation", "direction", "cardinality"))
+    report = evaluate_run(run, split=split, device=device)
+    if as_json:
+        print(report.as_json())
+    else:
+        show.print_report(report, by=by)
+
+
+@app.command()
+def predict(
+    run: options.RunPath,
+    head: Annotated[str | None, typer.Option(help="The head's name.")] = None,
+    relation: Annotated[str | None, typer.Option(help="The relation's name.")] = None,
+    tail: Annotated[str | None, typer.Option(help="The tail's name.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="How many answers.")] = 10,
+    new: Annotated[bool, typer.Option("--new", help="Leave out what the graph already has.")] = False,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Ask for the missing one of head, relation and tail; give all three for a score."""
+    from dualkg.cli.asking import ask
+
+    options.set_threads(threads)
+    question, answers = ask(run, head, relation, tail, top=top, new=new, device=device)
+    if as_json:
+        show.print_json({"question": question, "answers": [answer.as_dict() for answer in answers]})
+    else:
+        show.print_answers(question, answers)
+
+
+@app.command()
+def similar(
+    run: options.RunPath,
+    entity: Annotated[str, typer.Argument(help="The entity's name.")],
+    top: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
+    as_json: options.Json = False,
+) -> None:
+    """The entities whose embeddings are nearest."""
+    from dualkg.cli.asking import nearest
+
+    answers = nearest(run, entity, top=top)
+    if as_json:
+        show.print_json([answer.as_dict() for answer in answers])
+    else:
+        show.print_answers(f"like {entity}", answers, score="cosine", known=False)
+
+
+@app.command()
+def export(
+    run: options.RunPath,
+    out: Annotated[Path, typer.Option(help="A new folder.")],
+    format: Annotated[str, typer.Option(help="numpy, tsv or safetensors.")] = "numpy",
+) -> None:
+    """Write the embeddings for other programs."""
+    from dualkg.answers.export import export as write
+    from dualkg.training import load_run
+
+    for path in write(load_run(run), out, format=format):
+        print(path)
+
+
+@app.callback(invoke_without_command=True)
+def about(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if version:
+        from importlib import metadata
+
+        print(metadata.version("dualkg"))
+        raise typer.Exit
+
+

@@ -1,0 +1,28 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dualkg.errors import RequestError
+
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="For programs.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.  [default: a GPU where there is one]")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: all cores]")]
+
+
+def set_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise RequestError(f"{option} is one of {', '.join(choices)}; '{value}' came.")

@@ -1,0 +1,123 @@
+"""What `train` and `resume` do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dualkg.cli import options, show
+from dualkg.data import Graph
+from dualkg.data.places import stem
+from dualkg.errors import RequestError
+from dualkg.files import write_text
+from dualkg.training import Recipe, Run, RunFolder, load_recipe, resume, train_recipe, train_seeds
+from dualkg.training.recipe import parse_changes
+from dualkg.training.start import default_recipe, load_recipe_graph, spread
+
+SPREAD = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The words of a `dualkg train`."""
+
+    source: str
+    short: dict[str, Any]
+    columns: str | None
+    changes: Sequence[str]
+    seeds: int
+    out: Path | None
+    overwrite: bool
+    device: str | None
+
+
+def run_training(request: TrainRequest, *, as_json: bool) -> None:
+    recipe, graph = make_recipe(request)
+    out = request.out or Path("runs") / _run_name(request.source)
+    for sentence in graph.notes.sentences():
+        show.err.print(f"[dim]{sentence}[/dim]")
+    if request.seeds > 1:
+        _train_seeds(recipe, graph, request, out, as_json=as_json)
+        return
+    with show.watching(f"{graph.name} {recipe.model.name}") as watch:
+        run = train_recipe(
+            recipe, graph=graph, device=request.device, out=out, overwrite=request.overwrite, watch=watch
+        )
+    tell(run, as_json=as_json)
+
+
+def run_resume(path: Path, *, device: str | None, threads: int | None, as_json: bool) -> None:
+    """Go on with as many threads as before, so that the weights come out the same."""
+    folder = RunFolder(path)
+    folder.check_is_run()
+    options.set_threads(threads or folder.saved_environment.get("threads"))
+    with show.watching(path.name) as watch:
+        run = resume(path, device=device, watch=watch)
+    tell(run, as_json=as_json)
+
+
+def make_recipe(request: TrainRequest) -> tuple[Recipe, Graph]:
+    """The recipe that a request means, and the graph it names."""
+    changes = {name: value for name, value in request.short.items() if value is not None}
+    if request.columns:
+        changes["data.columns"] = _columns(request.columns)
+    changes |= parse_changes(request.changes)
+    if request.source.endswith(".toml"):
+        recipe = load_recipe(Path(request.source), changes=changes)
+        return recipe, load_recipe_graph(recipe)
+    data = {name: value for name, value in changes.items() if name.startswith("data.")}
+    asked = Recipe().with_changes({**data, "data.graph": request.source})
+    graph = load_recipe_graph(asked)
+    return default_recipe(asked.data, graph, changes), graph
+
+
+def tell(run: Run, *, as_json: bool) -> None:
+    if as_json:
+        reports = {split: report.as_dict() for split, report in run.reports.items()}
+        show.print_json({"run": str(run.folder), "reports": reports})
+        return
+    show.print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
+    show.err.print(f"\nKept in [bold]{run.folder}[/bold]. Ask it something:", soft_wrap=True)
+    head = run.graph.entities.label(int(run.graph.train[0, 0]))
+    relation = run.graph.relations.label(int(run.graph.train[0, 1]))
+    command = f"  dualkg predict {run.folder} --head {shlex.quote(head)} --relation {shlex.quote(relation)}"
+    show.err.print(command, markup=False, soft_wrap=True)
+
+
+def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path, *, as_json: bool) -> None:
+    with show.watching(f"{graph.name} {recipe.model.name}") as watch:
+        reports = train_seeds(recipe, request.seeds, out=out, device=request.device, overwrite=request.overwrite,
+                              watch=watch)
+    tests = {seed: report["test"] for seed, report in reports.items()}
+    spreads = {name: spread([report["metrics"][key] for report in tests.values()]) for name, key in SPREAD.items()}
+    summary = {"graph": graph.name, "split": "test", "seeds": list(tests),
+               **{SPREAD[name]: {"mean": mean, "sd": sd} for name, (mean, sd) in spreads.items()}}
+    write_text(out / "summary.json", json.dumps(summary, indent=1))
+    if as_json:
+        show.print_json({"run": str(out), **summary})
+    else:
+        show.print_spread({seed: _by_title(report) for seed, report in tests.items()}, spreads)
+        show.err.print(f"\nKept in [bold]{out}[/bold].")
+
+
+def _by_title(report: dict[str, Any]) -> dict[str, Any]:
+    return {"metrics": {title: report["metrics"][key] for title, key in SPREAD.items()}}
+
+
+def _columns(text: str) -> list[str | int]:
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 3:
+        raise RequestError(f"--columns names three columns, head,relation,tail; '{text}' came.")
+    return [int(part) if part.isdigit() else part for part in parts]
+
+
+def _run_name(source: str) -> str:
+    path = Path(source)
+    if path.suffix == ".toml":
+        parent = path.resolve().parent.name
+        return path.stem if parent in ("recipes", "") else f"{parent}-{path.stem}"
+    return stem(path)

@@ -1,0 +1,10 @@
+"""Data: triples from anywhere, as ids with names."""
+
+from __future__ import annotations
+
+from dualkg.data.graph import Graph, GraphShape
+from dualkg.data.known import KnownAnswers
+from dualkg.data.loading import load_graph
+from dualkg.data.vocabulary import Vocabulary
+
+__all__ = ["Graph", "GraphShape", "KnownAnswers", "Vocabulary", "load_graph"]

@@ -1,0 +1,230 @@
+"""Files to read, plain, compressed or inside an archive, with errors that name them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import io
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+
+from dualkg.errors import DataError, did_you_mean
+
+TRIPLE_SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".nt", ".ttl")
+NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog", "labels")
+BUFFER_SIZE = 1 << 20
+
+COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".bz2": bz2.open,
+    ".zst": lambda stream: pa.CompressedInputStream(stream, "zstd"),
+}
+TARS = {
+    ".tar": "", ".tar.gz": ".gz", ".tgz": ".gz", ".tar.xz": ".xz", ".txz": ".xz",
+    ".tar.bz2": ".bz2", ".tbz2": ".bz2", ".tar.zst": ".zst",
+}
+# Each library has its own word for a damaged file; RuntimeError is zipfile's for an encrypted one.
+UNREADABLE = (
+    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
+    struct.error, UnicodeDecodeError, RuntimeError, pa.ArrowException,
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that can be opened as a stream of bytes, under the name that errors show."""
+
+    name: str
+    file_name: str
+    path: Path
+    compression: str = ""
+    opener: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+
+    def open(self) -> io.BufferedReader:
+        """The decompressed bytes from their beginning."""
+        return io.BufferedReader(_Guarded(self, self.compression), BUFFER_SIZE)
+
+    def fingerprint(self) -> str:
+        """The sha256 of the bytes as they are stored; a member of an archive is hashed by itself."""
+        with io.BufferedReader(_Guarded(self, ""), BUFFER_SIZE) as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+
+    @property
+    def suffix(self) -> str:
+        """What says the format: `.tsv` for `train.tsv.gz`."""
+        return PurePosixPath(self.file_name).suffix.lower()
+
+    def stored(self) -> Any:
+        return self.opener() if self.opener else self.path.open("rb")
+
+
+class _Guarded(io.RawIOBase):
+    """A stream whose every failure, at whatever point of reading, is a sentence about its source."""
+
+    def __init__(self, source: Source, compression: str) -> None:
+        self._source = source
+        self._open: list[Any] = []
+        try:
+            self._open.append(source.stored())
+            if compression:
+                self._open.append(COMPRESSIONS[compression](self._open[0]))
+        except UNREADABLE as error:
+            self.close()
+            raise unreadable(error, source.path, source.name) from error
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._open[-1].seekable())
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return int(self._open[-1].seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._open[-1].tell())
+
+    def readinto(self, buffer: Any, /) -> int:
+        try:
+            return int(self._open[-1].readinto(buffer))
+        except UNREADABLE as error:
+            raise unreadable(error, self._source.path, self._source.name) from error
+
+    def close(self) -> None:
+        for stream in reversed(self._open):
+            # Closing a broken compressed stream may complain again; the first sentence is the useful one.
+            with suppress(*UNREADABLE):
+                stream.close()
+        super().close()
+
+
+def unreadable(error: Exception, path: Path, name: str) -> DataError:
+    """The sentence for a file that cannot be opened or breaks off."""
+    if isinstance(error, FileNotFoundError):
+        return _missing(path)
+    if isinstance(error, IsADirectoryError):
+        return DataError(f"{name} is a folder where a file of triples was expected. Name a file inside it.")
+    if isinstance(error, PermissionError):
+        return DataError(f"{name} exists but may not be read. Change its permissions, or copy it.")
+    if isinstance(error, RuntimeError) and "password" in str(error):
+        return DataError(f"{name} is encrypted, and only plain archives are read. Extract it first.")
+    detail = str(error).rstrip(".") or type(error).__name__
+    return DataError(
+        f"{name} is damaged, cut short, or not the kind of file its name says ({detail}). "
+        "Fetch it or make it again."
+    )
+
+
+def _missing(path: Path) -> DataError:
+    folder = path.parent
+    if not folder.is_dir():
+        return DataError(f"There is no file {path}: the folder {folder} does not exist.")
+    with suppress(OSError):
+        near = did_you_mean(path.name, [entry.name for entry in folder.iterdir()])
+        return DataError(f"There is no file {path}.{near}")
+    return DataError(f"There is no file {path}.")
+
+
+def find_sources(path: str | Path) -> list[Source]:
+    """The one source a file is, or one for each file inside a .zip or .tar archive."""
+    path = Path(path)
+    lowered = path.name.lower()
+    if lowered.endswith(".zip"):
+        return _members(path, _zip_members)
+    if any(lowered.endswith(suffix) for suffix in TARS):
+        return _members(path, _tar_members)
+    file_name, compression = _uncompressed(path.name)
+    source = Source(str(path), file_name, path, compression)
+    source.open().close()
+    return [source]
+
+
+def one_source(path: str | Path) -> Source:
+    """The one file of triples that a file or an archive is."""
+    sources = find_sources(path)
+    if len(sources) == 1:
+        return sources[0]
+    found = [source for source in sources if holds_triples(source)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(source.file_name for source in (found or sources)[:5]) or "none"
+    raise DataError(
+        f"One file of triples was expected in {path}, and it holds {len(found)}. Its files: {names}. "
+        "Make an archive of one, or extract the one you mean."
+    )
+
+
+def holds_triples(source: Source) -> bool:
+    """Whether a file's name says that it holds triples, and not their labels or a licence."""
+    stem = PurePosixPath(source.file_name).stem.lower()
+    return source.suffix in TRIPLE_SUFFIXES and stem not in NOT_TRIPLES
+
+
+def _uncompressed(file_name: str) -> tuple[str, str]:
+    suffix = PurePosixPath(file_name).suffix
+    if suffix.lower() in COMPRESSIONS:
+        return file_name.removesuffix(suffix), suffix.lower()
+    return file_name, ""
+
+
+def _members(path: Path, listed: Callable[[Path], dict[str, Callable[[], Any]]]) -> list[Source]:
+    try:
+        members = listed(path)
+    except UNREADABLE as error:
+        raise unreadable(error, path, str(path)) from error
+    return [_member(path, name, opener) for name, opener in members.items() if not _is_litter(name)]
+
+
+def _member(path: Path, name: str, opener: Callable[[], Any]) -> Source:
+    # A member's path is only ever shown; whoever wrote the archive may have put anything there.
+    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
+    file_name, compression = _uncompressed(PurePosixPath(shown.replace("\\", "/")).name)
+    return Source(f"{path}:{shown}", file_name, path, compression, opener)
+
+
+def _is_litter(name: str) -> bool:
+    """Whether a member is what an operating system left behind, such as `__MACOSX/._train.txt`."""
+    return PurePosixPath(name).name.startswith(".")
+
+
+def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
+    def opener(member: zipfile.ZipInfo) -> Callable[[], Any]:
+        def open_member() -> Any:
+            with zipfile.ZipFile(path) as archive:
+                return archive.open(member)
+        return open_member
+
+    with zipfile.ZipFile(path) as archive:
+        return {member.filename: opener(member) for member in archive.infolist() if not member.is_dir()}
+
+
+def _tar_members(path: Path) -> dict[str, Callable[[], Any]]:
+    compression = next(kind for suffix, kind in TARS.items() if path.name.lower().endswith(suffix))
+    with Source(str(path), path.name, path, compression).open() as stream:
+        content = stream.read()
+    members: dict[str, Callable[[], Any]] = {}
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for member in archive:
+            end = member.offset_data + member.size
+            if member.isreg() and not member.issparse():
+                members[member.name] = _in_memory(memoryview(content)[member.offset_data:end])
+        # tarfile takes a broken header for the end; after a true end there are only zeros.
+        if content[archive.offset:].strip(b"\0"):
+            raise tarfile.ReadError("a broken header inside the archive")
+    return members
+
+
+def _in_memory(content: memoryview) -> Callable[[], Any]:
+    return lambda: pa.BufferReader(content)

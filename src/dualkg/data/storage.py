@@ -1,0 +1,66 @@
+"""A graph as a folder of Parquet files: how the cache and the run folders keep one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dualkg.data.graph import SPLITS, Graph, Notes
+from dualkg.data.vocabulary import Vocabulary
+from dualkg.files import replacing_folder
+
+COLUMNS = ("head", "relation", "tail")
+FORMAT = 1  # raised when a folder written before cannot be read any more
+
+
+def save_graph(graph: Graph, folder: Path) -> None:
+    """Write a graph; the folder appears whole or not at all."""
+    with replacing_folder(folder) as fresh:
+        for vocabulary, name in ((graph.entities, "entities"), (graph.relations, "relations")):
+            columns = {"name": vocabulary.names}
+            if vocabulary.labels is not None:
+                columns["label"] = vocabulary.labels
+            pq.write_table(pa.table(columns), fresh / f"{name}.parquet", compression="zstd", use_dictionary=False)
+        for split in SPLITS:
+            columns = {name: pa.array(graph.split(split)[:, i]) for i, name in enumerate(COLUMNS)}
+            pq.write_table(pa.table(columns), fresh / f"{split}.parquet", compression="zstd")
+        about = {"format": FORMAT, "name": graph.name, "source": graph.source, "fingerprint": graph.fingerprint,
+                 "catalogued": graph.catalogued, "notes": asdict(graph.notes)}
+        (fresh / "graph.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def load_saved_graph(folder: Path) -> Graph:
+    """Read a graph that `save_graph` wrote."""
+    about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+    if about["format"] != FORMAT:
+        raise ValueError(f"{folder} has format {about['format']}; this version reads {FORMAT}")
+    notes = Notes(about["notes"]["duplicates"], about["notes"]["overlaps"], tuple(about["notes"]["remarks"]))
+    return Graph(
+        name=about["name"],
+        entities=_vocabulary(folder / "entities.parquet", "entity"),
+        relations=_vocabulary(folder / "relations.parquet", "relation"),
+        **{split: _triples(folder / f"{split}.parquet") for split in SPLITS},
+        source=about["source"],
+        fingerprint=about["fingerprint"],
+        catalogued=about["catalogued"],
+        notes=notes,
+    )
+
+
+def _vocabulary(path: Path, kind: str) -> Vocabulary:
+    table = pq.read_table(path, memory_map=True)
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    return Vocabulary(columns["name"], columns.get("label"), kind=kind)
+
+
+def _triples(path: Path) -> np.ndarray:
+    table = pq.read_table(path)
+    triples = np.empty((table.num_rows, 3), dtype=np.int32)
+    for i, name in enumerate(COLUMNS):
+        triples[:, i] = table[name].to_numpy()
+    return triples

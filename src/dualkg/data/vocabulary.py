@@ -1,0 +1,120 @@
+"""Names of entities or relations, and the ids that stand for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dualkg.errors import RequestError, did_you_mean
+
+MANY_NAMES = 200_000
+
+
+class Vocabulary:
+    """The names of one kind of thing, in the order of their ids, with optional labels for people.
+
+    Names are held as one Arrow array, so that millions of them cost little more than their text.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str] | pa.Array,
+        labels: Mapping[str, str] | pa.Array | None = None,
+        *,
+        kind: str = "entity",
+    ) -> None:
+        self.kind = kind
+        self.names: pa.Array = names if isinstance(names, pa.Array) else pa.array(names, pa.string())
+        if isinstance(labels, Mapping):
+            found = [labels.get(name) for name in self.names.to_pylist()]
+            labels = pa.array(found, pa.string()) if any(found) else None
+        self.labels: pa.Array | None = labels
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, id: int) -> str:
+        return str(self.names[id].as_py())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.names.equals(other.names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self):,} names of kind {self.kind!r})"
+
+    def label(self, id: int) -> str:
+        """What a person calls it: its label, or its name where it has none."""
+        found = self.labels[id].as_py() if self.labels is not None else None
+        return found or self[id]
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {name: id for id, name in enumerate(self.names.to_pylist())}
+
+    @cached_property
+    def _ids_of_label(self) -> dict[str, list[int]]:
+        ids: dict[str, list[int]] = {}
+        for id, label in enumerate(self.labels.to_pylist() if self.labels is not None else []):
+            if label:
+                ids.setdefault(label, []).append(id)
+        return ids
+
+    @cached_property
+    def _ids_of_folded(self) -> dict[str, list[int]]:
+        ids: dict[str, list[int]] = {}
+        for id, name in enumerate(self.names.to_pylist()):
+            ids.setdefault(name.casefold(), []).append(id)
+        for label, found in self._ids_of_label.items():
+            ids.setdefault(label.casefold(), []).extend(found)
+        return ids
+
+    def id(self, name: str | int) -> int:
+        """The id of a name, a label, or an id given as a number; a name goes before a label."""
+        if not isinstance(name, str):
+            return self._checked(int(name))
+        if (id := self._ids.get(name)) is not None:
+            return id
+        ids = self._ids_of_label.get(name) or sorted(set(self._ids_of_folded.get(name.casefold(), [])))
+        if len(ids) == 1:
+            return ids[0]
+        if ids:
+            options = ", ".join(f"'{self[id]}'" for id in ids[:5])
+            raise RequestError(
+                f"'{name}' stands for {len(ids)} {self._plural}: {options}. Ask by one of these names."
+            )
+        known = f"among the {len(self):,} known" if len(self) else "because none is known"
+        raise RequestError(f"No {self.kind} is named '{name}' {known}.{self._suggestion(name)}")
+
+    def ids(self, names: Sequence[str]) -> list[int]:
+        return [self.id(name) for name in names]
+
+    @property
+    def _plural(self) -> str:
+        return "entities" if self.kind == "entity" else f"{self.kind}s"
+
+    def _checked(self, id: int) -> int:
+        if not 0 <= id < len(self):
+            raise RequestError(f"There is no {self.kind} {id:,}: ids go from 0 to {len(self) - 1:,}.")
+        return id
+
+    def _suggestion(self, name: str) -> str:
+        candidates = list(self._ids_of_label) + self._alike(name)
+        return did_you_mean(name, candidates)
+
+    def _alike(self, name: str) -> list[str]:
+        """All names, or where they are very many those of about the same length and first letter."""
+        names = self.names
+        if len(names) > MANY_NAMES:
+            lengths = pc.utf8_length(names)
+            near = pc.and_(
+                pc.less_equal(pc.abs(pc.subtract(lengths, len(name))), 2),
+                pc.equal(pc.utf8_lower(pc.utf8_slice_codeunits(names, 0, 1)), name[:1].lower()),
+            )
+            names = names.filter(near)
+        found: list[str] = names.to_pylist()
+        return found

@@ -1,0 +1,9 @@
+"""Evaluation: ranks, metrics and reports. Training, the command and the tests all come through here."""
+
+from __future__ import annotations
+
+from dualkg.evaluation.metrics import Metrics
+from dualkg.evaluation.ranking import Ranks, rank
+from dualkg.evaluation.report import Report, evaluate, load_ranks, report_on, save_ranks
+
+__all__ = ["Metrics", "Ranks", "Report", "evaluate", "load_ranks", "rank", "report_on", "save_ranks"]

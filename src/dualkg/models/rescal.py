@@ -1,0 +1,53 @@
+"""RESCAL."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dualkg.data.graph import GraphShape
+from dualkg.models.base import BilinearModel, InitScale, rows
+
+
+class RESCAL(BilinearModel):
+    """A relation is a full matrix (Nickel et al., 2011).
+
+    A batch is taken relation by relation, so that a matrix is fetched once for all its triples.
+    """
+
+    def __init__(
+        self, shape: GraphShape, *, dim: int, reciprocal: bool = True, init_scale: InitScale = "xavier",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
+        self.entities = self.table(self.shape.num_entities, dim)
+        self.relations = self.table(self.num_relation_ids, dim * dim)
+
+    @property
+    def head_table(self) -> Tensor:
+        return self.entities
+
+    @property
+    def tail_table(self) -> Tensor:
+        return self.entities
+
+    @property
+    def relation_table(self) -> Tensor:
+        return self.relations
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return self._grouped(head, relations, transposed=False)
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        return self._grouped(tail, relations, transposed=True)
+
+    def _grouped(self, vectors: Tensor, relations: Tensor, *, transposed: bool) -> Tensor:
+        order = torch.argsort(relations, stable=True)
+        distinct, counts = torch.unique_consecutive(relations[order], return_counts=True)
+        matrices = rows(self.relations, distinct).view(-1, self.dim, self.dim)
+        groups = torch.split(rows(vectors, order), counts.tolist())
+        mapped = [
+            group @ (matrix.T if transposed else matrix)
+            for group, matrix in zip(groups, matrices.unbind(), strict=True)
+        ]
+        return rows(torch.cat(mapped), torch.argsort(order)) if mapped else vectors

@@ -1,0 +1,245 @@
+"""The training loop: epochs, validation, checkpoints, and an end."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualkg.data.graph import Graph
+from dualkg.data.known import KnownAnswers, with_reciprocals
+from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.evaluation import evaluate
+from dualkg.losses import CrossEntropy, frequency_weights
+from dualkg.models.base import Model
+from dualkg.regularizers import Regularizer
+from dualkg.training import checkpoint
+from dualkg.training.checkpoint import Progress
+from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from dualkg.training.recipe import Recipe
+from dualkg.training.step import PlainStep
+
+STEPS_BETWEEN_LOOKS = 50  # on a GPU, reading the loss makes the host wait
+
+
+class InterruptedRunError(DualkgError):
+    """Training was stopped by its user; what was done is saved."""
+
+    exit_code = 130
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a progress display needs to know."""
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    loss: float
+    mrr: float | None
+
+
+class Trainer:
+    """Trains a model by a recipe, from the start or from a checkpoint.
+
+    Batches depend on seed and epoch alone, so a checkpoint need hold no random state, and a run that was
+    killed ends with the same weights as one that was not.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        graph: Graph,
+        recipe: Recipe,
+        regularizer: Regularizer,
+        *,
+        checkpoint_path: Path | None = None,
+        watch: Callable[[Moment], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.graph = graph
+        self.recipe = recipe
+        self.checkpoint_path = checkpoint_path
+        self.watch = watch or (lambda moment: None)
+        self.optimizer = build_optimizer(recipe.optimizer, model.parameters())
+        self.step = PlainStep(model, self._loss(), regularizer, self.optimizer)
+        self.examples = self._examples()
+        self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
+        self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
+        self._saved_at = time.monotonic()
+        self._stop_asked = False
+
+    # -- what is trained on -------------------------------------------------------------------------------
+
+    def _loss(self) -> CrossEntropy:
+        choice = self.recipe.loss
+        weights = None
+        if choice.frequency_weight:
+            weights = frequency_weights(self.graph.train, self.graph.shape.num_entities, choice.frequency_weight)
+            weights = weights.to(self.model.device, next(self.model.parameters()).dtype)
+        return CrossEntropy(entity_weights=weights, relation_weight=choice.relation_weight)
+
+    def _examples(self) -> Tensor:
+        triples = self.graph.train
+        if not len(triples):
+            raise RequestError(f"{self.graph.name} has no training triples.")
+        if self.model.reciprocal:
+            triples = with_reciprocals(triples, self.graph.shape.num_relations)
+        return torch.from_numpy(triples.astype(np.int64)).to(self.model.device)
+
+    def batches(self, epoch: int) -> Iterator[Tensor]:
+        """The batches of one epoch, a new order each time."""
+        random = torch.Generator().manual_seed(self.recipe.training.seed * 1_000_003 + epoch)
+        order = torch.randperm(len(self.examples), generator=random).to(self.examples.device)
+        for chosen in torch.split(order, self.recipe.training.batch_size):
+            yield self.examples[chosen]
+
+    # -- the loop -----------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Train to the end. The model then holds the weights to keep."""
+        with self._stopping_gently():
+            while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
+                self._run_epoch()
+        if self.recipe.validation.keep == "best" and self.best:
+            self.model.load_state_dict(self.best)
+
+    def _run_epoch(self) -> None:
+        progress, epochs = self.progress, self.recipe.training.epochs
+        started = time.perf_counter()
+        loss_sum = torch.tensor(progress.loss_sum, dtype=torch.float64, device=self.model.device)
+        look_every = STEPS_BETWEEN_LOOKS if self.model.device.type == "cuda" else 1
+        for number, batch in enumerate(self.batches(progress.epoch)):
+            if number < progress.step:
+                continue
+            done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
+            loss_sum += self.step(batch, learning_rate(self.recipe.optimizer, done)).double()
+            progress.step = number + 1
+            if progress.step % look_every == 0 or progress.step == self.num_steps:
+                progress.loss_sum = self._look(float(loss_sum))
+                if self._checkpoint_due():
+                    progress.seconds += time.perf_counter() - started
+                    started = time.perf_counter()
+                    self._pause()
+        progress.seconds += time.perf_counter() - started
+        self._end_epoch()
+
+    def _look(self, loss_sum: float) -> float:
+        """Refuse to go on from a loss that is no number; otherwise tell the watcher."""
+        progress = self.progress
+        if not math.isfinite(loss_sum):
+            raise DivergedError(self._divergence(f"the loss is {loss_sum}"))
+        mrr = progress.best_mrr if progress.best_mrr >= 0 else None
+        self.watch(Moment(progress.epoch + 1, self.recipe.training.epochs, progress.step, self.num_steps,
+                          loss_sum / progress.step, mrr))
+        return loss_sum
+
+    def _divergence(self, what: str) -> str:
+        kept = ""
+        if self.checkpoint_path and self.checkpoint_path.exists():
+            kept = f" The last good state is kept in {self.checkpoint_path}."
+        return (
+            f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: {what}. "
+            f"Lower the learning rate (now {self.recipe.optimizer.learning_rate:g}), for instance with "
+            f"--set optimizer.learning_rate={self.recipe.optimizer.learning_rate / 10:g}, or use a smaller "
+            f"init_scale.{kept}"
+        )
+
+    def _end_epoch(self) -> None:
+        progress, choice = self.progress, self.recipe.validation
+        entry: dict[str, float] = {
+            "epoch": progress.epoch + 1,
+            "loss": progress.loss_sum / self.num_steps,
+            "seconds": round(progress.seconds, 4),
+        }
+        progress.epoch, progress.step, progress.loss_sum, progress.seconds = progress.epoch + 1, 0, 0.0, 0.0
+        if choice.every and (progress.epoch % choice.every == 0 or progress.epoch == self.recipe.training.epochs):
+            entry["valid_mrr"] = self._validate()
+        progress.history.append(entry)
+        if self._checkpoint_due():
+            self._pause()
+
+    def _validate(self) -> float:
+        progress, choice = self.progress, self.recipe.validation
+        mrr = evaluate(self.model, self.graph, split="valid", known=self._known()).mrr
+        if mrr > progress.best_mrr:
+            progress.best_mrr, progress.best_epoch, progress.since_best = mrr, progress.epoch, 0
+            if choice.keep == "best":
+                self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        else:
+            progress.since_best += 1
+            progress.stopped = bool(choice.patience) and progress.since_best >= choice.patience
+        return mrr
+
+    def _known(self) -> KnownAnswers:
+        if not hasattr(self, "_known_answers"):
+            self._known_answers = KnownAnswers.of(self.graph)
+        return self._known_answers
+
+    # -- checkpoints --------------------------------------------------------------------------------------
+
+    def _checkpoint_due(self) -> bool:
+        if self._stop_asked:
+            return True
+        waited = time.monotonic() - self._saved_at
+        return self.checkpoint_path is not None and waited >= self.recipe.training.checkpoint_seconds
+
+    def _pause(self) -> None:
+        """Save; and leave, if that was asked for."""
+        if self.checkpoint_path:
+            self.save(self.checkpoint_path)
+        if self._stop_asked:
+            where = f" Go on with: dualkg resume {self.checkpoint_path.parent}" if self.checkpoint_path else ""
+            raise InterruptedRunError(
+                f"Stopped in epoch {self.progress.epoch + 1} of {self.recipe.training.epochs}, all work saved.{where}"
+                if self.checkpoint_path else f"Stopped in epoch {self.progress.epoch + 1}."
+            )
+
+    def save(self, path: Path) -> None:
+        """Write all that is needed to go on."""
+        groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
+        if self.best:
+            groups["best"] = self.best
+        try:
+            checkpoint.save_tensors(groups, path, about=checkpoint.about_progress(self.progress))
+        except DivergedError:
+            raise DivergedError(self._divergence("the weights hold NaN or infinity")) from None
+        self._saved_at = time.monotonic()
+
+    def restore(self, path: Path) -> None:
+        """Go back to where a checkpoint was written."""
+        groups, about = checkpoint.load_tensors(path)
+        self.model.load_state_dict(groups["model"])
+        restore_optimizer(self.optimizer, groups.get("optimizer", {}))
+        self.best = {name: value.to(self.model.device) for name, value in groups.get("best", {}).items()}
+        self.progress = checkpoint.progress_from(about)
+
+    @contextmanager
+    def _stopping_gently(self) -> Iterator[None]:
+        """Turn the first Ctrl-C or TERM into a stop after the current step; a second one is not waited for."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def ask(number: int, frame: object) -> None:
+            if self._stop_asked:
+                raise KeyboardInterrupt
+            self._stop_asked = True
+
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

@@ -1,0 +1,46 @@
+"""Optimizers and the course of their learning rate."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from dualkg.training.recipe import Optimizer
+
+OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
+    "Adagrad": torch.optim.Adagrad,
+    "Adam": torch.optim.Adam,
+    "SGD": torch.optim.SGD,
+}
+
+
+def build_optimizer(choice: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return OPTIMIZERS[choice.name](parameters, lr=choice.learning_rate)  # type: ignore[call-arg]
+
+
+def learning_rate(choice: Optimizer, progress: float) -> float:
+    """The learning rate when the share `progress` of all steps is done."""
+    if choice.schedule == "constant" or progress <= choice.decay_from:
+        return choice.learning_rate
+    fallen = (progress - choice.decay_from) / (1 - choice.decay_from)
+    if choice.schedule == "linear":
+        return choice.learning_rate * (1 - fallen)
+    return choice.learning_rate * (1 + math.cos(math.pi * fallen)) / 2
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's memory as named tensors, for a checkpoint."""
+    states = optimizer.state_dict()["state"]
+    return {f"{index}.{key}": torch.as_tensor(value) for index, state in states.items() for key, value in state.items()
+            if value is not None}
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    states: dict[int, dict[str, Tensor]] = {}
+    for name, value in tensors.items():
+        index, key = name.split(".", 1)
+        states.setdefault(int(index), {})[key] = value
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,0 +1,180 @@
+"""A recipe: every choice of a run, as validated TOML."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dualkg.errors import RequestError, did_you_mean
+
+
+class Section(BaseModel):
+    """A table of a recipe: unknown keys are refused, and nothing changes once it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(Section):
+    """Which graph: a name of the catalogue, `world`, or a path; the rest is for one's own files."""
+
+    graph: str = "world"
+    columns: tuple[str | int, str | int, str | int] | None = None
+    split: str = "80/10/10"
+    split_seed: int = 0
+    labels: str | None = None
+
+
+class ModelChoice(Section):
+    """A model of dualkg by its name, or one's own as `package.module:Class`; `options` go to that class."""
+
+    name: str = "ComplEx"
+    dim: int = Field(200, ge=1)
+    reciprocal: bool = True
+    init_scale: float | Literal["xavier"] | None = None
+    dual: Literal["none", "tail", "head"] = "none"
+    options: dict[str, Any] = {}
+
+
+class RegularizerChoice(Section):
+    """`weight` is the paper's λ; `plain` and `mapped` are DURA's λ1 and λ2."""
+
+    name: str = "none"
+    weight: float = Field(0.0, ge=0)
+    plain: float | None = Field(None, ge=0)
+    mapped: float | None = Field(None, ge=0)
+
+
+class Loss(Section):
+    """Cross entropy; `frequency_weight` is w0 of Appendix D.1, `relation_weight` adds relation prediction."""
+
+    frequency_weight: float = Field(0.0, ge=0, le=1)
+    relation_weight: float = Field(0.0, ge=0)
+
+
+class Optimizer(Section):
+    """The learning rate falls to zero, linearly or as a cosine, from the share `decay_from` of training on."""
+
+    name: Literal["Adagrad", "Adam", "SGD"] = "Adagrad"
+    learning_rate: float = Field(0.1, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    decay_from: float = Field(0.0, ge=0, lt=1)
+
+
+class Validation(Section):
+    """Rank the validation split every so many epochs; stop after `patience` without a better MRR; 0 is never."""
+
+    every: int = Field(0, ge=0)
+    patience: int = Field(0, ge=0)
+    keep: Literal["last", "best"] = "last"
+
+
+class Training(Section):
+    """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing."""
+
+    epochs: int = Field(50, ge=1)
+    batch_size: int = Field(500, ge=1)
+    seed: int = Field(0, ge=0, lt=2**32)
+    checkpoint_seconds: float = Field(60.0, ge=0)
+
+
+class Recipe(Section):
+    """Every choice of a run."""
+
+    data: Data = Data()
+    model: ModelChoice = ModelChoice()
+    regularizer: RegularizerChoice = RegularizerChoice()
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    training: Training = Training()
+    validation: Validation = Validation()
+
+    def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
+        """Another recipe with some choices changed, named as `training.epochs`."""
+        tables = self.model_dump(exclude_none=True)
+        for name, value in changes.items():
+            put(tables, name, value)
+        return recipe_from(tables, source="the changed recipe")
+
+    def as_toml(self) -> str:
+        """The recipe as it is read again; choices left to the model or the regularizer are left out."""
+        parts = []
+        for name, section in self.model_dump(exclude_none=True).items():
+            lines = [f"{key} = {_toml(value)}" for key, value in section.items() if value != {}]
+            parts.append("\n".join([f"[{name}]", *lines]))
+        return "\n\n".join(parts) + "\n"
+
+
+def load_recipe(path: Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Read and validate a recipe, with some choices changed."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"{path} is not TOML: {error}.") from None
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}.") from None
+    for name, value in (changes or {}).items():
+        put(tables, name, value)
+    return recipe_from(tables, source=str(path))
+
+
+def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
+    """Validate tables as a recipe; the first thing wrong is told in a sentence."""
+    try:
+        return Recipe.model_validate(tables)
+    except ValidationError as error:
+        raise RequestError(f"{source}: {_sentence(error)}") from None
+
+
+def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
+    """`training.epochs=5` → {"training.epochs": 5}; values are TOML, or text where they are not."""
+    changes: dict[str, Any] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if not equals or "." not in name:
+            raise RequestError(f"A change is written section.key=value, as in training.epochs=5; '{setting}' came.")
+        try:
+            changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            changes[name.strip()] = text
+    return changes
+
+
+def put(tables: dict[str, Any], name: str, value: Any) -> None:
+    """Set `section.key`, or `model.options.key`, in nested tables."""
+    *path, key = name.split(".")
+    for part in path:
+        tables = tables.setdefault(part, {})
+        if not isinstance(tables, dict):
+            raise RequestError(f"{name} cannot be set: {part} is not a table of the recipe.")
+    tables[key] = value
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = [str(part) for part in first["loc"]]
+    name = ".".join(where)
+    if first["type"] == "extra_forbidden":
+        section = Recipe.model_fields[where[0]].annotation if len(where) > 1 else Recipe
+        known = list(getattr(section, "model_fields", ()))
+        kind = f"a choice of [{where[0]}]" if len(where) > 1 else "a table of a recipe"
+        near = did_you_mean(where[-1], known) or f" There are: {', '.join(known)}."
+        return f"{name} is not {kind}.{near}"
+    came = json.dumps(first["input"], ensure_ascii=False, default=str)
+    rule = first["msg"].removeprefix("Input should be ")
+    return f"{name} should be {rule}; {came} came."
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, float):
+        return repr(value)
+    # JSON's strings are TOML's, but for the delete character, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

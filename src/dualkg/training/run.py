@@ -1,0 +1,159 @@
+"""A run: a recipe, what came of it, and the folder that keeps both.
+
+    recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
+    weights.safetensors  history.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dualkg.data.graph import Graph
+from dualkg.data.storage import load_saved_graph, save_graph
+from dualkg.errors import RequestError
+from dualkg.evaluation import Report, save_ranks
+from dualkg.files import replacing_folder, write_text
+from dualkg.models.base import Model
+from dualkg.training.checkpoint import load_tensors, save_tensors
+from dualkg.training.choices import build_model
+from dualkg.training.environment import environment
+from dualkg.training.recipe import Recipe, load_recipe
+
+
+@dataclass
+class Run:
+    """A trained model with the graph and the recipe it was trained by."""
+
+    model: Model
+    graph: Graph
+    recipe: Recipe
+    history: list[dict[str, Any]] = field(default_factory=list)
+    reports: dict[str, Report] = field(default_factory=dict)
+    folder: Path | None = None
+
+    @property
+    def report(self) -> Report:
+        """The report on the test split, made when training ended."""
+        return self.reports["test"]
+
+    def save(self, path: str | Path) -> Path:
+        """Keep a run that was made without a folder, such as one of imported embeddings."""
+        folder = RunFolder(path)
+        folder.check_free()
+        folder.begin(self.recipe, self.graph, environment(self.model.device, fingerprint=self.graph.fingerprint))
+        folder.finish(self)
+        self.folder = folder.path
+        return folder.path
+
+
+class RunFolder:
+    """The files of a run, by name."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.recipe = self.path / "recipe.toml"
+        self.environment = self.path / "environment.json"
+        self.graph = self.path / "graph"
+        self.checkpoint = self.path / "checkpoint.safetensors"
+        self.weights = self.path / "weights.safetensors"
+        self.history = self.path / "history.json"
+        self.report = self.path / "report.json"
+
+    def ranks(self, split: str) -> Path:
+        return self.path / f"ranks-{split}.parquet"
+
+    @property
+    def finished(self) -> bool:
+        return self.report.exists()
+
+    def check_free(self, *, overwrite: bool = False) -> None:
+        """Refuse a folder that holds a run or anything else, unless it is a run that may be overwritten."""
+        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+            return
+        if not self.recipe.exists():
+            raise RequestError(f"{self.path} exists and is not a run. Name another folder with --out.")
+        if overwrite:
+            shutil.rmtree(self.path)
+        elif self.finished:
+            raise RequestError(f"{self.path} holds a finished run. Use --overwrite, or another folder with --out.")
+        else:
+            raise RequestError(
+                f"{self.path} holds a run that was not finished. Go on with: dualkg resume {self.path}, "
+                f"or begin anew with --overwrite."
+            )
+
+    def begin(self, recipe: Recipe, graph: Graph, environment: dict[str, object]) -> None:
+        """Everything that resuming needs, all at once: a folder that can be seen can be resumed."""
+        with replacing_folder(self.path) as path:
+            fresh = RunFolder(path)
+            save_graph(graph, fresh.graph)
+            write_text(fresh.environment, json.dumps(environment, indent=1))
+            write_text(fresh.recipe, recipe.as_toml())
+
+    def finish(self, run: Run) -> None:
+        """The results, the report last; then the checkpoint is of no more use."""
+        save_tensors({"model": run.model.state_dict()}, self.weights, about={})
+        write_text(self.history, json.dumps(run.history, indent=1))
+        for split, report in run.reports.items():
+            save_ranks(report.ranks, self.ranks(split))
+        reports = {split: report.as_dict() for split, report in run.reports.items()}
+        write_text(self.report, json.dumps(reports, indent=1, ensure_ascii=False))
+        self.checkpoint.unlink(missing_ok=True)
+
+    def check_is_run(self) -> None:
+        if self.path.is_file():
+            raise RequestError(f"{self.path} is a file; the folder of a run was expected.")
+        if not self.recipe.exists():
+            what = "does not exist" if not self.path.exists() else "holds no run (there is no recipe.toml)"
+            raise RequestError(f"{self.path} {what}.{_runs_nearby(self.path)}")
+
+    def saved_reports(self) -> dict[str, Any]:
+        """The reports of a finished run by split, as they were written."""
+        found: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
+        return found
+
+    def load_graph(self) -> Graph:
+        try:
+            return load_saved_graph(self.graph)
+        except (OSError, ValueError, KeyError) as error:
+            raise RequestError(f"The graph of the run {self.path} cannot be read: {error}.") from None
+
+    @cached_property
+    def saved_environment(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.environment.read_text()) if self.environment.exists() else {}
+        return found
+
+
+def load_run(path: str | Path) -> Run:
+    """Load a finished run, ready to be asked."""
+    folder = RunFolder(path)
+    folder.check_is_run()
+    if not folder.weights.exists():
+        raise RequestError(f"The run {folder.path} is not finished. Go on with: dualkg resume {folder.path}")
+    recipe, graph = load_recipe(folder.recipe), folder.load_graph()
+    model = build_model(recipe.model, graph.shape, seed=recipe.training.seed)
+    groups, _ = load_tensors(folder.weights)
+    load_weights(model, groups.get("model", {}), source=folder.weights)
+    history = json.loads(folder.history.read_text()) if folder.history.exists() else []
+    return Run(model.eval(), graph, recipe, history, folder=folder.path)
+
+
+def load_weights(model: Model, tensors: dict[str, Any], *, source: Path) -> None:
+    """Fill a model; weights that are not this model's are refused in a sentence."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in tensors.items()}
+    if expected != found:
+        raise RequestError(f"{source} does not fit the recipe: tables {expected} were expected, {found} came.")
+    model.load_state_dict(tensors)
+
+
+def _runs_nearby(path: Path) -> str:
+    parent = path.parent if path.parent.is_dir() else Path()
+    names = sorted(str(found.parent) for found in [*parent.glob("*/recipe.toml"), *Path().glob("runs/*/recipe.toml")])
+    names = list(dict.fromkeys(names))
+    return f" Runs nearby: {', '.join(names[:5])}." if names else " Make one with: dualkg train"

@@ -1,0 +1,199 @@
+"""Where training starts: from objects, from a recipe, from a checkpoint, or several times over."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.known import KnownAnswers
+from dualkg.data.loading import load_graph
+from dualkg.errors import RequestError
+from dualkg.evaluation import Report, evaluate
+from dualkg.models.base import Model
+from dualkg.regularizers import NoRegularizer, Regularizer
+from dualkg.training.choices import build_model, build_regularizer, describe_model, describe_regularizer
+from dualkg.training.environment import environment
+from dualkg.training.loop import Moment, Trainer
+from dualkg.training.recipe import (
+    Data,
+    Loss,
+    ModelChoice,
+    Optimizer,
+    Recipe,
+    RegularizerChoice,
+    Training,
+    Validation,
+    load_recipe,
+)
+from dualkg.training.run import Run, RunFolder
+
+Watch = Callable[[Moment], None]
+
+
+def default_batch_size(graph: Graph) -> int:
+    """Small graphs want many small steps, large ones full matrix products."""
+    return 100 if len(graph.train) < 20_000 else 500 if len(graph.train) < 200_000 else 1000
+
+
+def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """What is trained where no recipe is given: ComplEx with DURA, chosen on several graphs' validation splits."""
+    base = Recipe(
+        data=data,
+        model=ModelChoice(name="ComplEx", dim=100),
+        regularizer=RegularizerChoice(name="DURA", weight=0.05, plain=0.5, mapped=1.5),
+        optimizer=Optimizer(learning_rate=0.3, schedule="linear"),
+        training=Training(epochs=20, batch_size=default_batch_size(graph)),
+    )
+    changes = dict(changes or {})
+    if changes.get("regularizer.name", "DURA") != "DURA":  # λ1 and λ2 are DURA's alone
+        base = base.model_copy(update={"regularizer": RegularizerChoice(weight=base.regularizer.weight)})
+    return base.with_changes(changes)
+
+
+def choose_device(device: str | torch.device | None) -> torch.device:
+    """The device asked for, or a GPU where there is one."""
+    try:
+        chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise RequestError(f"'{device}' is no device. Use cpu, cuda or cuda:1.") from None
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise RequestError("The device cuda was asked for, but PyTorch finds no GPU here. Use --device cpu.")
+    return chosen
+
+
+def train(
+    model: Model,
+    graph: Graph,
+    *,
+    regularizer: Regularizer | None = None,
+    loss: Loss | None = None,
+    optimizer: Optimizer | None = None,
+    validation: Validation | None = None,
+    epochs: int = 50,
+    batch_size: int | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    out: str | Path | None = None,
+    watch: Watch | None = None,
+) -> Run:
+    """Train a model on a graph; with `out`, in a run folder that survives interruption.
+
+    The model given is the one that is trained, and is moved to the device.
+    """
+    regularizer = regularizer or NoRegularizer()
+    recipe = Recipe(
+        data=Data(graph=graph.source if graph.source != "memory" else graph.name),
+        model=describe_model(model),
+        regularizer=describe_regularizer(regularizer),
+        loss=loss or Loss(),
+        optimizer=optimizer or Optimizer(),
+        validation=validation or Validation(),
+        training=Training(epochs=epochs, batch_size=batch_size or default_batch_size(graph), seed=seed),
+    )
+    folder = RunFolder(out) if out else None
+    if folder:
+        folder.check_free()
+    model.to(choose_device(device))
+    return _begin(model, graph, recipe, regularizer, folder, watch)
+
+
+def train_recipe(
+    recipe: Recipe,
+    *,
+    graph: Graph | None = None,
+    device: str | torch.device | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+) -> Run:
+    """Load the graph, build the model and train it, all as the recipe says."""
+    folder = RunFolder(out) if out else None
+    if folder:
+        folder.check_free(overwrite=overwrite)
+    graph = graph or load_recipe_graph(recipe)
+    model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
+    return _begin(model, graph, recipe, build_regularizer(recipe.regularizer), folder, watch)
+
+
+def load_recipe_graph(recipe: Recipe) -> Graph:
+    data = recipe.data
+    return load_graph(data.graph, columns=data.columns, split=data.split, seed=data.split_seed, labels=data.labels)
+
+
+def resume(path: str | Path, *, device: str | torch.device | None = None, watch: Watch | None = None) -> Run:
+    """Go on with a run that was interrupted or killed, from its last checkpoint or from the start."""
+    folder = RunFolder(path)
+    folder.check_is_run()
+    recipe = load_recipe(folder.recipe)
+    if folder.finished:
+        raise RequestError(f"The run {folder.path} is finished: all {recipe.training.epochs} epochs are done.")
+    graph = folder.load_graph()
+    model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
+    return _go(model, graph, recipe, build_regularizer(recipe.regularizer), folder, watch)
+
+
+def train_seeds(
+    recipe: Recipe,
+    num_seeds: int,
+    *,
+    out: Path,
+    device: str | torch.device | None = None,
+    overwrite: bool = False,
+    watch: Watch | None = None,
+) -> dict[int, dict[str, Any]]:
+    """Repeat a recipe with seeds counted up from its own, each in a folder of its own; the reports by seed.
+
+    Runs of the same recipe that are already there are not repeated, and unfinished ones go on.
+    """
+    graph = load_recipe_graph(recipe)
+    reports = {}
+    for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
+        one = recipe.with_changes({"training.seed": seed})
+        folder = RunFolder(out / f"seed-{seed}")
+        begun = folder.recipe.exists() and load_recipe(folder.recipe) == one and not overwrite
+        if begun and not folder.finished:
+            resume(folder.path, device=device, watch=watch)
+        elif not begun:
+            train_recipe(one, graph=graph, device=device, out=folder.path, overwrite=overwrite, watch=watch)
+        reports[seed] = folder.saved_reports()
+    return reports
+
+
+def spread(values: list[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; 0 for a single value."""
+    return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def _begin(
+    model: Model, graph: Graph, recipe: Recipe, regularizer: Regularizer, folder: RunFolder | None, watch: Watch | None
+) -> Run:
+    if folder:
+        folder.begin(recipe, graph, environment(model.device, fingerprint=graph.fingerprint))
+    return _go(model, graph, recipe, regularizer, folder, watch)
+
+
+def _go(
+    model: Model, graph: Graph, recipe: Recipe, regularizer: Regularizer, folder: RunFolder | None, watch: Watch | None
+) -> Run:
+    path = folder.checkpoint if folder else None
+    trainer = Trainer(model, graph, recipe, regularizer, checkpoint_path=path, watch=watch)
+    if path and path.exists():
+        trainer.restore(path)
+    trainer.run()
+    run = Run(model.eval(), graph, recipe, trainer.progress.history, evaluate_held_out(model, graph),
+              folder.path if folder else None)
+    if folder:
+        folder.finish(run)
+    return run
+
+
+def evaluate_held_out(model: Model, graph: Graph) -> dict[str, Report]:
+    """Reports on valid and test, the filter built once."""
+    known = KnownAnswers.of(graph)
+    names: list[Literal["train", "valid", "test"]] = [name for name in SPLITS if name != "train"]
+    return {name: evaluate(model, graph, split=name, known=known) for name in names}

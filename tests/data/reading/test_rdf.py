@@ -1,0 +1,99 @@
+"""N-Triples and Turtle: IRIs as names, labels for people, what was skipped."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dualkg.data.reading import rdf
+from dualkg.errors import DataError, RequestError
+
+Write = Callable[[str, bytes], Path]
+LABEL = "<http://www.w3.org/2000/01/rdf-schema#label>"
+
+
+def test_iris_are_names_and_the_rest_is_counted(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rdf, "NUM_TRIPLES", 1)
+    path = write("mine.nt", b"""
+<http://x/a> <http://x/r> <http://x/b> .
+<http://x/a> <http://x/age> "7" .
+<http://x/a> <http://x/age> "8"^^<http://www.w3.org/2001/XMLSchema#integer> .
+_:n <http://x/r> <http://x/b> .
+# a comment
+<http://x/b> <http://x/r> <http://x/a> .
+""")
+    read = kit.read(path)
+    assert kit.named(read) == [("http://x/a", "http://x/r", "http://x/b"), ("http://x/b", "http://x/r", "http://x/a")]
+    assert read.remarks == [f"{path}: 2 triples with a literal and 1 with a blank node were skipped."]
+    assert read.labels == {}
+
+
+def test_turtle_with_prefixes_and_one_skipped(kit, write: Write) -> None:
+    path = write("mine.ttl", b"@prefix x: <http://x/> .\nx:a x:r x:b, [] ; a x:c .\n")
+    read = kit.read(path)
+    assert kit.named(read) == [
+        ("http://x/a", "http://x/r", "http://x/b"),
+        ("http://x/a", "http://www.w3.org/1999/02/22-rdf-syntax-ns#type", "http://x/c"),
+    ]
+    assert read.remarks == [f"{path}: 1 triple with a blank node was skipped."]
+
+
+def test_labels_in_english_go_before_untagged_ones(kit, write: Write) -> None:
+    lines = [
+        "<http://x/a> <http://x/r> <http://x/b> .",
+        f'<http://x/a> {LABEL} "Anna" .',
+        f'<http://x/a> {LABEL} "Ann"@en .',
+        f'<http://x/a> {LABEL} "Annie"@en .',
+        f'<http://x/b> {LABEL} "Bea"@fr .',
+        f'<http://x/b> {LABEL} "Bee"@en-GB .',
+        f'<http://x/b> {LABEL} "B" .',
+        f'<http://x/r> {LABEL} "knows" .',
+    ]
+    path = write("mine.nt", "\n".join(lines).encode())
+    read = kit.read(path)
+    assert read.labels == {"http://x/a": "Ann", "http://x/b": "B", "http://x/r": "knows"}
+    assert read.remarks == [f"{path}: 1 triple with a literal was skipped."]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("mine.nt", "N-Triples"), ("mine.ttl", "Turtle")])
+def test_a_syntax_error_names_the_line(kit, write: Write, name: str, kind: str) -> None:
+    path = write(name, b"<http://x/a> <http://x/r> <http://x/b> .\n\n<http://x/a> <http://x/r> ??? .\n")
+    with pytest.raises(DataError) as caught:
+        kit.read(path)
+    assert str(caught.value).startswith(f"{path}, line 3: this is not valid {kind} (")
+    assert str(caught.value).endswith("). Correct the line, or remove it.")
+
+
+def test_a_compressed_file_cut_short(kit, write: Write) -> None:
+    content = b"".join(b"<http://x/%x> <http://x/r> <http://x/b> .\n" % (i * 2654435761) for i in range(5000))
+    with pytest.raises(DataError, match=r"mine.nt.xz is damaged, cut short"):
+        kit.read(write("mine.nt.xz", kit.compressed(content, ".xz")[:-5000]))
+
+
+def test_a_file_of_literals_holds_no_triples(kit, write: Write) -> None:
+    path = write("mine.nt", b'<http://x/a> <http://x/r> "b" .\n')
+    with pytest.raises(DataError) as caught:
+        kit.read(path)
+    assert str(caught.value) == (
+        f"{path} holds no triples; at least one is expected. {path}: 1 triple with a literal was skipped."
+    )
+
+
+def test_without_pyoxigraph_the_install_line_is_given(
+    kit, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyoxigraph", None)
+    path = write("mine.nt", b"<http://x/a> <http://x/r> <http://x/b> .\n")
+    with pytest.raises(RequestError) as caught:
+        kit.read(path)
+    assert str(caught.value) == (
+        f"{path} is RDF, and reading it needs pyoxigraph. Install it: pip install 'dualkg[rdf]'"
+    )
+
+
+def test_rdf_has_no_columns_to_choose(kit, write: Write) -> None:
+    with pytest.raises(RequestError, match="is RDF, which has no columns to choose"):
+        kit.read(write("mine.nt", b"<http://x/a> <http://x/r> <http://x/b> .\n"), (1, 2, 3))

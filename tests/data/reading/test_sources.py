@@ -1,0 +1,148 @@
+"""Files that are missing, forbidden, damaged or cut short: a sentence each."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dualkg.data.reading import find_sources, one_source, read_triples
+from dualkg.errors import DataError
+
+Write = Callable[[str, bytes], Path]
+# Names without a pattern, so that the compressed bytes are spread over the whole file.
+TSV = b"".join(b"%x\tr\t%x\n" % (i * 2654435761 % 2**32, i * 40503 % 65521) for i in range(5000))
+DAMAGED = r"is damaged, cut short, or not the kind of file its name says \(.+\)\. Fetch it or make it again"
+PACKED = ["train.tsv.gz", "train.tsv.xz", "train.tsv.bz2", "train.tsv.zst", "train.zip",
+          "train.tar", "train.tar.gz", "train.tar.xz", "train.tar.zst"]
+
+
+def test_a_missing_file_names_its_neighbours(write: Write) -> None:
+    path = write("train.tsv", TSV)
+    for name in ("trian.tsv", "trian.tsv.gz"):
+        with pytest.raises(DataError) as caught:
+            one_source(path.with_name(name))
+        assert str(caught.value) == f"There is no file {path.with_name(name)}. Did you mean 'train.tsv'?"
+    for name in ("zzz.zip", "zzz.tar.xz"):
+        with pytest.raises(DataError) as caught:
+            one_source(path.with_name(name))
+        assert str(caught.value) == f"There is no file {path.with_name(name)}."
+    with pytest.raises(DataError, match=r"nowhere/train.tsv: the folder .*nowhere does not exist\."):
+        one_source(path.parent / "nowhere" / "train.tsv")
+
+
+def test_a_file_that_vanishes_between_finding_and_reading(write: Write) -> None:
+    path = write("train.tsv", TSV)
+    source = one_source(path)
+    path.unlink()
+    with pytest.raises(DataError, match=f"There is no file {path}"):
+        read_triples({"all": source})
+
+
+def test_a_folder_where_a_file_should_be(tmp_path: Path) -> None:
+    for name in ("folder", "folder.tsv", "folder.zip", "folder.tar.gz"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(DataError) as caught:
+            one_source(tmp_path / name)
+        assert str(caught.value) == (
+            f"{tmp_path / name} is a folder where a file of triples was expected. Name a file inside it."
+        )
+
+
+def test_a_file_that_may_not_be_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write("train.tsv", TSV)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(DataError) as caught:
+        one_source(path)
+    assert str(caught.value) == f"{path} exists but may not be read. Change its permissions, or copy it."
+
+
+def packed(kit, name: str) -> bytes:
+    members = {"train.tsv": TSV}
+    if name.endswith(".zip"):
+        return kit.zipped(members)
+    if ".tar" in name:
+        return kit.tarred(members, name.partition(".tar")[2])
+    return kit.compressed(TSV, Path(name).suffix)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize("kept", [0.001, 0.3, 0.5, 0.9])
+def test_a_file_cut_short_says_so(kit, write: Write, name: str, kept: float) -> None:
+    whole = packed(kit, name)
+    path = write(name, whole[: int(len(whole) * kept)])
+    with pytest.raises(DataError, match=DAMAGED) as caught:
+        kit.read(path)
+    assert str(caught.value).startswith(str(path))
+
+
+@pytest.mark.parametrize("name", [name for name in PACKED if name != "train.tar"])
+def test_the_last_byte_counts(kit, write: Write, name: str) -> None:
+    whole = packed(kit, name)
+    assert len(kit.named(kit.read(write(name, whole)))) == 5000
+    with pytest.raises(DataError, match=DAMAGED):
+        kit.read(write(name, whole[:-1]))
+
+
+# A .tar has no checksum of its content, and a .zst only where its writer asked for one.
+@pytest.mark.parametrize("name", [name for name in PACKED if not name.endswith((".tar", ".zst"))])
+def test_bytes_changed_in_the_middle_are_noticed(kit, write: Write, name: str) -> None:
+    whole = bytearray(packed(kit, name))
+    middle = len(whole) // 2
+    whole[middle:middle + 8] = bytes(byte ^ 0xFF for byte in whole[middle:middle + 8])
+    with pytest.raises(DataError, match=DAMAGED):
+        kit.read(write(name, bytes(whole)))
+
+
+@pytest.mark.parametrize("name", [*PACKED, "train.parquet"])
+def test_a_file_that_is_not_what_its_name_says(kit, write: Write, name: str) -> None:
+    with pytest.raises(DataError, match=DAMAGED):
+        kit.read(write(name, TSV))
+
+
+def test_a_broken_header_inside_a_tar_is_not_its_end(kit, write: Write) -> None:
+    whole = bytearray(kit.tarred({"one.tsv": b"a\tr\tb\n", "two.tsv": b"c\tr\td\n"}))
+    whole[1024:1100] = b"?" * 76
+    with pytest.raises(DataError, match="a broken header inside the archive"):
+        find_sources(write("mine.tar", bytes(whole)))
+
+
+def test_a_truncated_parquet_file(kit, write: Write) -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"h": ["a"], "r": ["r"], "t": ["b"]}), sink)
+    with pytest.raises(DataError, match=DAMAGED):
+        kit.read(write("mine.parquet", sink.getvalue()[:-20]))
+
+
+def test_an_encrypted_archive_says_so(kit, write: Write) -> None:
+    whole = bytearray(kit.zipped({"mine.tsv": TSV}))
+    # The first bit of the flags, in the local header and in the directory, means encrypted.
+    directory = zipfile.ZipFile(io.BytesIO(whole)).start_dir
+    whole[6] |= 1
+    whole[directory + 8] |= 1
+    path = write("mine.zip", bytes(whole))
+    with pytest.raises(DataError, match=r"mine.zip:mine.tsv is encrypted.* Extract it first\."):
+        kit.read(path)
+
+
+def test_an_archive_of_several_files_is_not_one(kit, write: Write) -> None:
+    path = write("mine.zip", kit.zipped({"a.tsv": b"a\tr\tb\n", "b.tsv": b"a\tr\tb\n"}))
+    with pytest.raises(DataError) as caught:
+        one_source(path)
+    assert str(caught.value) == (
+        f"One file of triples was expected in {path}, and it holds 2. Its files: a.tsv, b.tsv. "
+        "Make an archive of one, or extract the one you mean."
+    )
+    with pytest.raises(DataError, match=r"and it holds 0\. Its files: none\."):
+        one_source(write("empty.zip", kit.zipped({})))
+    with pytest.raises(DataError, match="There is no file of triples to read"):
+        read_triples({})

@@ -1,0 +1,98 @@
+"""Parquet: columns by name, number or position, and bad rows by their number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dualkg.data.reading import tables
+from dualkg.errors import DataError
+
+Table = Callable[[dict[str, object]], Path]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    def written(columns: dict[str, object]) -> Path:
+        pq.write_table(pa.table(columns), tmp_path / "mine.parquet")
+        return tmp_path / "mine.parquet"
+    return written
+
+
+def test_three_columns_are_read_in_their_order(kit, table: Table) -> None:
+    assert kit.named(kit.read(table({"x": ["a"], "y": ["r"], "z": ["b"]}))) == [("a", "r", "b")]
+
+
+def test_recognised_columns_in_any_order(kit, table: Table) -> None:
+    path = table({"object": ["b"], "year": [1.5], "Subject": ["a"], "predicate": ["r"]})
+    assert kit.named(kit.read(path)) == [("a", "r", "b")]
+
+
+@pytest.mark.parametrize("columns", [("from", "link", "to"), (4, 2, 1), ("from", 2, "to")])
+def test_columns_by_name_and_number(kit, table: Table, columns: tuple[str | int, ...]) -> None:
+    path = table({"to": ["b"], "link": ["r"], "year": [None], "from": ["a"]})
+    assert kit.named(kit.read(path, columns)) == [("a", "r", "b")]
+
+
+@pytest.mark.parametrize("kind", [
+    pa.int64(), pa.uint8(), pa.string(), pa.large_string(), pa.string_view(), pa.binary(),
+    pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.int64()),
+])
+def test_text_and_whole_numbers_of_every_kind(kit, table: Table, kind: pa.DataType) -> None:
+    heads = pa.array(["7", "7", "12"]).cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    if pa.types.is_dictionary(kind):
+        heads = heads.dictionary_encode().cast(kind)
+    path = table({"head": heads, "relation": ["r", "r", "r"], "tail": ["12", "x", "7"]})
+    read = kit.read(path)
+    assert kit.named(read) == [("7", "r", "12"), ("7", "r", "x"), ("12", "r", "7")]
+    assert read.entities.to_pylist() == ["7", "12", "x"]
+
+
+def invalid(*values: bytes) -> pa.Array:
+    return pa.array(values, pa.binary()).view(pa.string())
+
+
+@pytest.mark.parametrize(("tails", "expected"), [
+    (["a", None, "b"], "row 2: the tail is missing."),
+    (["a", "b", ""], "row 3: the tail is empty."),
+    (invalid(b"a", b"\xff", b"b"), "row 2: the tail is not valid UTF-8."),
+    (pa.array([b"a", b"b", b"\xff"]), "row 3: the tail is not valid UTF-8."),
+])
+@pytest.mark.parametrize("num_rows", [1, 2, 100])
+def test_a_bad_row_is_named(
+    kit, table: Table, monkeypatch: pytest.MonkeyPatch, tails: object, expected: str, num_rows: int
+) -> None:
+    monkeypatch.setattr(tables, "NUM_ROWS", num_rows)
+    path = table({"head": ["x"] * 3, "relation": ["r"] * 3, "tail": tails})
+    with pytest.raises(DataError) as caught:
+        kit.read(path)
+    assert str(caught.value) == f"{path}, {expected} Give it a name, or remove the row."
+
+
+def test_columns_that_cannot_be_told_apart_or_used(kit, table: Table) -> None:
+    path = table({"a": ["x"], "b": ["x"], "c": ["x"], "d": ["x"]})
+    with pytest.raises(DataError) as caught:
+        kit.read(path)
+    assert str(caught.value) == (
+        f"{path} should have three columns, or some named head, relation and tail; its columns are "
+        "'a', 'b', 'c', 'd'. Choose three with columns=('…', '…', '…')."
+    )
+    with pytest.raises(DataError, match=r"mine.parquet has no column named 'e'\. Its columns are 'a', 'b'"):
+        kit.read(path, ("a", "b", "e"))
+    path = table({"head": [1.5], "relation": ["r"], "tail": ["x"]})
+    with pytest.raises(DataError) as caught:
+        kit.read(path)
+    assert str(caught.value) == (
+        f"{path}: the heads should be text or whole numbers, and column 'head' holds double. "
+        "Convert it, or choose another column."
+    )
+
+
+def test_a_table_without_rows(kit, table: Table) -> None:
+    nothing = pa.array([], pa.string())
+    with pytest.raises(DataError, match=r"mine.parquet holds no triples; at least one is expected\."):
+        kit.read(table({"head": nothing, "relation": nothing, "tail": nothing}))
