@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow bench world picture clean
+.PHONY: demo test test-slow records picture world bench clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
 
 test: $(READY)
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 	$(BIN)/pytest
 
@@ -22,6 +23,21 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,dev]'
 	touch $@
+
+# The pages that are made from what was measured, and the picture of the demo.
+records: $(READY)
+	$(BIN)/python scripts/record.py
+
+picture: $(READY)
+	$(BIN)/dualkg demo --picture docs/demo.svg
+
+# The bundled graph from its sources, and reading at ten million triples.
+world: $(READY)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[world]'
+	$(BIN)/python scripts/build_world.py
+
+bench: $(READY)
+	$(BIN)/python benchmarks/reading.py
 
 clean:
 	rm -rf $(VENV)

@@ -1,10 +1,10 @@
 """Knowledge-graph completion built on duality: factorization models, their distance-based duals, and DURA.
 
-    import dualkg as kg
+import dualkg as kg
 
-    graph = kg.load_graph("world")
-    run = kg.train(kg.ComplEx(graph.shape, dim=100), graph, regularizer=kg.DURA(0.05, plain=0.5, mapped=1.5))
-    kg.Predictor(run.model, graph).tails("France", "capital")
+graph = kg.load_graph("world")
+run = kg.train(kg.ComplEx(graph.shape, dim=100), graph, regularizer=kg.DURA(0.05, plain=0.5, mapped=1.5))
+kg.Predictor(run.model, graph).tails("France", "capital")
 """
 
 from __future__ import annotations

@@ -31,8 +31,22 @@ def closest(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
     by_folded: dict[str, str] = {}
     for known in names:
         by_folded.setdefault(known.casefold(), known)
-    matches = difflib.get_close_matches(name.casefold(), by_folded, n=most, cutoff=0.6)
-    return [by_folded[match] for match in matches]
+    folded = name.casefold()
+    matches = difflib.get_close_matches(folded, by_folded, n=4 * most, cutoff=0.6)
+    # difflib likes long common runs; people make single slips.
+    matches.sort(key=lambda match: num_slips(folded, match))
+    return [by_folded[match] for match in matches[:most]]
+
+
+def num_slips(one: str, other: str) -> int:
+    """How many letters must be added, left out or changed to turn one word into the other."""
+    above = list(range(len(other) + 1))
+    for row, letter in enumerate(one, start=1):
+        here = [row]
+        for column, wanted in enumerate(other, start=1):
+            here.append(min(above[column] + 1, here[-1] + 1, above[column - 1] + (letter != wanted)))
+        above = here
+    return above[-1]
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

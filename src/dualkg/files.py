@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -35,8 +35,11 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     try:
         yield fresh
         fresh.chmod(0o777 & ~_umask())
-        with suppress(OSError):  # there already, and not empty
+        try:
             fresh.replace(path)
+        except OSError:
+            if not path.is_dir():  # a folder that is there already, and not empty, is no failure
+                raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

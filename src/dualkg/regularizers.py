@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.models.base import Factors
+from dualkg.models.base import BilinearModel, Factors
 
 
 class Regularizer(ABC):
@@ -22,11 +22,15 @@ class Regularizer(ABC):
         self.weight = weight
 
     def __call__(self, factors: Factors) -> Tensor:
+        self.check(factors.model)
         return self.weight * self.per_triple(factors).mean()
 
     @abstractmethod
     def per_triple(self, f: Factors) -> Tensor:
         """The penalty of each triple, `(batch,)`."""
+
+    def check(self, model: BilinearModel) -> None:  # noqa: B027 - most apply to every model
+        """Refuse a model that the formula does not apply to."""
 
     @property
     def choices(self) -> dict[str, object]:
@@ -54,12 +58,14 @@ class Frobenius(Regularizer):
 class N3(Regularizer):
     """Σ|h|³ + Σ|r|³ + Σ|t|³, of the modulus where numbers are complex (Lacroix et al., 2018)."""
 
-    def per_triple(self, f: Factors) -> Tensor:
-        if not f.model.diagonal:
+    def check(self, model: BilinearModel) -> None:
+        if not model.diagonal:
             raise RequestError(
                 f"N3 bounds a norm of CP decompositions, so it needs a model whose relations are diagonal "
-                f"(CP, DistMult, ComplEx); those of {type(f.model).__name__} are not. Use DURA or Frobenius."
+                f"(CP, DistMult, ComplEx); those of {type(model).__name__} are not. Use DURA or Frobenius."
             )
+
+    def per_triple(self, f: Factors) -> Tensor:
         return sum(
             (f.model.squared_modulus(x).pow(1.5).sum(-1) for x in (f.head, f.relation, f.tail)),
             start=f.head.new_zeros(()),

@@ -125,9 +125,7 @@ class Predictor:
                 found.setdefault(relation, split)
         return found
 
-    def _best(
-        self, scores: Tensor, names: Vocabulary, splits: dict[int, str], *, k: int, known: Known
-    ) -> list[Answer]:
+    def _best(self, scores: Tensor, names: Vocabulary, splits: dict[int, str], *, k: int, known: Known) -> list[Answer]:
         if k < 1:
             raise RequestError(f"At least one answer must be asked for; k is {k}.")
         if known not in ("mark", "omit"):

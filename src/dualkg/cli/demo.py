@@ -34,8 +34,10 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
     screen = Console(highlight=False, record=picture is not None, width=96 if picture else None)
     graph = load_graph("world")
     counts = graph.counts
-    screen.print(f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
-                 f"{counts['train']:,} triples to learn from, {counts['test']:,} withheld to be found again\n")
+    screen.print(
+        f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
+        f"{counts['train']:,} triples to learn from, {counts['test']:,} withheld to be found again\n"
+    )
     runs: dict[str, Run] = {}
     table = show.plain_table("ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds")
     for name, changes in REGULARIZERS.items():
@@ -48,15 +50,19 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
     screen.print(table)
     screen.print()
     _ask(screen, Predictor(runs["with DURA"].model, graph))
-    screen.print("\n[dim]Keep a run and ask your own:[/dim]  dualkg train world"
-                 "\n                             dualkg predict runs/world --head Peru --relation capital")
+    screen.print(
+        "\n[dim]Keep a run and ask your own:[/dim]  dualkg train world"
+        "\n                             dualkg predict runs/world --head Peru --relation capital"
+    )
     if picture:
         screen.save_svg(str(picture), title="make demo")
 
 
 def _ask(screen: Console, predictor: Predictor) -> None:
-    screen.print("Answers by the model with DURA: [green]known[/green] from training, "
-                 "[bold cyan]withheld[/bold cyan] and found again, the rest new\n")
+    screen.print(
+        "Answers by the model with DURA: [green]known[/green] from training, "
+        "[bold cyan]withheld[/bold cyan] and found again, the rest new\n"
+    )
     table = show.plain_table("question", "answers", left=2)
     table.columns[1].no_wrap = False
     for head, relation, tail in QUESTIONS:

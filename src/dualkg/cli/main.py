@@ -64,9 +64,7 @@ def datasets(as_json: options.Json = False) -> None:
 def train(
     source: Annotated[str, typer.Argument(help="A recipe (.toml), a graph's name, or a folder or file of triples.")],
     model: Annotated[str | None, typer.Option(help="CP, DistMult, ComplEx, RESCAL, or package.module:Class.")] = None,
-    regularizer: Annotated[
-        str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA or RegP1.")
-    ] = None,
+    regularizer: Annotated[str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA or RegP1.")] = None,
     weight: Annotated[float | None, typer.Option(help="The regularizer's weight, the paper's λ.")] = None,
     dim: Annotated[int | None, typer.Option(help="Size of an embedding.")] = None,
     epochs: Annotated[int | None, typer.Option(help="How often every triple is seen.")] = None,
@@ -75,12 +73,12 @@ def train(
     changes: Annotated[
         list[str] | None, typer.Option("--set", help="Change a choice of the recipe: training.batch_size=1000.")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="How to split a single file.  [default: 80/10/10]")] = None,
+    split: Annotated[str | None, typer.Option(help="How to split a single file (default: 80/10/10)")] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns of head, relation, tail by name or number: s,p,o or 1,3,2.")
     ] = None,
     labels: Annotated[str | None, typer.Option(help="A file of names and the labels people know them by.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder.  [default: runs/NAME]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -92,9 +90,22 @@ def train(
     options.set_threads(threads)
     request = TrainRequest(
         source=source,
-        short={"model.name": model, "regularizer.name": regularizer, "regularizer.weight": weight, "model.dim": dim,
-               "training.epochs": epochs, "training.seed": seed, "data.split": split, "data.labels": labels},
-        columns=columns, changes=changes or [], seeds=seeds, out=out, overwrite=overwrite, device=device,
+        short={
+            "model.name": model,
+            "regularizer.name": regularizer,
+            "regularizer.weight": weight,
+            "model.dim": dim,
+            "training.epochs": epochs,
+            "training.seed": seed,
+            "data.split": split,
+            "data.labels": labels,
+        },
+        columns=columns,
+        changes=changes or [],
+        seeds=seeds,
+        out=out,
+        overwrite=overwrite,
+        device=device,
     )
     run_training(request, as_json=as_json)
 
@@ -193,5 +204,3 @@ def about(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
         print(metadata.version("dualkg"))
         raise typer.Exit
-
-

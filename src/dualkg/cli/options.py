@@ -12,8 +12,8 @@ from dualkg.errors import RequestError
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1.  [default: a GPU where there is one]")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads.  [default: all cores]")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU where there is one)")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores)")]
 
 
 def set_threads(threads: int | None) -> None:

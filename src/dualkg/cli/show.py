@@ -44,15 +44,32 @@ def known_graphs() -> list[dict[str, Any]]:
 
     world = load_graph(BUNDLED)
     here = names_in_data_folder()
-    rows = [{"name": BUNDLED, **world.counts, "licence": "CC BY 4.0", "from": "bundled",
-             "about": "countries, cities, languages, currencies, holidays"}]
+    rows = [
+        {
+            "name": BUNDLED,
+            **world.counts,
+            "licence": "CC BY 4.0",
+            "from": "bundled",
+            "about": "countries, cities, languages",
+        }
+    ]
     for entry in catalogue().values():
-        origin = str(data_folder()) if entry.name in here else "fetched when asked for"
-        rows.append({"name": entry.name, **entry.counts, "licence": entry.licence, "from": origin, "about": entry.about,
-                     "address": entry.address, "sha256": entry.sha256, "note": entry.note})
+        origin = str(data_folder()) if entry.name in here else "network"
+        rows.append(
+            {
+                "name": entry.name,
+                **entry.counts,
+                "licence": entry.licence,
+                "from": origin,
+                "about": entry.about,
+                "address": entry.address,
+                "sha256": entry.sha256,
+                "note": entry.note,
+            }
+        )
     for name in here:
         if name not in catalogue():
-            rows.append({"name": name, "from": str(data_folder()), "about": "not in the catalogue"})
+            rows.append({"name": name, "from": str(data_folder()), "about": "not in the catalogue", "licence": ""})
     return rows
 
 
@@ -62,9 +79,10 @@ def print_datasets(rows: Sequence[dict[str, Any]]) -> None:
     table.add_column("about", style="dim", overflow="fold")
     for row in rows:
         counts = [f"{row[key]:,}" if key in row else "" for key in ("entities", "relations", "train", "valid", "test")]
-        table.add_row(escape(row["name"]), *counts, escape(row["from"]), escape(row["about"]))
+        origin = row["from"] if row["from"] in ("bundled", "network") else "DUALKG_DATA"
+        table.add_row(escape(row["name"]), *counts, origin, escape(row["about"]))
     out.print(table)
-    out.print("[dim]Licences, addresses and checksums: dualkg datasets --json[/dim]")
+    out.print("\n[dim]Licences, addresses and checksums: dualkg datasets --json[/dim]")
 
 
 def print_report(report: Report, *, by: str | None = None) -> None:
@@ -116,8 +134,13 @@ def print_answers(question: str, answers: Sequence[Answer], *, score: str = "sco
 def watching(title: str, console: Console | None = None) -> Iterator[Callable[[Moment], None]]:
     """A progress bar of a training on stderr; nothing where stderr is no terminal."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(), console=console or err, transient=True,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+        console=console or err,
+        transient=True,
     )
     task = bar.add_task(escape(title), total=None, facts="")
 

@@ -90,12 +90,17 @@ def tell(run: Run, *, as_json: bool) -> None:
 
 def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path, *, as_json: bool) -> None:
     with show.watching(f"{graph.name} {recipe.model.name}") as watch:
-        reports = train_seeds(recipe, request.seeds, out=out, device=request.device, overwrite=request.overwrite,
-                              watch=watch)
+        reports = train_seeds(
+            recipe, request.seeds, out=out, graph=graph, device=request.device, overwrite=request.overwrite, watch=watch
+        )
     tests = {seed: report["test"] for seed, report in reports.items()}
     spreads = {name: spread([report["metrics"][key] for report in tests.values()]) for name, key in SPREAD.items()}
-    summary = {"graph": graph.name, "split": "test", "seeds": list(tests),
-               **{SPREAD[name]: {"mean": mean, "sd": sd} for name, (mean, sd) in spreads.items()}}
+    summary = {
+        "graph": graph.name,
+        "split": "test",
+        "seeds": list(tests),
+        **{SPREAD[name]: {"mean": mean, "sd": sd} for name, (mean, sd) in spreads.items()},
+    }
     write_text(out / "summary.json", json.dumps(summary, indent=1))
     if as_json:
         show.print_json({"run": str(out), **summary})
@@ -116,8 +121,10 @@ def _columns(text: str) -> list[str | int]:
 
 
 def _run_name(source: str) -> str:
+    """`recipes/umls/complex-dura.toml` → umls-complex-dura; `mine.tsv.gz` → mine."""
     path = Path(source)
-    if path.suffix == ".toml":
-        parent = path.resolve().parent.name
-        return path.stem if parent in ("recipes", "") else f"{parent}-{path.stem}"
-    return stem(path)
+    if path.suffix != ".toml":
+        return stem(path)
+    folders = path.resolve().parts[:-1]
+    below = folders[len(folders) - folders[::-1].index("recipes") :] if "recipes" in folders else ()
+    return "-".join([*below, path.stem])

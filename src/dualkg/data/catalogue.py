@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import resources
@@ -15,6 +17,8 @@ from pathlib import Path
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.reading import Source, find_sources
 from dualkg.errors import DataError
+
+ELSEWHERE = " To do without a network, put its archive into a folder and name that folder in the variable DUALKG_DATA."
 
 
 @dataclass(frozen=True)
@@ -44,37 +48,37 @@ def find_entry(name: str) -> Entry | None:
     return next((entry for entry in catalogue().values() if entry.name.casefold() == name.casefold()), None)
 
 
-def identify(fingerprints: Mapping[str, str]) -> Entry | None:
-    """The entry whose three split files have these sha256 sums, if any."""
-    return next((entry for entry in catalogue().values() if len(entry.sha256) == len(SPLITS)
-                 and all(fingerprints.get(split) == entry.sha256[split] for split in SPLITS)), None)
+def identify(graph: Graph, sources: Mapping[str, Source]) -> Entry | None:
+    """The entry that has the counts of this graph and the sums of its three split files, if any."""
+    alike = [entry for entry in catalogue().values() if entry.counts == graph.counts and sources.keys() >= set(SPLITS)]
+    return next((entry for entry in alike if entry.sha256 == {split: _sum(sources[split]) for split in SPLITS}), None)
 
 
-def check(entry: Entry, graph: Graph, sources: Mapping[str, Source], fingerprints: Mapping[str, str]) -> None:
+def check(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str) -> None:
     """Refuse a graph that calls itself by a name of the catalogue and is not that graph."""
-    where = sources[SPLITS[0]].path
-    advice = f"If it is another graph, give {where} another name."
+    advice = "" if where == entry.address else f" If it is another graph, give {where} another name."
+    if not sources.keys() >= set(SPLITS):
+        raise DataError(f"{entry.name} has train, valid and test; {where} is one file of triples.{advice}")
     for what, expected in entry.counts.items():
         came = graph.counts[what]
         if came != expected:
             thing = f"{what} triples" if what in SPLITS else what
-            raise DataError(f"{entry.name} should have {expected:,} {thing}; {where} has {came:,}. {advice}")
-    for split in SPLITS:
-        expected_sum = entry.sha256.get(split)
-        if expected_sum and fingerprints[split] != expected_sum:
-            raise DataError(
-                f"{sources[split].name} is not the {split} file of {entry.name}: its sha256 should begin with "
-                f"{expected_sum[:12]} and begins with {fingerprints[split][:12]}. {advice}"
-            )
-        if split in entry.md5 and _md5(sources[split]) != entry.md5[split]:
-            raise DataError(f"{sources[split].name} is not the {split} file of {entry.name}: its md5 differs. {advice}")
+            raise DataError(f"{entry.name} should have {expected:,} {thing}; {where} has {came:,}.{advice}")
+    for kind, sums in (("sha256", entry.sha256), ("md5", entry.md5)):
+        for split, expected_sum in sums.items():
+            found = _sum(sources[split], kind)
+            if found != expected_sum:
+                raise DataError(
+                    f"{sources[split].name} is not the {split} file of {entry.name}: its {kind} should begin with "
+                    f"{expected_sum[:12]} and begins with {found[:12]}.{advice}"
+                )
 
 
 def cache_folder() -> Path:
     """Where fetched and read graphs are kept: DUALKG_CACHE, or the user's cache folder."""
     import pooch
 
-    return Path(os.environ.get("DUALKG_CACHE") or pooch.os_cache("dualkg"))
+    return Path(os.environ.get("DUALKG_CACHE") or pooch.os_cache("dualkg")).expanduser()
 
 
 def fetch(entry: Entry) -> list[Source]:
@@ -85,7 +89,26 @@ def fetch(entry: Entry) -> list[Source]:
     else:
         file_name = f"{entry.name}.tar.gz"
         paths = [_download(entry, entry.address, file_name, entry.archive_sha256)]
-    return [source for path in paths for source in find_sources(path)]
+    with discarding(entry):
+        return [source for path in paths for source in find_sources(path)]
+
+
+@contextmanager
+def discarding(entry: Entry) -> Iterator[None]:
+    """Remove what was fetched for an entry when it proves not to be that graph: the next try fetches anew."""
+    try:
+        yield
+    except DataError as error:
+        for path in (_downloads() / entry.name, _downloads() / f"{entry.name}.tar.gz"):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        raise DataError(f"{error} What {entry.address} gave was not kept.") from None
+
+
+def _downloads() -> Path:
+    return cache_folder() / "downloads"
 
 
 def _download(entry: Entry, address: str, file_name: str, sha256: str | None) -> Path:
@@ -93,19 +116,25 @@ def _download(entry: Entry, address: str, file_name: str, sha256: str | None) ->
     import requests
 
     pooch.get_logger().setLevel(logging.WARNING)
-    target = cache_folder() / "downloads" / file_name
+    target = _downloads() / file_name
     try:
         found = pooch.retrieve(address, known_hash=sha256 and f"sha256:{sha256}", fname=target.name, path=target.parent)
     except ValueError as error:  # pooch's word for a checksum that differs
-        raise DataError(f"What {address} gave is not {entry.name}: {error}. Nothing was kept.") from None
-    except (requests.RequestException, OSError) as error:
+        reason = str(error).partition(". ")[0]
+        raise DataError(f"What {address} gave is not {entry.name}: {reason}. Nothing was kept.{ELSEWHERE}") from None
+    except requests.RequestException as error:
         raise DataError(
-            f"{entry.name} could not be fetched from {address} ({type(error).__name__}). Without a network, put its "
-            f"archive into a folder and name that folder in the variable DUALKG_DATA."
+            f"{entry.name} could not be fetched from {address} ({type(error).__name__}).{ELSEWHERE}"
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"{entry.name} could not be kept in {target.parent} ({error.strerror or error}). Name a folder that can be "
+            "written in the variable DUALKG_CACHE."
         ) from None
     return Path(found)
 
 
-def _md5(source: Source) -> str:
+def _sum(source: Source, kind: str = "sha256") -> str:
+    """The checksum of a file's content, as it is when decompressed."""
     with source.open() as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()

@@ -83,15 +83,31 @@ class Graph:
 def triple_keys(triples: Triples, shape: GraphShape) -> npt.NDArray[np.int64]:
     """One number a triple, equal for equal triples, in the order of (head, relation, tail)."""
     num_entities, num_relations = shape
-    if num_entities * num_entities * max(num_relations, 1) >= 2**63:
+    if not _fits(shape):
         _, keys = np.unique(triples, axis=0, return_inverse=True)
         return keys.reshape(-1).astype(np.int64)
-    head, relation, tail = triples.T.astype(np.int64)
-    keys = head * num_relations
-    keys += relation
+    keys = triples[:, 0].astype(np.int64)
+    keys *= num_relations
+    keys += triples[:, 1]
     keys *= num_entities
-    keys += tail
-    return np.asarray(keys)
+    keys += triples[:, 2]
+    return keys
+
+
+def _fits(shape: GraphShape) -> bool:
+    """Whether each possible triple can have a 63-bit number of its own."""
+    return shape.num_entities**2 * shape.num_relations < 2**63
+
+
+def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
+    """Each triple once, in the order of (head, relation, tail)."""
+    if not _fits(shape):
+        return np.unique(triples, axis=0)
+    keys = sorted_distinct(triple_keys(triples, shape))
+    distinct = np.empty((len(keys), 3), dtype=np.int32)
+    keys, distinct[:, 2] = np.divmod(keys, max(shape.num_entities, 1))
+    distinct[:, 0], distinct[:, 1] = np.divmod(keys, max(shape.num_relations, 1))
+    return distinct
 
 
 def count_repeats(splits: dict[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:

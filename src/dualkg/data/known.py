@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, distinct_triples
 
 Ids = npt.NDArray[np.int64]
 
@@ -28,14 +28,12 @@ class KnownAnswers:
     def __init__(self, splits: Iterable[Triples], shape: GraphShape) -> None:
         self.shape = shape
         triples = with_reciprocals(np.concatenate(list(splits)), shape.num_relations)
+        # A triple that stands twice is one answer.
+        triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
+        self.answers = triples[:, 2].copy()
         keys = self.keys(triples[:, 0], triples[:, 1])
-        order = np.lexsort((triples[:, 2], keys))
-        keys, answers = keys[order], triples[order, 2]
-        fresh = np.ones(len(keys), dtype=bool)  # a triple that stands twice is one answer
-        fresh[1:] = (keys[1:] != keys[:-1]) | (answers[1:] != answers[:-1])
-        keys, self.answers = keys[fresh], answers[fresh]
-        self.queries, starts = np.unique(keys, return_index=True)
-        self.offsets = np.append(starts, len(keys))
+        starts = np.flatnonzero(np.diff(keys, prepend=-1))
+        self.queries, self.offsets = keys[starts], np.append(starts, len(keys))
 
     @classmethod
     def of(cls, graph: Graph, splits: Iterable[str] = SPLITS) -> KnownAnswers:

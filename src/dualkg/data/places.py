@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from dualkg.data.catalogue import Entry, catalogue, fetch, find_entry
 from dualkg.data.graph import SPLITS
 from dualkg.data.reading import Source, find_sources, holds_triples, one_source
+from dualkg.data.reading.sources import COMPRESSIONS, TARS, TRIPLE_SUFFIXES
 from dualkg.errors import DataError, RequestError, did_you_mean
 
 BUNDLED = "world"
-FILE_SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".nt", ".ttl")
-ARCHIVE_SUFFIXES = (".tar.xz", ".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar", ".zip")
+ARCHIVE_SUFFIXES = (*TARS, ".zip")
 SPLIT_WORDS = {"train": "train", "valid": "valid", "validation": "valid", "dev": "valid", "test": "test"}
 
 
@@ -25,7 +26,8 @@ class Place:
 
     name: str
     source: str
-    splits: dict[str, Source]
+    where: str
+    splits: dict[str, Source] = field(default_factory=dict)
     labels: Source | None = None
     single: Source | None = None
     claims: Entry | None = None  # the catalogue's graph that it says it is
@@ -33,6 +35,10 @@ class Place:
     @property
     def files(self) -> dict[str, Source]:
         return {"triples": self.single} if self.single else self.splits
+
+    @property
+    def fetched(self) -> bool:
+        return self.claims is not None and self.where == self.claims.address
 
 
 def locate(graph: str | Path) -> Place:
@@ -47,7 +53,7 @@ def locate(graph: str | Path) -> Place:
         if found is None:
             return _of_sources(fetch(entry), name=entry.name, source=entry.name, where=entry.address, claims=entry)
         return _of_path(found, name=entry.name, source=entry.name, claims=entry)
-    if path.exists():
+    if _exists(path):
         name = stem(path)
         return _of_path(path, name=name, source=text, claims=find_entry(name))
     if named and (found := _in_data_folder(text)):
@@ -55,16 +61,22 @@ def locate(graph: str | Path) -> Place:
     raise _unknown(text, path)
 
 
+def _exists(path: Path) -> bool:
+    with suppress(OSError):  # a name too long for any file
+        return path.exists()
+    return False
+
+
 def stem(path: Path) -> str:
     """The name of a file without any of its suffixes, of a folder as it is."""
     if path.is_dir():
         return path.resolve().name
     name = path.name
-    for suffix in (*ARCHIVE_SUFFIXES, ".gz", ".xz", ".zst", ".bz2"):
+    for suffix in (*ARCHIVE_SUFFIXES, *COMPRESSIONS):
         if name.lower().endswith(suffix):
             name = name[: -len(suffix)]
             break
-    return PurePosixPath(name).stem if PurePosixPath(name).suffix.lower() in FILE_SUFFIXES else name
+    return PurePosixPath(name).stem if PurePosixPath(name).suffix.lower() in TRIPLE_SUFFIXES else name
 
 
 def data_folder() -> Path | None:
@@ -95,27 +107,29 @@ def _in_data_folder(name: str) -> Path | None:
     folder = data_folder()
     if folder is None:
         return None
-    candidates = [folder / f"{name}{suffix}" for suffix in ARCHIVE_SUFFIXES] + [folder / name]
-    return next((path for path in candidates if path.exists()), None)
+    here = {path.name.casefold(): path for path in sorted(folder.iterdir())}
+    wanted = [f"{name}{suffix}".casefold() for suffix in (*ARCHIVE_SUFFIXES, "")]
+    return next((here[file_name] for file_name in wanted if file_name in here), None)
 
 
 def _of_path(path: Path, *, name: str, source: str, claims: Entry | None = None) -> Place:
     if path.is_dir():
         return _of_folder(path, name=name, source=source, claims=claims)
     sources = find_sources(path)
-    if len(sources) > 1:
-        if "train" in _by_split(sources, str(path)):
-            return _of_sources(sources, name=name, source=source, where=str(path), claims=claims)
-        return Place(name, source, {}, single=one_source(path))
-    return Place(name, source, {}, single=sources[0])
+    if len(sources) > 1 and _by_split(sources, str(path)):
+        return _of_sources(sources, name=name, source=source, where=str(path), claims=claims)
+    single = sources[0] if len(sources) == 1 else one_source(path)
+    return Place(name, source, str(path), labels=_labels_among(sources), single=single, claims=claims)
 
 
 def _of_folder(folder: Path, *, name: str, source: str, claims: Entry | None = None) -> Place:
     paths = [path for path in sorted(folder.iterdir()) if _split_word(path.name) or _is_labels(path.name)]
+    files = [path for path in paths if not path.is_dir()]
+    in_files = {_split_word(path.name) for path in files}
     for path in paths:
-        if path.is_dir():
-            raise DataError(f"{path} is a folder; a file of triples was expected.")
-    sources = [one_source(path) for path in paths]
+        if path.is_dir() and _split_word(path.name) not in in_files:
+            raise DataError(f"{path} is a folder; a file of triples was expected. Name the file {path.name}.tsv.")
+    sources = [one_source(path) for path in files]
     return _of_sources(sources, name=name, source=source, where=str(folder), claims=claims)
 
 
@@ -123,13 +137,17 @@ def _of_sources(sources: list[Source], *, name: str, source: str, where: str, cl
     splits = _by_split(sources, where)
     missing = [split for split in SPLITS if split not in splits]
     if missing:
-        found = ", ".join(sorted(splits)) or "none of them"
+        found = ", ".join(split for split in SPLITS if split in splits) or "none of them"
         raise DataError(
             f"{where} should hold train, valid and test (as train.tsv and so on); it has {found}. To split one file, "
             f"name the file itself."
         )
-    labels = next((source for source in sources if _is_labels(source.file_name)), None)
-    return Place(name, source, {split: splits[split] for split in SPLITS}, labels=labels, claims=claims)
+    ordered = {str(split): splits[split] for split in SPLITS}
+    return Place(name, source, where, ordered, labels=_labels_among(sources), claims=claims)
+
+
+def _labels_among(sources: Iterable[Source]) -> Source | None:
+    return next((source for source in sources if _is_labels(source.file_name)), None)
 
 
 def _by_split(sources: Iterable[Source], where: str) -> dict[str, Source]:

@@ -25,17 +25,24 @@ def save_graph(graph: Graph, folder: Path) -> None:
             columns = {"name": vocabulary.names}
             if vocabulary.labels is not None:
                 columns["label"] = vocabulary.labels
-            pq.write_table(pa.table(columns), fresh / f"{name}.parquet", compression="zstd", use_dictionary=False)
+            _write(columns, fresh / f"{name}.parquet", use_dictionary=False)
         for split in SPLITS:
             columns = {name: pa.array(graph.split(split)[:, i]) for i, name in enumerate(COLUMNS)}
-            pq.write_table(pa.table(columns), fresh / f"{split}.parquet", compression="zstd")
+            _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
         about = {"format": FORMAT, "name": graph.name, "source": graph.source, "fingerprint": graph.fingerprint,
                  "catalogued": graph.catalogued, "notes": asdict(graph.notes)}
         (fresh / "graph.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def load_saved_graph(folder: Path) -> Graph:
-    """Read a graph that `save_graph` wrote."""
+    """Read a graph that `save_graph` wrote; OSError or ValueError where that cannot be done."""
+    try:
+        return _load(folder)
+    except (KeyError, TypeError, pa.ArrowException) as error:
+        raise ValueError(f"{folder} is damaged ({error})") from error
+
+
+def _load(folder: Path) -> Graph:
     about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
     if about["format"] != FORMAT:
         raise ValueError(f"{folder} has format {about['format']}; this version reads {FORMAT}")
@@ -52,14 +59,24 @@ def load_saved_graph(folder: Path) -> Graph:
     )
 
 
+def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
+    pq.write_table(
+        pa.table(columns), path, compression="zstd", use_dictionary=use_dictionary, write_page_checksum=True
+    )
+
+
+def _read(path: Path) -> pa.Table:
+    return pq.read_table(path, page_checksum_verification=True)
+
+
 def _vocabulary(path: Path, kind: str) -> Vocabulary:
-    table = pq.read_table(path, memory_map=True)
+    table = _read(path)
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     return Vocabulary(columns["name"], columns.get("label"), kind=kind)
 
 
 def _triples(path: Path) -> np.ndarray:
-    table = pq.read_table(path)
+    table = _read(path)
     triples = np.empty((table.num_rows, 3), dtype=np.int32)
     for i, name in enumerate(COLUMNS):
         triples[:, i] = table[name].to_numpy()

@@ -99,7 +99,8 @@ class Vocabulary:
 
     def _checked(self, id: int) -> int:
         if not 0 <= id < len(self):
-            raise RequestError(f"There is no {self.kind} {id:,}: ids go from 0 to {len(self) - 1:,}.")
+            known = f"ids go from 0 to {len(self) - 1:,}" if len(self) else "none is known"
+            raise RequestError(f"There is no {self.kind} {id:,}: {known}.")
         return id
 
     def _suggestion(self, name: str) -> str:

@@ -55,6 +55,7 @@ def rank(
     turned = triples[:, [2, 1, 0]]
     found = []
     for direction, asked in enumerate((triples, turned)):
+
         def report(done: int, direction: int = direction) -> None:
             if progress:
                 progress(direction * len(triples) + done, 2 * len(triples))

@@ -68,6 +68,11 @@ class Model(nn.Module, ABC):
 
     @property
     @abstractmethod
+    def bilinear(self) -> BilinearModel:
+        """The bilinear model that holds the parameters: itself, or the one it is the dual of."""
+
+    @property
+    @abstractmethod
     def choices(self) -> dict[str, object]:
         """What made this model beside the graph's shape: the keywords of its class."""
 
@@ -90,7 +95,12 @@ class BilinearModel(Model):
     diagonal = False  # whether a relation acts on each coordinate alone, as N3 asks
 
     def __init__(
-        self, shape: GraphShape, *, dim: int, reciprocal: bool = True, init_scale: InitScale = 1e-3,
+        self,
+        shape: GraphShape,
+        *,
+        dim: int,
+        reciprocal: bool = True,
+        init_scale: InitScale = 1e-3,
         seed: int = 0,
     ) -> None:
         super().__init__(shape, reciprocal=reciprocal)
@@ -176,6 +186,10 @@ class BilinearModel(Model):
         zero = squared == 0
         return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
+    @property
+    def bilinear(self) -> BilinearModel:
+        return self
+
     def factors(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Factors:
         return Factors(self, rows(self.head_table, heads), relations, rows(self.tail_table, tails))
 
@@ -211,4 +225,3 @@ class Factors:
 def rows(table: Tensor, ids: Tensor) -> Tensor:
     """Rows of a table by id. An embedding look-up sums its gradient in a fixed order; indexing does not."""
     return F.embedding(ids, table)
-

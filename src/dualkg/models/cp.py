@@ -13,7 +13,12 @@ class CP(RealDiagonalModel):
     """A relation scales each coordinate; an entity is one vector as head, another as tail (Hitchcock, 1927)."""
 
     def __init__(
-        self, shape: GraphShape, *, dim: int, reciprocal: bool = True, init_scale: InitScale = 1e-3,
+        self,
+        shape: GraphShape,
+        *,
+        dim: int,
+        reciprocal: bool = True,
+        init_scale: InitScale = 1e-3,
         seed: int = 0,
     ) -> None:
         super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)

@@ -17,7 +17,12 @@ class DiagonalModel(BilinearModel):
     numbers_per_coordinate = 1
 
     def __init__(
-        self, shape: GraphShape, *, dim: int, reciprocal: bool = True, init_scale: InitScale = 1e-3,
+        self,
+        shape: GraphShape,
+        *,
+        dim: int,
+        reciprocal: bool = True,
+        init_scale: InitScale = 1e-3,
         seed: int = 0,
     ) -> None:
         super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)

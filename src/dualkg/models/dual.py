@@ -29,6 +29,10 @@ class Dual(Model):
         self.side = side
 
     @property
+    def bilinear(self) -> BilinearModel:
+        return self.primal
+
+    @property
     def choices(self) -> dict[str, object]:
         return {**self.primal.choices, "dual": self.side}
 

@@ -16,7 +16,12 @@ class RESCAL(BilinearModel):
     """
 
     def __init__(
-        self, shape: GraphShape, *, dim: int, reciprocal: bool = True, init_scale: InitScale = "xavier",
+        self,
+        shape: GraphShape,
+        *,
+        dim: int,
+        reciprocal: bool = True,
+        init_scale: InitScale = "xavier",
         seed: int = 0,
     ) -> None:
         super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)

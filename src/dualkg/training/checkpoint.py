@@ -33,8 +33,11 @@ class Progress:
 
 def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dict[str, Any]) -> None:
     """Write named groups of tensors and a JSON note, atomically. Tables with NaN or infinity are refused."""
-    tensors = {f"{group}/{name}": value.detach().cpu().contiguous()
-               for group, members in groups.items() for name, value in members.items()}
+    tensors = {
+        f"{group}/{name}": value.detach().cpu().contiguous()
+        for group, members in groups.items()
+        for name, value in members.items()
+    }
     for name, value in tensors.items():
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise DivergedError(f"{name} holds NaN or infinity, so it was not saved; {path.name} is as it was.")

@@ -41,12 +41,15 @@ def build_regularizer(choice: RegularizerChoice) -> Regularizer:
 
 def describe_model(model: Model) -> ModelChoice:
     """The choice that makes a model like this one again."""
-    primal = model.primal if isinstance(model, Dual) else model
     known = set(ModelChoice.model_fields)
     choices = model.choices
     options = {key: value for key, value in choices.items() if key not in known}
     return ModelChoice.model_validate(
-        {"name": name_of(primal, MODELS), **{k: v for k, v in choices.items() if k in known}, "options": options}
+        {
+            "name": name_of(model.bilinear, MODELS),
+            **{k: v for k, v in choices.items() if k in known},
+            "options": options,
+        }
     )
 
 
@@ -69,8 +72,11 @@ def find_class(name: str, known: dict[str, Any], base: type) -> Any:
     kind = base.__name__.removesuffix("Model").lower() or "model"
     if not colon:
         near = did_you_mean(name, known) or f" There are {', '.join(known)}."
-        raise RequestError(f"No {kind} model is named '{name}'.{near} One's own is named package.module:Class."
-                           if base is BilinearModel else f"No {kind} is named '{name}'.{near}")
+        raise RequestError(
+            f"No {kind} model is named '{name}'.{near} One's own is named package.module:Class."
+            if base is BilinearModel
+            else f"No {kind} is named '{name}'.{near}"
+        )
     found = getattr(_import(module_name, name), class_name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise RequestError(f"'{name}' should be a subclass of dualkg's {base.__name__}; it is {found!r}.")

@@ -58,8 +58,14 @@ def _commit() -> str | None:
     if "site-packages" in here.parts or sys.platform == "win32":
         return None
     try:
-        found = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"], cwd=here,
-                               capture_output=True, text=True, timeout=5, check=False)
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None

@@ -42,11 +42,20 @@ def from_arrays(
     if graph is None:
         if entity_names is None or relation_names is None:
             raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
-        graph = Graph("imported", Vocabulary(list(entity_names)), Vocabulary(list(relation_names), kind="relation"),
-                      NO_TRIPLES, NO_TRIPLES, NO_TRIPLES)
+        graph = Graph(
+            "imported",
+            Vocabulary(list(entity_names)),
+            Vocabulary(list(relation_names), kind="relation"),
+            NO_TRIPLES,
+            NO_TRIPLES,
+            NO_TRIPLES,
+        )
     reciprocal = _is_reciprocal(len(tables["relations"]), graph)
-    for name, names, vocabulary in (("entities", entity_names, graph.entities), ("tails", entity_names, graph.entities),
-                                    ("relations", relation_names, graph.relations)):
+    for name, names, vocabulary in (
+        ("entities", entity_names, graph.entities),
+        ("tails", entity_names, graph.entities),
+        ("relations", relation_names, graph.relations),
+    ):
         if names is not None and name in tables:
             tables[name] = _in_graph_order(tables[name], names, vocabulary)
     built = _fill(model, graph, tables, reciprocal=reciprocal)

@@ -141,8 +141,16 @@ class Trainer:
         if not math.isfinite(loss_sum):
             raise DivergedError(self._divergence(f"the loss is {loss_sum}"))
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
-        self.watch(Moment(progress.epoch + 1, self.recipe.training.epochs, progress.step, self.num_steps,
-                          loss_sum / progress.step, mrr))
+        self.watch(
+            Moment(
+                progress.epoch + 1,
+                self.recipe.training.epochs,
+                progress.step,
+                self.num_steps,
+                loss_sum / progress.step,
+                mrr,
+            )
+        )
         return loss_sum
 
     def _divergence(self, what: str) -> str:
@@ -203,7 +211,8 @@ class Trainer:
             where = f" Go on with: dualkg resume {self.checkpoint_path.parent}" if self.checkpoint_path else ""
             raise InterruptedRunError(
                 f"Stopped in epoch {self.progress.epoch + 1} of {self.recipe.training.epochs}, all work saved.{where}"
-                if self.checkpoint_path else f"Stopped in epoch {self.progress.epoch + 1}."
+                if self.checkpoint_path
+                else f"Stopped in epoch {self.progress.epoch + 1}."
             )
 
     def save(self, path: Path) -> None:

@@ -34,8 +34,12 @@ def learning_rate(choice: Optimizer, progress: float) -> float:
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's memory as named tensors, for a checkpoint."""
     states = optimizer.state_dict()["state"]
-    return {f"{index}.{key}": torch.as_tensor(value) for index, state in states.items() for key, value in state.items()
-            if value is not None}
+    return {
+        f"{index}.{key}": torch.as_tensor(value)
+        for index, state in states.items()
+        for key, value in state.items()
+        if value is not None
+    }
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """A run: a recipe, what came of it, and the folder that keeps both.
 
-    recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
-    weights.safetensors  history.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
+recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
+weights.safetensors  history.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from dualkg.training.recipe import (
     Training,
     Validation,
     load_recipe,
+    recipe_from,
 )
 from dualkg.training.run import Run, RunFolder
 
@@ -86,15 +87,18 @@ def train(
     The model given is the one that is trained, and is moved to the device.
     """
     regularizer = regularizer or NoRegularizer()
-    recipe = Recipe(
-        data=Data(graph=graph.source if graph.source != "memory" else graph.name),
-        model=describe_model(model),
-        regularizer=describe_regularizer(regularizer),
-        loss=loss or Loss(),
-        optimizer=optimizer or Optimizer(),
-        validation=validation or Validation(),
-        training=Training(epochs=epochs, batch_size=batch_size or default_batch_size(graph), seed=seed),
-    )
+    sections = {
+        "data": Data(graph=graph.source if graph.source != "memory" else graph.name),
+        "model": describe_model(model),
+        "regularizer": describe_regularizer(regularizer),
+        "loss": loss,
+        "optimizer": optimizer,
+        "validation": validation,
+    }
+    tables = {name: section.model_dump() for name, section in sections.items() if section}
+    size = batch_size if batch_size is not None else default_batch_size(graph)
+    tables["training"] = {"epochs": epochs, "batch_size": size, "seed": seed}
+    recipe = recipe_from(tables, source="train")
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free()
@@ -142,6 +146,7 @@ def train_seeds(
     num_seeds: int,
     *,
     out: Path,
+    graph: Graph | None = None,
     device: str | torch.device | None = None,
     overwrite: bool = False,
     watch: Watch | None = None,
@@ -150,7 +155,7 @@ def train_seeds(
 
     Runs of the same recipe that are already there are not repeated, and unfinished ones go on.
     """
-    graph = load_recipe_graph(recipe)
+    graph = graph or load_recipe_graph(recipe)
     reports = {}
     for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
         one = recipe.with_changes({"training.seed": seed})
@@ -172,6 +177,7 @@ def spread(values: list[float]) -> tuple[float, float]:
 def _begin(
     model: Model, graph: Graph, recipe: Recipe, regularizer: Regularizer, folder: RunFolder | None, watch: Watch | None
 ) -> Run:
+    regularizer.check(model.bilinear)
     if folder:
         folder.begin(recipe, graph, environment(model.device, fingerprint=graph.fingerprint))
     return _go(model, graph, recipe, regularizer, folder, watch)
@@ -185,8 +191,14 @@ def _go(
     if path and path.exists():
         trainer.restore(path)
     trainer.run()
-    run = Run(model.eval(), graph, recipe, trainer.progress.history, evaluate_held_out(model, graph),
-              folder.path if folder else None)
+    run = Run(
+        model.eval(),
+        graph,
+        recipe,
+        trainer.progress.history,
+        evaluate_held_out(model, graph),
+        folder.path if folder else None,
+    )
     if folder:
         folder.finish(run)
     return run

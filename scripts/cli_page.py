@@ -1,0 +1,70 @@
+"""Write docs/cli.md from the commands' own --help.
+
+python scripts/cli_page.py            # write the page
+python scripts/cli_page.py --check    # fail where the page is not what the commands say
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+WIDTH = "100"
+OPENING = """# The command line
+
+Made from the commands' own `--help` by `python scripts/cli_page.py`; do not edit.
+
+Answers go to stdout, progress and remarks to stderr. `--json` prints the same answers for programs. A command ends
+with 0; with 1 where the run failed; with 2 where the request was wrong; with 130 where it was stopped by Ctrl-C.
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page differs")
+    check = parser.parse_args().check
+    page = cli_page()
+    if not check:
+        PAGE.write_text(page, encoding="utf-8", newline="\n")
+    elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
+        sys.exit("docs/cli.md is not what the commands say. Make it anew: python scripts/cli_page.py")
+
+
+def cli_page() -> str:
+    """The page: the program's help, then that of each command in the order it lists them."""
+    _fix_terminal()
+    import typer
+
+    from dualkg.cli import app
+
+    names = [name for name, command in typer.main.get_command(app).commands.items() if not command.hidden]
+    parts = [OPENING, _section("dualkg", [])]
+    parts += [_section(f"dualkg {name}", [name]) for name in names]
+    return "\n".join(parts)
+
+
+def _fix_terminal() -> None:
+    """Typer looks at these when it is imported, so they must be set before: 100 columns, no colour, no terminal."""
+    os.environ |= {"TERMINAL_WIDTH": WIDTH, "COLUMNS": WIDTH, "TERM": "dumb", "NO_COLOR": "1"}
+    os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
+
+
+def _section(title: str, words: list[str]) -> str:
+    from typer.testing import CliRunner
+
+    from dualkg.cli import app
+
+    result = CliRunner().invoke(app, [*words, "--help"], prog_name="dualkg")
+    if result.exit_code:
+        sys.exit(f"{title} --help ended with {result.exit_code}: {result.output}")
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+    text = "\n".join(line.rstrip() for line in plain.strip("\n").splitlines())
+    return f"## {title}\n\n```text\n{text.strip()}\n```\n"
+
+
+if __name__ == "__main__":
+    main()

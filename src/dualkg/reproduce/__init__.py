@@ -1,0 +1,1 @@
+"""Reproduction: the numbers we publish, each with its recipe, environment and seeds."""

@@ -1,0 +1,63 @@
+"""What all tests share: a cache of their own, small graphs, and the benchmark graphs where they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+
+DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory):
+    """No test reads or writes the user's cache, or finds archives it did not ask for."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("DUALKG_CACHE", str(tmp_path_factory.mktemp("cache")))
+    patch.delenv("DUALKG_DATA", raising=False)
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _two_threads():
+    torch.set_num_threads(min(2, os.cpu_count() or 1))
+
+
+@pytest.fixture
+def data_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of benchmark archives, named to dualkg as users name it."""
+    if not DATA.is_dir():
+        pytest.skip(f"the benchmark archives are not here: name their folder in DUALKG_DATA ({DATA} is missing)")
+    monkeypatch.setenv("DUALKG_DATA", str(DATA))
+    return DATA
+
+
+def graph_of(
+    train, valid=(), test=(), *, num_entities: int | None = None, num_relations: int | None = None
+) -> kg.Graph:
+    """A graph of ids, entities named e0, e1, … and relations r0, r1, …"""
+    splits = [np.array(list(part), dtype=np.int32).reshape(-1, 3) for part in (train, valid, test)]
+    joined = np.concatenate(splits)
+    num_entities = num_entities or int(joined[:, [0, 2]].max(initial=0)) + 1
+    num_relations = num_relations or int(joined[:, 1].max(initial=0)) + 1
+    return kg.Graph(
+        "made",
+        kg.Vocabulary([f"e{i}" for i in range(num_entities)]),
+        kg.Vocabulary([f"r{i}" for i in range(num_relations)], kind="relation"),
+        *splits,
+    )
+
+
+@pytest.fixture
+def small_graph() -> kg.Graph:
+    """A random graph of 30 entities and 4 relations."""
+    random = np.random.default_rng(0)
+    triples = np.unique(np.stack([random.integers(0, n, 300) for n in (30, 4, 30)], axis=1), axis=0)
+    random.shuffle(triples)
+    return graph_of(triples[40:], triples[:20], triples[20:40], num_entities=30, num_relations=4)

@@ -1,0 +1,457 @@
+"""From names and paths to graphs: every kind of place, the cache, and every bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dualkg.data import loading
+from dualkg.data.catalogue import catalogue
+from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.loading import load_graph, parse_shares
+from dualkg.errors import DataError, RequestError
+from tests.data.reading.conftest import compressed, tarred, zipped
+
+TRAIN = [("a", "r", "b"), ("b", "r", "c"), ("c", "s", "d"), ("d", "s", "a")]
+VALID, TEST = [("a", "r", "c")], [("b", "s", "d")]
+Rows = list[tuple[str, str, str]]
+
+
+def lines(rows: Rows, separator: str = "\t") -> bytes:
+    return "".join(f"{separator.join(row)}\n" for row in rows).encode()
+
+
+FILES = {"train.tsv": lines(TRAIN), "valid.tsv": lines(VALID), "test.tsv": lines(TEST)}
+PAIRS = [(head, tail) for head in range(30) for tail in range(30) if head != tail]
+DENSE: Rows = [(f"e{head}", f"r{(head + tail) % 3}", f"e{tail}") for head, tail in PAIRS]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache for each test."""
+    monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """Make a folder of files; those named replace the good ones, None leaves one out."""
+    def made(changes: dict[str, bytes | None] | None = None, name: str = "mine") -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        for file_name, content in (FILES | (changes or {})).items():
+            if content is not None:
+                (path / file_name).write_bytes(content)
+        return path
+    return made
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    """A file of triples dense enough to be split."""
+    path = tmp_path / "dense.tsv"
+    path.write_bytes(lines(DENSE))
+    return path
+
+
+@pytest.fixture
+def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], type[Exception]]:
+    """From now on only the cache can give a graph."""
+    class FilesReadError(Exception):
+        pass
+
+    def fail(*_: object, **__: object) -> None:
+        raise FilesReadError
+
+    def patched() -> type[Exception]:
+        monkeypatch.setattr(loading, "read_triples", fail)
+        return FilesReadError
+    return patched
+
+
+def named(graph: Graph, split: str) -> Rows:
+    entities, relations = graph.entities, graph.relations
+    return [(entities[h], relations[r], entities[t]) for h, r, t in graph.split(split).tolist()]
+
+
+def same(one: Graph, other: Graph) -> bool:
+    return (one.entities, one.relations) == (other.entities, other.relations) and all(
+        np.array_equal(one.split(split), other.split(split)) for split in SPLITS
+    )
+
+
+def refused(path: Path, **choices: object) -> str:
+    """The sentence that answers a bad graph; it exits with 2 and nothing is kept of it."""
+    before = sorted(path.parent.rglob("*"))
+    with pytest.raises(RequestError) as caught:
+        load_graph(path, **choices)
+    assert caught.value.exit_code == 2
+    assert sorted(path.parent.rglob("*")) == before
+    return str(caught.value)
+
+
+# Where graphs come from.
+
+
+def test_the_bundled_graph_loads_and_is_not_cached(cache: Path) -> None:
+    graph = load_graph("world")
+    assert (graph.name, graph.source, graph.catalogued) == ("world", "world", False)
+    assert graph.notes.sentences() == []
+    assert graph.counts["train"] > 7_000
+    assert not cache.exists()
+
+
+def test_a_folder_of_three_files(folder: Callable[..., Path]) -> None:
+    path = folder()
+    graph = load_graph(path)
+    assert [named(graph, split) for split in SPLITS] == [TRAIN, VALID, TEST]
+    assert (graph.name, graph.source, graph.catalogued) == ("mine", str(path), False)
+    assert graph.notes.sentences() == []
+    assert len(graph.fingerprint) == 64
+
+
+def test_every_format_and_compression_gives_the_same_graph(folder: Callable[..., Path]) -> None:
+    nothing = dict.fromkeys(FILES)
+    table = pa.table(dict(zip(("head", "relation", "tail"), zip(*TRAIN, strict=True), strict=True)))
+    parquet = pa.BufferOutputStream()
+    pq.write_table(table, parquet)
+    mixed = folder({
+        **nothing,
+        "train.parquet": parquet.getvalue().to_pybytes(),
+        "valid.csv.xz": compressed(lines(VALID, ","), ".xz"),
+        "test.txt.zst": compressed(lines(TEST), ".zst"),
+    }, "mixed")
+    assert same(load_graph(mixed), load_graph(folder()))
+
+
+@pytest.mark.parametrize("name", ["mine.tar.gz", "mine.zip"])
+def test_an_archive_of_three_files(tmp_path: Path, folder: Callable[..., Path], name: str) -> None:
+    (tmp_path / name).write_bytes(zipped(FILES) if name.endswith("zip") else tarred(FILES, ".gz"))
+    graph = load_graph(str(tmp_path / name))
+    assert graph.name == "mine"
+    assert same(graph, load_graph(folder()))
+
+
+def test_own_archives_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Own.zip").write_bytes(zipped(FILES))
+    monkeypatch.setenv("DUALKG_DATA", str(tmp_path))
+    graph = load_graph("Own")
+    assert (graph.name, graph.source, graph.catalogued) == ("Own", "Own", False)
+
+
+def test_repeats_and_overlaps_are_reported(folder: Callable[..., Path]) -> None:
+    graph = load_graph(folder({"train.tsv": lines(TRAIN + TRAIN[:2]), "test.tsv": lines(TEST + VALID + TRAIN[:1])}))
+    assert graph.counts["train"] == 6
+    assert graph.notes.sentences() == [
+        "2 triples stand more than once in train.",
+        "1 triple stands in both train and test.",
+        "1 triple stands in both valid and test.",
+    ]
+    assert load_graph(graph.source).notes == graph.notes
+
+
+# The benchmark graphs, where they are.
+
+
+@pytest.mark.parametrize("name", sorted(catalogue()))
+def test_the_benchmark_graphs_are_what_the_catalogue_says(data_folder: Path, name: str) -> None:
+    if not (data_folder / f"{name}.tar.xz").exists():
+        pytest.skip(f"{name} is not among the archives")
+    graph = load_graph(name)
+    assert (graph.name, graph.catalogued, graph.counts) == (name, True, catalogue()[name].counts)
+    assert graph.notes.duplicates["train"] == int(name.startswith("Countries"))
+
+
+def test_labels_of_a_benchmark_graph(data_folder: Path) -> None:
+    graph = load_graph("WN18RR")
+    assert graph.entities.labels is not None
+    assert graph.entities.labels.null_count == 0
+    assert graph.relations.labels is None
+
+
+def test_a_part_of_a_benchmark_graph_is_labelled_so(data_folder: Path) -> None:
+    if not (data_folder / "YAGO3-10-quarter.tar.xz").exists():
+        pytest.skip("YAGO3-10-quarter is not among the archives")
+    graph = load_graph("YAGO3-10-quarter")
+    assert (graph.name, graph.catalogued) == ("YAGO3-10-quarter", False)
+    assert graph.counts == {"entities": 106_196, "relations": 37, "train": 269_760, "valid": 5_000, "test": 5_000}
+
+
+def test_a_graph_that_calls_itself_by_another_name_is_refused(folder: Callable[..., Path]) -> None:
+    path = folder(name="WN18RR")
+    assert refused(path) == (
+        f"WN18RR should have 40,943 entities; {path} has 4. If it is another graph, give {path} another name."
+    )
+
+
+def test_an_archive_cannot_pass_for_a_benchmark_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Nations.zip").write_bytes(zipped(FILES))
+    monkeypatch.setenv("DUALKG_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"^Nations should have 14 entities; \S+Nations\.zip has 4\."):
+        load_graph("Nations")
+
+
+# One file, split.
+
+
+def test_one_file_is_split(dense: Path) -> None:
+    graph = load_graph(dense)
+    parts = {split: set(named(graph, split)) for split in SPLITS}
+    assert set.union(*parts.values()) == set(DENSE)
+    assert sum(map(len, parts.values())) == len(DENSE)
+    assert len(parts["valid"]) == pytest.approx(0.1 * len(DENSE), abs=2)
+    seen = set(graph.train[:, [0, 2]].flat)
+    assert {id for split in ("valid", "test") for id in graph.split(split)[:, [0, 2]].flat} <= seen
+    assert graph.notes.sentences() == []
+
+
+def test_the_seed_and_the_shares_decide_the_split(dense: Path) -> None:
+    graphs = [load_graph(dense, **choices) for choices in ({}, {"seed": 1}, {"split": "60/20/20"}, {"seed": 2})]
+    assert not any(same(one, other) for one, other in combinations(graphs, 2))
+    assert len(graphs[2].valid) == pytest.approx(0.2 * len(DENSE), abs=2)
+    assert len({graph.fingerprint for graph in graphs}) == 4
+
+
+def test_the_same_seed_gives_the_same_split_without_a_cache(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = load_graph(dense, seed=5)
+    monkeypatch.setenv("DUALKG_CACHE", str(dense.parent / "other"))
+    other = load_graph(dense, seed=5)
+    assert same(one, other)
+    assert one.fingerprint == other.fingerprint
+
+
+def test_repeats_are_left_out_before_a_split(dense: Path) -> None:
+    whole = load_graph(dense)
+    dense.write_bytes(lines(DENSE + DENSE[:1]))
+    graph = load_graph(dense)
+    assert same(graph, whole)
+    assert graph.notes.sentences() == ["1 repeat of a triple was left out."]
+    dense.write_bytes(lines(DENSE[:5] + DENSE))
+    assert load_graph(dense).notes.sentences() == ["5 repeats of triples were left out."]
+
+
+def test_a_thin_file_says_that_it_gave_less(tmp_path: Path) -> None:
+    ring = [(f"e{i}", "r", f"e{(i + 1) % 60}") for i in range(60)]
+    (tmp_path / "ring.tsv").write_bytes(lines(ring))
+    (sentence,) = load_graph(tmp_path / "ring.tsv", split="10/60/30").notes.sentences()
+    assert sentence.startswith("valid and test have ")
+    assert "triples of the 54 asked for: the others are the only ones of some entity or relation." in sentence
+
+
+def test_a_file_too_thin_to_split_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chain.tsv").write_bytes(lines([("a", "r", "b"), ("b", "s", "c")]))
+    assert refused(tmp_path / "chain.tsv") == (
+        f"{tmp_path}/chain.tsv cannot be split: of its 2 triples none can go to valid without leaving an entity or a "
+        "relation unseen in train. Give more triples, or a folder with train, valid and test."
+    )
+
+
+def test_a_share_of_nothing_leaves_a_split_empty(dense: Path) -> None:
+    graph = load_graph(dense, split="100/0/0")
+    assert graph.counts == {"entities": 30, "relations": 3, "train": len(DENSE), "valid": 0, "test": 0}
+
+
+@pytest.mark.parametrize(("split", "shares"), [("80/10/10", (0.8, 0.1, 0.1)), ("99.8/0.1/0.1", (0.998, 0.001, 0.001))])
+def test_shares_are_percent(split: str, shares: tuple[float, ...]) -> None:
+    assert parse_shares(split) == pytest.approx(shares)
+
+
+@pytest.mark.parametrize("split", ["80/20", "80/10/20", "0/50/50", "110/-5/-5", "a/b/c", "", "nan/10/10", "inf/0/0"])
+def test_shares_that_are_none_are_refused(split: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        load_graph("world", split=split)
+    assert str(caught.value) == (
+        f"A split is written as three shares in percent that make 100, as in 80/10/10; '{split}' came."
+    )
+
+
+def test_a_seed_below_0_is_refused(dense: Path) -> None:
+    assert refused(dense, seed=-1) == "A seed is a whole number, 0 or more; -1 came."
+
+
+# Labels.
+
+
+def test_labels_beside_the_splits_are_shown(folder: Callable[..., Path], unreadable: Callable) -> None:
+    path = folder({"labels.tsv": "a\tAnna\nb\tBöb\nr\tloves\nz\tZoe\n".encode()})
+    for attempt in range(2):
+        graph = load_graph(path)
+        assert [graph.entities.label(id) for id in range(4)] == ["Anna", "Böb", "c", "d"]
+        assert graph.relations.label(graph.relations.id("r")) == "loves"
+        if not attempt:
+            unreadable()
+
+
+def test_labels_may_lie_elsewhere(folder: Callable[..., Path], tmp_path: Path) -> None:
+    path = folder({"labels.tsv": b"a\tAnna\nb\tBob\n"})
+    other = tmp_path / "names.tsv"
+    other.write_bytes(b"a\tAda\n")
+    assert load_graph(path).entities.label(0) == "Anna"
+    assert [load_graph(path, labels=other).entities.label(id) for id in (0, 1)] == ["Ada", "b"]
+    other.write_bytes(b"a\tAbe\n")
+    assert load_graph(path, labels=str(other)).entities.label(0) == "Abe"
+
+
+def test_labels_go_with_one_file(dense: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.tsv").write_bytes(b"e7\tSeven\n")
+    graph = load_graph(dense, labels=tmp_path / "names.tsv")
+    assert graph.entities.label(graph.entities.id("Seven")) == "Seven"
+
+
+def test_bad_labels_are_sentences(folder: Callable[..., Path], tmp_path: Path) -> None:
+    path = folder()
+    (tmp_path / "names.tsv").write_bytes(b"a\tAnna\nb\n")
+    (tmp_path / "none.zip").write_bytes(zipped({}))
+    assert f"{tmp_path}/names.tsv, line 2: " in refused(path, labels=tmp_path / "names.tsv")
+    assert refused(path, labels=tmp_path / "none.zip") == (
+        f"One file of labels was expected in {tmp_path}/none.zip, and it holds 0. Name one file."
+    )
+    assert refused(path, labels=tmp_path / "names.tvs") == (
+        f"There is no file {tmp_path}/names.tvs. Did you mean 'names.tsv'?"
+    )
+
+
+# The cache.
+
+
+def test_the_second_load_comes_from_the_cache(folder: Callable[..., Path], unreadable: Callable) -> None:
+    path = folder()
+    first = load_graph(path)
+    unreadable()
+    second = load_graph(path)
+    assert same(first, second)
+    assert (first.name, first.source, first.fingerprint) == (second.name, second.source, second.fingerprint)
+
+
+@pytest.mark.parametrize("file_name", FILES)
+def test_a_changed_byte_is_read_anew(folder: Callable[..., Path], unreadable: Callable, file_name: str) -> None:
+    path = folder()
+    load_graph(path)
+    stands = (path / file_name).stat()
+    (path / file_name).write_bytes(FILES[file_name].replace(b"a", b"b", 1).replace(b"d", b"c", 1))
+    assert (path / file_name).stat().st_size == stands.st_size
+    with pytest.raises(unreadable()):
+        load_graph(path)
+
+
+@pytest.mark.parametrize("choices", [{"columns": (3, 2, 1)}, {"split": "70/20/10"}, {"seed": 1}])
+def test_another_choice_is_read_anew(dense: Path, unreadable: Callable, choices: dict[str, object]) -> None:
+    load_graph(dense)
+    files_were_read = unreadable()
+    load_graph(dense)
+    with pytest.raises(files_were_read):
+        load_graph(dense, **choices)
+
+
+def test_columns_turn_the_triples(folder: Callable[..., Path]) -> None:
+    path = folder()
+    load_graph(path)
+    assert named(load_graph(path, columns=(3, 2, 1)), "train") == [(tail, rel, head) for head, rel, tail in TRAIN]
+
+
+def test_the_split_does_not_matter_to_a_folder(folder: Callable[..., Path], unreadable: Callable) -> None:
+    path = folder()
+    load_graph(path)
+    unreadable()
+    assert load_graph(path, split="60/20/20", seed=3).counts["train"] == len(TRAIN)
+
+
+def test_the_same_bytes_under_another_suffix_are_read_anew(tmp_path: Path, unreadable: Callable) -> None:
+    packed = compressed(lines(DENSE), ".gz")
+    (tmp_path / "mine.tsv.gz").write_bytes(packed)
+    (tmp_path / "mine.tsv").write_bytes(packed)
+    load_graph(tmp_path / "mine.tsv.gz")
+    with pytest.raises(unreadable()):
+        load_graph(tmp_path / "mine.tsv")
+
+
+@pytest.mark.parametrize("damage", ["graph.json", "train.parquet", "entities.parquet"])
+def test_a_damaged_cache_is_read_anew_and_mended(
+    folder: Callable[..., Path], cache: Path, unreadable: Callable, damage: str
+) -> None:
+    path = folder()
+    load_graph(path)
+    (kept,) = (cache / "graphs").iterdir()
+    (kept / damage).write_bytes((kept / damage).read_bytes()[:-30])
+    assert named(load_graph(path), "train") == TRAIN
+    unreadable()
+    assert named(load_graph(path), "train") == TRAIN
+
+
+def test_a_cache_that_cannot_be_written_is_no_failure(folder: Callable[..., Path], cache: Path) -> None:
+    cache.write_bytes(b"a file in the way")
+    path = folder()
+    assert [named(load_graph(path), "train") for _ in range(2)] == [TRAIN, TRAIN]
+
+
+def test_a_full_disk_is_no_failure(
+    folder: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dualkg.data.storage.pq.write_table", full)
+    assert named(load_graph(folder()), "train") == TRAIN
+    assert list(cache.rglob("*")) == [cache / "graphs"]
+
+
+# Bad input. Every sentence names the file, and the line where there is one.
+
+
+@pytest.mark.parametrize(("content", "sentence"), [
+    (b"a\tr\tb\na\tr\n", "train.tsv, line 2: "),
+    (b"a\tr\tb\na\tr\tb\tc\n", "train.tsv, line 2: "),
+    (b"a\tr\tb\n\na\t\tb\n", "train.tsv, line 3: "),
+    (b"a\tr\tb\na\tr\t\xff\n", "train.tsv, line 2: "),
+    (b"", "train.tsv holds no triples; at least one is expected."),
+    (b"\n\n", "train.tsv holds no triples; at least one is expected."),
+])
+def test_a_bad_file_is_a_sentence(folder: Callable[..., Path], content: bytes, sentence: str) -> None:
+    path = folder({"train.tsv": content})
+    assert refused(path).startswith(f"{path}/{sentence}")
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (b"a\tr\tb\na\tr\n", ["3 columns", "2"]),
+    (b"a\tr\tb\na\t\tb\n", ["empty"]),
+    (b"a\tr\tb\na\tr\t\xff\n", ["UTF-8"]),
+])
+def test_a_bad_line_says_what_is_wrong(folder: Callable[..., Path], content: bytes, words: list[str]) -> None:
+    sentence = refused(folder({"test.tsv": content})).partition("line 2: ")[2]
+    assert all(word in sentence for word in words)
+
+
+def test_a_missing_split_is_a_sentence(folder: Callable[..., Path]) -> None:
+    path = folder({"valid.tsv": None})
+    assert refused(path).startswith(f"{path} should hold train, valid and test (as train.tsv and so on); it has train,")
+
+
+def test_a_folder_in_place_of_a_file_is_a_sentence(folder: Callable[..., Path]) -> None:
+    path = folder({"valid.tsv": None})
+    (path / "valid.tsv").mkdir()
+    assert refused(path).startswith(f"{path}/valid.tsv is a folder; a file of triples was expected.")
+
+
+@pytest.mark.parametrize("name", ["mine.tar.gz", "mine.tar.xz", "mine.tar.zst", "mine.tar", "mine.zip"])
+def test_a_truncated_archive_is_a_sentence(tmp_path: Path, name: str) -> None:
+    files = FILES | {"test.tsv": lines(DENSE)}
+    whole = zipped(files) if name.endswith("zip") else tarred(files, name.removeprefix("mine.tar"))
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    sentence = refused(tmp_path / name)
+    assert sentence.startswith(f"{tmp_path}/{name}")
+    assert " is damaged, cut short, or not the kind of file its name says (" in sentence
+
+
+def test_a_truncated_file_is_a_sentence(folder: Callable[..., Path]) -> None:
+    path = folder({"test.tsv": None, "test.tsv.gz": compressed(lines(DENSE), ".gz")[:-40]})
+    assert refused(path).startswith(f"{path}/test.tsv.gz is damaged, cut short")
+
+
+def test_columns_that_no_file_has_are_a_sentence(folder: Callable[..., Path]) -> None:
+    assert "columns, and column 9 was asked for" in refused(folder(), columns=(1, 2, 9))

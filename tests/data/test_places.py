@@ -1,0 +1,224 @@
+"""Where a graph is found, and what its files are taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dualkg.data.graph import SPLITS
+from dualkg.data.places import data_folder, locate, names_in_data_folder, stem
+from dualkg.errors import DataError, RequestError
+from tests.data.reading.conftest import tarred, zipped
+
+LINE = b"a\tr\tb\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    """Make a folder of files that each hold one triple."""
+    def made(*names: str, inside: str = "mine") -> Path:
+        for name in names:
+            path = tmp_path / inside / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(LINE)
+        return tmp_path / inside
+    return made
+
+
+@pytest.fixture
+def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of archives, named in DUALKG_DATA."""
+    path = tmp_path / "archives"
+    path.mkdir()
+    monkeypatch.setenv("DUALKG_DATA", str(path))
+    return path
+
+
+def splits_of(place) -> dict[str, str]:
+    return {split: source.file_name for split, source in place.splits.items()}
+
+
+@pytest.mark.parametrize(("file_name", "name"), [
+    ("WN18RR.tar.xz", "WN18RR"),
+    ("mine.tgz", "mine"),
+    ("mine.txz", "mine"),
+    ("a.b.tsv", "a.b"),
+    ("mine.tsv.gz", "mine"),
+    ("mine.NT.ZST", "mine"),
+    ("mine.tsv.zip", "mine"),
+    ("v1.5", "v1.5"),
+])
+def test_the_name_of_a_graph_is_its_file_without_suffixes(file_name: str, name: str) -> None:
+    assert stem(Path("/somewhere") / file_name) == name
+
+
+def test_a_folder_keeps_its_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "graph.tsv").mkdir()
+    assert stem(tmp_path / "graph.tsv") == "graph.tsv"
+    monkeypatch.chdir(tmp_path / "graph.tsv")
+    assert stem(Path()) == "graph.tsv"
+
+
+def test_the_bundled_graph_goes_before_a_folder_of_its_name(
+    folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder("train.tsv", "valid.tsv", "test.tsv", inside="world")
+    monkeypatch.chdir(path.parent)
+    assert locate("world").splits["train"].path.parent != path
+    assert locate("./world").splits["train"].path == Path("world/train.tsv")
+
+
+@pytest.mark.parametrize("names", [
+    ("train.tsv", "valid.tsv", "test.tsv"),
+    ("TRAIN.TXT", "Valid.csv.gz", "test.nt"),
+    ("train.parquet", "validation.ttl", "test.txt.zst"),
+    ("train.tsv", "dev.tsv", "test.tsv", "notes.tsv", ".train.tsv", "train2id.txt", "test.md", "test.md.orig"),
+])
+def test_a_folder_is_read_by_the_names_of_its_files(folder: Callable[..., Path], names: tuple[str, ...]) -> None:
+    place = locate(folder(*names))
+    assert list(place.splits) == list(SPLITS)
+    assert [source.path.name for source in place.splits.values()] == list(names[:3])
+    assert (place.name, place.single, place.labels, place.claims) == ("mine", None, None, None)
+
+
+def test_labels_lie_beside_the_splits(folder: Callable[..., Path]) -> None:
+    place = locate(folder("train.tsv", "valid.tsv", "test.tsv", "labels.tsv"))
+    assert place.labels is not None
+    assert place.labels.file_name == "labels.tsv"
+
+
+@pytest.mark.parametrize(("names", "found"), [
+    (("train.tsv", "test.tsv"), "train, test"),
+    (("valid.tsv",), "valid"),
+    (("all.tsv",), "none of them"),
+])
+def test_a_missing_split_is_a_sentence(folder: Callable[..., Path], names: tuple[str, ...], found: str) -> None:
+    path = folder(*names)
+    with pytest.raises(DataError) as caught:
+        locate(path)
+    assert str(caught.value) == (
+        f"{path} should hold train, valid and test (as train.tsv and so on); it has {found}. To split one file, name "
+        "the file itself."
+    )
+
+
+def test_two_files_for_a_split_are_a_sentence(folder: Callable[..., Path]) -> None:
+    path = folder("train.tsv", "valid.tsv", "dev.csv", "test.tsv")
+    with pytest.raises(DataError, match=rf"^{path} has two files for valid: dev\.csv and valid\.tsv\.$"):
+        locate(path)
+
+
+@pytest.mark.parametrize("name", ["test", "test.tsv"])
+def test_a_folder_where_a_file_should_be_is_a_sentence(folder: Callable[..., Path], name: str) -> None:
+    path = folder("train.tsv", "valid.tsv", f"{name}/part-1.tsv")
+    with pytest.raises(DataError, match=rf"^{path}/{name} is a folder; a file of triples was expected\."):
+        locate(path)
+
+
+def test_a_folder_beside_the_file_it_is_named_like_does_no_harm(folder: Callable[..., Path]) -> None:
+    assert splits_of(locate(folder("train.tsv", "valid.tsv", "test.tsv", "test/notes.tsv")))["test"] == "test.tsv"
+
+
+def test_an_archive_is_read_like_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "mine.zip"
+    path.write_bytes(zipped({f"deep/{name}": LINE for name in ("train.tsv", "dev.tsv", "test.tsv", "labels.tsv")}))
+    place = locate(path)
+    assert splits_of(place) == {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+    assert place.labels is not None
+    assert (place.name, place.source, place.where) == ("mine", str(path), str(path))
+
+
+def test_an_archive_may_hold_one_file_and_its_labels(tmp_path: Path) -> None:
+    path = tmp_path / "mine.tar"
+    path.write_bytes(tarred({"facts.tsv": LINE, "labels.tsv": b"a\tA\n", "README.md": b"hello"}))
+    place = locate(path)
+    assert place.single is not None
+    assert place.labels is not None
+    assert (place.single.file_name, place.labels.file_name) == ("facts.tsv", "labels.tsv")
+    assert list(place.files) == ["triples"]
+
+
+@pytest.mark.parametrize("names", [["train.tsv", "valid.tsv"], ["valid.tsv", "test.tsv"]])
+def test_an_archive_without_a_split_is_a_sentence(tmp_path: Path, names: list[str]) -> None:
+    path = tmp_path / "mine.tar"
+    path.write_bytes(tarred(dict.fromkeys(names, LINE)))
+    found = ", ".join(name.removesuffix(".tsv") for name in names)
+    with pytest.raises(DataError, match=rf"^{path} should hold train, valid and test .* it has {found}\."):
+        locate(path)
+
+
+@pytest.mark.parametrize(("name", "content"), [("none.tar", tarred({})), ("none.zip", zipped({}))])
+def test_an_empty_archive_is_a_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"^One file of triples was expected in \S+{name}, and it holds 0\."):
+        locate(tmp_path / name)
+
+
+def test_an_archive_of_several_graphs_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "both.tar").write_bytes(tarred({"one.tsv": LINE, "two.tsv": LINE}))
+    with pytest.raises(DataError, match=r"it holds 2\. Its files: one\.tsv, two\.tsv\."):
+        locate(tmp_path / "both.tar")
+
+
+def test_the_name_of_a_catalogued_graph_is_a_claim(folder: Callable[..., Path]) -> None:
+    place = locate(folder("train.tsv", "valid.tsv", "test.tsv", inside="wn18rr"))
+    assert place.claims is not None
+    assert (place.claims.name, place.fetched) == ("WN18RR", False)
+
+
+@pytest.mark.parametrize("file_name", ["UMLS.tar.gz", "umls.tar.gz", "UMLS.zip"])
+def test_archives_in_the_data_folder_are_found_by_name(archives: Path, file_name: str) -> None:
+    files = {f"{split}.txt": LINE for split in SPLITS}
+    (archives / file_name).write_bytes(zipped(files) if file_name.endswith("zip") else tarred(files, ".gz"))
+    place = locate("umls")
+    assert (place.name, place.where, place.fetched) == ("UMLS", str(archives / file_name), False)
+
+
+def test_a_folder_in_the_data_folder_is_found_by_name(archives: Path, folder: Callable[..., Path]) -> None:
+    folder(*(f"{split}.txt" for split in SPLITS), inside="archives/Own")
+    assert locate("Own").where == str(archives / "Own")
+
+
+def test_the_data_folder_lists_its_graphs(archives: Path, folder: Callable[..., Path]) -> None:
+    assert names_in_data_folder() == []
+    (archives / "B.tar.xz").write_bytes(b"")
+    (archives / "B.zip").write_bytes(b"")
+    (archives / "README.md").write_bytes(b"")
+    folder("train.tsv", inside="archives/A")
+    folder("page.html", inside="archives/C")
+    assert names_in_data_folder() == ["A", "B"]
+
+
+def test_without_the_variable_there_is_no_data_folder() -> None:
+    assert data_folder() is None
+    assert names_in_data_folder() == []
+
+
+def test_a_data_folder_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DUALKG_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(RequestError, match=rf"^DUALKG_DATA names {tmp_path}/nowhere, which is not a folder\.$"):
+        locate("WN18RR")
+    assert locate("world").name == "world"
+
+
+@pytest.mark.parametrize(("asked", "near"), [
+    ("WN18R", " Did you mean 'WN18RR'?"),
+    ("wordl", " Did you mean 'world'?"),
+    ("qqqqqqq", ""),
+    ("x" * 300, ""),
+])
+def test_an_unknown_graph_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, near: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RequestError) as caught:
+        locate(asked)
+    assert str(caught.value) == f"There is no graph, file or folder '{asked}'.{near} See: dualkg datasets"
+
+
+def test_a_misspelt_path_is_answered_with_its_neighbours(folder: Callable[..., Path]) -> None:
+    path = folder("triples.tsv")
+    with pytest.raises(RequestError, match=r"'\S+/tripels\.tsv'\. Did you mean 'triples\.tsv'\?"):
+        locate(path / "tripels.tsv")

@@ -1,0 +1,134 @@
+"""Names, labels and ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dualkg.data import vocabulary
+from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import RequestError
+
+NAMES = st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), unique=True)
+
+
+@pytest.fixture
+def cities() -> Vocabulary:
+    return Vocabulary(["Q90", "Q64", "Paris", "Q5083"], {"Q90": "Paris", "Q64": "Berlin", "Q5083": "Seattle"})
+
+
+@given(NAMES)
+def test_ids_and_names_are_each_others_inverse(names: list[str]) -> None:
+    known = Vocabulary(names)
+    assert len(known) == len(names)
+    assert [known[id] for id in range(len(known))] == names
+    assert known.ids(names) == list(range(len(names)))
+
+
+@given(NAMES)
+def test_without_labels_a_name_is_its_label(names: list[str]) -> None:
+    known = Vocabulary(pa.array(names, pa.string()))
+    assert [known.label(id) for id in range(len(known))] == names
+
+
+def test_a_label_is_shown_where_there_is_one(cities: Vocabulary) -> None:
+    assert [cities.label(id) for id in range(4)] == ["Paris", "Berlin", "Paris", "Seattle"]
+
+
+def test_labels_that_name_nothing_here_are_no_labels() -> None:
+    assert Vocabulary(["a"], {"b": "Bee"}).labels is None
+
+
+def test_an_empty_label_is_none() -> None:
+    assert Vocabulary(["a", "b"], {"a": "", "b": "Bee"}).label(0) == "a"
+
+
+def test_a_name_goes_before_a_label(cities: Vocabulary) -> None:
+    assert cities.id("Paris") == 2
+
+
+def test_a_label_stands_for_its_name(cities: Vocabulary) -> None:
+    assert cities.id("Berlin") == 1
+
+
+@pytest.mark.parametrize(("asked", "id"), [("BERLIN", 1), ("q90", 0), ("seattle", 3)])
+def test_case_does_not_matter_where_nothing_fits_exactly(cities: Vocabulary, asked: str, id: int) -> None:
+    assert cities.id(asked) == id
+
+
+def test_exact_case_goes_first() -> None:
+    known = Vocabulary(["may", "May"])
+    assert (known.id("may"), known.id("May")) == (0, 1)
+
+
+def test_a_name_and_label_that_differ_in_case_only_are_one_entity() -> None:
+    assert Vocabulary(["paris", "rome"], {"paris": "Paris"}).id("PARIS") == 0
+
+
+def test_an_ambiguous_label_lists_the_names() -> None:
+    known = Vocabulary(["Q1", "Q2", "Q3"], {"Q1": "Springfield", "Q2": "Springfield"})
+    with pytest.raises(RequestError) as caught:
+        known.id("Springfield")
+    assert str(caught.value) == "'Springfield' stands for 2 entities: 'Q1', 'Q2'. Ask by one of these names."
+
+
+def test_an_ambiguous_case_lists_the_names() -> None:
+    with pytest.raises(RequestError, match=r"^'MAY' stands for 2 relations: 'may', 'May'\. Ask by"):
+        Vocabulary(["may", "May"], kind="relation").id("MAY")
+
+
+def test_an_unknown_name_is_answered_with_those_near() -> None:
+    known = Vocabulary(["Paris", "London", "Rome"])
+    with pytest.raises(RequestError) as caught:
+        known.id("Parris")
+    assert str(caught.value) == "No entity is named 'Parris' among the 3 known. Did you mean 'Paris'?"
+
+
+def test_an_unknown_name_is_answered_with_labels_too(cities: Vocabulary) -> None:
+    with pytest.raises(RequestError, match=r"Did you mean 'Berlin'\?$"):
+        cities.id("Berlim")
+
+
+def test_nothing_near_suggests_nothing() -> None:
+    with pytest.raises(RequestError, match=r"^No relation is named 'zzzz' among the 1 known\.$"):
+        Vocabulary(["capital"], kind="relation").id("zzzz")
+
+
+def test_an_empty_vocabulary_says_so() -> None:
+    known = Vocabulary([])
+    with pytest.raises(RequestError, match=r"^No entity is named 'a' because none is known\.$"):
+        known.id("a")
+    with pytest.raises(RequestError, match=r"^There is no entity 0: none is known\.$"):
+        known.id(0)
+
+
+def test_very_many_names_are_searched_among_those_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vocabulary, "MANY_NAMES", 3)
+    known = Vocabulary(["Paris", "parish", "Aris", "Parisian people", "東京"])
+    assert known._alike("Pariz") == ["Paris", "parish"]
+    with pytest.raises(RequestError, match=r"Did you mean 'Paris'"):
+        known.id("Pariz")
+
+
+@pytest.mark.parametrize("id", [0, 3, np.int32(3)])
+def test_a_number_is_an_id(cities: Vocabulary, id: int) -> None:
+    assert cities.id(id) == int(id)
+
+
+@pytest.mark.parametrize("id", [4, -1])
+def test_a_number_beyond_the_ids_is_refused(cities: Vocabulary, id: int) -> None:
+    with pytest.raises(RequestError, match=rf"^There is no entity {id}: ids go from 0 to 3\.$"):
+        cities.id(id)
+
+
+def test_equality_is_of_names_in_order() -> None:
+    assert Vocabulary(["a", "b"]) == Vocabulary(["a", "b"], {"a": "A"})
+    assert Vocabulary(["a", "b"]) != Vocabulary(["b", "a"])
+    assert Vocabulary(["a"]) != ["a"]
+
+
+def test_it_shows_its_size() -> None:
+    assert repr(Vocabulary(["a", "b"], kind="relation")) == "Vocabulary(2 names of kind 'relation')"

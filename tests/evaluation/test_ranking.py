@@ -1,0 +1,143 @@
+"""Ranks against a plain, slow ranking, on random graphs with ties."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.evaluation import ranking
+from dualkg.models import MODELS
+from tests.conftest import graph_of
+
+
+def brute_force(model: kg.Model, graph: kg.Graph, split: str) -> tuple[np.ndarray, np.ndarray]:
+    """One candidate at a time, in Python."""
+    known = {tuple(triple) for name in ("train", "valid", "test") for triple in graph.split(name).tolist()}
+    num_relations = graph.shape.num_relations
+
+    def score(h: int, r: int, t: int) -> float:
+        return model.score(*(torch.tensor([id]) for id in (h, r, t))).item()
+
+    best, worst = [], []
+    for direction in ("tail", "head"):
+        for h, r, t in graph.split(split).tolist():
+            greater = equal = 0
+            for other in range(graph.shape.num_entities):
+                candidate = (h, r, other) if direction == "tail" else (other, r, t)
+                if candidate in known and candidate != (h, r, t):
+                    continue
+                pair = [candidate, (h, r, t)]
+                if direction == "head" and model.reciprocal:
+                    pair = [(tail, relation + num_relations, head) for head, relation, tail in pair]
+                one, true = (score(*triple) for triple in pair)
+                greater += one > true
+                equal += one == true
+            best.append(greater + 1)
+            worst.append(greater + equal)
+    return np.array(best).reshape(2, -1), np.array(worst).reshape(2, -1)
+
+
+@st.composite
+def graphs(draw):
+    num_entities, num_relations = draw(st.integers(1, 6)), draw(st.integers(1, 3))
+    triple = st.tuples(
+        st.integers(0, num_entities - 1), st.integers(0, num_relations - 1), st.integers(0, num_entities - 1)
+    )
+    splits = [draw(st.lists(triple, min_size=n, max_size=8)) for n in (1, 0, 1)]
+    return graph_of(*splits, num_entities=num_entities, num_relations=num_relations)
+
+
+@pytest.mark.parametrize("dual", [None, "tail", "head"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=12, deadline=None)
+@given(graph=graphs(), seed=st.integers(0, 10))
+def test_ranks_equal_brute_force(name, reciprocal, dual, graph, seed):
+    model = MODELS[name](graph.shape, dim=2, reciprocal=reciprocal, seed=seed)
+    for parameter in model.parameters():  # small whole numbers: scores are exact and many are tied
+        parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(seed)).float()
+    if dual:
+        model = kg.Dual(model, dual)
+    ranks = kg.rank(model, graph, split="test")
+    best, worst = brute_force(model, graph, "test")
+    np.testing.assert_array_equal(ranks.optimistic, best)
+    np.testing.assert_array_equal(ranks.pessimistic, worst)
+    np.testing.assert_array_equal(ranks.mean, (best + worst) / 2)
+
+
+def test_blocks_do_not_change_ranks(small_graph, monkeypatch):
+    model = kg.ComplEx(small_graph.shape, dim=5, init_scale=1.0)
+    whole = kg.rank(model, small_graph)
+    monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 3 * 30)
+    pieces = kg.rank(model, small_graph)
+    np.testing.assert_array_equal(whole.optimistic, pieces.optimistic)
+    np.testing.assert_array_equal(whole.pessimistic, pieces.pessimistic)
+
+
+def test_no_more_than_a_block_is_ever_scored(small_graph, monkeypatch):
+    seen = []
+
+    class Watched(kg.DistMult):
+        def score_tails(self, heads, relations):
+            scores = super().score_tails(heads, relations)
+            seen.append(scores.numel())
+            return scores
+
+    monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 4 * 30)
+    kg.rank(Watched(small_graph.shape, dim=2), small_graph)
+    assert max(seen) <= 4 * 30
+
+
+def test_a_query_is_scored_once_however_many_answers_it_has(monkeypatch):
+    graph = graph_of([(0, 0, 1)], [], [(0, 0, 2), (0, 0, 3), (0, 0, 4)])
+    asked = []
+
+    class Watched(kg.DistMult):
+        def score_tails(self, heads, relations):
+            asked.append(len(heads))
+            return super().score_tails(heads, relations)
+
+    kg.rank(Watched(graph.shape, dim=2), graph)
+    assert asked == [1, 3]
+
+
+def test_all_scores_equal_is_the_middle_and_not_the_first_place():
+    graph = graph_of([(0, 0, 1)], [], [(2, 0, 3)], num_entities=5)
+    model = kg.DistMult(graph.shape, dim=2, init_scale=0.0)
+    ranks = kg.rank(model, graph)
+    assert ranks.optimistic.tolist() == [[1], [1]]
+    assert ranks.pessimistic.tolist() == [[5], [5]]
+    assert ranks.mean.tolist() == [[3.0], [3.0]]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_scores_that_are_no_numbers_are_refused(small_graph, bad):
+    model = kg.ComplEx(small_graph.shape, dim=2)
+    model.entities.data[0, 0] = bad
+    with pytest.raises(kg.DivergedError, match="scores NaN or infinity for the query"):
+        kg.rank(model, small_graph)
+
+
+def test_filters_do_not_grow_from_one_evaluation_to_the_next(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=5, init_scale=1.0)
+    known = kg.KnownAnswers.of(small_graph)
+    first, second = (kg.evaluate(model, small_graph, known=known).mrr for _ in range(2))
+    assert first == second
+
+
+def test_triples_of_entities_unseen_in_train_stay_in():
+    graph = graph_of([(0, 0, 1)], [], [(2, 0, 3), (0, 0, 0)], num_entities=4)
+    report = kg.evaluate(kg.DistMult(graph.shape, dim=2), graph)
+    assert report.metrics.num_queries == 4
+    assert report.num_unseen_triples == 1
+    assert report.without_unseen.num_queries == 2
+
+
+def test_progress_is_told_to_the_end(small_graph):
+    told = []
+    kg.evaluate(kg.DistMult(small_graph.shape, dim=2), small_graph, progress=lambda *done: told.append(done))
+    assert told[-1] == (40, 40)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+import dualkg as kg
+from dualkg.evaluation import Ranks, load_ranks, report_on, save_ranks
+from dualkg.evaluation.cardinality import cardinalities
+from dualkg.evaluation.metrics import Metrics
+from tests.conftest import graph_of
+
+
+def test_metrics_by_hand():
+    metrics = Metrics.of(np.array([1.0, 2.0, 4.0, 20.0]))
+    assert metrics.mrr == pytest.approx((1 + 1 / 2 + 1 / 4 + 1 / 20) / 4)
+    assert metrics.mr == pytest.approx(27 / 4)
+    assert (metrics.hits_at_1, metrics.hits_at_3, metrics.hits_at_10) == (0.25, 0.5, 0.75)
+
+
+def test_a_tie_across_the_first_place_is_no_hit_at_1():
+    assert Metrics.of(np.array([1.5])).hits_at_1 == 0
+
+
+def test_no_queries_give_no_numbers():
+    assert math.isnan(Metrics.of(np.array([])).mrr)
+    assert Metrics.of(np.array([])).row() == ["–"] * 5 + ["0"]
+
+
+def test_cardinalities_by_hand():
+    one_one = [(0, 0, 1), (2, 0, 3)]
+    one_many = [(0, 1, 1), (0, 1, 2), (3, 1, 4), (3, 1, 5)]
+    many_one = [(t, 2, h) for h, _, t in one_many]
+    many_many = [(h, 3, t) for h in range(3) for t in range(3)]
+    repeated = [(0, 4, 1)] * 5  # the same triple five times is still one answer
+    graph = graph_of(one_one + one_many + many_one + many_many + repeated, num_relations=6)
+    assert cardinalities(graph.train, graph.shape) == ["1-1", "1-N", "N-1", "N-N", "1-1", "unseen"]
+
+
+def test_exactly_one_and_a_half_is_many():
+    graph = graph_of([(0, 0, 1), (0, 0, 2), (3, 0, 4)])
+    assert cardinalities(graph.train, graph.shape) == ["1-N"]
+
+
+def ranks_of(graph: kg.Graph) -> Ranks:
+    return Ranks(graph.test, np.array([[1, 2], [3, 4]]), np.array([[1, 4], [3, 8]]))
+
+
+@pytest.fixture
+def graph() -> kg.Graph:
+    return graph_of([(0, 0, 1), (0, 0, 2), (1, 1, 2)], [], [(1, 0, 2), (0, 1, 3)], num_entities=4)
+
+
+def test_every_view_is_of_the_same_ranks(graph):
+    report = report_on(ranks_of(graph), graph, split="test")
+    assert report.mrr == pytest.approx((1 + 1 / 3 + 1 / 3 + 1 / 6) / 4)
+    assert report.optimistic.mrr == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
+    assert report.pessimistic.mrr == pytest.approx((1 + 1 / 4 + 1 / 3 + 1 / 8) / 4)
+    assert report.by_direction["tail"].mrr == pytest.approx((1 + 1 / 3) / 2)
+    assert report.by_direction["head"].mrr == pytest.approx((1 / 3 + 1 / 6) / 2)
+    assert report.by_relation["r0"].mrr == pytest.approx((1 + 1 / 3) / 2)
+    assert report.by_cardinality["1-N"].num_queries == 2
+    assert report.by_cardinality["1-1"].num_queries == 2
+    assert report.num_unseen_triples == 1
+    assert report.without_unseen.mrr == pytest.approx((1 + 1 / 3) / 2)
+
+
+def test_a_report_is_json(graph):
+    told = json.loads(report_on(ranks_of(graph), graph, split="test").as_json())
+    assert told["metrics"]["num_queries"] == 4
+    assert set(told["by_direction"]) == {"tail", "head"}
+
+
+def test_ranks_come_back_as_they_were_saved(graph, tmp_path):
+    ranks = ranks_of(graph)
+    save_ranks(ranks, tmp_path / "ranks.parquet")
+    again = load_ranks(tmp_path / "ranks.parquet")
+    for name in ("triples", "optimistic", "pessimistic"):
+        np.testing.assert_array_equal(getattr(ranks, name), getattr(again, name))

@@ -1,0 +1,128 @@
+"""What every model must keep: the two maps are transposes, one by one equals all at once, saved is loaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import dualkg as kg
+from dualkg.models import MODELS
+from tests.conftest import graph_of
+
+SHAPE = kg.GraphShape(7, 3)
+DUALS = [None, "tail", "head"]
+
+
+@pytest.fixture(autouse=True)
+def _in_double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def build(name: str, *, dual: str | None = None, reciprocal: bool = True, dim: int = 4) -> kg.Model:
+    model = MODELS[name](SHAPE, dim=dim, reciprocal=reciprocal, init_scale=1.0, seed=3)
+    return kg.Dual(model, dual) if dual else model
+
+
+def all_triples(model: kg.Model) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ranges = (torch.arange(7), torch.arange(model.num_relation_ids), torch.arange(7))
+    return tuple(torch.cartesian_prod(*ranges).T)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_maps_are_transposes(name):
+    model = build(name)
+    heads, relations, tails = all_triples(model)
+    h, t = model.head_table[heads], model.tail_table[tails]
+    one = (model.map_head(h, relations) * t).sum(-1)
+    other = (h * model.map_tail(t, relations)).sum(-1)
+    torch.testing.assert_close(one, other)
+    assert one.std() > 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_maps_are_linear(name):
+    model = build(name)
+    relations = torch.tensor([0, 4, 4, 2])
+    a, b = torch.randn(2, 4, model.head_table.shape[1], generator=torch.Generator().manual_seed(0))
+    for apply in (model.map_head, model.map_tail):
+        torch.testing.assert_close(apply(2 * a - b, relations), 2 * apply(a, relations) - apply(b, relations))
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("dual", DUALS)
+@pytest.mark.parametrize("name", MODELS)
+def test_one_by_one_equals_all_at_once(name, dual, reciprocal):
+    model = build(name, dual=dual, reciprocal=reciprocal)
+    heads, relations, tails = all_triples(model)
+    cube = model.score(heads, relations, tails).view(7, model.num_relation_ids, 7)
+    some_h, some_r = torch.tensor([0, 3, 3, 6]), torch.tensor([2, 0, 1, model.num_relation_ids - 1])
+    some_t = torch.tensor([5, 1, 0, 2])
+    torch.testing.assert_close(model.score_tails(some_h, some_r), cube[some_h, some_r])
+    torch.testing.assert_close(model.score_heads(some_r, some_t), cube[:, some_r, some_t].T)
+    torch.testing.assert_close(model.score_relations(some_h, some_t), cube[some_h, :, some_t])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_heads_are_asked_through_the_inverse_relation_where_there_is_one(name):
+    r, t = torch.tensor([1, 2]), torch.tensor([4, 0])
+    with_inverse, without = build(name), build(name, reciprocal=False)
+    torch.testing.assert_close(with_inverse.ask_heads(r, t), with_inverse.score_tails(t, r + 3))
+    torch.testing.assert_close(without.ask_heads(r, t), without.score_heads(r, t))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_and_loaded_scores_are_the_same(name, tmp_path):
+    model, other = build(name), MODELS[name](SHAPE, dim=4, seed=9)
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    ids = all_triples(model)
+    assert not torch.allclose(model.score(*ids), other.score(*ids))
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    torch.testing.assert_close(model.score(*ids), other.score(*ids), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_seed_gives_the_same_weights(name):
+    one, same, other = (MODELS[name](SHAPE, dim=4, seed=seed) for seed in (1, 1, 2))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_initial_weights_are_as_in_the_paper_s_code():
+    shape = kg.GraphShape(400, 5)
+    for kind in (kg.CP, kg.DistMult, kg.ComplEx):
+        table = kind(shape, dim=100).entities
+        assert table.std().item() == pytest.approx(1e-3, rel=0.05)
+    rescal = kg.RESCAL(shape, dim=20)
+    bound = (6 / (400 + 20)) ** 0.5
+    assert 0.98 * bound < rescal.entities.abs().max().item() <= bound
+    bound = (6 / (10 + 400)) ** 0.5
+    assert 0.98 * bound < rescal.relations.abs().max().item() <= bound
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_empty_batch_is_no_accident(name):
+    none = torch.zeros(0, dtype=torch.long)
+    assert build(name).score_tails(none, none).shape == (0, 7)
+
+
+def test_a_dim_of_zero_is_refused():
+    with pytest.raises(kg.RequestError, match="dim must be at least 1; it is 0"):
+        kg.ComplEx(SHAPE, dim=0)
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_an_obvious_graph_is_completed(name, reciprocal):
+    """Things of one colour have one shape: the shape of a third of them is withheld and must be found."""
+    torch.set_default_dtype(torch.float32)
+    colours, shapes = range(40, 44), range(44, 48)
+    seen = [(thing, 0, colours[thing % 4]) for thing in range(40)]
+    shaped = [(thing, 1, shapes[thing % 4]) for thing in range(40)]
+    withheld = [triple for triple in shaped if triple[0] % 3 == 0]
+    graph = graph_of(seen + [triple for triple in shaped if triple not in withheld], withheld, withheld)
+    model = MODELS[name](graph.shape, dim=16, reciprocal=reciprocal)
+    run = kg.train(model, graph, regularizer=kg.DURA(0.01), epochs=40, batch_size=16)
+    assert run.report.by_direction["tail"].hits_at_1 >= 0.9

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import dualkg as kg
+from dualkg.reproduce.records import load_records, put_between, record, results_page, results_table
+from dualkg.training import train_seeds
+
+ROOT = Path(__file__).parents[2] / "records"
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    recipe = kg.Recipe().with_changes({"training.epochs": 1, "model.dim": 2})
+    train_seeds(recipe, 2, out=tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def test_a_record_keeps_what_the_runs_came_to(runs, tmp_path):
+    record([runs], tmp_path / "records" / "world" / "tiny")
+    kept = load_records(tmp_path / "records")["world/tiny"]
+    assert [run["seed"] for run in kept["runs"]] == [0, 1]
+    mrr = [run["reports"]["test"]["metrics"]["mrr"] for run in kept["runs"]]
+    table = results_table(tmp_path / "records")
+    assert f"{sum(mrr) / 2:.4f} ± " in table
+    assert "world/tiny" in table
+
+
+def test_runs_of_different_recipes_are_no_record(runs, tmp_path):
+    other = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 2})
+    kg.train_recipe(other, out=tmp_path / "other")
+    with pytest.raises(kg.RequestError, match="are not of one recipe"):
+        record([runs, tmp_path / "other"], tmp_path / "records" / "x")
+    assert not (tmp_path / "records").exists()
+
+
+def test_nothing_finished_is_no_record(tmp_path):
+    with pytest.raises(kg.RequestError, match="no finished run"):
+        record([tmp_path], tmp_path / "records")
+
+
+def test_put_between_changes_only_what_stands_between():
+    page = "a\n<!-- records: begin -->\nold\n<!-- records: end -->\nz\n"
+    assert put_between(page, "new") == page.replace("old", "new")
+
+
+def test_the_committed_page_is_made_from_the_committed_records():
+    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == results_page(ROOT)
+
+
+def test_the_committed_records_are_of_shipped_recipes():
+    """A number is published only for what anyone can run."""
+    recipes = ROOT.parent / "recipes"
+    for name, kept in load_records(ROOT).items():
+        shipped = kg.load_recipe(recipes / f"{name}.toml")
+        assert shipped.with_changes({"training.seed": 0}) == kept["recipe"].with_changes({"training.seed": 0})
+
+
+def test_the_promised_numbers_stand_in_the_records():
+    """ComplEx-DURA on two CPU cores: UMLS, Kinship, and FB15k-237 at dim 100 with and without DURA."""
+    kept = load_records(ROOT)
+
+    def mrr(name: str) -> float:
+        runs = kept[name]["runs"]
+        return sum(run["reports"]["test"]["metrics"]["mrr"] for run in runs) / len(runs)
+
+    assert mrr("umls/complex-dura") >= 0.955
+    assert mrr("kinship/complex-dura") >= 0.89
+    assert mrr("fb15k-237/complex-dura-100") >= 0.345
+    assert mrr("fb15k-237/complex-dura-100") - mrr("fb15k-237/complex-none-100") >= 0.01

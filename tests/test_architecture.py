@@ -1,0 +1,117 @@
+"""The house plan, held against the imports."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import dualkg
+
+SOURCE = Path(dualkg.__file__).parent
+# A room may import only rooms before it. The foundation knows no room.
+FOUNDATION = ["errors", "files"]
+ROOMS = ["data", "models", "regularizers", "losses", "evaluation", "training", "answers", "reproduce", "cli"]
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imported_rooms(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {name.split(".")[1] for name in names if name.startswith("dualkg.")}
+
+
+def test_rooms_import_only_rooms_to_their_left():
+    order = FOUNDATION + ROOMS
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        room = room_of(path)
+        if room in ("__init__", "__main__"):
+            continue
+        assert room in order, f"{path} is in no room of the plan"
+        allowed = [room, *(FOUNDATION if room in FOUNDATION else order[: order.index(room)])]
+        wrong += [f"{path.relative_to(SOURCE)} imports {other}" for other in imported_rooms(path) - set(allowed)]
+    assert not wrong
+
+
+def test_the_command_line_does_no_arithmetic():
+    wrong = [
+        path
+        for path in (SOURCE / "cli").glob("*.py")
+        if {"torch", "numpy"}
+        & {node.names[0].name for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import)}
+    ]
+    assert not wrong
+
+
+def test_files_stay_small():
+    long = {
+        str(path.relative_to(SOURCE)): lines
+        for path in SOURCE.rglob("*.py")
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 320
+    }
+    assert not long
+
+
+def test_importing_is_light():
+    """Nothing heavy but torch, and no extra."""
+    code = "import dualkg, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" in loaded
+    heavy = {"pyoxigraph", "pooch", "requests", "sklearn", "scipy", "matplotlib", "fastapi", "rich", "typer"}
+    assert not heavy & set(loaded)
+
+
+def test_the_public_surface():
+    assert sorted(dualkg.__all__, key=str.lower) == [
+        "Answer",
+        "BasicDURA",
+        "BilinearModel",
+        "ComplEx",
+        "CP",
+        "DataError",
+        "DistMult",
+        "DivergedError",
+        "Dual",
+        "DualkgError",
+        "DURA",
+        "evaluate",
+        "Frobenius",
+        "from_arrays",
+        "Graph",
+        "GraphShape",
+        "KnownAnswers",
+        "load_graph",
+        "load_recipe",
+        "load_run",
+        "Loss",
+        "Metrics",
+        "Model",
+        "N3",
+        "NoRegularizer",
+        "Optimizer",
+        "Predictor",
+        "rank",
+        "Ranks",
+        "Recipe",
+        "RegP1",
+        "Regularizer",
+        "Report",
+        "RequestError",
+        "RESCAL",
+        "resume",
+        "Run",
+        "train",
+        "train_recipe",
+        "Validation",
+        "Vocabulary",
+    ]
+    assert all(hasattr(dualkg, name) for name in dualkg.__all__)

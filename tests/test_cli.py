@@ -1,0 +1,244 @@
+"""The commands, as people type them: what they print, and what they answer to nonsense."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dualkg.cli import main
+
+
+class Typed:
+    """What a command printed, and how it ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self):
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def dualkg(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*words: object) -> Typed:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Typed(code, out, err)
+
+    return run
+
+
+QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def world_run(tmp_path_factory) -> Path:
+    """A run on world, trained once for all tests that only ask."""
+    folder = tmp_path_factory.mktemp("cli") / "world"
+    words = [sys.executable, "-m", "dualkg", "train", "world", "--dim", "16", "--epochs", "3", "--out", str(folder)]
+    subprocess.run(words, check=True, capture_output=True)
+    return folder
+
+
+def test_help_fits_a_screen_and_names_every_command(dualkg):
+    told = dualkg("--help")
+    assert told.code == 0
+    assert len(told.out.splitlines()) <= 30
+    for command in ("demo", "datasets", "train", "resume", "evaluate", "predict", "similar", "export"):
+        assert f" {command} " in told.out
+
+
+def test_version(dualkg):
+    assert dualkg("--version").out.strip() == "0.1.0"
+
+
+def test_datasets(dualkg):
+    told = dualkg("datasets")
+    assert told.code == 0
+    for name in ("world", "WN18RR", "FB15k-237", "YAGO3-10", "Countries-S3", "CoDEx-L"):
+        assert name in told.out
+    rows = {row["name"]: row for row in dualkg("datasets", "--json").json}
+    assert rows["WN18RR"]["test"] == 3134
+    assert rows["world"]["from"] == "bundled"
+    assert all(row["licence"] for row in rows.values())
+
+
+def test_datasets_shows_what_lies_in_the_data_folder(dualkg, data_folder):
+    rows = {row["name"]: row for row in dualkg("datasets", "--json").json}
+    assert rows["WN18RR"]["from"] == str(data_folder)
+    assert rows["YAGO3-10-quarter"]["about"] == "not in the catalogue"
+
+
+def write_triples(path: Path, *, separator: str = "\t", n: int = 60) -> None:
+    rows = [(f"thing{i}", kind, f"{kind}{i % 4}") for kind in ("colour", "shape") for i in range(n)]
+    path.write_text("\n".join(separator.join(row) for row in rows), encoding="utf-8")
+
+
+def test_one_s_own_file_with_no_other_choice(dualkg, tmp_path):
+    write_triples(tmp_path / "mine.tsv")
+    told = dualkg("train", "mine.tsv")
+    assert told.code == 0
+    assert "mine test" in told.out
+    assert "Kept in runs/mine" in told.err
+    asked = dualkg("predict", "runs/mine", "--head", "thing7", "--relation", "shape", "--top", 2)
+    assert asked.code == 0
+    assert "shape3" in asked.out
+
+
+def test_columns_by_number_from_a_csv(dualkg, tmp_path):
+    rows = [(f"shape{(i + j) % 4}", "x", f"thing{i}", "has") for i in range(30) for j in range(3)]
+    (tmp_path / "mine.csv").write_text("\n".join(",".join(row) for row in rows))
+    told = dualkg("train", "mine.csv", "--columns", "3,4,1", "--split", "70/15/15", *QUICK, "--json")
+    assert told.code == 0
+    assert told.json["reports"]["test"]["by_relation"].keys() == {"has"}
+
+
+def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
+    (tmp_path / "quick.toml").write_text('[model]\nname = "CP"\ndim = 4\n[training]\nepochs = 9\n')
+    told = dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3, "--json")
+    assert told.code == 0
+    assert told.json["seeds"] == [3, 4]
+    assert told.json["mrr"]["sd"] > 0
+    assert (tmp_path / "runs/quick/seed-4/report.json").exists()
+    assert "mean ± sd" in dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3).out
+
+
+def test_evaluate_repeats_what_training_reported(dualkg, world_run):
+    told = dualkg("evaluate", world_run, "--json").json
+    assert told["metrics"] == json.loads((world_run / "report.json").read_text())["test"]["metrics"]
+
+
+@pytest.mark.parametrize(("by", "row"), [("relation", "celebrates"), ("direction", "head"), ("cardinality", "N-N")])
+def test_evaluate_by(dualkg, world_run, by, row):
+    assert row in dualkg("evaluate", world_run, "--split", "valid", "--by", by).out
+
+
+def test_predict_in_all_directions(dualkg, world_run):
+    tails = dualkg("predict", world_run, "--head", "France", "--relation", "borders", "--top", 5, "--json").json
+    assert len(tails["answers"]) == 5
+    assert all(answer["known"] == (answer["split"] is not None) for answer in tails["answers"])
+    new = dualkg("predict", world_run, "--head", "France", "--relation", "borders", "--new", "--json").json
+    assert not any(answer["known"] for answer in new["answers"])
+    heads = dualkg("predict", world_run, "--relation", "currency", "--tail", "Euro")
+    assert "(?, currency, Euro)" in heads.out
+    between = dualkg("predict", world_run, "--head", "France", "--tail", "Paris", "--top", 15, "--json").json
+    assert {answer["name"]: answer["split"] for answer in between["answers"]}["capital"] == "train"
+    one = dualkg("predict", world_run, "--head", "France", "--relation", "capital", "--tail", "Paris", "--json").json
+    assert one["answers"][0]["split"] == "train"
+
+
+def test_similar(dualkg, world_run):
+    told = dualkg("similar", world_run, "France", "--top", 3, "--json").json
+    assert len(told) == 3
+    assert "France" not in {answer["name"] for answer in told}
+
+
+@pytest.mark.parametrize("format", ["numpy", "tsv", "safetensors"])
+def test_export(dualkg, world_run, tmp_path, format):
+    told = dualkg("export", world_run, "--out", tmp_path / "out", "--format", format)
+    assert told.code == 0
+    assert all(Path(line).exists() for line in told.out.split())
+    if format == "numpy":
+        assert np.load(tmp_path / "out" / "entities.npy").shape[1] == 32
+
+
+def damaged(folder: Path) -> None:
+    write_triples(folder / "good.tsv")
+    (folder / "columns.tsv").write_text("a\tr\tb\nb\tr\n")
+    (folder / "empty.tsv").write_text("a\tr\tb\nb\t\tc\n")
+    (folder / "utf8.tsv").write_bytes(b"a\tr\tb\nb\tr\t\xff\n")
+    (folder / "nothing.tsv").write_text("")
+    (folder / "cut.tar.xz").write_bytes(b"\xfd7zXZ\x00\x00")
+    (folder / "half").mkdir()
+    (folder / "half" / "train.tsv").write_text("a\tr\tb\n")
+    (folder / "bad.toml").write_text("[training]\nepoch = 3\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["train", "columns.tsv"], "columns.tsv, line 2"),
+        (["train", "empty.tsv"], "empty.tsv, line 2"),
+        (["train", "utf8.tsv"], "utf8.tsv, line 2"),
+        (["train", "nothing.tsv"], "nothing.tsv holds no triples"),
+        (["train", "cut.tar.xz"], "cut.tar.xz is damaged"),
+        (["train", "half"], "half should hold train, valid and test (as train.tsv and so on); it has train."),
+        (["train", "nowhere.tsv"], "There is no graph, file or folder 'nowhere.tsv'"),
+        (["train", "bad.toml"], "bad.toml: training.epoch is not a choice of [training]. Did you mean 'epochs'?"),
+        (["train", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (["train", "good.tsv", "--split", "80/30"], "three shares in percent that make 100"),
+        (["train", "good.tsv", "--columns", "1,2"], "--columns names three columns"),
+        (["train", "good.tsv", "--model", "Complex"], "Did you mean 'ComplEx'?"),
+        (["train", "good.tsv", "--regularizer", "N4"], "No regularizer is named 'N4'."),
+        (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
+        (["train", "good.tsv", "--set", "training.epochs=-1"], "training.epochs should be greater than"),
+        (["train", "good.tsv", "--device", "warp"], "'warp' is no device"),
+        (["resume", "nowhere"], "nowhere does not exist"),
+        (["evaluate", "nowhere"], "nowhere does not exist"),
+        (["predict", "nowhere", "--head", "a", "--relation", "b"], "nowhere does not exist"),
+        (["similar", "good.tsv", "a"], "good.tsv is a file; the folder of a run was expected"),
+    ],
+)
+def test_nonsense_gets_a_sentence_and_exit_2_and_leaves_nothing(dualkg, tmp_path, words, sentence):
+    damaged(tmp_path)
+    told = dualkg(*words)
+    assert told.code == 2
+    assert sentence in told.err
+    assert told.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--head", "Frence", "--relation", "capital"],
+            "No entity is named 'Frence' among the 1,945 known. Did you mean 'French', 'France'",
+        ),
+        (["--head", "France", "--relation", "capitol"], "Did you mean 'capital'"),
+        (["--head", "France"], "gives two of --head, --relation and --tail"),
+        (["--head", "France", "--relation", "capital", "--top", "0"], "--top"),
+    ],
+)
+def test_questions_that_make_no_sense(dualkg, world_run, words, sentence):
+    told = dualkg("predict", world_run, *words)
+    assert told.code == 2
+    assert sentence in told.err
+
+
+def test_choices_of_evaluate(dualkg, world_run):
+    told = dualkg("evaluate", world_run, "--by", "colour")
+    assert "--by is one of relation, direction, cardinality; 'colour' came" in told.err
+    assert dualkg("evaluate", world_run, "--split", "tset").code == 2
+
+
+def test_divergence_is_exit_1(dualkg):
+    told = dualkg(
+        "train",
+        "world",
+        *QUICK,
+        "--set",
+        "optimizer.name=SGD",
+        "--set",
+        "optimizer.learning_rate=1e12",
+        "--set",
+        "training.epochs=30",
+    )
+    assert told.code == 1
+    assert "Training diverged in epoch" in told.err

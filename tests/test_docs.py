@@ -1,0 +1,127 @@
+"""The pages, held against the program: help, links, recipe keys, commands, and every Python example."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+import dualkg as kg
+from dualkg.cli import app
+from dualkg.training.recipe import Recipe, _toml
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md"]
+MOST_EPOCHS = 2
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, the file it says it is, and its text."""
+
+    language: str
+    title: str
+    text: str
+
+
+def blocks_of(page: Path, language: str) -> list[Block]:
+    found = re.findall(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', page.read_text(encoding="utf-8"), re.M | re.S)
+    return [Block(*parts) for parts in found if parts[0] == language]
+
+
+def relative(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def constraint(name: str) -> str:
+    pinned = re.search(rf"^{name}==(\S+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert pinned, f"{name} is not in constraints.txt"
+    return pinned[1]
+
+
+def test_the_page_of_commands_is_what_the_commands_say():
+    for name in ("typer", "rich"):
+        if metadata.version(name) != constraint(name):
+            pytest.skip(f"help is laid out by {name}, and this is not the version of constraints.txt")
+    words = [sys.executable, str(ROOT / "scripts" / "cli_page.py"), "--check"]
+    told = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_relative_link_leads_somewhere(page):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    missing = []
+    for link in links:
+        path, _, anchor = link.partition("#")
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors_of(target)):
+            missing.append(link)
+    assert not missing
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as they are made where the pages are shown."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_table_of_recipe_keys_lists_each_key_and_its_default():
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+\.\w+)` \| (?:`([^`]*)`|–) \|", page, re.M)
+    expected = [
+        (f"{section}.{key}", "" if field.default is None else _toml(field.default))
+        for section, table in Recipe.model_fields.items()
+        for key, field in type(table.default).model_fields.items()
+    ]
+    assert [(name, default.replace("{  }", "{ }")) for name, default in expected] == listed
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "console")], ids=relative)
+def test_every_command_can_be_typed(page):
+    """Each `$ dualkg …` names a command that is there, and options it has; nothing is run."""
+    commands = typer.main.get_command(app).commands
+    for block in blocks_of(page, "console"):
+        for line in re.findall(r"^\$ dualkg (.+)$", block.text.replace("\\\n", " "), re.M):
+            name, *words = shlex.split(line, comments=True)
+            if name.startswith("--"):
+                continue
+            commands[name].make_context(f"dualkg {name}", words)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=relative)
+def test_the_examples_run(page, tmp_path, monkeypatch):
+    """The blocks of a page one after the other, as a reader would type them, but with few epochs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(kg, "train", with_few_epochs(kg.train))
+    names: dict[str, Any] = {"__name__": "__main__"}
+    modules = set(sys.modules)
+    try:
+        for number, block in enumerate(blocks_of(page, "python"), start=1):
+            if block.title:
+                (tmp_path / block.title).write_text(block.text, encoding="utf-8")
+            else:
+                exec(compile(block.text, f"{page.name}, example {number}", "exec"), names)
+    finally:
+        for name in set(sys.modules) - modules:
+            if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+                del sys.modules[name]
+
+
+def with_few_epochs(train):
+    def quick(*nouns, epochs: int = MOST_EPOCHS, **choices):
+        return train(*nouns, epochs=min(epochs, MOST_EPOCHS), **choices)
+
+    return quick

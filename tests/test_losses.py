@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.losses import CrossEntropy, cross_entropy, frequency_weights
+from tests.conftest import graph_of
+
+
+def test_frequency_weights_count_heads_and_tails_of_train_once():
+    graph = graph_of([(0, 0, 1), (0, 0, 2), (1, 0, 0)], num_entities=4)
+    weights = frequency_weights(graph.train, 4, 0.9)  # entity 0 stands 3 times, 1 twice, 2 once, 3 never
+    torch.testing.assert_close(weights, torch.tensor([1.0, 0.9 * 2 / 3 + 0.1, 0.9 / 3 + 0.1, 0.1]))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5])
+def test_a_frequency_weight_outside_0_and_1_is_refused(share):
+    with pytest.raises(kg.RequestError, match="between 0 and 1"):
+        frequency_weights(np.zeros((1, 3), dtype=np.int32), 1, share)
+
+
+def test_weighted_cross_entropy_divides_by_the_summed_weights():
+    scores = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]])
+    targets, weights = torch.tensor([0, 1]), torch.tensor([1.0, 0.25])
+    # −log(1/4) with weight 1, −log(1/2) with weight 1/4
+    expected = (math.log(4) + 0.25 * math.log(2)) / 1.25
+    assert cross_entropy(scores, targets, weights).item() == pytest.approx(expected)
+
+
+def test_without_reciprocals_heads_are_asked_for_too():
+    model = kg.ComplEx(kg.GraphShape(5, 2), dim=3, reciprocal=False, init_scale=1.0)
+    batch = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    h, r, t = batch.T
+    tails = torch.nn.functional.cross_entropy(model.score_tails(h, r), t)
+    heads = torch.nn.functional.cross_entropy(model.score_heads(r, t), h)
+    torch.testing.assert_close(CrossEntropy()(model, batch), (tails + heads) / 2)
+
+
+@pytest.mark.parametrize("dual", [None, "tail", "head"])
+def test_relation_prediction_is_over_all_relation_ids(dual):
+    model = kg.RESCAL(kg.GraphShape(5, 2), dim=3, init_scale=1.0)
+    asked = kg.Dual(model, dual) if dual else model
+    batch = torch.tensor([[0, 1, 2], [3, 3, 1]])
+    h, r, t = batch.T
+    one_by_one = torch.stack([asked.score(h, torch.full_like(h, id), t) for id in range(4)], dim=1)
+    extra = torch.nn.functional.cross_entropy(one_by_one, r)
+    plain = CrossEntropy()(asked, batch)
+    torch.testing.assert_close(CrossEntropy(relation_weight=0.5)(asked, batch), plain + 0.5 * extra)
+
+
+def test_the_norm_of_the_mapped_head_counts_when_a_dual_predicts_relations():
+    """Two relations with the same primal score but longer images must not score the same under the dual."""
+    model = kg.DistMult(kg.GraphShape(2, 2), dim=2, reciprocal=False)
+    model.load_state_dict(
+        {"entities": torch.tensor([[1.0, 1.0], [1.0, 0.0]]), "relations": torch.tensor([[1.0, 0.0], [1.0, 5.0]])}
+    )
+    ids = torch.tensor([0]), torch.tensor([1])
+    assert model.score_relations(*ids).tolist() == [[1.0, 1.0]]
+    assert kg.Dual(model).score_relations(*ids).tolist() == [[0.0, -25.0]]
+
+
+def test_a_negative_relation_weight_is_refused():
+    with pytest.raises(kg.RequestError, match="at least 0"):
+        CrossEntropy(relation_weight=-1)

@@ -1,0 +1,71 @@
+"""The same results on a GPU: run with `pytest -m gpu` where there is one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.losses import CrossEntropy
+from dualkg.models import MODELS
+from dualkg.regularizers import REGULARIZERS
+from dualkg.training import InterruptedRunError
+from dualkg.training.step import PlainStep
+from tests.training.test_loop import stop_after
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+
+@pytest.mark.parametrize("dual", [None, "tail", "head"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_ranks_are_those_of_the_cpu(small_graph, name, reciprocal, dual):
+    """Small whole numbers, so that scores are exact and ties are many on both."""
+    model = MODELS[name](small_graph.shape, dim=3, reciprocal=reciprocal)
+    for parameter in model.parameters():
+        parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(0)).float()
+    asked = kg.Dual(model, dual) if dual else model
+    here = kg.rank(asked, small_graph)
+    there = kg.rank(asked.to("cuda"), small_graph)
+    np.testing.assert_array_equal(here.optimistic, there.optimistic)
+    np.testing.assert_array_equal(here.pessimistic, there.pessimistic)
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
+    if (name, regularizer) == ("RESCAL", "N3"):
+        pytest.skip("N3 does not apply to RESCAL")
+    gradients = []
+    for device in ("cpu", "cuda"):
+        model = MODELS[name](small_graph.shape, dim=5, init_scale=0.5).double().to(device)
+        chosen = REGULARIZERS[regularizer](0.1)
+        step = PlainStep(model, CrossEntropy(relation_weight=0.5), chosen, torch.optim.SGD(model.parameters()))
+        batch = torch.from_numpy(small_graph.train[:50].astype(np.int64)).to(device)
+        step.objective(batch).backward()
+        gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
+    for here, there in zip(*gradients, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-12)
+
+
+def test_a_run_on_the_gpu_stops_resumes_and_is_asked_on_the_cpu(small_graph, tmp_path):
+    choices = {"epochs": 120, "batch_size": 32, "regularizer": kg.DURA(0.01), "device": "cuda"}
+    model = kg.ComplEx(small_graph.shape, dim=8)
+    with pytest.raises(InterruptedRunError):
+        kg.train(model, small_graph, out=tmp_path / "run", watch=stop_after(3), **choices)
+    run = kg.resume(tmp_path / "run", device="cuda")
+    assert run.model.device.type == "cuda"
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+    again = kg.load_run(tmp_path / "run")
+    assert again.model.device.type == "cpu"
+    assert kg.evaluate(again.model, again.graph).mrr == pytest.approx(run.report.mrr, abs=1e-3)
+
+
+def test_divergence_is_noticed_on_the_gpu(small_graph):
+    optimizer = kg.Optimizer(name="SGD", learning_rate=1e8)
+    with pytest.raises(kg.DivergedError, match="diverged"):
+        kg.train(kg.CP(small_graph.shape, dim=8), small_graph, optimizer=optimizer, epochs=100, device="cuda")

@@ -1,0 +1,150 @@
+"""Training: that it learns, stops, keeps the best, diverges loudly, and resumes to the very same weights."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.models import MODELS
+from dualkg.training import InterruptedRunError, Moment, RunFolder
+from dualkg.training.loop import Trainer
+from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
+
+
+def weights(run: kg.Run) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "SGD"])
+def test_the_loss_falls(small_graph, optimizer):
+    rate = {"Adagrad": 0.1, "Adam": 0.01, "SGD": 5.0}[optimizer]
+    model = kg.ComplEx(small_graph.shape, dim=8, init_scale=0.1)
+    run = kg.train(
+        model, small_graph, epochs=15, batch_size=32, optimizer=Optimizer(name=optimizer, learning_rate=rate)
+    )
+    assert run.history[-1]["loss"] < 0.95 * run.history[0]["loss"]
+
+
+@pytest.mark.parametrize("regularizer", [kg.DURA(0.1), kg.Frobenius(0.1), kg.BasicDURA(0.1), kg.RegP1(0.1), kg.N3(0.1)])
+def test_regularizers_shrink_the_weights(small_graph, regularizer):
+    def norm(chosen):
+        model = kg.ComplEx(small_graph.shape, dim=8, init_scale=0.1)
+        kg.train(model, small_graph, regularizer=chosen, epochs=10, batch_size=32)
+        return sum(parameter.square().sum().item() for parameter in model.parameters())
+
+    assert norm(regularizer) < norm(None)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_dual_can_be_trained(small_graph, name):
+    model = kg.Dual(MODELS[name](small_graph.shape, dim=8, init_scale=0.1), "tail")
+    run = kg.train(model, small_graph, regularizer=kg.DURA(0.01), epochs=10, batch_size=32)
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+    assert run.recipe.model.dual == "tail"
+
+
+def test_every_example_is_seen_once_an_epoch_in_a_new_order(small_graph):
+    trainer = Trainer(
+        kg.CP(small_graph.shape, dim=2), small_graph, Recipe(training=Training(batch_size=7)), kg.NoRegularizer()
+    )
+    epochs = [torch.cat(list(trainer.batches(epoch))) for epoch in (0, 1, 0)]
+    assert len(epochs[0]) == 2 * len(small_graph.train)
+    assert sorted(epochs[0].tolist()) == sorted(trainer.examples.tolist()) == sorted(epochs[1].tolist())
+    assert not torch.equal(epochs[0], epochs[1])
+    assert torch.equal(epochs[0], epochs[2])
+
+
+def test_the_same_seed_gives_the_same_run_and_another_another(small_graph):
+    one, same, other = (
+        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=2, batch_size=16, seed=seed) for seed in (0, 0, 1)
+    )
+    assert_same(weights(one), weights(same))
+    assert not torch.equal(one.model.entities, other.model.entities)
+
+
+def test_early_stopping_keeps_the_best_weights(small_graph):
+    """A random graph can only be learnt by heart, so validation gets worse and training stops early."""
+    model = kg.ComplEx(small_graph.shape, dim=32)
+    run = kg.train(
+        model, small_graph, epochs=200, batch_size=32, validation=Validation(every=1, patience=3, keep="best")
+    )
+    seen = [entry["valid_mrr"] for entry in run.history]
+    assert len(seen) < 200
+    assert max(seen) == max(seen[:-3])
+    assert run.reports["valid"].mrr == max(seen)
+
+
+def stop_after(steps: int):
+    """A watcher that presses Ctrl-C at a certain step."""
+    seen = 0
+
+    def watch(moment: Moment) -> None:
+        nonlocal seen
+        seen += 1
+        if seen == steps:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return watch
+
+
+@pytest.mark.parametrize("steps", [1, 7, 16, 30, 47])
+@pytest.mark.parametrize("optimizer", ["Adagrad", "Adam"])
+def test_a_stopped_run_resumes_to_the_very_same_weights(small_graph, tmp_path, steps, optimizer):
+    choices = {
+        "epochs": 3,
+        "batch_size": 32,
+        "optimizer": Optimizer(name=optimizer, schedule="linear"),
+        "regularizer": kg.DURA(0.05),
+        "validation": Validation(every=1, keep="best"),
+    }
+    whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
+    folder = tmp_path / "run"
+    with pytest.raises(InterruptedRunError, match=f"all work saved. Go on with: dualkg resume {folder}"):
+        kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, out=folder, watch=stop_after(steps), **choices)
+    assert RunFolder(folder).checkpoint.exists()
+    resumed = kg.resume(folder)
+    assert_same(weights(whole), weights(resumed))
+    assert [entry["loss"] for entry in whole.history] == pytest.approx([entry["loss"] for entry in resumed.history])
+    assert not RunFolder(folder).checkpoint.exists()
+    assert_same(weights(whole), weights(kg.load_run(folder)))
+
+
+def test_divergence_stops_with_step_loss_and_advice_and_keeps_what_was_saved(small_graph, tmp_path):
+    folder = tmp_path / "run"
+    recipe = Recipe(
+        training=Training(epochs=50, batch_size=32, checkpoint_seconds=0),
+        optimizer=Optimizer(name="SGD", learning_rate=1e6),
+    ).with_changes({"model.dim": 8})
+    with pytest.raises(kg.DivergedError, match=r"diverged in epoch \d+, step \d+: .*optimizer.learning_rate=100000"):
+        kg.train_recipe(recipe, graph=small_graph, out=folder)
+    checkpoint = RunFolder(folder).checkpoint
+    if checkpoint.exists():
+        from dualkg.training.checkpoint import load_tensors
+
+        groups, _ = load_tensors(checkpoint)
+        assert all(torch.isfinite(value).all() for value in groups["model"].values())
+
+
+def test_a_graph_without_training_triples_is_refused(small_graph):
+    import dataclasses
+
+    empty = dataclasses.replace(small_graph, train=small_graph.train[:0])
+    with pytest.raises(kg.RequestError, match="made has no training triples"):
+        kg.train(kg.CP(empty.shape, dim=2), empty)
+
+
+def test_a_device_that_is_not_there_is_told(small_graph):
+    with pytest.raises(kg.RequestError, match="'gpu9' is no device"):
+        kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="gpu9")
+    if not torch.cuda.is_available():
+        with pytest.raises(kg.RequestError, match="finds no GPU here"):
+            kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="cuda")

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.training.choices import build_model, build_regularizer
+from dualkg.training.recipe import (
+    Data,
+    Loss,
+    ModelChoice,
+    Optimizer,
+    Recipe,
+    RegularizerChoice,
+    Training,
+    Validation,
+    load_recipe,
+    parse_changes,
+    recipe_from,
+)
+
+weights = st.floats(0, 1e6)
+recipes = st.builds(
+    Recipe,
+    data=st.builds(Data, graph=st.text(), columns=st.none() | st.tuples(*[st.text() | st.integers(1, 9)] * 3)),
+    model=st.builds(
+        ModelChoice,
+        name=st.text(),
+        dim=st.integers(1, 4000),
+        reciprocal=st.booleans(),
+        init_scale=st.none() | st.just("xavier") | weights,
+        options=st.dictionaries(st.text(), st.integers(-9, 9) | st.text() | st.booleans(), max_size=3),
+    ),
+    regularizer=st.builds(RegularizerChoice, weight=weights, plain=st.none() | weights),
+    loss=st.builds(Loss, frequency_weight=st.floats(0, 1)),
+    optimizer=st.builds(Optimizer, learning_rate=st.floats(1e-9, 10), schedule=st.sampled_from(["linear", "cosine"])),
+    training=st.builds(Training, seed=st.integers(0, 2**32 - 1)),
+    validation=st.builds(Validation, keep=st.sampled_from(["last", "best"])),
+)
+
+
+@given(recipes)
+def test_a_recipe_reads_back_as_it_was_written(recipe):
+    assert recipe_from(tomllib.loads(recipe.as_toml()), source="test") == recipe
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("[training]\nepoch = 5", r"training.epoch is not a choice of \[training\]. Did you mean 'epochs'\?"),
+        ("[trainning]\nepochs = 5", r"trainning is not a table of a recipe. Did you mean 'training'\?"),
+        ("[training]\nzzz = 5", r"training.zzz is not a choice of \[training\]. There are: epochs, batch_size"),
+        ("[training]\nepochs = 'ten'", r'training.epochs should be a valid integer, .*; "ten" came'),
+        ("[training]\nepochs = 0", r"training.epochs should be greater than or equal to 1; 0 came"),
+        ("[optimizer]\nschedule = 'step'", r"optimizer.schedule should be 'constant', 'linear' or 'cosine'; \"step\""),
+        ("[training\nepochs = 5", r"recipe.toml is not TOML"),
+        ("[loss]\nfrequency_weight = 2", r"loss.frequency_weight should be less than or equal to 1; 2 came"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_sentence(tmp_path, toml, sentence):
+    path = tmp_path / "recipe.toml"
+    path.write_text(toml)
+    with pytest.raises(kg.RequestError, match=sentence):
+        load_recipe(path)
+
+
+def test_a_missing_recipe_is_told():
+    with pytest.raises(kg.RequestError, match="nowhere.toml cannot be read: No such file"):
+        load_recipe(Path("nowhere.toml"))
+
+
+def test_changes_are_toml_values_or_text():
+    changes = parse_changes(["training.epochs=5", "model.name=CP", "validation.keep='best'", "data.graph=a b"])
+    assert changes == {"training.epochs": 5, "model.name": "CP", "validation.keep": "best", "data.graph": "a b"}
+
+
+@pytest.mark.parametrize("setting", ["epochs=5", "training.epochs", ""])
+def test_a_change_without_section_or_value_is_refused(setting):
+    with pytest.raises(kg.RequestError, match="written section.key=value, as in training.epochs=5"):
+        parse_changes([setting])
+
+
+def test_a_change_goes_through_validation():
+    with pytest.raises(kg.RequestError, match="training.epoch is not a choice"):
+        Recipe().with_changes({"training.epoch": 5})
+    assert Recipe().with_changes({"training.epochs": 5}).training.epochs == 5
+
+
+def test_shipped_recipes_are_valid_and_name_what_exists():
+    paths = sorted((Path(__file__).parents[2] / "recipes").rglob("*.toml"))
+    assert len(paths) >= 4
+    for path in paths:
+        recipe = load_recipe(path)
+        build_model(recipe.model.model_copy(update={"dim": 2}), kg.GraphShape(3, 2), seed=0)
+        build_regularizer(recipe.regularizer)
+
+
+@pytest.mark.parametrize(
+    ("choice", "sentence"),
+    [
+        (ModelChoice(name="Complex"), "No bilinear model is named 'Complex'. Did you mean 'ComplEx'?"),
+        (ModelChoice(name="nowhere.at:all"), "'nowhere.at:all' cannot be imported"),
+        (ModelChoice(name="dualkg.models:MODELS"), "should be a subclass of dualkg's BilinearModel"),
+        (ModelChoice(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
+    ],
+)
+def test_a_model_that_cannot_be_made_is_told(choice, sentence):
+    with pytest.raises(kg.RequestError, match=sentence):
+        build_model(choice, kg.GraphShape(3, 2), seed=0)
+
+
+def test_plain_and_mapped_are_dura_s():
+    with pytest.raises(kg.RequestError, match="N3 has no plain: those are DURA's"):
+        build_regularizer(RegularizerChoice(name="N3", weight=0.1, plain=1.0))
+    with pytest.raises(kg.RequestError, match="No regularizer is named 'dura'. Did you mean 'DURA'"):
+        build_regularizer(RegularizerChoice(name="dura"))
