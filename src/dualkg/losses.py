@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from dualkg.data.graph import Triples
 from dualkg.errors import RequestError
-from dualkg.models.base import Model
+from dualkg.models.base import Factors, Model
 
 
 def frequency_weights(train: Triples, num_entities: int, share: float) -> Tensor:
@@ -43,18 +43,12 @@ class CrossEntropy:
         self.entity_weights = entity_weights
         self.relation_weight = relation_weight
 
-    def __call__(self, model: Model, batch: Tensor) -> Tensor:
-        """`batch` is `(batch, 3)` ids of head, relation and tail."""
-        heads, relations, tails = batch.unbind(-1)
-        loss = cross_entropy(model.score_tails(heads, relations), tails, self.entity_weights)
+    def __call__(self, model: Model, f: Factors) -> Tensor:
+        """The loss of the triples whose factors these are, as the model scores them."""
+        loss = cross_entropy(model.tail_scores(f), f.tails, self.entity_weights)
         if not model.reciprocal:
-            back = cross_entropy(model.score_heads(relations, tails), heads, self.entity_weights)
+            back = cross_entropy(model.head_scores(f), f.heads, self.entity_weights)
             loss = (loss + back) / 2
         if self.relation_weight:
-            asked = cross_entropy(model.score_relations(heads, tails), relations)
-            loss = loss + self.relation_weight * asked
+            loss = loss + self.relation_weight * cross_entropy(model.relation_scores(f), f.relations)
         return loss
-
-    def to(self, device: torch.device) -> CrossEntropy:
-        weights = self.entity_weights.to(device) if self.entity_weights is not None else None
-        return CrossEntropy(entity_weights=weights, relation_weight=self.relation_weight)

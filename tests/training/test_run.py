@@ -17,19 +17,13 @@ from dualkg.training.recipe import Recipe
 class Shifted(kg.BilinearModel):
     """A model of one's own: a relation turns the coordinates by one place and scales them."""
 
-    def __init__(self, shape, *, dim, reciprocal=True, init_scale=0.1, seed=0, places=1):
-        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
+    def __init__(self, shape, *, places=1, **choices):
+        super().__init__(shape, **choices)
         self.places = places
-        self.entities = self.table(self.shape.num_entities, dim)
-        self.relations = self.table(self.num_relation_ids, dim)
 
     @property
     def choices(self):
         return {**super().choices, "places": self.places}
-
-    head_table = property(lambda self: self.entities)
-    tail_table = property(lambda self: self.entities)
-    relation_table = property(lambda self: self.relations)
 
     def map_head(self, head, relations):
         return head.roll(self.places, -1) * self.relations[relations]

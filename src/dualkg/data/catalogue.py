@@ -84,8 +84,10 @@ def cache_folder() -> Path:
 def fetch(entry: Entry) -> list[Source]:
     """Download an entry's files once, checked by their sha256 where it is known."""
     if "{split}" in entry.address:
-        paths = [_download(entry, entry.address.format(split=split), f"{entry.name}/{split}.txt",
-                           entry.sha256.get(split)) for split in SPLITS]
+        paths = [
+            _download(entry, entry.address.format(split=split), f"{entry.name}/{split}.txt", entry.sha256.get(split))
+            for split in SPLITS
+        ]
     else:
         file_name = f"{entry.name}.tar.gz"
         paths = [_download(entry, entry.address, file_name, entry.archive_sha256)]

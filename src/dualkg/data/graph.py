@@ -34,10 +34,16 @@ class Notes:
 
     def sentences(self) -> list[str]:
         """One sentence for each thing worth knowing; none for a clean graph."""
-        found = [f"{n:,} {'triple stands' if n == 1 else 'triples stand'} more than once in {split}."
-                 for split, n in self.duplicates.items() if n]
-        found += [f"{n:,} {'triple stands' if n == 1 else 'triples stand'} in both {pair}."
-                  for pair, n in self.overlaps.items() if n]
+        found = [
+            f"{n:,} {'triple stands' if n == 1 else 'triples stand'} more than once in {split}."
+            for split, n in self.duplicates.items()
+            if n
+        ]
+        found += [
+            f"{n:,} {'triple stands' if n == 1 else 'triples stand'} in both {pair}."
+            for pair, n in self.overlaps.items()
+            if n
+        ]
         return found + list(self.remarks)
 
 

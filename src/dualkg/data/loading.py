@@ -143,9 +143,7 @@ def _assemble(place: Place, read: ReadTriples, how: How, labels: dict[str, str])
     )
 
 
-def _split(
-    source: Source, triples: Triples, shape: GraphShape, how: How, remarks: list[str]
-) -> dict[str, Triples]:
+def _split(source: Source, triples: Triples, shape: GraphShape, how: How, remarks: list[str]) -> dict[str, Triples]:
     """Split one file; its duplicates go first, since one of them in test would be known from train."""
     keys = triple_keys(triples, shape)
     num_repeated = len(keys) - len(sorted_distinct(keys))

@@ -29,8 +29,14 @@ def save_graph(graph: Graph, folder: Path) -> None:
         for split in SPLITS:
             columns = {name: pa.array(graph.split(split)[:, i]) for i, name in enumerate(COLUMNS)}
             _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
-        about = {"format": FORMAT, "name": graph.name, "source": graph.source, "fingerprint": graph.fingerprint,
-                 "catalogued": graph.catalogued, "notes": asdict(graph.notes)}
+        about = {
+            "format": FORMAT,
+            "name": graph.name,
+            "source": graph.source,
+            "fingerprint": graph.fingerprint,
+            "catalogued": graph.catalogued,
+            "notes": asdict(graph.notes),
+        }
         (fresh / "graph.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
@@ -60,9 +66,7 @@ def _load(folder: Path) -> Graph:
 
 
 def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
-    pq.write_table(
-        pa.table(columns), path, compression="zstd", use_dictionary=use_dictionary, write_page_checksum=True
-    )
+    pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=use_dictionary, write_page_checksum=True)
 
 
 def _read(path: Path) -> pa.Table:

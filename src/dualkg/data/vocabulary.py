@@ -84,9 +84,7 @@ class Vocabulary:
             return ids[0]
         if ids:
             options = ", ".join(f"'{self[id]}'" for id in ids[:5])
-            raise RequestError(
-                f"'{name}' stands for {len(ids)} {self._plural}: {options}. Ask by one of these names."
-            )
+            raise RequestError(f"'{name}' stands for {len(ids)} {self._plural}: {options}. Ask by one of these names.")
         known = f"among the {len(self):,} known" if len(self) else "because none is known"
         raise RequestError(f"No {self.kind} is named '{name}' {known}.{self._suggestion(name)}")
 

@@ -40,21 +40,23 @@ class Model(nn.Module, ABC):
         """How many relation ids the model knows: twice the graph's with reciprocals."""
         return self.shape.num_relations * (2 if self.reciprocal else 1)
 
-    @abstractmethod
+    # -- scores of ids ------------------------------------------------------------------------------------
+
     def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """Ids `(batch,)` three times → scores `(batch,)`."""
+        return self.triple_scores(self.factors(heads, relations, tails))
 
-    @abstractmethod
     def score_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
         """Ids `(batch,)` twice → a score for every entity as tail, `(batch, num_entities)`."""
+        return self.tail_scores(self.factors(heads, relations, None))
 
-    @abstractmethod
     def score_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
         """Ids `(batch,)` twice → a score for every entity as head, `(batch, num_entities)`."""
+        return self.head_scores(self.factors(None, relations, tails))
 
-    @abstractmethod
     def score_relations(self, heads: Tensor, tails: Tensor) -> Tensor:
         """Ids `(batch,)` twice → a score for every relation id, `(batch, num_relation_ids)`."""
+        return self.relation_scores(self.factors(heads, None, tails))
 
     def ask_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
         """Answer (head, relation, ?), relations as the graph numbers them."""
@@ -76,9 +78,27 @@ class Model(nn.Module, ABC):
     def choices(self) -> dict[str, object]:
         """What made this model beside the graph's shape: the keywords of its class."""
 
+    def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
+        """The vectors of a batch of triples, or of queries, which leave out what they ask for."""
+        return Factors(self.bilinear, heads, relations, tails)
+
+    # -- what a kind of model writes ----------------------------------------------------------------------
+
     @abstractmethod
-    def factors(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Factors:
-        """What a regularizer may look at for a batch of triples."""
+    def triple_scores(self, f: Factors) -> Tensor:
+        """What `score` gives, from vectors that may already be there."""
+
+    @abstractmethod
+    def tail_scores(self, f: Factors) -> Tensor:
+        """What `score_tails` gives."""
+
+    @abstractmethod
+    def head_scores(self, f: Factors) -> Tensor:
+        """What `score_heads` gives."""
+
+    @abstractmethod
+    def relation_scores(self, f: Factors) -> Tensor:
+        """What `score_relations` gives."""
 
     @abstractmethod
     def entity_vectors(self) -> Tensor:
@@ -93,6 +113,9 @@ class BilinearModel(Model):
     """A model that scores by ⟨h R, t⟩. A built model writes its tables and the two maps."""
 
     diagonal = False  # whether a relation acts on each coordinate alone, as N3 asks
+    numbers_per_coordinate = 1  # real numbers that make one coordinate of an embedding
+    two_entity_tables = False  # whether an entity is another vector as tail than as head
+    usual_init_scale: InitScale = 1e-3
 
     def __init__(
         self,
@@ -100,16 +123,20 @@ class BilinearModel(Model):
         *,
         dim: int,
         reciprocal: bool = True,
-        init_scale: InitScale = 1e-3,
+        init_scale: InitScale | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(shape, reciprocal=reciprocal)
         if dim < 1:
             raise RequestError(f"dim must be at least 1; it is {dim}.")
         self.dim = dim
-        self.init_scale = init_scale
-        self.seed = seed
+        self.init_scale = self.usual_init_scale if init_scale is None else init_scale
         self._random = torch.Generator().manual_seed(seed)
+        width = dim * self.numbers_per_coordinate
+        self.entities = self.table(self.shape.num_entities, width)
+        self.relations = self.table(self.num_relation_ids, self.relation_width(dim))
+        if self.two_entity_tables:
+            self.tails = self.table(self.shape.num_entities, width)
 
     @property
     def choices(self) -> dict[str, object]:
@@ -125,26 +152,25 @@ class BilinearModel(Model):
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         """Vectors `(batch, width)` and relation ids `(batch,)` → t Rᵀ, the transpose of `map_head`."""
 
-    @property
-    @abstractmethod
-    def head_table(self) -> Tensor:
-        """Embeddings of the entities as heads, `(num_entities, width)`."""
-
-    @property
-    @abstractmethod
-    def tail_table(self) -> Tensor:
-        """Embeddings of the entities as tails, `(num_entities, width)`."""
-
-    @property
-    @abstractmethod
-    def relation_table(self) -> Tensor:
-        """All numbers of a relation in one row, `(num_relation_ids, …)`."""
+    def relation_width(self, dim: int) -> int:
+        """How many real numbers a relation has."""
+        return dim * self.numbers_per_coordinate
 
     def squared_modulus(self, vectors: Tensor) -> Tensor:
         """|x|² of every coordinate; complex models fold their pairs."""
         return vectors.square()
 
     # -- what it gets -------------------------------------------------------------------------------------
+
+    @property
+    def head_table(self) -> Tensor:
+        """Embeddings of the entities as heads, `(num_entities, width)`."""
+        return self.entities
+
+    @property
+    def tail_table(self) -> Tensor:
+        """Embeddings of the entities as tails, `(num_entities, width)`."""
+        return self.tails if self.two_entity_tables else self.entities
 
     def table(self, rows: int, width: int) -> nn.Parameter:
         """A table drawn from N(0, 1)·`init_scale`, or uniformly with Xavier's bound."""
@@ -154,20 +180,18 @@ class BilinearModel(Model):
             values = torch.randn(rows, width, generator=self._random) * self.init_scale
         return nn.Parameter(values)
 
-    def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        factors = self.factors(heads, relations, tails)
-        return (factors.mapped_head * factors.tail).sum(-1)
+    def triple_scores(self, f: Factors) -> Tensor:
+        return (f.mapped_head * f.tail).sum(-1)
 
-    def score_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
-        return self.map_head(rows(self.head_table, heads), relations) @ self.tail_table.T
+    def tail_scores(self, f: Factors) -> Tensor:
+        return f.mapped_head @ self.tail_table.T
 
-    def score_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
-        return self.map_tail(rows(self.tail_table, tails), relations) @ self.head_table.T
+    def head_scores(self, f: Factors) -> Tensor:
+        return f.mapped_tail @ self.head_table.T
 
-    def score_relations(self, heads: Tensor, tails: Tensor) -> Tensor:
-        head, tail = rows(self.head_table, heads), rows(self.tail_table, tails)
-        scores = [(mapped * tail).sum(-1) for mapped in self.map_by_every_relation(head)]
-        return torch.stack(scores, dim=-1)
+    def relation_scores(self, f: Factors) -> Tensor:
+        images = self.map_by_every_relation(f.head)
+        return torch.stack([(image * f.tail).sum(-1) for image in images], dim=-1)
 
     def map_by_every_relation(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
         """h R, or t Rᵀ, for each relation in turn: never batch × relations × width at once."""
@@ -178,7 +202,7 @@ class BilinearModel(Model):
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""
         distinct, position = torch.unique(relations, return_inverse=True)
-        return rows(rows(self.relation_table, distinct).square().sum(-1, keepdim=True), position).squeeze(-1)
+        return rows(rows(self.relations, distinct).square().sum(-1, keepdim=True), position).squeeze(-1)
 
     def modulus(self, vectors: Tensor) -> Tensor:
         """|x| of every coordinate, with gradient 0 where x is 0."""
@@ -190,28 +214,45 @@ class BilinearModel(Model):
     def bilinear(self) -> BilinearModel:
         return self
 
-    def factors(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Factors:
-        return Factors(self, rows(self.head_table, heads), relations, rows(self.tail_table, tails))
-
     def entity_vectors(self) -> Tensor:
-        if self.head_table is self.tail_table:
-            return self.head_table
-        return torch.cat([self.head_table, self.tail_table], dim=-1)
+        if self.two_entity_tables:
+            return torch.cat([self.head_table, self.tail_table], dim=-1)
+        return self.entities
 
 
 @dataclass
 class Factors:
-    """Head and tail vectors of a batch, the ids of its relations, and their images when asked for."""
+    """The vectors of a batch, `(batch, width)`, each gathered or mapped when first asked for, and then kept."""
 
     model: BilinearModel
-    head: Tensor
-    relations: Tensor
-    tail: Tensor
+    given_heads: Tensor | None
+    given_relations: Tensor | None
+    given_tails: Tensor | None
+
+    @property
+    def heads(self) -> Tensor:
+        return _given(self.given_heads, "heads")
+
+    @property
+    def relations(self) -> Tensor:
+        return _given(self.given_relations, "relations")
+
+    @property
+    def tails(self) -> Tensor:
+        return _given(self.given_tails, "tails")
+
+    @cached_property
+    def head(self) -> Tensor:
+        return rows(self.model.head_table, self.heads)
+
+    @cached_property
+    def tail(self) -> Tensor:
+        return rows(self.model.tail_table, self.tails)
 
     @cached_property
     def relation(self) -> Tensor:
         """The rows of the relations. Only for diagonal models: a matrix per triple must never be gathered."""
-        return rows(self.model.relation_table, self.relations)
+        return rows(self.model.relations, self.relations)
 
     @cached_property
     def mapped_head(self) -> Tensor:
@@ -225,3 +266,9 @@ class Factors:
 def rows(table: Tensor, ids: Tensor) -> Tensor:
     """Rows of a table by id. An embedding look-up sums its gradient in a fixed order; indexing does not."""
     return F.embedding(ids, table)
+
+
+def _given(ids: Tensor | None, what: str) -> Tensor:
+    if ids is None:
+        raise ValueError(f"these factors are of queries that do not give their {what}")
+    return ids

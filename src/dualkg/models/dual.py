@@ -36,43 +36,29 @@ class Dual(Model):
     def choices(self) -> dict[str, object]:
         return {**self.primal.choices, "dual": self.side}
 
-    def factors(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Factors:
-        return self.primal.factors(heads, relations, tails)
-
     def entity_vectors(self) -> Tensor:
         return self.primal.entity_vectors()
 
-    def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        factors = self.factors(heads, relations, tails)
-        if self.side == "tail":
-            return -(factors.mapped_head - factors.tail).square().sum(-1)
-        return -(factors.mapped_tail - factors.head).square().sum(-1)
+    def triple_scores(self, f: Factors) -> Tensor:
+        return -_norms(f.mapped_head - f.tail if self.side == "tail" else f.mapped_tail - f.head)
 
-    def score_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
-        head = rows(self.primal.head_table, heads)
-        doubled = 2 * self.primal.score_tails(heads, relations)
+    def tail_scores(self, f: Factors) -> Tensor:
+        doubled = 2 * self.primal.tail_scores(f)
         if self.side == "tail":
-            mapped = self.primal.map_head(head, relations)
-            return doubled - _norms(mapped)[:, None] - _norms(self.primal.tail_table)
-        return doubled - _norms(head)[:, None] - self._norms_of_all(relations)
+            return doubled - _norms(f.mapped_head)[:, None] - _norms(self.primal.tail_table)
+        return doubled - _norms(f.head)[:, None] - self._norms_of_all(f.relations)
 
-    def score_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
-        tail = rows(self.primal.tail_table, tails)
-        doubled = 2 * self.primal.score_heads(relations, tails)
+    def head_scores(self, f: Factors) -> Tensor:
+        doubled = 2 * self.primal.head_scores(f)
         if self.side == "head":
-            mapped = self.primal.map_tail(tail, relations)
-            return doubled - _norms(mapped)[:, None] - _norms(self.primal.head_table)
-        return doubled - _norms(tail)[:, None] - self._norms_of_all(relations)
+            return doubled - _norms(f.mapped_tail)[:, None] - _norms(self.primal.head_table)
+        return doubled - _norms(f.tail)[:, None] - self._norms_of_all(f.relations)
 
-    def score_relations(self, heads: Tensor, tails: Tensor) -> Tensor:
+    def relation_scores(self, f: Factors) -> Tensor:
         """The norm of the mapped vector varies with the relation, so it stays."""
-        primal = self.primal
-        head, tail = rows(primal.head_table, heads), rows(primal.tail_table, tails)
-        if self.side == "tail":
-            mapped, fixed = primal.map_by_every_relation(head), tail
-        else:
-            mapped, fixed = primal.map_by_every_relation(tail, transposed=True), head
-        return torch.stack([-_norms(image - fixed) for image in mapped], dim=-1)
+        moved, fixed = (f.head, f.tail) if self.side == "tail" else (f.tail, f.head)
+        images = self.primal.map_by_every_relation(moved, transposed=self.side == "head")
+        return torch.stack([-_norms(image - fixed) for image in images], dim=-1)
 
     def _norms_of_all(self, relations: Tensor) -> Tensor:
         """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row a query, computed once a relation."""

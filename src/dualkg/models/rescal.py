@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import GraphShape
 from dualkg.models.base import BilinearModel, InitScale, rows
 
 
@@ -15,30 +14,10 @@ class RESCAL(BilinearModel):
     A batch is taken relation by relation, so that a matrix is fetched once for all its triples.
     """
 
-    def __init__(
-        self,
-        shape: GraphShape,
-        *,
-        dim: int,
-        reciprocal: bool = True,
-        init_scale: InitScale = "xavier",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
-        self.entities = self.table(self.shape.num_entities, dim)
-        self.relations = self.table(self.num_relation_ids, dim * dim)
+    usual_init_scale: InitScale = "xavier"
 
-    @property
-    def head_table(self) -> Tensor:
-        return self.entities
-
-    @property
-    def tail_table(self) -> Tensor:
-        return self.entities
-
-    @property
-    def relation_table(self) -> Tensor:
-        return self.relations
+    def relation_width(self, dim: int) -> int:
+        return dim * dim
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         return self._grouped(head, relations, transposed=False)

@@ -94,7 +94,7 @@ def _in_graph_order(table: torch.Tensor, names: Sequence[str], vocabulary: Vocab
 def _fill(name: str, graph: Graph, tables: dict[str, torch.Tensor], *, reciprocal: bool) -> BilinearModel:
     kind = find_class(name, MODELS, BilinearModel)
     width = tables["entities"].shape[1]
-    dim = width // getattr(kind, "numbers_per_coordinate", 1)
+    dim = width // kind.numbers_per_coordinate
     model: BilinearModel = kind(graph.shape, dim=dim, reciprocal=reciprocal)
     expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     came = {key: tuple(value.shape) for key, value in tables.items()}

@@ -23,9 +23,10 @@ class PlainStep:
 
     def objective(self, batch: Tensor) -> Tensor:
         """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
-        loss = self.loss(self.model, batch)
+        factors = self.model.factors(*batch.unbind(-1))
+        loss = self.loss(self.model, factors)
         if self.regularizer.weight:
-            loss = loss + self.regularizer(self.model.factors(*batch.unbind(-1)))
+            loss = loss + self.regularizer(factors)
         return loss
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:

@@ -70,6 +70,4 @@ def _by_name(column: str, header: Sequence[str], name: str) -> int:
     if places:
         raise DataError(f"{name} has {len(places)} columns named '{column}'. Choose by number instead.")
     listed = ", ".join(f"'{cell}'" for cell in header[:20])
-    raise DataError(
-        f"{name} has no column named '{column}'. Its columns are {listed}.{did_you_mean(column, header)}"
-    )
+    raise DataError(f"{name} has no column named '{column}'. Its columns are {listed}.{did_you_mean(column, header)}")

@@ -119,7 +119,7 @@ def _in_order(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
     # From the last to the first, so that what stays written is the earliest position of each id.
     for ids in reversed(columns):
         for start in reversed(range(0, len(ids), POSITIONS)):
-            backwards = ids[start:start + POSITIONS].reshape(-1)[::-1]
+            backwards = ids[start : start + POSITIONS].reshape(-1)[::-1]
             first[backwards] = np.arange(position - 1, position - 1 - len(backwards), -1)
             position -= len(backwards)
     order = np.argsort(first)
@@ -127,5 +127,5 @@ def _in_order(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
     renumbered[order] = np.arange(len(names), dtype=np.int32)
     for ids in columns:
         for start in range(0, len(ids), POSITIONS):
-            ids[start:start + POSITIONS] = renumbered[ids[start:start + POSITIONS]]
+            ids[start : start + POSITIONS] = renumbered[ids[start : start + POSITIONS]]
     return names.take(pa.array(order))

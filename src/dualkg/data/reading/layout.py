@@ -107,9 +107,7 @@ def _opening(source: Source) -> tuple[str, _FirstRow | None]:
     found = {separator: _first_row(text, mark, separator, quoted=True) for separator in (",", ";")}
     line = text.lstrip("\r\n").partition("\n")[0]
     # A first row without cells is one whose quote is never closed; its first line must do.
-    separator, first = max(
-        found.items(), key=lambda item: (item[1] and len(item[1].cells)) or line.count(item[0]) + 1
-    )
+    separator, first = max(found.items(), key=lambda item: (item[1] and len(item[1].cells)) or line.count(item[0]) + 1)
     if first is not None and not first.cells:
         raise DataError(f"{source.name}, line {first.line:,}: {NEVER_CLOSED}")
     return separator, first

@@ -32,13 +32,27 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".zst": lambda stream: pa.CompressedInputStream(stream, "zstd"),
 }
 TARS = {
-    ".tar": "", ".tar.gz": ".gz", ".tgz": ".gz", ".tar.xz": ".xz", ".txz": ".xz",
-    ".tar.bz2": ".bz2", ".tbz2": ".bz2", ".tar.zst": ".zst",
+    ".tar": "",
+    ".tar.gz": ".gz",
+    ".tgz": ".gz",
+    ".tar.xz": ".xz",
+    ".txz": ".xz",
+    ".tar.bz2": ".bz2",
+    ".tbz2": ".bz2",
+    ".tar.zst": ".zst",
 }
 # Each library has its own word for a damaged file; RuntimeError is zipfile's for an encrypted one.
 UNREADABLE = (
-    OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile,
-    struct.error, UnicodeDecodeError, RuntimeError, pa.ArrowException,
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    struct.error,
+    UnicodeDecodeError,
+    RuntimeError,
+    pa.ArrowException,
 )
 
 
@@ -122,8 +136,7 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
         return DataError(f"{name} is encrypted, and only plain archives are read. Extract it first.")
     detail = str(error).rstrip(".") or type(error).__name__
     return DataError(
-        f"{name} is damaged, cut short, or not the kind of file its name says ({detail}). "
-        "Fetch it or make it again."
+        f"{name} is damaged, cut short, or not the kind of file its name says ({detail}). Fetch it or make it again."
     )
 
 
@@ -204,6 +217,7 @@ def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
         def open_member() -> Any:
             with zipfile.ZipFile(path) as archive:
                 return archive.open(member)
+
         return open_member
 
     with zipfile.ZipFile(path) as archive:
@@ -219,9 +233,9 @@ def _tar_members(path: Path) -> dict[str, Callable[[], Any]]:
         for member in archive:
             end = member.offset_data + member.size
             if member.isreg() and not member.issparse():
-                members[member.name] = _in_memory(memoryview(content)[member.offset_data:end])
+                members[member.name] = _in_memory(memoryview(content)[member.offset_data : end])
         # tarfile takes a broken header for the end; after a true end there are only zeros.
-        if content[archive.offset:].strip(b"\0"):
+        if content[archive.offset :].strip(b"\0"):
             raise tarfile.ReadError("a broken header inside the archive")
     return members
 

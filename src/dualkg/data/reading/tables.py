@@ -35,8 +35,9 @@ class TableReader(Reader):
             self._check_type(role, name, schema)
         row = 1
         for batch in table.iter_batches(NUM_ROWS, columns=names):
-            block = block_of(*(self._text(role, batch.column(name), row)
-                               for role, name in zip(ROLES, names, strict=True)))
+            block = block_of(
+                *(self._text(role, batch.column(name), row) for role, name in zip(ROLES, names, strict=True))
+            )
             row += batch.num_rows
             yield block
 
@@ -94,16 +95,19 @@ class TableReader(Reader):
 
     def _bad_row(self, role: str, bad: pa.BooleanArray, first_row: int, problem: str) -> DataError:
         row = first_row + pc.index(bad, True).as_py()
-        return DataError(
-            f"{self.source.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row."
-        )
+        return DataError(f"{self.source.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row.")
 
 
 def _is_text(kind: pa.DataType) -> bool:
     return any(
-        is_kind(kind) for is_kind in (
-            pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view,
-            pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view,
+        is_kind(kind)
+        for is_kind in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
         )
     )
 

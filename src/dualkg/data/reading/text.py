@@ -96,9 +96,7 @@ def _arrow_reader(stream: object, layout: Layout) -> pa.csv.CSVStreamingReader:
             escape_char=False,
             newlines_in_values=layout.quoted,
         ),
-        pa.csv.ConvertOptions(
-            column_types=dict.fromkeys(layout.roles, NAMES), include_columns=list(layout.roles)
-        ),
+        pa.csv.ConvertOptions(column_types=dict.fromkeys(layout.roles, NAMES), include_columns=list(layout.roles)),
     )
 
 

@@ -39,9 +39,7 @@ class ReadTriples:
 def read_triples(sources: Mapping[str, Source], *, columns: Columns | None = None) -> ReadTriples:
     """Read each split's source; `columns` are the names or numbers of head, relation and tail."""
     check_columns(columns)
-    readers = {
-        split: READERS.get(source.suffix, TextReader)(source, columns) for split, source in sources.items()
-    }
+    readers = {split: READERS.get(source.suffix, TextReader)(source, columns) for split, source in sources.items()}
     if not readers:
         raise DataError("There is no file of triples to read. Give at least one.")
     with Encoder() as encoder:
@@ -64,9 +62,7 @@ def _encode(encoder: Encoder, split: str, reader: Reader) -> None:
             num_triples += block.num_rows
     if not num_triples:
         why = " ".join(reader.remarks)
-        raise DataError(
-            f"{reader.source.name} holds no triples; at least one is expected.{' ' + why if why else ''}"
-        )
+        raise DataError(f"{reader.source.name} holds no triples; at least one is expected.{' ' + why if why else ''}")
 
 
 def _header_remarks(readers: Iterable[Reader]) -> list[str]:
