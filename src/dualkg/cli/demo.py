@@ -16,13 +16,14 @@ from dualkg.training.recipe import Data
 from dualkg.training.start import default_recipe
 
 QUESTIONS = (
-    ("Peru", "capital", None),
-    ("Thailand", "borders", None),
-    ("Switzerland", "official_language", None),
-    (None, "currency", "Euro"),
+    ("Khartoum", "located_in", None),
+    ("Luxembourg", "borders", None),
+    ("Palau", "currency", None),
+    ("Kenya", "part_of", None),
     ("New Zealand", "celebrates", None),
-    ("Kyoto", "time_zone", None),
+    (None, "official_language", "Arabic"),
 )
+EPOCHS = 10
 REGULARIZERS: dict[str, dict[str, object]] = {
     "with DURA": {},
     "without": {"regularizer.name": "none", "regularizer.weight": 0.0},
@@ -36,12 +37,12 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
     counts = graph.counts
     screen.print(
         f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
-        f"{counts['train']:,} triples to learn from, {counts['test']:,} withheld to be found again\n"
+        f"{counts['train']:,} triples to learn, {counts['test']:,} withheld to be found\n"
     )
     runs: dict[str, Run] = {}
     table = show.plain_table("ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds")
     for name, changes in REGULARIZERS.items():
-        recipe = default_recipe(Data(graph="world"), graph, changes)
+        recipe = default_recipe(Data(graph="world"), graph, {**changes, "training.epochs": EPOCHS})
         started = time.perf_counter()
         with show.watching(f"ComplEx {name}") as watch:
             runs[name] = train_recipe(recipe, graph=graph, device=device, watch=watch)
@@ -51,8 +52,9 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
     screen.print()
     _ask(screen, Predictor(runs["with DURA"].model, graph))
     screen.print(
-        "\n[dim]Keep a run and ask your own:[/dim]  dualkg train world"
-        "\n                             dualkg predict runs/world --head Peru --relation capital"
+        "\n[dim]Train a run to keep, and ask it yourself:[/dim]"
+        "\n  dualkg train world"
+        "\n  dualkg predict runs/world --head Kenya --relation borders"
     )
     if picture:
         screen.save_svg(str(picture), title="make demo")
@@ -60,24 +62,24 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
 
 def _ask(screen: Console, predictor: Predictor) -> None:
     screen.print(
-        "Answers by the model with DURA: [green]known[/green] from training, "
-        "[bold cyan]withheld[/bold cyan] and found again, the rest new\n"
+        "Answers with DURA: [green]✓ known[/green] from training, [bold cyan]★ withheld[/bold cyan] and found, "
+        "the rest new\n"
     )
     table = show.plain_table("question", "answers", left=2)
     table.columns[1].no_wrap = False
     for head, relation, tail in QUESTIONS:
         if head is not None:
-            answers = predictor.tails(head, relation, k=6)
+            answers = predictor.tails(head, relation, k=5)
         else:
             assert tail is not None
-            answers = predictor.heads(relation, tail, k=6)
+            answers = predictor.heads(relation, tail, k=5)
         table.add_row(escape(f"{head or '?'}  {relation}  {tail or '?'}"), ", ".join(_shown(a) for a in answers))
     screen.print(table)
 
 
 def _shown(answer: Answer) -> str:
     if answer.split == "train":
-        return f"[green]{escape(answer.label)}[/green]"
+        return f"[green]{escape(answer.label)} ✓[/green]"
     if answer.known:
-        return f"[bold cyan]{escape(answer.label)}[/bold cyan]"
+        return f"[bold cyan]{escape(answer.label)} ★[/bold cyan]"
     return escape(answer.label)

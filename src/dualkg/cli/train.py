@@ -82,8 +82,8 @@ def tell(run: Run, *, as_json: bool) -> None:
         return
     show.print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
     show.err.print(f"\nKept in [bold]{run.folder}[/bold]. Ask it something:", soft_wrap=True)
-    head = run.graph.entities.label(int(run.graph.train[0, 0]))
-    relation = run.graph.relations.label(int(run.graph.train[0, 1]))
+    asked = run.graph.test[0] if len(run.graph.test) else run.graph.train[0]
+    head, relation = run.graph.entities.label(int(asked[0])), run.graph.relations.label(int(asked[1]))
     command = f"  dualkg predict {run.folder} --head {shlex.quote(head)} --relation {shlex.quote(relation)}"
     show.err.print(command, markup=False, soft_wrap=True)
 
