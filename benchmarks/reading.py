@@ -43,11 +43,13 @@ def generate(path: Path, *, num_triples: int, num_entities: int, seed: int = 0) 
     with path.open("wb") as sink:
         for start in range(0, num_triples, ROWS):
             num = min(ROWS, num_triples - start)
-            table = pa.table({
-                "head": skewed(entities, num, 3),
-                "relation": skewed(relations, num, 2),
-                "tail": skewed(entities, num, 2),
-            })
+            table = pa.table(
+                {
+                    "head": skewed(entities, num, 3),
+                    "relation": skewed(relations, num, 2),
+                    "tail": skewed(entities, num, 2),
+                }
+            )
             pa.csv.write_csv(table, sink, options)
 
 

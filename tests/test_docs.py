@@ -19,8 +19,7 @@ from dualkg.cli import app
 from dualkg.training.recipe import Recipe, _toml
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md"]
-MOST_EPOCHS = 2
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -107,10 +106,10 @@ def test_every_command_can_be_typed(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=relative)
 def test_the_examples_run(page, tmp_path, monkeypatch):
-    """The blocks of a page one after the other, as a reader would type them, but with few epochs."""
+    """The blocks of a page one after the other, as a reader would type them, but for one epoch only."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(kg, "train", with_few_epochs(kg.train))
+    monkeypatch.setattr(kg, "train", in_one_epoch(kg.train))
     names: dict[str, Any] = {"__name__": "__main__"}
     modules = set(sys.modules)
     try:
@@ -125,8 +124,5 @@ def test_the_examples_run(page, tmp_path, monkeypatch):
                 del sys.modules[name]
 
 
-def with_few_epochs(train):
-    def quick(*nouns, epochs: int = MOST_EPOCHS, **choices):
-        return train(*nouns, epochs=min(epochs, MOST_EPOCHS), **choices)
-
-    return quick
+def in_one_epoch(train):
+    return lambda *nouns, epochs=1, **choices: train(*nouns, epochs=1, **choices)

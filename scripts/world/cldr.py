@@ -38,9 +38,7 @@ def facts(countries: Mapping[str, Entity]) -> Iterator[Fact]:
     yield from _weeks(tables, countries)
     yield from _currencies(tables, countries)
     zones = get_global("territory_zones")
-    yield from time_zones(
-        (country, zone) for code, country in countries.items() for zone in zones.get(code, ())
-    )
+    yield from time_zones((country, zone) for code, country in countries.items() for zone in zones.get(code, ()))
 
 
 def time_zones(places: Iterable[tuple[Entity, str]]) -> Iterator[Fact]:

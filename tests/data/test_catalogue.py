@@ -20,8 +20,18 @@ from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import compressed, tarred, zipped
 
 NAMES = {
-    "WN18RR", "FB15k-237", "YAGO3-10", "UMLS", "Kinship", "Nations", "Countries-S1", "Countries-S2", "Countries-S3",
-    "CoDEx-S", "CoDEx-M", "CoDEx-L",
+    "WN18RR",
+    "FB15k-237",
+    "YAGO3-10",
+    "UMLS",
+    "Kinship",
+    "Nations",
+    "Countries-S1",
+    "Countries-S2",
+    "Countries-S3",
+    "CoDEx-S",
+    "CoDEx-M",
+    "CoDEx-L",
 }
 FILES = {"train.txt": b"a\tr\tb\nb\tr\tc\nc\ts\ta\n", "valid.txt": b"a\tr\tc\n", "test.txt": b"b\ts\ta\n"}
 ARCHIVE = tarred(FILES, ".gz")
@@ -209,8 +219,11 @@ def test_a_fetched_page_in_place_of_a_split_is_not_kept(
 ) -> None:
     server.served |= {f"/small/{name}": content for name, content in FILES.items()}
     server.served["/small/train.txt"] = b"<html>Please log in</html>"
-    listed(address=f"{server.address}/small/{{split}}.txt", archive_sha256=None,
-           sha256={split: SUMS[split] for split in ("valid", "test")})
+    listed(
+        address=f"{server.address}/small/{{split}}.txt",
+        archive_sha256=None,
+        sha256={split: SUMS[split] for split in ("valid", "test")},
+    )
     with pytest.raises(DataError, match=r"train\.txt, line 1: .* was not kept\.$"):
         load_graph("Small")
     assert files_in(cache) == []

@@ -42,6 +42,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Path]:
     """Make a folder of files; those named replace the good ones, None leaves one out."""
+
     def made(changes: dict[str, bytes | None] | None = None, name: str = "mine") -> Path:
         path = tmp_path / name
         path.mkdir()
@@ -49,6 +50,7 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
             if content is not None:
                 (path / file_name).write_bytes(content)
         return path
+
     return made
 
 
@@ -63,6 +65,7 @@ def dense(tmp_path: Path) -> Path:
 @pytest.fixture
 def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], type[Exception]]:
     """From now on only the cache can give a graph."""
+
     class FilesReadError(Exception):
         pass
 
@@ -72,6 +75,7 @@ def unreadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[], type[Exception]]
     def patched() -> type[Exception]:
         monkeypatch.setattr(loading, "read_triples", fail)
         return FilesReadError
+
     return patched
 
 
@@ -121,12 +125,15 @@ def test_every_format_and_compression_gives_the_same_graph(folder: Callable[...,
     table = pa.table(dict(zip(("head", "relation", "tail"), zip(*TRAIN, strict=True), strict=True)))
     parquet = pa.BufferOutputStream()
     pq.write_table(table, parquet)
-    mixed = folder({
-        **nothing,
-        "train.parquet": parquet.getvalue().to_pybytes(),
-        "valid.csv.xz": compressed(lines(VALID, ","), ".xz"),
-        "test.txt.zst": compressed(lines(TEST), ".zst"),
-    }, "mixed")
+    mixed = folder(
+        {
+            **nothing,
+            "train.parquet": parquet.getvalue().to_pybytes(),
+            "valid.csv.xz": compressed(lines(VALID, ","), ".xz"),
+            "test.txt.zst": compressed(lines(TEST), ".zst"),
+        },
+        "mixed",
+    )
     assert same(load_graph(mixed), load_graph(folder()))
 
 
@@ -390,9 +397,7 @@ def test_a_cache_that_cannot_be_written_is_no_failure(folder: Callable[..., Path
     assert [named(load_graph(path), "train") for _ in range(2)] == [TRAIN, TRAIN]
 
 
-def test_a_full_disk_is_no_failure(
-    folder: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_no_failure(folder: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -404,24 +409,30 @@ def test_a_full_disk_is_no_failure(
 # Bad input. Every sentence names the file, and the line where there is one.
 
 
-@pytest.mark.parametrize(("content", "sentence"), [
-    (b"a\tr\tb\na\tr\n", "train.tsv, line 2: "),
-    (b"a\tr\tb\na\tr\tb\tc\n", "train.tsv, line 2: "),
-    (b"a\tr\tb\n\na\t\tb\n", "train.tsv, line 3: "),
-    (b"a\tr\tb\na\tr\t\xff\n", "train.tsv, line 2: "),
-    (b"", "train.tsv holds no triples; at least one is expected."),
-    (b"\n\n", "train.tsv holds no triples; at least one is expected."),
-])
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"a\tr\tb\na\tr\n", "train.tsv, line 2: "),
+        (b"a\tr\tb\na\tr\tb\tc\n", "train.tsv, line 2: "),
+        (b"a\tr\tb\n\na\t\tb\n", "train.tsv, line 3: "),
+        (b"a\tr\tb\na\tr\t\xff\n", "train.tsv, line 2: "),
+        (b"", "train.tsv holds no triples; at least one is expected."),
+        (b"\n\n", "train.tsv holds no triples; at least one is expected."),
+    ],
+)
 def test_a_bad_file_is_a_sentence(folder: Callable[..., Path], content: bytes, sentence: str) -> None:
     path = folder({"train.tsv": content})
     assert refused(path).startswith(f"{path}/{sentence}")
 
 
-@pytest.mark.parametrize(("content", "words"), [
-    (b"a\tr\tb\na\tr\n", ["3 columns", "2"]),
-    (b"a\tr\tb\na\t\tb\n", ["empty"]),
-    (b"a\tr\tb\na\tr\t\xff\n", ["UTF-8"]),
-])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"a\tr\tb\na\tr\n", ["3 columns", "2"]),
+        (b"a\tr\tb\na\t\tb\n", ["empty"]),
+        (b"a\tr\tb\na\tr\t\xff\n", ["UTF-8"]),
+    ],
+)
 def test_a_bad_line_says_what_is_wrong(folder: Callable[..., Path], content: bytes, words: list[str]) -> None:
     sentence = refused(folder({"test.tsv": content})).partition("line 2: ")[2]
     assert all(word in sentence for word in words)

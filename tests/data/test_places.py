@@ -18,12 +18,14 @@ LINE = b"a\tr\tb\n"
 @pytest.fixture
 def folder(tmp_path: Path) -> Callable[..., Path]:
     """Make a folder of files that each hold one triple."""
+
     def made(*names: str, inside: str = "mine") -> Path:
         for name in names:
             path = tmp_path / inside / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(LINE)
         return tmp_path / inside
+
     return made
 
 
@@ -40,16 +42,19 @@ def splits_of(place) -> dict[str, str]:
     return {split: source.file_name for split, source in place.splits.items()}
 
 
-@pytest.mark.parametrize(("file_name", "name"), [
-    ("WN18RR.tar.xz", "WN18RR"),
-    ("mine.tgz", "mine"),
-    ("mine.txz", "mine"),
-    ("a.b.tsv", "a.b"),
-    ("mine.tsv.gz", "mine"),
-    ("mine.NT.ZST", "mine"),
-    ("mine.tsv.zip", "mine"),
-    ("v1.5", "v1.5"),
-])
+@pytest.mark.parametrize(
+    ("file_name", "name"),
+    [
+        ("WN18RR.tar.xz", "WN18RR"),
+        ("mine.tgz", "mine"),
+        ("mine.txz", "mine"),
+        ("a.b.tsv", "a.b"),
+        ("mine.tsv.gz", "mine"),
+        ("mine.NT.ZST", "mine"),
+        ("mine.tsv.zip", "mine"),
+        ("v1.5", "v1.5"),
+    ],
+)
 def test_the_name_of_a_graph_is_its_file_without_suffixes(file_name: str, name: str) -> None:
     assert stem(Path("/somewhere") / file_name) == name
 
@@ -70,12 +75,15 @@ def test_the_bundled_graph_goes_before_a_folder_of_its_name(
     assert locate("./world").splits["train"].path == Path("world/train.tsv")
 
 
-@pytest.mark.parametrize("names", [
-    ("train.tsv", "valid.tsv", "test.tsv"),
-    ("TRAIN.TXT", "Valid.csv.gz", "test.nt"),
-    ("train.parquet", "validation.ttl", "test.txt.zst"),
-    ("train.tsv", "dev.tsv", "test.tsv", "notes.tsv", ".train.tsv", "train2id.txt", "test.md", "test.md.orig"),
-])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train.tsv", "valid.tsv", "test.tsv"),
+        ("TRAIN.TXT", "Valid.csv.gz", "test.nt"),
+        ("train.parquet", "validation.ttl", "test.txt.zst"),
+        ("train.tsv", "dev.tsv", "test.tsv", "notes.tsv", ".train.tsv", "train2id.txt", "test.md", "test.md.orig"),
+    ],
+)
 def test_a_folder_is_read_by_the_names_of_its_files(folder: Callable[..., Path], names: tuple[str, ...]) -> None:
     place = locate(folder(*names))
     assert list(place.splits) == list(SPLITS)
@@ -89,11 +97,14 @@ def test_labels_lie_beside_the_splits(folder: Callable[..., Path]) -> None:
     assert place.labels.file_name == "labels.tsv"
 
 
-@pytest.mark.parametrize(("names", "found"), [
-    (("train.tsv", "test.tsv"), "train, test"),
-    (("valid.tsv",), "valid"),
-    (("all.tsv",), "none of them"),
-])
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (("train.tsv", "test.tsv"), "train, test"),
+        (("valid.tsv",), "valid"),
+        (("all.tsv",), "none of them"),
+    ],
+)
 def test_a_missing_split_is_a_sentence(folder: Callable[..., Path], names: tuple[str, ...], found: str) -> None:
     path = folder(*names)
     with pytest.raises(DataError) as caught:
@@ -203,15 +214,16 @@ def test_a_data_folder_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: p
     assert locate("world").name == "world"
 
 
-@pytest.mark.parametrize(("asked", "near"), [
-    ("WN18R", " Did you mean 'WN18RR'?"),
-    ("wordl", " Did you mean 'world'?"),
-    ("qqqqqqq", ""),
-    ("x" * 300, ""),
-])
-def test_an_unknown_graph_is_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, near: str
-) -> None:
+@pytest.mark.parametrize(
+    ("asked", "near"),
+    [
+        ("WN18R", " Did you mean 'WN18RR'?"),
+        ("wordl", " Did you mean 'world'?"),
+        ("qqqqqqq", ""),
+        ("x" * 300, ""),
+    ],
+)
+def test_an_unknown_graph_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, near: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError) as caught:
         locate(asked)
@@ -222,3 +234,13 @@ def test_a_misspelt_path_is_answered_with_its_neighbours(folder: Callable[..., P
     path = folder("triples.tsv")
     with pytest.raises(RequestError, match=r"'\S+/tripels\.tsv'\. Did you mean 'triples\.tsv'\?"):
         locate(path / "tripels.tsv")
+
+
+def test_a_folder_as_an_archive_unpacks(tmp_path):
+    inner = tmp_path / "mine" / "inner"
+    inner.mkdir(parents=True)
+    for split in ("train", "valid", "test"):
+        (inner / f"{split}.tsv").write_text("a\tr\tb\n")
+    place = locate(tmp_path / "mine")
+    assert place.name == "mine"
+    assert [source.path.parent for source in place.splits.values()] == [inner] * 3

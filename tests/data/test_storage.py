@@ -32,8 +32,16 @@ def graphs(draw: st.DrawFn) -> Graph:
     splits = [np.array(draw(triples), dtype=np.int32).reshape(-1, 3) for _ in SPLITS]
     labels = draw(st.none() | st.dictionaries(st.sampled_from(names), TEXT))
     notes = Notes({"train": 1}, {"train and test": 2}, tuple(draw(st.lists(TEXT, max_size=2))))
-    return Graph(draw(TEXT), Vocabulary(names, labels), Vocabulary(relations, kind="relation"), *splits,
-                 source=draw(TEXT), fingerprint="f" * 64, catalogued=draw(st.booleans()), notes=notes)
+    return Graph(
+        draw(TEXT),
+        Vocabulary(names, labels),
+        Vocabulary(relations, kind="relation"),
+        *splits,
+        source=draw(TEXT),
+        fingerprint="f" * 64,
+        catalogued=draw(st.booleans()),
+        notes=notes,
+    )
 
 
 def facts(graph: Graph) -> dict[str, object]:

@@ -58,28 +58,31 @@ def test_train_has_seen_every_entity_and_relation(splits: dict[str, list[Triple]
         assert {relation for _, relation, _ in splits[name]} <= relations
 
 
-@pytest.mark.parametrize("fact", [
-    ("France", "capital", "Paris"),
-    ("Paris", "located_in", "France"),
-    ("Barcelona (Spain)", "located_in", "Spain"),
-    ("Barcelona (Venezuela)", "located_in", "Venezuela"),
-    ("Singapore", "capital", "Singapore (city)"),
-    ("France", "borders", "Spain"),
-    ("Spain", "borders", "France"),
-    ("Japan", "currency", "Japanese Yen"),
-    ("Swiss Franc", "kind_of", "franc"),
-    ("Estonia", "former_currency", "Soviet Rouble"),
-    ("Brazil", "official_language", "Portuguese"),
-    ("Switzerland", "spoken_language", "Italian"),
-    ("Russian", "written_in", "Cyrillic script"),
-    ("Kenya", "continent", "Africa"),
-    ("Italy", "part_of", "European Union"),
-    ("Western Europe", "part_of", "Europe"),
-    ("Mumbai", "time_zone", "India Standard Time"),
-    ("Brno", "near", "Vienna"),
-    ("Mexico", "celebrates", "Christmas Day"),
-    ("Egypt", "first_day_of_week", "Saturday"),
-])
+@pytest.mark.parametrize(
+    "fact",
+    [
+        ("France", "capital", "Paris"),
+        ("Paris", "located_in", "France"),
+        ("Barcelona (Spain)", "located_in", "Spain"),
+        ("Barcelona (Venezuela)", "located_in", "Venezuela"),
+        ("Singapore", "capital", "Singapore (city)"),
+        ("France", "borders", "Spain"),
+        ("Spain", "borders", "France"),
+        ("Japan", "currency", "Japanese Yen"),
+        ("Swiss Franc", "kind_of", "franc"),
+        ("Estonia", "former_currency", "Soviet Rouble"),
+        ("Brazil", "official_language", "Portuguese"),
+        ("Switzerland", "spoken_language", "Italian"),
+        ("Russian", "written_in", "Cyrillic script"),
+        ("Kenya", "continent", "Africa"),
+        ("Italy", "part_of", "European Union"),
+        ("Western Europe", "part_of", "Europe"),
+        ("Mumbai", "time_zone", "India Standard Time"),
+        ("Brno", "near", "Vienna"),
+        ("Mexico", "celebrates", "Christmas Day"),
+        ("Egypt", "first_day_of_week", "Saturday"),
+    ],
+)
 def test_it_knows(fact: Triple, triples: list[Triple]) -> None:
     assert fact in triples
 
@@ -124,14 +127,10 @@ def test_relation_names_need_no_quotes(triples: list[Triple]) -> None:
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", relation) for _, relation, _ in triples)
 
 
-def test_the_source_page_counts_what_the_files_hold(
-    splits: dict[str, list[Triple]], triples: list[Triple]
-) -> None:
+def test_the_source_page_counts_what_the_files_hold(splits: dict[str, list[Triple]], triples: list[Triple]) -> None:
     page = (WORLD / "SOURCE.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| `(\w+)` \|[^|]*\|[^|]*\|([\d, |]+)\| ([^|]+) → ([^|]+) \|$", page, re.MULTILINE)
-    counted = {
-        relation: [int(cell.replace(",", "")) for cell in cells.split("|")] for relation, cells, _, _ in lines
-    }
+    counted = {relation: [int(cell.replace(",", "")) for cell in cells.split("|")] for relation, cells, _, _ in lines}
     by_split = {name: Counter(relation for _, relation, _ in rows) for name, rows in splits.items()}
     total = Counter(relation for _, relation, _ in triples)
     assert counted == {r: [total[r], *(by_split[name][r] for name in SPLITS)] for r in total}

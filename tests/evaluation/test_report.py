@@ -79,3 +79,15 @@ def test_ranks_come_back_as_they_were_saved(graph, tmp_path):
     again = load_ranks(tmp_path / "ranks.parquet")
     for name in ("triples", "optimistic", "pessimistic"):
         np.testing.assert_array_equal(getattr(ranks, name), getattr(again, name))
+
+
+def test_a_split_without_triples_reports_no_numbers_as_json(graph):
+    report = kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="valid")
+    told = json.loads(report.as_json())
+    assert told["metrics"]["mrr"] is None
+    assert told["metrics"]["num_queries"] == 0
+
+
+def test_a_split_that_is_none_is_told(graph):
+    with pytest.raises(kg.RequestError, match="train, valid, test; 'testing' was asked for"):
+        kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="testing")

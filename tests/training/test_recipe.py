@@ -39,7 +39,7 @@ recipes = st.builds(
     loss=st.builds(Loss, frequency_weight=st.floats(0, 1)),
     optimizer=st.builds(Optimizer, learning_rate=st.floats(1e-9, 10), schedule=st.sampled_from(["linear", "cosine"])),
     training=st.builds(Training, seed=st.integers(0, 2**32 - 1)),
-    validation=st.builds(Validation, keep=st.sampled_from(["last", "best"])),
+    validation=st.builds(Validation, every=st.integers(1, 9), keep=st.sampled_from(["last", "best"])),
 )
 
 
@@ -102,7 +102,7 @@ def test_shipped_recipes_are_valid_and_name_what_exists():
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        (ModelChoice(name="Complex"), "No bilinear model is named 'Complex'. Did you mean 'ComplEx'?"),
+        (ModelChoice(name="Complex"), "No model is named 'Complex'. Did you mean 'ComplEx'?"),
         (ModelChoice(name="nowhere.at:all"), "'nowhere.at:all' cannot be imported"),
         (ModelChoice(name="dualkg.models:MODELS"), "should be a subclass of dualkg's BilinearModel"),
         (ModelChoice(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
@@ -118,3 +118,15 @@ def test_plain_and_mapped_are_dura_s():
         build_regularizer(RegularizerChoice(name="N3", weight=0.1, plain=1.0))
     with pytest.raises(kg.RequestError, match="No regularizer is named 'dura'. Did you mean 'DURA'"):
         build_regularizer(RegularizerChoice(name="dura"))
+
+
+def test_a_regularizer_needs_a_weight():
+    with pytest.raises(kg.RequestError, match="DURA needs a weight, the paper's λ: set regularizer.weight"):
+        build_regularizer(RegularizerChoice(name="DURA"))
+    assert build_regularizer(RegularizerChoice()).weight == 0
+
+
+@pytest.mark.parametrize("table", ["patience = 3", 'keep = "best"'])
+def test_what_looks_at_validation_needs_validation(table):
+    with pytest.raises(kg.RequestError, match="validation: .* so every should be at least 1; it is 0"):
+        recipe_from(tomllib.loads(f"[validation]\n{table}"), source="recipe.toml")

@@ -190,3 +190,25 @@ def test_arrays_need_names():
 def test_choices_that_make_no_sense_are_told_in_python_too(small_graph, choices):
     with pytest.raises(kg.RequestError, match=f"train: training.{next(iter(choices))} should be greater than"):
         kg.train(kg.CP(small_graph.shape, dim=2), small_graph, **choices)
+
+
+def test_a_loaded_run_still_has_its_reports(run):
+    again = kg.load_run(run.folder)
+    assert again.report.as_dict() == run.report.as_dict()
+    assert again.report_on("train").metrics.num_queries == 2 * len(run.graph.train)
+
+
+def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_path):
+    """Training may be killed before the first step; the weights it was given must not be lost."""
+
+    def kill(moment):
+        raise RuntimeError("killed")
+
+    def start(seed, out=None, watch=None):
+        model = kg.CP(small_graph.shape, dim=4, seed=seed)
+        return kg.train(model, small_graph, epochs=1, batch_size=50, out=out, watch=watch)
+
+    with pytest.raises(RuntimeError, match="killed"):
+        start(7, tmp_path / "run", kill)
+    resumed = kg.resume(tmp_path / "run")
+    assert torch.equal(resumed.model.entities, start(7).model.entities)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from rich.markup import escape
 from dualkg.answers import Answer, Predictor
 from dualkg.cli import show
 from dualkg.data import load_graph
+from dualkg.files import write_text
 from dualkg.training import Run, train_recipe
 from dualkg.training.recipe import Data
 from dualkg.training.start import default_recipe
@@ -53,11 +58,19 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
     _ask(screen, Predictor(runs["with DURA"].model, graph))
     screen.print(
         "\n[dim]Train a run to keep, and ask it yourself:[/dim]"
-        "\n  dualkg train world"
-        "\n  dualkg predict runs/world --head Kenya --relation borders"
+        f"\n  {_command()} train world"
+        f"\n  {_command()} predict runs/world --head Kenya --relation borders",
+        soft_wrap=True,
     )
     if picture:
-        screen.save_svg(str(picture), title="make demo")
+        svg = screen.export_svg(title="make demo")
+        write_text(picture, re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))  # fetch no font from elsewhere
+
+
+def _command() -> str:
+    """How the command is called from here: `make demo` leaves it in the virtual environment."""
+    called = Path(sys.argv[0])
+    return "dualkg" if shutil.which("dualkg") or called.name != "dualkg" else os.path.relpath(called)
 
 
 def _ask(screen: Console, predictor: Predictor) -> None:

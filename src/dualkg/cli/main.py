@@ -62,7 +62,9 @@ def datasets(as_json: options.Json = False) -> None:
 
 @app.command()
 def train(
-    source: Annotated[str, typer.Argument(help="A recipe (.toml), a graph's name, or a folder or file of triples.")],
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A recipe (.toml), a graph's name, or a folder or file of triples.")
+    ],
     model: Annotated[str | None, typer.Option(help="CP, DistMult, ComplEx, RESCAL, or package.module:Class.")] = None,
     regularizer: Annotated[str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA or RegP1.")] = None,
     weight: Annotated[float | None, typer.Option(help="The regularizer's weight, the paper's λ.")] = None,

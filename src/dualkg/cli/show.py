@@ -75,12 +75,14 @@ def known_graphs() -> list[dict[str, Any]]:
 
 def print_datasets(rows: Sequence[dict[str, Any]]) -> None:
     table = plain_table("name", "entities", "relations", "train", "valid", "test", "from")
-    table.columns[-1].justify = "left"
-    table.add_column("about", style="dim", overflow="fold")
+    table.columns[0].no_wrap, table.columns[-1].justify = True, "left"
+    roomy = out.width >= 105
+    if roomy:
+        table.add_column("about", style="dim")
     for row in rows:
         counts = [f"{row[key]:,}" if key in row else "" for key in ("entities", "relations", "train", "valid", "test")]
         origin = row["from"] if row["from"] in ("bundled", "network") else "DUALKG_DATA"
-        table.add_row(escape(row["name"]), *counts, origin, escape(row["about"]))
+        table.add_row(escape(row["name"]), *counts, origin, *([escape(row["about"])] if roomy else []))
     out.print(table)
     out.print("\n[dim]Licences, addresses and checksums: dualkg datasets --json[/dim]")
 

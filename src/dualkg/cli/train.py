@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from dualkg.cli import options, show
 from dualkg.data import Graph
 from dualkg.data.places import stem
@@ -39,7 +41,8 @@ def run_training(request: TrainRequest, *, as_json: bool) -> None:
     recipe, graph = make_recipe(request)
     out = request.out or Path("runs") / _run_name(request.source)
     for sentence in graph.notes.sentences():
-        show.err.print(f"[dim]{sentence}[/dim]")
+        show.err.print(f"[dim]{escape(sentence)}[/dim]")
+    show.err.print(f"[dim]{escape(describe(recipe, graph))}[/dim]")
     if request.seeds > 1:
         _train_seeds(recipe, graph, request, out, as_json=as_json)
         return
@@ -73,6 +76,17 @@ def make_recipe(request: TrainRequest) -> tuple[Recipe, Graph]:
     asked = Recipe().with_changes({**data, "data.graph": request.source})
     graph = load_recipe_graph(asked)
     return default_recipe(asked.data, graph, changes), graph
+
+
+def describe(recipe: Recipe, graph: Graph) -> str:
+    """What is about to be trained, in a line."""
+    model, regularizer, training = recipe.model, recipe.regularizer, recipe.training
+    dual = "" if model.dual == "none" else f", its dual on the {model.dual} side"
+    kept_small = "no regularizer" if regularizer.name == "none" else f"{regularizer.name} {regularizer.weight:g}"
+    return (
+        f"Training {model.name} (dim {model.dim}{dual}) with {kept_small} on the {len(graph.train):,} triples of "
+        f"{graph.name}: {training.epochs} epochs in batches of {training.batch_size}."
+    )
 
 
 def tell(run: Run, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import RequestError
 
 Triples = npt.NDArray[np.int32]
 Split = Literal["train", "valid", "test"]
@@ -68,7 +69,7 @@ class Graph:
 
     def split(self, name: str) -> Triples:
         if name not in SPLITS:
-            raise KeyError(name)
+            raise RequestError(f"The splits of a graph are {', '.join(SPLITS)}; '{name}' was asked for.")
         triples: Triples = getattr(self, name)
         return triples
 

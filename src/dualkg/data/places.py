@@ -129,6 +129,9 @@ def _of_folder(folder: Path, *, name: str, source: str, claims: Entry | None = N
     for path in paths:
         if path.is_dir() and _split_word(path.name) not in in_files:
             raise DataError(f"{path} is a folder; a file of triples was expected. Name the file {path.name}.tsv.")
+    inner = [path for path in folder.iterdir() if path.is_dir() and _looks_like_graph(path)]
+    if not paths and len(inner) == 1:  # as an archive unpacks
+        return _of_folder(inner[0], name=name, source=source, claims=claims)
     sources = [one_source(path) for path in files]
     return _of_sources(sources, name=name, source=source, where=str(folder), claims=claims)
 

@@ -31,8 +31,11 @@ class Metrics:
         at_1, at_3, at_10 = (float((ranks <= k).mean()) for k in HITS)
         return cls(float((1 / ranks).mean()), float(ranks.mean()), at_1, at_3, at_10, num_queries=len(ranks))
 
-    def as_dict(self) -> dict[str, float]:
-        return asdict(self)
+    def as_dict(self) -> dict[str, float | None]:
+        """Ready for JSON, which has no NaN: no queries give no numbers."""
+        return {
+            name: value if self.num_queries or name == "num_queries" else None for name, value in asdict(self).items()
+        }
 
     def row(self) -> list[str]:
         """For a table: MRR, H@1, H@3, H@10, MR, queries."""

@@ -31,6 +31,8 @@ def build_regularizer(choice: RegularizerChoice) -> Regularizer:
     """The regularizer that a recipe names; `plain` and `mapped` are refused by those that have none."""
     kind = find_class(choice.name, REGULARIZERS, Regularizer)
     keywords = choice.model_dump(exclude_none=True, exclude={"name"})
+    if choice.weight is None and choice.name != "none":
+        raise RequestError(f"{choice.name} needs a weight, the paper's λ: set regularizer.weight.")
     try:
         regularizer: Regularizer = kind(**keywords)
     except TypeError:
@@ -69,14 +71,10 @@ def find_class(name: str, known: dict[str, Any], base: type) -> Any:
     if name in known:
         return known[name]
     module_name, colon, class_name = name.partition(":")
-    kind = base.__name__.removesuffix("Model").lower() or "model"
+    kind = "model" if base is BilinearModel else base.__name__.lower()
     if not colon:
         near = did_you_mean(name, known) or f" There are {', '.join(known)}."
-        raise RequestError(
-            f"No {kind} model is named '{name}'.{near} One's own is named package.module:Class."
-            if base is BilinearModel
-            else f"No {kind} is named '{name}'.{near}"
-        )
+        raise RequestError(f"No {kind} is named '{name}'.{near} One's own is named package.module:Class.")
     found = getattr(_import(module_name, name), class_name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise RequestError(f"'{name}' should be a subclass of dualkg's {base.__name__}; it is {found!r}.")

@@ -63,13 +63,13 @@ class Trainer:
         recipe: Recipe,
         regularizer: Regularizer,
         *,
-        checkpoint_path: Path | None = None,
         watch: Callable[[Moment], None] | None = None,
     ) -> None:
+        regularizer.check(model.bilinear)
         self.model = model
         self.graph = graph
         self.recipe = recipe
-        self.checkpoint_path = checkpoint_path
+        self.checkpoint_path: Path | None = None
         self.watch = watch or (lambda moment: None)
         self.optimizer = build_optimizer(recipe.optimizer, model.parameters())
         self.step = PlainStep(model, self._loss(), regularizer, self.optimizer)
@@ -94,6 +94,8 @@ class Trainer:
         triples = self.graph.train
         if not len(triples):
             raise RequestError(f"{self.graph.name} has no training triples.")
+        if self.recipe.validation.every and not len(self.graph.valid):
+            raise RequestError(f"{self.graph.name} has no valid triples, so validation.every should be 0.")
         if self.model.reciprocal:
             triples = with_reciprocals(triples, self.graph.shape.num_relations)
         return torch.from_numpy(triples.astype(np.int64)).to(self.model.device)

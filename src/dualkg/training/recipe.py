@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dualkg.errors import RequestError, did_you_mean
 
@@ -33,7 +33,7 @@ class ModelChoice(Section):
     """A model of dualkg by its name, or one's own as `package.module:Class`; `options` go to that class."""
 
     name: str = "ComplEx"
-    dim: int = Field(200, ge=1)
+    dim: int = Field(100, ge=1)
     reciprocal: bool = True
     init_scale: float | Literal["xavier"] | None = None
     dual: Literal["none", "tail", "head"] = "none"
@@ -44,7 +44,7 @@ class RegularizerChoice(Section):
     """`weight` is the paper's λ; `plain` and `mapped` are DURA's λ1 and λ2."""
 
     name: str = "none"
-    weight: float = Field(0.0, ge=0)
+    weight: float | None = Field(None, ge=0)
     plain: float | None = Field(None, ge=0)
     mapped: float | None = Field(None, ge=0)
 
@@ -72,11 +72,17 @@ class Validation(Section):
     patience: int = Field(0, ge=0)
     keep: Literal["last", "best"] = "last"
 
+    @model_validator(mode="after")
+    def _every_is_needed(self) -> Validation:
+        if not self.every and (self.patience or self.keep == "best"):
+            raise ValueError("patience and keep look at the validation split, so every should be at least 1; it is 0")
+        return self
+
 
 class Training(Section):
     """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing."""
 
-    epochs: int = Field(50, ge=1)
+    epochs: int = Field(20, ge=1)
     batch_size: int = Field(500, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
     checkpoint_seconds: float = Field(60.0, ge=0)
@@ -109,8 +115,9 @@ class Recipe(Section):
         return "\n\n".join(parts) + "\n"
 
 
-def load_recipe(path: Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
+def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
     """Read and validate a recipe, with some choices changed."""
+    path = Path(path)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -164,6 +171,8 @@ def _sentence(error: ValidationError) -> str:
         kind = f"a choice of [{where[0]}]" if len(where) > 1 else "a table of a recipe"
         near = did_you_mean(where[-1], known) or f" There are: {', '.join(known)}."
         return f"{name} is not {kind}.{near}"
+    if first["type"] == "value_error":
+        return f"{name}: {first['msg'].removeprefix('Value error, ')}."
     came = json.dumps(first["input"], ensure_ascii=False, default=str)
     rule = first["msg"].removeprefix("Input should be ")
     return f"{name} should be {rule}; {came} came."

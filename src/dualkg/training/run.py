@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dualkg.data.graph import Graph
+from dualkg.data.graph import Graph, Split
 from dualkg.data.storage import load_saved_graph, save_graph
 from dualkg.errors import RequestError
-from dualkg.evaluation import Report, save_ranks
+from dualkg.evaluation import Report, evaluate, load_ranks, report_on, save_ranks
 from dualkg.files import replacing_folder, write_text
 from dualkg.models.base import Model
 from dualkg.training.checkpoint import load_tensors, save_tensors
@@ -38,15 +40,27 @@ class Run:
 
     @property
     def report(self) -> Report:
-        """The report on the test split, made when training ended."""
-        return self.reports["test"]
+        """The report on the test split."""
+        return self.report_on("test")
+
+    def report_on(self, split: Split) -> Report:
+        """The report on a split: the one made when training ended, from its saved ranks, or a new one."""
+        if split not in self.reports:
+            ranks = RunFolder(self.folder).ranks(split) if self.folder else None
+            if ranks and ranks.exists():
+                self.reports[split] = report_on(load_ranks(ranks), self.graph, split=split)
+            else:
+                self.reports[split] = evaluate(self.model, self.graph, split=split)
+        return self.reports[split]
 
     def save(self, path: str | Path) -> Path:
         """Keep a run that was made without a folder, such as one of imported embeddings."""
         folder = RunFolder(path)
         folder.check_free()
-        folder.begin(self.recipe, self.graph, environment(self.model.device, fingerprint=self.graph.fingerprint))
-        folder.finish(self)
+        with folder.beginning(
+            self.recipe, self.graph, environment(self.model.device, fingerprint=self.graph.fingerprint)
+        ) as fresh:
+            fresh.finish(self)
         self.folder = folder.path
         return folder.path
 
@@ -87,13 +101,15 @@ class RunFolder:
                 f"or begin anew with --overwrite."
             )
 
-    def begin(self, recipe: Recipe, graph: Graph, environment: dict[str, object]) -> None:
+    @contextmanager
+    def beginning(self, recipe: Recipe, graph: Graph, environment: dict[str, object]) -> Iterator[RunFolder]:
         """Everything that resuming needs, all at once: a folder that can be seen can be resumed."""
         with replacing_folder(self.path) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
             write_text(fresh.environment, json.dumps(environment, indent=1))
             write_text(fresh.recipe, recipe.as_toml())
+            yield fresh
 
     def finish(self, run: Run) -> None:
         """The results, the report last; then the checkpoint is of no more use."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.graph import Graph
 from dualkg.data.known import KnownAnswers
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
@@ -45,10 +45,10 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
     """What is trained where no recipe is given: ComplEx with DURA, chosen on several graphs' validation splits."""
     base = Recipe(
         data=data,
-        model=ModelChoice(name="ComplEx", dim=100),
+        model=ModelChoice(name="ComplEx"),
         regularizer=RegularizerChoice(name="DURA", weight=0.05, plain=0.5, mapped=1.5),
         optimizer=Optimizer(learning_rate=0.3, schedule="linear"),
-        training=Training(epochs=20, batch_size=default_batch_size(graph)),
+        training=Training(batch_size=default_batch_size(graph)),
     )
     changes = dict(changes or {})
     if changes.get("regularizer.name", "DURA") != "DURA":  # λ1 and λ2 are DURA's alone
@@ -75,7 +75,7 @@ def train(
     loss: Loss | None = None,
     optimizer: Optimizer | None = None,
     validation: Validation | None = None,
-    epochs: int = 50,
+    epochs: int = 20,
     batch_size: int | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -103,7 +103,7 @@ def train(
     if folder:
         folder.check_free()
     model.to(choose_device(device))
-    return _begin(model, graph, recipe, regularizer, folder, watch)
+    return _begin(Trainer(model, graph, recipe, regularizer, watch=watch), folder)
 
 
 def train_recipe(
@@ -121,7 +121,8 @@ def train_recipe(
         folder.check_free(overwrite=overwrite)
     graph = graph or load_recipe_graph(recipe)
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
-    return _begin(model, graph, recipe, build_regularizer(recipe.regularizer), folder, watch)
+    trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), watch=watch)
+    return _begin(trainer, folder)
 
 
 def load_recipe_graph(recipe: Recipe) -> Graph:
@@ -130,7 +131,7 @@ def load_recipe_graph(recipe: Recipe) -> Graph:
 
 
 def resume(path: str | Path, *, device: str | torch.device | None = None, watch: Watch | None = None) -> Run:
-    """Go on with a run that was interrupted or killed, from its last checkpoint or from the start."""
+    """Go on with a run that was interrupted or killed, from its last checkpoint."""
     folder = RunFolder(path)
     folder.check_is_run()
     recipe = load_recipe(folder.recipe)
@@ -138,7 +139,10 @@ def resume(path: str | Path, *, device: str | torch.device | None = None, watch:
         raise RequestError(f"The run {folder.path} is finished: all {recipe.training.epochs} epochs are done.")
     graph = folder.load_graph()
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
-    return _go(model, graph, recipe, build_regularizer(recipe.regularizer), folder, watch)
+    trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), watch=watch)
+    trainer.checkpoint_path = folder.checkpoint
+    trainer.restore(folder.checkpoint)
+    return _go(trainer, folder)
 
 
 def train_seeds(
@@ -174,31 +178,22 @@ def spread(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _begin(
-    model: Model, graph: Graph, recipe: Recipe, regularizer: Regularizer, folder: RunFolder | None, watch: Watch | None
-) -> Run:
-    regularizer.check(model.bilinear)
+def _begin(trainer: Trainer, folder: RunFolder | None) -> Run:
+    """Train from the start. The folder appears with the first checkpoint in it, so the model's own start is kept."""
     if folder:
-        folder.begin(recipe, graph, environment(model.device, fingerprint=graph.fingerprint))
-    return _go(model, graph, recipe, regularizer, folder, watch)
+        graph, device = trainer.graph, trainer.model.device
+        with folder.beginning(trainer.recipe, graph, environment(device, fingerprint=graph.fingerprint)) as fresh:
+            trainer.save(fresh.checkpoint)
+        trainer.checkpoint_path = folder.checkpoint
+    return _go(trainer, folder)
 
 
-def _go(
-    model: Model, graph: Graph, recipe: Recipe, regularizer: Regularizer, folder: RunFolder | None, watch: Watch | None
-) -> Run:
-    path = folder.checkpoint if folder else None
-    trainer = Trainer(model, graph, recipe, regularizer, checkpoint_path=path, watch=watch)
-    if path and path.exists():
-        trainer.restore(path)
+def _go(trainer: Trainer, folder: RunFolder | None) -> Run:
+    """Train to the end, evaluate, and keep the results."""
     trainer.run()
-    run = Run(
-        model.eval(),
-        graph,
-        recipe,
-        trainer.progress.history,
-        evaluate_held_out(model, graph),
-        folder.path if folder else None,
-    )
+    model, graph = trainer.model.eval(), trainer.graph
+    reports = evaluate_held_out(model, graph)
+    run = Run(model, graph, trainer.recipe, trainer.progress.history, reports, folder.path if folder else None)
     if folder:
         folder.finish(run)
     return run
@@ -207,5 +202,4 @@ def _go(
 def evaluate_held_out(model: Model, graph: Graph) -> dict[str, Report]:
     """Reports on valid and test, the filter built once."""
     known = KnownAnswers.of(graph)
-    names: list[Literal["train", "valid", "test"]] = [name for name in SPLITS if name != "train"]
-    return {name: evaluate(model, graph, split=name, known=known) for name in names}
+    return {name: evaluate(model, graph, split=name, known=known) for name in ("valid", "test")}

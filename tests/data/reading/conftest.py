@@ -72,4 +72,5 @@ def write(tmp_path: Path) -> Callable[[str, bytes], Path]:
         path = tmp_path / name
         path.write_bytes(content)
         return path
+
     return written

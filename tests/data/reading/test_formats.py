@@ -46,8 +46,15 @@ def as_rdf(triples: list[tuple[str, str, str]]) -> bytes:
     return "".join(f"<{h}> <{r}> <{t}> .\n" for h, r, t in triples).encode()
 
 
-FORMATS = {".tsv": as_tsv, ".txt": as_tsv, ".other": as_tsv, ".csv": as_csv, ".parquet": as_parquet,
-           ".nt": as_rdf, ".ttl": as_rdf}
+FORMATS = {
+    ".tsv": as_tsv,
+    ".txt": as_tsv,
+    ".other": as_tsv,
+    ".csv": as_csv,
+    ".parquet": as_parquet,
+    ".nt": as_rdf,
+    ".ttl": as_rdf,
+}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -89,13 +96,13 @@ def test_files_of_different_formats_share_one_vocabulary(write: Write) -> None:
     assert read.entities.to_pylist() == ["a", "b", "c", "d"]
     assert read.relations.to_pylist() == ["r", "s"]
     assert {split: ids.tolist() for split, ids in read.triples.items()} == {
-        "train": [[0, 0, 1], [1, 0, 2]], "valid": [[2, 1, 0]], "test": [[3, 0, 0]],
+        "train": [[0, 0, 1], [1, 0, 2]],
+        "valid": [[2, 1, 0]],
+        "test": [[3, 0, 0]],
     }
 
 
-def test_ids_do_not_depend_on_how_a_file_is_cut_into_blocks(
-    kit, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_do_not_depend_on_how_a_file_is_cut_into_blocks(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     triples = [(f"e{h}", f"r{r}", f"e{t}") for h, r, t in rng.integers(0, 500, (5000, 3)).tolist()]
     path = write("mine.tsv", as_tsv(triples))
@@ -132,9 +139,7 @@ def tables(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[str, s
     return st.lists(st.tuples(names, names, names)).map(lambda rows: [("x", "y", "z"), *rows])
 
 
-@pytest.mark.parametrize(
-    ("suffix", "names"), [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES)]
-)
+@pytest.mark.parametrize(("suffix", "names"), [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES)])
 def test_any_names_come_back(kit, suffix: str, names: st.SearchStrategy[str]) -> None:
     @settings(max_examples=150, deadline=None)
     @given(tables(names))
@@ -149,15 +154,21 @@ def test_any_names_come_back(kit, suffix: str, names: st.SearchStrategy[str]) ->
 
 def test_the_members_of_an_archive_are_sources_with_names(kit, write: Write) -> None:
     members = {
-        "WN/train.txt": b"a\tr\tb\n", "WN/labels.tsv": b"a\tA\n", "../../evil\x1b.txt": b"c\tr\td\n",
-        "__MACOSX/WN/._train.txt": b"\0", "WN/more.txt.gz": kit.compressed(b"e\tr\tf\n", ".gz"),
+        "WN/train.txt": b"a\tr\tb\n",
+        "WN/labels.tsv": b"a\tA\n",
+        "../../evil\x1b.txt": b"c\tr\td\n",
+        "__MACOSX/WN/._train.txt": b"\0",
+        "WN/more.txt.gz": kit.compressed(b"e\tr\tf\n", ".gz"),
     }
     for name, content in {"WN.tar.xz": kit.tarred(members, ".xz"), "WN.zip": kit.zipped(members)}.items():
         path = write(name, content)
         found = {source.name.removeprefix(f"{path}:"): source for source in find_sources(path)}
         assert list(found) == ["WN/train.txt", "WN/labels.tsv", "../../evil?.txt", "WN/more.txt.gz"]
         assert [source.file_name for source in found.values()] == [
-            "train.txt", "labels.tsv", "evil?.txt", "more.txt",
+            "train.txt",
+            "labels.tsv",
+            "evil?.txt",
+            "more.txt",
         ]
         del found["WN/labels.tsv"]
         read = read_triples(found)
@@ -166,7 +177,15 @@ def test_the_members_of_an_archive_are_sources_with_names(kit, write: Write) -> 
 
 
 def test_one_file_of_triples_is_found_beside_a_licence_and_labels(kit, write: Write) -> None:
-    path = write("mine.zip", kit.zipped({
-        "LICENSE.txt": b"free", "labels.tsv": b"a\tA\n", "picture.png": b"\0", "mine.csv": b"a,r,b\n",
-    }))
+    path = write(
+        "mine.zip",
+        kit.zipped(
+            {
+                "LICENSE.txt": b"free",
+                "labels.tsv": b"a\tA\n",
+                "picture.png": b"\0",
+                "mine.csv": b"a,r,b\n",
+            }
+        ),
+    )
     assert kit.named(kit.read(path)) == [("a", "r", "b")]

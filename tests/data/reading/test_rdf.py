@@ -17,14 +17,17 @@ LABEL = "<http://www.w3.org/2000/01/rdf-schema#label>"
 
 def test_iris_are_names_and_the_rest_is_counted(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rdf, "NUM_TRIPLES", 1)
-    path = write("mine.nt", b"""
+    path = write(
+        "mine.nt",
+        b"""
 <http://x/a> <http://x/r> <http://x/b> .
 <http://x/a> <http://x/age> "7" .
 <http://x/a> <http://x/age> "8"^^<http://www.w3.org/2001/XMLSchema#integer> .
 _:n <http://x/r> <http://x/b> .
 # a comment
 <http://x/b> <http://x/r> <http://x/a> .
-""")
+""",
+    )
     read = kit.read(path)
     assert kit.named(read) == [("http://x/a", "http://x/r", "http://x/b"), ("http://x/b", "http://x/r", "http://x/a")]
     assert read.remarks == [f"{path}: 2 triples with a literal and 1 with a blank node were skipped."]
@@ -82,9 +85,7 @@ def test_a_file_of_literals_holds_no_triples(kit, write: Write) -> None:
     )
 
 
-def test_without_pyoxigraph_the_install_line_is_given(
-    kit, write: Write, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_pyoxigraph_the_install_line_is_given(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyoxigraph", None)
     path = write("mine.nt", b"<http://x/a> <http://x/r> <http://x/b> .\n")
     with pytest.raises(RequestError) as caught:

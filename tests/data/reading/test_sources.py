@@ -18,8 +18,17 @@ Write = Callable[[str, bytes], Path]
 # Names without a pattern, so that the compressed bytes are spread over the whole file.
 TSV = b"".join(b"%x\tr\t%x\n" % (i * 2654435761 % 2**32, i * 40503 % 65521) for i in range(5000))
 DAMAGED = r"is damaged, cut short, or not the kind of file its name says \(.+\)\. Fetch it or make it again"
-PACKED = ["train.tsv.gz", "train.tsv.xz", "train.tsv.bz2", "train.tsv.zst", "train.zip",
-          "train.tar", "train.tar.gz", "train.tar.xz", "train.tar.zst"]
+PACKED = [
+    "train.tsv.gz",
+    "train.tsv.xz",
+    "train.tsv.bz2",
+    "train.tsv.zst",
+    "train.zip",
+    "train.tar",
+    "train.tar.gz",
+    "train.tar.xz",
+    "train.tar.zst",
+]
 
 
 def test_a_missing_file_names_its_neighbours(write: Write) -> None:
@@ -98,7 +107,7 @@ def test_the_last_byte_counts(kit, write: Write, name: str) -> None:
 def test_bytes_changed_in_the_middle_are_noticed(kit, write: Write, name: str) -> None:
     whole = bytearray(packed(kit, name))
     middle = len(whole) // 2
-    whole[middle:middle + 8] = bytes(byte ^ 0xFF for byte in whole[middle:middle + 8])
+    whole[middle : middle + 8] = bytes(byte ^ 0xFF for byte in whole[middle : middle + 8])
     with pytest.raises(DataError, match=DAMAGED):
         kit.read(write(name, bytes(whole)))
 

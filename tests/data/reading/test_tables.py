@@ -20,6 +20,7 @@ def table(tmp_path: Path) -> Table:
     def written(columns: dict[str, object]) -> Path:
         pq.write_table(pa.table(columns), tmp_path / "mine.parquet")
         return tmp_path / "mine.parquet"
+
     return written
 
 
@@ -38,10 +39,19 @@ def test_columns_by_name_and_number(kit, table: Table, columns: tuple[str | int,
     assert kit.named(kit.read(path, columns)) == [("a", "r", "b")]
 
 
-@pytest.mark.parametrize("kind", [
-    pa.int64(), pa.uint8(), pa.string(), pa.large_string(), pa.string_view(), pa.binary(),
-    pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int32(), pa.int64()),
-])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int64(),
+        pa.uint8(),
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.dictionary(pa.int8(), pa.string()),
+        pa.dictionary(pa.int32(), pa.int64()),
+    ],
+)
 def test_text_and_whole_numbers_of_every_kind(kit, table: Table, kind: pa.DataType) -> None:
     heads = pa.array(["7", "7", "12"]).cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
     if pa.types.is_dictionary(kind):
@@ -56,12 +66,15 @@ def invalid(*values: bytes) -> pa.Array:
     return pa.array(values, pa.binary()).view(pa.string())
 
 
-@pytest.mark.parametrize(("tails", "expected"), [
-    (["a", None, "b"], "row 2: the tail is missing."),
-    (["a", "b", ""], "row 3: the tail is empty."),
-    (invalid(b"a", b"\xff", b"b"), "row 2: the tail is not valid UTF-8."),
-    (pa.array([b"a", b"b", b"\xff"]), "row 3: the tail is not valid UTF-8."),
-])
+@pytest.mark.parametrize(
+    ("tails", "expected"),
+    [
+        (["a", None, "b"], "row 2: the tail is missing."),
+        (["a", "b", ""], "row 3: the tail is empty."),
+        (invalid(b"a", b"\xff", b"b"), "row 2: the tail is not valid UTF-8."),
+        (pa.array([b"a", b"b", b"\xff"]), "row 3: the tail is not valid UTF-8."),
+    ],
+)
 @pytest.mark.parametrize("num_rows", [1, 2, 100])
 def test_a_bad_row_is_named(
     kit, table: Table, monkeypatch: pytest.MonkeyPatch, tails: object, expected: str, num_rows: int

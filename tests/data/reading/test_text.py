@@ -15,16 +15,19 @@ Write = Callable[[str, bytes], Path]
 ABC = [("a", "r", "b"), ("c", "r", "d")]
 
 
-@pytest.mark.parametrize("content", [
-    b"a\tr\tb\nc\tr\td\n",
-    b"a\tr\tb\nc\tr\td",
-    b"a\tr\tb\r\nc\tr\td\r\n",
-    b"a\tr\tb\r\nc\tr\td",
-    b"a\tr\tb\rc\tr\td\r",
-    codecs.BOM_UTF8 + b"a\tr\tb\nc\tr\td\n",
-    codecs.BOM_UTF8 + b"\na\tr\tb\nc\tr\td\n",
-    codecs.BOM_UTF8 + b"\r\n\na\tr\tb\n\n\r\nc\tr\td\n\n\n",
-])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a\tr\tb\nc\tr\td\n",
+        b"a\tr\tb\nc\tr\td",
+        b"a\tr\tb\r\nc\tr\td\r\n",
+        b"a\tr\tb\r\nc\tr\td",
+        b"a\tr\tb\rc\tr\td\r",
+        codecs.BOM_UTF8 + b"a\tr\tb\nc\tr\td\n",
+        codecs.BOM_UTF8 + b"\na\tr\tb\nc\tr\td\n",
+        codecs.BOM_UTF8 + b"\r\n\na\tr\tb\n\n\r\nc\tr\td\n\n\n",
+    ],
+)
 def test_line_ends_marks_and_blank_lines(kit, write: Write, content: bytes) -> None:
     assert kit.named(kit.read(write("mine.tsv", content))) == ABC
     assert kit.named(kit.read(write("mine.csv", content.replace(b"\t", b",")))) == ABC
@@ -34,14 +37,17 @@ def test_line_ends_marks_and_blank_lines(kit, write: Write, content: bytes) -> N
 def test_tsv_takes_names_as_they_are(kit, write: Write) -> None:
     content = b'"a\tr\\t\t b, c \nNA\tnull\t""\n# x\t-\t1e5\n'
     assert kit.named(kit.read(write("mine.tsv", content))) == [
-        ('"a', "r\\t", " b, c "), ("NA", "null", '""'), ("# x", "-", "1e5"),
+        ('"a', "r\\t", " b, c "),
+        ("NA", "null", '""'),
+        ("# x", "-", "1e5"),
     ]
 
 
 def test_csv_follows_quotes(kit, write: Write) -> None:
     content = b'"a, ""x""",r,"two\nlines"\nNA,null,01\n'
     assert kit.named(kit.read(write("mine.csv", content))) == [
-        ('a, "x"', "r", "two\nlines"), ("NA", "null", "01"),
+        ('a, "x"', "r", "two\nlines"),
+        ("NA", "null", "01"),
     ]
     content = b'6" nail,r,b\n"c"x,r,d'
     assert kit.named(kit.read(write("odd.csv", content))) == [('6" nail', "r", "b"), ("cx", "r", "d")]
@@ -49,10 +55,18 @@ def test_csv_follows_quotes(kit, write: Write) -> None:
     assert kit.named(kit.read(write("semi.csv", content))) == [("a; b", "r,s", "c")]
 
 
-@pytest.mark.parametrize("header", [
-    b"head\trelation\ttail", b"Subject\tPREDICATE\tobject", b"s\tp\to", b"h\tr\tt", b"source\trel\ttarget",
-    b"source\tlabel\ttarget", b" subject\tproperty \tobject",
-])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"head\trelation\ttail",
+        b"Subject\tPREDICATE\tobject",
+        b"s\tp\to",
+        b"h\tr\tt",
+        b"source\trel\ttarget",
+        b"source\tlabel\ttarget",
+        b" subject\tproperty \tobject",
+    ],
+)
 def test_a_recognised_header_is_not_a_triple(kit, write: Write, header: bytes) -> None:
     data = b"a\tr\tb\nc\tr\td"
     for content in (header + b"\n" + data, codecs.BOM_UTF8 + b"\n" + header + b"\r\n" + data):
@@ -69,7 +83,7 @@ def test_a_header_may_stand_in_any_order_with_other_columns(kit, write: Write) -
 
 def test_lines_inside_quotes_may_cross_blocks(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "BLOCK_SIZE", 64)
-    triples = [(f"{i}\n{i}", "r,\r\ns", f"\"{i}\n") for i in range(100)]
+    triples = [(f"{i}\n{i}", "r,\r\ns", f'"{i}\n') for i in range(100)]
     rows = ['"' + '","'.join(name.replace('"', '""') for name in triple) + '"\n' for triple in triples]
     assert kit.named(kit.read(write("mine.csv", "".join(rows).encode()))) == triples
 
@@ -86,9 +100,7 @@ def test_two_of_three_header_names_are_a_triple(kit, write: Write) -> None:
     assert read.remarks == []
 
 
-@pytest.mark.parametrize(
-    "columns", [("from", "link", "to"), ("FROM", "link", "to "), (4, 2, 1), ("from", 2, "to")]
-)
+@pytest.mark.parametrize("columns", [("from", "link", "to"), ("FROM", "link", "to "), (4, 2, 1), ("from", 2, "to")])
 def test_columns_by_name_and_number(kit, write: Write, columns: tuple[str | int, ...]) -> None:
     content = b"to\tlink\tyear\tfrom\nb\tr\t1\ta\nd\tr\t\tc\n"
     expected = [("from", "link", "to"), *ABC] if columns == (4, 2, 1) else ABC
@@ -132,52 +144,112 @@ def sentence(kit, path: Path, columns: object = None) -> str:
     return str(caught.value).replace(str(path), path.name)
 
 
-@pytest.mark.parametrize(("name", "content", "expected"), [
-    ("m.tsv", b"a\tr\tb\n\na\tr\n", "m.tsv, line 3: expected 3 columns separated by tabs, found 2: 'a', 'r'. "
-     "Correct the line, or remove it."),
-    ("m.tsv", b"a\tr\tb\tc\n", "m.tsv, line 1: expected 3 columns separated by tabs, found 4: "
-     "'a', 'r', 'b', 'c'. Correct the line, or choose three columns with columns=(1, 2, 3)."),
-    ("m.txt", b"a,r,b\n", "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a,r,b'. "
-     "If commas separate the columns, give the file a name that ends in .csv."),
-    ("m.txt", b"a r b\n", "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a r b'. "
-     "If spaces separate the columns, replace them by tabs."),
-    ("m.csv", b"a\tr\tb\n", "m.csv, line 1: expected 3 columns separated by commas, found 1: 'a\\tr\\tb'. "
-     "If tabs separate the columns, give the file a name that ends in .tsv."),
-    ("m.tsv", b"a\tr\tb\n   \na\tr\tb\n", "m.tsv, line 2: expected 3 columns separated by tabs, "
-     "found 1: '   '. Remove the line."),
-    ("m.tsv", b"head\trelation\ttail\r\na\tr\tb\r\na\t\tb\r\n", "m.tsv, line 3: the relation is empty. "
-     "Give it a name, or remove the line."),
-    ("m.tsv", b"\ta\tb\n", "m.tsv, line 1: the head is empty. Give it a name, or remove the line."),
-    ("m.csv", b'a,r,"x\ny"\na,r,""\n', "m.csv, line 3: the tail is empty. "
-     "Give it a name, or remove the line."),
-    ("m.tsv", b"a\tr\tb\ncaf\xe9\tr\tb\na\tr\n", "m.tsv, line 2: the head is not valid UTF-8 ('caf\\xe9'). "
-     "Save the file as UTF-8."),
-    ("m.csv", b"head,relation,tail\n\na,r,b\na,r,\xff\n", "m.csv, line 4: the tail is not valid UTF-8 "
-     "('\\xff'). Save the file as UTF-8."),
-    ("m.csv", b"head;relation;tail\na;r\n", "m.csv, line 2: expected 3 columns separated by semicolons, "
-     "found 2: 'a', 'r'. Correct the line, or remove it."),
-    ("m.csv", b'a,r,b\na,"r,b\nc,d,e\n' + b"f,g,h\n" * 50_000, "m.csv, line 2: a quote is opened and not "
-     "closed. Close it, or double each quote that belongs to a name."),
-    ("m.csv", b'"' + b"f,g,h\n" * 50_000, "m.csv, line 1: a quote is opened and not "
-     "closed. Close it, or double each quote that belongs to a name."),
-    ("m.csv", b'a,r,b\n\na,r,"b\nc,d,e\n', "m.csv, line 3: a quote is opened and not "
-     "closed. Close it, or double each quote that belongs to a name."),
-    ("m.csv", b'a,r,"b\n', "m.csv, line 1: a quote is opened and not "
-     "closed. Close it, or double each quote that belongs to a name."),
-    ("m.csv", b'a,r,6"\n\na,r,"b\nc,d,e', "m.csv, line 3: a quote is opened and not "
-     "closed. Close it, or double each quote that belongs to a name."),
-    ("m.csv", b'a,r,b\n"', "m.csv, line 2: a quote is opened and not "
-     "closed. Close it, or double each quote that belongs to a name."),
-    ("m.csv", b'head,relation,tail,more\na,r,b,"x\nc,d,e,f', "m.csv, line 2: a quote is opened and not "
-     "closed. Close it, or double each quote that belongs to a name."),
-    ("m.tsv", "a\tr\tb\n".encode("utf-16"), "m.tsv should be UTF-8, and it is written in UTF-16. "
-     "Save it as UTF-8."),
-    ("m.tsv", b"", "m.tsv holds no triples; at least one is expected."),
-    ("m.tsv", b"\n\r\n", "m.tsv holds no triples; at least one is expected."),
-    ("m.csv", b"head,relation,tail", "m.csv holds no triples; at least one is expected."),
-    ("m.csv", codecs.BOM_UTF8 + b"head,relation,tail\r\n\r\n",
-     "m.csv holds no triples; at least one is expected."),
-])
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        (
+            "m.tsv",
+            b"a\tr\tb\n\na\tr\n",
+            "m.tsv, line 3: expected 3 columns separated by tabs, found 2: 'a', 'r'. Correct the line, or remove it.",
+        ),
+        (
+            "m.tsv",
+            b"a\tr\tb\tc\n",
+            "m.tsv, line 1: expected 3 columns separated by tabs, found 4: "
+            "'a', 'r', 'b', 'c'. Correct the line, or choose three columns with columns=(1, 2, 3).",
+        ),
+        (
+            "m.txt",
+            b"a,r,b\n",
+            "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a,r,b'. "
+            "If commas separate the columns, give the file a name that ends in .csv.",
+        ),
+        (
+            "m.txt",
+            b"a r b\n",
+            "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a r b'. "
+            "If spaces separate the columns, replace them by tabs.",
+        ),
+        (
+            "m.csv",
+            b"a\tr\tb\n",
+            "m.csv, line 1: expected 3 columns separated by commas, found 1: 'a\\tr\\tb'. "
+            "If tabs separate the columns, give the file a name that ends in .tsv.",
+        ),
+        (
+            "m.tsv",
+            b"a\tr\tb\n   \na\tr\tb\n",
+            "m.tsv, line 2: expected 3 columns separated by tabs, found 1: '   '. Remove the line.",
+        ),
+        (
+            "m.tsv",
+            b"head\trelation\ttail\r\na\tr\tb\r\na\t\tb\r\n",
+            "m.tsv, line 3: the relation is empty. Give it a name, or remove the line.",
+        ),
+        ("m.tsv", b"\ta\tb\n", "m.tsv, line 1: the head is empty. Give it a name, or remove the line."),
+        ("m.csv", b'a,r,"x\ny"\na,r,""\n', "m.csv, line 3: the tail is empty. Give it a name, or remove the line."),
+        (
+            "m.tsv",
+            b"a\tr\tb\ncaf\xe9\tr\tb\na\tr\n",
+            "m.tsv, line 2: the head is not valid UTF-8 ('caf\\xe9'). Save the file as UTF-8.",
+        ),
+        (
+            "m.csv",
+            b"head,relation,tail\n\na,r,b\na,r,\xff\n",
+            "m.csv, line 4: the tail is not valid UTF-8 ('\\xff'). Save the file as UTF-8.",
+        ),
+        (
+            "m.csv",
+            b"head;relation;tail\na;r\n",
+            "m.csv, line 2: expected 3 columns separated by semicolons, "
+            "found 2: 'a', 'r'. Correct the line, or remove it.",
+        ),
+        (
+            "m.csv",
+            b'a,r,b\na,"r,b\nc,d,e\n' + b"f,g,h\n" * 50_000,
+            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+        ),
+        (
+            "m.csv",
+            b'"' + b"f,g,h\n" * 50_000,
+            "m.csv, line 1: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+        ),
+        (
+            "m.csv",
+            b'a,r,b\n\na,r,"b\nc,d,e\n',
+            "m.csv, line 3: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+        ),
+        (
+            "m.csv",
+            b'a,r,"b\n',
+            "m.csv, line 1: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+        ),
+        (
+            "m.csv",
+            b'a,r,6"\n\na,r,"b\nc,d,e',
+            "m.csv, line 3: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+        ),
+        (
+            "m.csv",
+            b'a,r,b\n"',
+            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+        ),
+        (
+            "m.csv",
+            b'head,relation,tail,more\na,r,b,"x\nc,d,e,f',
+            "m.csv, line 2: a quote is opened and not closed. Close it, or double each quote that belongs to a name.",
+        ),
+        (
+            "m.tsv",
+            "a\tr\tb\n".encode("utf-16"),
+            "m.tsv should be UTF-8, and it is written in UTF-16. Save it as UTF-8.",
+        ),
+        ("m.tsv", b"", "m.tsv holds no triples; at least one is expected."),
+        ("m.tsv", b"\n\r\n", "m.tsv holds no triples; at least one is expected."),
+        ("m.csv", b"head,relation,tail", "m.csv holds no triples; at least one is expected."),
+        ("m.csv", codecs.BOM_UTF8 + b"head,relation,tail\r\n\r\n", "m.csv holds no triples; at least one is expected."),
+    ],
+)
 def test_the_first_bad_line_is_named(kit, write: Write, name: str, content: bytes, expected: str) -> None:
     assert sentence(kit, write(name, content)) == expected
 
@@ -201,23 +273,33 @@ def test_a_line_too_long_says_so(kit, write: Write, monkeypatch: pytest.MonkeyPa
 
 
 def test_labels(kit, write: Write) -> None:
-    content = "\ufeffa\tAnna\r\nb\tBéla \"B\"\r\n\r\nc\t\r\na\tsecond\r\n".encode()
+    content = '\ufeffa\tAnna\r\nb\tBéla "B"\r\n\r\nc\t\r\na\tsecond\r\n'.encode()
     assert read_labels(one_source(write("labels.tsv", content))) == {"a": "Anna", "b": 'Béla "B"'}
     assert read_labels(one_source(write("labels.csv", b'a,"x, y"\n'))) == {"a": "x, y"}
     assert read_labels(one_source(write("labels.tsv.gz", kit.compressed(content, ".gz"))))["a"] == "Anna"
     assert read_labels(one_source(write("labels.tsv", b""))) == {}
 
 
-@pytest.mark.parametrize(("content", "expected"), [
-    (b"a\tA\nb\n", "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. "
-     "Correct the line, or remove it."),
-    (b"a\tA\nb\tB\tC\n", "labels.tsv, line 2: expected 2 columns separated by tabs, found 3: 'b', 'B', 'C'. "
-     "Correct the line, or remove it."),
-    (b"a\t\nb\n", "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. "
-     "Correct the line, or remove it."),
-    (b"a\tA\n\n\tB\n", "labels.tsv, line 3: the name is empty. Give it a name, or remove the line."),
-    (b"a\t\xff\n", "labels.tsv, line 1: the label is not valid UTF-8 ('\\xff'). Save the file as UTF-8."),
-])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (
+            b"a\tA\nb\n",
+            "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. Correct the line, or remove it.",
+        ),
+        (
+            b"a\tA\nb\tB\tC\n",
+            "labels.tsv, line 2: expected 2 columns separated by tabs, found 3: 'b', 'B', 'C'. "
+            "Correct the line, or remove it.",
+        ),
+        (
+            b"a\t\nb\n",
+            "labels.tsv, line 2: expected 2 columns separated by tabs, found 1: 'b'. Correct the line, or remove it.",
+        ),
+        (b"a\tA\n\n\tB\n", "labels.tsv, line 3: the name is empty. Give it a name, or remove the line."),
+        (b"a\t\xff\n", "labels.tsv, line 1: the label is not valid UTF-8 ('\\xff'). Save the file as UTF-8."),
+    ],
+)
 def test_bad_labels_are_named_by_line(write: Write, content: bytes, expected: str) -> None:
     path = write("labels.tsv", content)
     with pytest.raises(DataError) as caught:
