@@ -33,7 +33,7 @@ picture: $(READY)
 
 # The bundled graph from its sources, and reading at ten million triples.
 world: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt '.[world]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,dev,world]'
 	$(BIN)/python scripts/build_world.py
 
 bench: $(READY)
