@@ -11,7 +11,9 @@ from dualkg.losses import CrossEntropy
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import InterruptedRunError
+from dualkg.training.fused import FusedStep
 from dualkg.training.step import PlainStep
+from tests.training.test_fused import CASES, batches, build
 from tests.training.test_loop import stop_after
 
 pytestmark = [
@@ -50,6 +52,32 @@ def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
         gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
     for here, there in zip(*gradients, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), CASES)
+def test_fused_gradients_are_the_plain_ones(small_graph, name, regularizer, loss, reciprocal):
+    plain, fused = (
+        build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32, device="cuda")
+        for kind in (PlainStep, FusedStep)
+    )
+    for batch in batches(small_graph, reciprocal, 4):
+        plain.optimizer.zero_grad()
+        plain.objective(batch.cuda()).backward()
+        fused.gradients(batch.cuda())
+        for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+            assert (one.grad - other.grad).abs().max() <= 1e-5 * one.grad.abs().max()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_fused_steps_are_the_plain_ones_in_double_precision(small_graph, name):
+    plain, fused = (
+        build(kind, name, "DURA", "both", True, small_graph, device="cuda") for kind in (PlainStep, FusedStep)
+    )
+    for batch in batches(small_graph, True, 20):
+        plain(batch.cuda(), 0.1)
+        fused(batch.cuda(), 0.1)
+    for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
 def test_a_run_on_the_gpu_stops_resumes_and_is_asked_on_the_cpu(small_graph, tmp_path):

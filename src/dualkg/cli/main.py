@@ -82,6 +82,9 @@ def train(
     labels: Annotated[str | None, typer.Option(help="A file of names and the labels people know them by.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
+    engine: Annotated[
+        str | None, typer.Option(help="plain or fused (default: fused where it applies); both take the same steps.")
+    ] = None,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -99,6 +102,7 @@ def train(
             "model.dim": dim,
             "training.epochs": epochs,
             "training.seed": seed,
+            "training.engine": engine,
             "data.split": split,
             "data.labels": labels,
         },

@@ -24,6 +24,7 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
+from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.step import PlainStep
@@ -49,6 +50,16 @@ class Moment:
     mrr: float | None
 
 
+def choose_engine(name: str, model: Model) -> type[PlainStep] | type[FusedStep]:
+    """The step that was asked for; left to us, the fused one where it applies."""
+    if name == "fused" and not FusedStep.applies_to(model):
+        raise RequestError(
+            f"The fused engine needs a bilinear model whose scores are one product; {type(model).__name__} is none. "
+            f"Use --engine plain."
+        )
+    return FusedStep if name != "plain" and FusedStep.applies_to(model) else PlainStep
+
+
 class Trainer:
     """Trains a model by a recipe, from the start or from a checkpoint.
 
@@ -71,8 +82,10 @@ class Trainer:
         self.recipe = recipe
         self.checkpoint_path: Path | None = None
         self.watch = watch or (lambda moment: None)
-        self.optimizer = build_optimizer(recipe.optimizer, model.parameters())
-        self.step = PlainStep(model, self._loss(), regularizer, self.optimizer)
+        engine = choose_engine(recipe.training.engine, model)
+        one_pass = engine is FusedStep and model.device.type == "cpu"
+        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=one_pass)
+        self.step = engine(model, self._loss(), regularizer, self.optimizer)
         self.examples = self._examples()
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
         self.progress = Progress()

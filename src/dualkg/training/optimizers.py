@@ -17,8 +17,29 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 
 
-def build_optimizer(choice: Optimizer, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return OPTIMIZERS[choice.name](parameters, lr=choice.learning_rate)  # type: ignore[call-arg]
+def build_optimizer(
+    choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False
+) -> torch.optim.Optimizer:
+    """PyTorch's optimizer of that name; with `one_pass`, its form that goes over each table once."""
+    return OPTIMIZERS[choice.name](parameters, lr=choice.learning_rate, fused=one_pass or None)  # type: ignore[call-arg]
+
+
+def can_step_rows(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether rows without a gradient stay as they are, so that leaving them out is exact. Adam's moments decay."""
+    return isinstance(optimizer, (torch.optim.Adagrad, torch.optim.SGD))
+
+
+@torch.no_grad()
+def step_rows(
+    optimizer: torch.optim.Optimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor, learning_rate: float
+) -> None:
+    """Step on some rows of a table, each named once; `gradient` is `(num_rows, width)`."""
+    if isinstance(optimizer, torch.optim.Adagrad):
+        sums = optimizer.state[table]["sum"]
+        seen = sums[rows].addcmul_(gradient, gradient)
+        sums[rows] = seen
+        gradient = gradient / seen.sqrt_().add_(optimizer.param_groups[0]["eps"])
+    table[rows] = table[rows] - learning_rate * gradient
 
 
 def learning_rate(choice: Optimizer, progress: float) -> float:

@@ -80,12 +80,16 @@ class Validation(Section):
 
 
 class Training(Section):
-    """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing."""
+    """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing.
+
+    The fused engine and the plain one take the same steps; `auto` is fused where it applies.
+    """
 
     epochs: int = Field(20, ge=1)
     batch_size: int = Field(500, ge=1)
     seed: int = Field(0, ge=0, lt=2**32)
     checkpoint_seconds: float = Field(60.0, ge=0)
+    engine: Literal["auto", "plain", "fused"] = "auto"
 
 
 class Recipe(Section):

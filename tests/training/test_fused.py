@@ -1,0 +1,130 @@
+"""The fused step against the plain one: the same steps, for every model, regularizer and loss."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.losses import CrossEntropy, frequency_weights
+from dualkg.models import MODELS
+from dualkg.regularizers import REGULARIZERS
+from dualkg.training.fused import FusedStep
+from dualkg.training.linear_cross_entropy import Scores, linear_cross_entropy
+from dualkg.training.loop import choose_engine
+from dualkg.training.optimizers import build_optimizer
+from dualkg.training.recipe import Optimizer
+from dualkg.training.step import PlainStep
+from tests.conftest import graph_of
+
+LOSSES = {
+    "plain": {},
+    "weighted": {"entity_weights": True},
+    "relations": {"relation_weight": 0.5},
+    "both": {"entity_weights": True, "relation_weight": 2.0},
+}
+CASES = [
+    case
+    for case in itertools.product(MODELS, REGULARIZERS, LOSSES, [True, False])
+    if case[:2] != ("RESCAL", "N3")  # explained elsewhere
+]
+
+
+def build(kind, name, regularizer, loss, reciprocal, graph, *, optimizer="Adagrad", dtype=torch.float64, device="cpu"):
+    model = MODELS[name](graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5, seed=1).to(device, dtype)
+    choices = dict(LOSSES[loss])
+    if choices.get("entity_weights"):
+        choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).to(device, dtype)
+    chosen = kg.DURA(0.1, plain=0.5, mapped=1.5) if regularizer == "DURA" else REGULARIZERS[regularizer](0.1)
+    stepper = build_optimizer(
+        Optimizer(name=optimizer), model.parameters(), one_pass=kind is FusedStep and device == "cpu"
+    )
+    return kind(model, CrossEntropy(**choices), chosen, stepper)
+
+
+def batches(graph: kg.Graph, reciprocal: bool, n: int) -> list[torch.Tensor]:
+    """Batches of odd sizes, the last of one triple, with repeated entities and relations in each."""
+    random = np.random.default_rng(0)
+    relations = graph.shape.num_relations * (2 if reciprocal else 1)
+    sizes = [7, 1, 13, 32, 5] * n
+    draw = (random.integers(0, high, size) for size in sizes for high in (30, relations, 30))
+    columns = [torch.from_numpy(column) for column in draw]
+    return [torch.stack(columns[i : i + 3], dim=-1) for i in range(0, len(columns), 3)][:n]
+
+
+@pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), CASES)
+def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
+    plain, fused = (build(kind, name, regularizer, loss, reciprocal, small_graph) for kind in (PlainStep, FusedStep))
+    for batch in batches(small_graph, reciprocal, 20):
+        torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
+    for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
+
+
+@pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "SGD"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_optimizer_steps_the_same(small_graph, name, optimizer):
+    plain, fused = (
+        build(kind, name, "DURA", "plain", True, small_graph, optimizer=optimizer) for kind in (PlainStep, FusedStep)
+    )
+    for batch in batches(small_graph, True, 20):
+        plain(batch, 0.1)
+        fused(batch, 0.1)
+    for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
+
+
+@pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), CASES)
+def test_float32_gradients_of_one_step(small_graph, name, regularizer, loss, reciprocal):
+    plain, fused = (
+        build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32)
+        for kind in (PlainStep, FusedStep)
+    )
+    (batch,) = batches(small_graph, reciprocal, 4)[3:]
+    plain.objective(batch).backward()
+    fused.gradients(batch)
+    for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        assert (one.grad - other.grad).abs().max() <= 1e-5 * one.grad.abs().max()
+
+
+def test_linear_cross_entropy_by_hand():
+    """Two candidates with scores 0 and log 3: the loss of the first is log 4, its gradient (−3/4, 3/4)."""
+    images, table = torch.tensor([[1.0]]), torch.tensor([[0.0], [float(np.log(3))]])
+    gradient = torch.full((2, 1), torch.nan)
+    found = linear_cross_entropy(
+        images, table, torch.tensor([0]), weights=None, scores=Scores(), table_gradient=gradient
+    )
+    assert found.loss.item() == pytest.approx(np.log(4))
+    torch.testing.assert_close(gradient, torch.tensor([[-0.75], [0.75]]))
+    torch.testing.assert_close(found.images, torch.tensor([[0.75 * float(np.log(3))]]))
+
+
+def test_huge_scores_stay_finite():
+    images, table = torch.tensor([[1e4]]), torch.tensor([[1.0], [-1.0]])
+    gradient = torch.empty(2, 1)
+    found = linear_cross_entropy(
+        images, table, torch.tensor([1]), weights=None, scores=Scores(), table_gradient=gradient
+    )
+    assert torch.isfinite(found.loss)
+    torch.testing.assert_close(gradient, torch.tensor([[1e4], [-1e4]]))
+
+
+def test_the_engine_is_chosen_by_itself_and_can_be_forced(small_graph):
+    model = kg.RESCAL(small_graph.shape, dim=2)
+    assert choose_engine("auto", model) is FusedStep
+    assert choose_engine("plain", model) is PlainStep
+    assert choose_engine("auto", kg.Dual(model)) is PlainStep
+    with pytest.raises(kg.RequestError, match="Dual is none. Use --engine plain"):
+        choose_engine("fused", kg.Dual(model))
+
+
+def test_only_the_relations_of_the_batch_are_touched():
+    graph = graph_of([(0, 0, 1), (1, 1, 2), (2, 2, 0)])
+    step = build(FusedStep, "RESCAL", "DURA", "plain", True, graph)
+    before = step.model.relations.detach().clone()
+    step(torch.tensor([[0, 1, 2], [1, 4, 0]]), 0.1)
+    changed = (step.model.relations != before).any(dim=1)
+    assert changed.tolist() == [False, True, False, False, True, False]
