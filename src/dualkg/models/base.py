@@ -201,8 +201,7 @@ class BilinearModel(Model):
 
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""
-        distinct, position = torch.unique(relations, return_inverse=True)
-        return rows(rows(self.relations, distinct).square().sum(-1, keepdim=True), position).squeeze(-1)
+        return rows(self.relations.square().sum(-1, keepdim=True), relations).squeeze(-1)
 
     def modulus(self, vectors: Tensor) -> Tensor:
         """|x| of every coordinate, with gradient 0 where x is 0."""

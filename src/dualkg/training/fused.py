@@ -1,13 +1,12 @@
 """One step of training without autograd over the scores.
 
 Autograd is left with what is small: the vectors of the batch, their maps, the regularizer. The products with the
-entity tables and the softmax between them are `linear_cross_entropy`, and a relation table of matrices is touched
+entity tables, the softmax between them and the update are the `tables`', and a relation table of matrices is touched
 only where the batch touches it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 from dualkg.losses import CrossEntropy, cross_entropy
 from dualkg.models.base import BilinearModel, Factors, Model
 from dualkg.regularizers import Regularizer
-from dualkg.training.linear_cross_entropy import Scores, linear_cross_entropy
 from dualkg.training.optimizers import can_step_rows, step_rows
+from dualkg.training.tables import ExactTables, HalfTables
 
 
 @dataclass
@@ -33,17 +32,21 @@ class FusedStep:
     """Descend on loss plus regularizer for one batch; what `PlainStep` does, in less time and memory."""
 
     def __init__(
-        self, model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: torch.optim.Optimizer
+        self,
+        model: Model,
+        loss: CrossEntropy,
+        regularizer: Regularizer,
+        optimizer: torch.optim.Optimizer,
+        *,
+        half: bool = False,
     ) -> None:
         self.model = model = model.bilinear
         self.loss = loss
         self.regularizer = regularizer
         self.optimizer = optimizer
-        self.scores = Scores()
-        self.head_gradient = torch.empty_like(model.head_table.detach())
-        self.tail_gradient = (
-            torch.empty_like(model.tail_table.detach()) if model.two_entity_tables else self.head_gradient
-        )
+        self.half = half
+        self.tables = HalfTables(model, optimizer) if half else ExactTables(model, optimizer)
+        self.rate = torch.zeros((), device=model.device)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
         large = model.relations.shape[1] > model.entities.shape[1]
         self.by_row = large and not loss.relation_weight and can_step_rows(optimizer)
@@ -57,10 +60,13 @@ class FusedStep:
         """Take one step and return the objective before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self.by_row:
-            return self._step_by_row(batch, learning_rate)
+        self.rate.fill_(learning_rate)
+        return self._step_by_row(batch, learning_rate) if self.by_row else self.step(batch)
+
+    def step(self, batch: Tensor) -> Tensor:
+        """Take one step at the learning rate that is set."""
         objective = self.gradients(batch)
-        self.optimizer.step()
+        self.tables.update(self.rate)
         return objective
 
     def _step_by_row(self, batch: Tensor, learning_rate: float) -> Tensor:
@@ -68,62 +74,58 @@ class FusedStep:
         table = self.model.relations
         distinct, position = torch.unique(batch[:, 1], return_inverse=True)
         present = table.detach()[distinct].requires_grad_()
-        table.grad = None  # the optimizer passes over it
-        renumbered = torch.stack([batch[:, 0], position, batch[:, 2]], dim=-1)
-        objective = self._with_relations(present, lambda: self.gradients(renumbered))
-        self.optimizer.step()
-        assert present.grad is not None
-        step_rows(self.optimizer, table, distinct, present.grad, learning_rate)
-        return objective
-
-    def _with_relations(self, relations: Tensor, compute: Callable[[], Tensor]) -> Tensor:
-        """Compute with other relations in the place of the model's table."""
-        own = self.model._parameters["relations"]
-        self.model._parameters["relations"] = relations  # type: ignore[assignment]
+        self.model._parameters["relations"] = present  # type: ignore[assignment]
         try:
-            return compute()
+            objective = self.gradients(torch.stack([batch[:, 0], position, batch[:, 2]], dim=-1))
         finally:
-            self.model._parameters["relations"] = own
+            self.model._parameters["relations"] = table
+        table.grad = None  # so that the update passes over it
+        self.tables.update(self.rate)
+        if present.grad is not None:
+            step_rows(self.optimizer, table, distinct, present.grad, learning_rate)
+        return objective
 
     def gradients(self, batch: Tensor) -> Tensor:
-        """Fill the gradient of every table and return the objective."""
-        model = self.model
+        """Find the gradient of every table and return the objective."""
+        model, tables = self.model, self.tables
         for parameter in model.parameters():
             parameter.grad = None
-        head_table, tail_table = model.head_table.detach(), model.tail_table.detach()
         f = LeafFactors(model, *batch.unbind(-1))
-        images, upstream = [f.mapped_head], list[Tensor]()
-
-        def fit(mapped: Tensor, table: Tensor, targets: Tensor, gradient: Tensor, *, accumulate: bool) -> Tensor:
-            found = linear_cross_entropy(
-                mapped.detach(),
-                table,
-                targets,
-                weights=self.loss.entity_weights,
-                scores=self.scores,
-                table_gradient=gradient,
-                accumulate=accumulate,
-                scale=1.0 if model.reciprocal else 0.5,
-            )
-            upstream.append(found.images)
-            return found.loss
-
-        objective = fit(f.mapped_head, tail_table, f.tails, self.tail_gradient, accumulate=False)
-        shared = self.head_gradient is self.tail_gradient
+        scale = 1.0 if model.reciprocal else 0.5
+        found = tables.cross_entropy(
+            "tail", f.mapped_head.detach(), f.tails, scale * self._share(f.tails), accumulate=False
+        )
+        objective, images, upstream = found.loss, [f.mapped_head], [found.images]
         if not model.reciprocal:
-            images.append(f.mapped_tail)
-            objective = objective + fit(f.mapped_tail, head_table, f.heads, self.head_gradient, accumulate=shared)
-        elif not shared:
-            self.head_gradient.zero_()
-
+            share = scale * self._share(f.heads)
+            found = tables.cross_entropy("head", f.mapped_tail.detach(), f.heads, share, accumulate=tables.shared)
+            objective, images, upstream = objective + found.loss, [*images, f.mapped_tail], [*upstream, found.images]
+        elif not tables.shared:
+            tables.gradient("head").zero_()
         small = self._small_terms(f)
         if small is not None:
-            images.append(small)
-            upstream.append(torch.ones_like(small))
-            objective = objective + small.detach()
+            objective, images, upstream = (
+                objective + small.detach(),
+                [*images, small],
+                [*upstream, torch.ones_like(small)],
+            )
         torch.autograd.backward(images, upstream)
-        self._scatter(f)
+        for ids, vectors, gradient in (
+            (f.heads, f.head, tables.gradient("head")),
+            (f.tails, f.tail, tables.gradient("tail")),
+        ):
+            if vectors.grad is not None:
+                gradient.index_add_(0, ids, vectors.grad)
         return objective
+
+    def _share(self, targets: Tensor) -> Tensor:
+        """What each query counts in the mean, `(batch, 1)`."""
+        if self.loss.entity_weights is None:
+            return torch.full(
+                (len(targets), 1), 1 / len(targets), dtype=self.model.entities.dtype, device=targets.device
+            )
+        chosen = self.loss.entity_weights[targets]
+        return (chosen / chosen.sum()).unsqueeze(-1)
 
     def _small_terms(self, f: Factors) -> Tensor | None:
         """What autograd can well do: relation prediction and the regularizer."""
@@ -133,12 +135,3 @@ class FusedStep:
         if self.regularizer.weight:
             terms.append(self.regularizer(f))
         return torch.stack(terms).sum() if terms else None
-
-    def _scatter(self, f: Factors) -> None:
-        """Add the gradients of the batch's own vectors to those of the tables."""
-        for ids, vectors, gradient in ((f.heads, f.head, self.head_gradient), (f.tails, f.tail, self.tail_gradient)):
-            if vectors.grad is not None:
-                gradient.index_add_(0, ids, vectors.grad)
-        self.model.entities.grad = self.head_gradient
-        if self.model.two_entity_tables:
-            self.model.tails.grad = self.tail_gradient

@@ -1,0 +1,55 @@
+"""A fused step as one CUDA graph: the host says "again", and never waits inside an epoch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dualkg.training.fused import FusedStep
+
+WARM_UP = 3  # steps taken one operation at a time before one is captured: libraries set themselves up in them
+
+
+class GraphedStep:
+    """Replays a captured step for batches of one size; others, such as a last short one, are taken eagerly."""
+
+    def __init__(self, step: FusedStep) -> None:
+        self.step = step
+        self.stream = torch.cuda.Stream(step.model.device)
+        self.num_taken = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.batch: Tensor
+        self.objective: Tensor
+
+    @staticmethod
+    def applies_to(step: FusedStep) -> bool:
+        """Whether nothing in the step asks the host, and the learning rate is read on the device."""
+        return step.half and not step.by_row and step.model.diagonal
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """Take one step and return the objective before it; the next step overwrites that."""
+        if self.graph is None and self.num_taken >= WARM_UP:
+            self._capture(batch)
+        if self.graph is None or len(batch) != len(self.batch):
+            self.num_taken += 1
+            return self._eagerly(batch, learning_rate)
+        self.batch.copy_(batch)
+        self.step.rate.fill_(learning_rate)
+        self.graph.replay()
+        return self.objective
+
+    def _eagerly(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """On a stream of its own, as capturing asks of the steps before it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            objective = self.step(batch, learning_rate)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        return objective
+
+    def _capture(self, batch: Tensor) -> None:
+        self.batch = batch.clone()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
+            self.objective = self.step.step(self.batch)
+        self.graph = graph
