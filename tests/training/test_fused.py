@@ -12,8 +12,8 @@ import dualkg as kg
 from dualkg.losses import CrossEntropy, frequency_weights
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
+from dualkg.training.engines import build_step
 from dualkg.training.fused import FusedStep
-from dualkg.training.loop import choose_engine
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
 from dualkg.training.step import PlainStep
@@ -124,13 +124,27 @@ def test_huge_scores_stay_finite():
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[1e4], [-1e4]]))
 
 
+def chosen(model: kg.Model, **training: str) -> type:
+    recipe = kg.Recipe().with_changes({f"training.{key}": value for key, value in training.items()})
+    optimizer = build_optimizer(Optimizer(), model.parameters())
+    return type(build_step(recipe, model, CrossEntropy(), kg.NoRegularizer(), optimizer))
+
+
 def test_the_engine_is_chosen_by_itself_and_can_be_forced(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
-    assert choose_engine("auto", model) is FusedStep
-    assert choose_engine("plain", model) is PlainStep
-    assert choose_engine("auto", kg.Dual(model)) is PlainStep
+    assert chosen(model) is FusedStep
+    assert chosen(model, engine="plain") is PlainStep
+    assert chosen(kg.Dual(model)) is PlainStep
+
+
+def test_engines_that_do_not_apply_are_refused(small_graph):
+    model = kg.RESCAL(small_graph.shape, dim=2)
     with pytest.raises(kg.RequestError, match="Dual is none. Use --engine plain"):
-        choose_engine("fused", kg.Dual(model))
+        chosen(kg.Dual(model), engine="fused")
+    with pytest.raises(kg.RequestError, match="The plain engine trains in float32; bf16 was asked for"):
+        chosen(model, engine="plain", precision="bf16")
+    with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad on a GPU"):
+        chosen(model, precision="bf16")
 
 
 def test_only_the_relations_of_the_batch_are_touched():

@@ -15,7 +15,7 @@ class GraphedStep:
 
     def __init__(self, step: FusedStep) -> None:
         self.step = step
-        self.stream = torch.cuda.Stream(step.model.device)
+        self.stream = torch.cuda.Stream(step.model.device)  # type: ignore[no-untyped-call]
         self.num_taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Tensor

@@ -24,10 +24,9 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
-from dualkg.training.fused import FusedStep
+from dualkg.training.engines import build_step, one_pass
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe
-from dualkg.training.step import PlainStep
 
 STEPS_BETWEEN_LOOKS = 50  # on a GPU, reading the loss makes the host wait
 
@@ -48,16 +47,6 @@ class Moment:
     steps: int
     loss: float
     mrr: float | None
-
-
-def choose_engine(name: str, model: Model) -> type[PlainStep] | type[FusedStep]:
-    """The step that was asked for; left to us, the fused one where it applies."""
-    if name == "fused" and not FusedStep.applies_to(model):
-        raise RequestError(
-            f"The fused engine needs a bilinear model whose scores are one product; {type(model).__name__} is none. "
-            f"Use --engine plain."
-        )
-    return FusedStep if name != "plain" and FusedStep.applies_to(model) else PlainStep
 
 
 class Trainer:
@@ -82,10 +71,8 @@ class Trainer:
         self.recipe = recipe
         self.checkpoint_path: Path | None = None
         self.watch = watch or (lambda moment: None)
-        engine = choose_engine(recipe.training.engine, model)
-        one_pass = engine is FusedStep and model.device.type == "cpu"
-        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=one_pass)
-        self.step = engine(model, self._loss(), regularizer, self.optimizer)
+        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=one_pass(recipe, model))
+        self.step = build_step(recipe, model, self._loss(), regularizer, self.optimizer)
         self.examples = self._examples()
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
         self.progress = Progress()

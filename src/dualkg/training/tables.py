@@ -92,7 +92,7 @@ class HalfTables:
             padded = (-(-len(table) // 128) * 128, table.shape[1])
             self.gradients[side] = torch.zeros(padded, device=table.device)
             self.copies[side] = torch.zeros(padded, dtype=torch.bfloat16, device=table.device)
-            self.copies[side][: len(table)] = table
+            self.copies[side][: len(table)] = table.detach()
 
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool

@@ -40,5 +40,7 @@ def softmax_gradient_(scores: Tensor, targets: Tensor, num_columns: int) -> Tens
     """Overwrite scores `(batch, padded columns)` by softmax − one-hot of their first columns; losses `(batch,)`."""
     losses = torch.empty(len(scores), dtype=torch.float32, device=scores.device)
     if len(scores):
-        _softmax_gradient[(len(scores),)](scores, targets, losses, num_columns, scores.stride(0), BLOCK=BLOCK)
+        _softmax_gradient[(len(scores),)](
+            scores, targets.contiguous(), losses, num_columns, scores.stride(0), BLOCK=BLOCK
+        )
     return losses
