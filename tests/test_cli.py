@@ -189,6 +189,13 @@ def damaged(folder: Path) -> None:
         (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
         (["train", "good.tsv", "--set", "training.epochs=-1"], "training.epochs should be greater than"),
         (["train", "good.tsv", "--device", "warp"], "'warp' is no device"),
+        (["train", "good.tsv", "--device", "mps"], "'mps' is no device to train on"),
+        (["train", "good.tsv", "--model", ":X"], "':X' cannot be imported"),
+        (["train", "good.tsv", "--columns", "²,1,3"], "²"),
+        (["train", "good.tsv", "--set", "optimizer.learning_rate=inf"], "should be a finite number"),
+        (["train", "good.tsv", "--set", "data.graph=other.tsv"], "so data.graph is not set"),
+        (["train", "good.tsv", "--set", "training.epoch=1"], "--set: training.epoch is not a choice"),
+        (["train", "good.tsv", "--dim", "99999999999"], "GiB for its tables"),
         (["resume", "nowhere"], "nowhere does not exist"),
         (["evaluate", "nowhere"], "nowhere does not exist"),
         (["predict", "nowhere", "--head", "a", "--relation", "b"], "nowhere does not exist"),
@@ -242,3 +249,22 @@ def test_divergence_is_exit_1(dualkg):
     )
     assert told.code == 1
     assert "Training diverged in epoch" in told.err
+
+
+def test_what_the_system_refuses_is_a_sentence_and_exit_1(dualkg, tmp_path):
+    (tmp_path / "file").touch()
+    told = dualkg("train", "world", *QUICK, "--out", "file/run")
+    assert told.code == 1
+    assert "file" in told.err
+
+
+def test_odd_folders_and_names_are_shown_as_they_are(dualkg, tmp_path):
+    rows = [f"back\\{i}\t[red]\tb[/]{j}\n" for i in range(6) for j in range(6)]
+    (tmp_path / "mine.tsv").write_text("".join(rows))
+    told = dualkg("train", "mine.tsv", *QUICK, "--out", "runs/my [odd] one")
+    assert told.code == 0
+    assert "Kept in runs/my [odd] one." in told.err
+    assert "'runs/my [odd] one'" in told.err
+    asked = dualkg("predict", "runs/my [odd] one", "--head", "back\\1", "--relation", "[red]")
+    assert "(back\\1, [red], ?)" in asked.out
+    assert "b[/]" in asked.out

@@ -78,12 +78,44 @@ def test_a_failure_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_another_process_put_there_first_stays(tmp_path: Path) -> None:
     path = tmp_path / "one"
-    with replacing_folder(path) as fresh:
+    with replacing_folder(path, existing="keep") as fresh:
         (fresh / "mine").write_text("x")
         path.mkdir()
         (path / "theirs").write_text("y")
     assert [found.name for found in tmp_path.iterdir()] == ["one"]
     assert [found.name for found in path.iterdir()] == ["theirs"]
+
+
+def test_a_folder_that_came_meanwhile_is_refused_where_it_must_not_be_lost(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    with pytest.raises(OSError, match="not empty"), replacing_folder(path) as fresh:  # noqa: PT012
+        (fresh / "mine").write_text("x")
+        path.mkdir()
+        (path / "theirs").write_text("y")
+    assert [found.name for found in tmp_path.iterdir()] == ["one"]
+    assert [found.name for found in path.iterdir()] == ["theirs"]
+
+
+def test_a_folder_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "one"
+    path.mkdir()
+    (path / "old").write_text("y")
+    with pytest.raises(RuntimeError), replacing_folder(path, existing="replace") as fresh:  # noqa: PT012
+        (fresh / "new").write_text("x")
+        raise RuntimeError
+    assert [found.name for found in path.iterdir()] == ["old"]
+    with replacing_folder(path, existing="replace") as fresh:
+        (fresh / "new").write_text("x")
+    assert [found.name for found in path.iterdir()] == ["new"]
+    assert [found.name for found in tmp_path.iterdir()] == ["one"]
+
+
+def test_the_working_folder_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with replacing_folder(Path(), last="a") as fresh:
+        for name in ("a", "b"):
+            (fresh / name).write_text(name)
+    assert sorted(found.name for found in Path.cwd().iterdir()) == ["a", "b"]
 
 
 def test_an_empty_folder_is_taken_over(tmp_path: Path) -> None:

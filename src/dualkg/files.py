@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Literal
+
+from dualkg.errors import RequestError
 
 
 @contextmanager
@@ -28,20 +32,53 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """A new folder that becomes `path` when the block ends well; what another process put there first stays."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+def replacing_folder(
+    path: Path, *, existing: Literal["refuse", "keep", "replace"] = "refuse", last: str = ""
+) -> Iterator[Path]:
+    """A new folder that becomes `path` when the block ends well, and vanishes when it does not.
+
+    A folder that is there by then is kept in its place, replaced, or refused; an empty one is filled, the file named
+    `last` last.
+    """
+    path = path.absolute()
+    filling = path.is_dir() and not any(path.iterdir())
+    parent = path if filling else path.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
     try:
         yield fresh
         fresh.chmod(0o777 & ~_umask())
-        try:
-            fresh.replace(path)
-        except OSError:
-            if not path.is_dir():  # a folder that is there already, and not empty, is no failure
-                raise
+        if filling:
+            for child in sorted(fresh.iterdir(), key=lambda child: child.name == last):
+                child.rename(path / child.name)
+        elif existing == "replace" and path.exists():
+            _swap(fresh, path)
+        else:
+            try:
+                fresh.replace(path)
+            except OSError:
+                if existing != "keep" or not path.is_dir():
+                    raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def _swap(fresh: Path, path: Path) -> None:
+    """Put one folder in the place of another, which is then removed."""
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        path.rename(aside / "old")
+        fresh.rename(path)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file of ours holds; one that is damaged is told in a sentence."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RequestError(f"{path} is damaged: it is not JSON ({error}).") from None
 
 
 def write_text(path: Path, text: str) -> None:

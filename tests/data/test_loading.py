@@ -255,7 +255,8 @@ def test_a_file_too_thin_to_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chain.tsv").write_bytes(lines([("a", "r", "b"), ("b", "s", "c")]))
     assert refused(tmp_path / "chain.tsv") == (
         f"{tmp_path}/chain.tsv cannot be split: of its 2 triples none can go to valid without leaving an entity or a "
-        "relation unseen in train. Give more triples, or a folder with train, valid and test."
+        "relation unseen in train (triples of the same two entities stay together). Give more triples, or a folder "
+        "with train, valid and test."
     )
 
 

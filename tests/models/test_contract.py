@@ -126,3 +126,13 @@ def test_an_obvious_graph_is_completed(name, reciprocal):
     model = MODELS[name](graph.shape, dim=16, reciprocal=reciprocal)
     run = kg.train(model, graph, regularizer=kg.DURA(0.01), epochs=40, batch_size=16)
     assert run.report.by_direction["tail"].hits_at_1 >= 0.9
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_norms_of_all_images(name, transposed):
+    model = build(name)
+    relations = torch.tensor([4, 0])
+    apply, table = (model.map_tail, model.tail_table) if transposed else (model.map_head, model.head_table)
+    expected = [apply(table, torch.full((7,), id)).square().sum(-1) for id in (4, 0)]
+    torch.testing.assert_close(model.image_norms(relations, transposed=transposed), torch.stack(expected))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import dualkg as kg
-from dualkg.reproduce.records import load_records, put_between, record, results_page, results_table
+from dualkg.reproduce.records import load_records, record, results_page, results_table
 from dualkg.training import train_seeds
 
 ROOT = Path(__file__).parents[2] / "records"
@@ -39,11 +39,6 @@ def test_runs_of_different_recipes_are_no_record(runs, tmp_path):
 def test_nothing_finished_is_no_record(tmp_path):
     with pytest.raises(kg.RequestError, match="no finished run"):
         record([tmp_path], tmp_path / "records")
-
-
-def test_put_between_changes_only_what_stands_between():
-    page = "a\n<!-- records: begin -->\nold\n<!-- records: end -->\nz\n"
-    assert put_between(page, "new") == page.replace("old", "new")
 
 
 def test_the_committed_page_is_made_from_the_committed_records():

@@ -19,6 +19,7 @@ from dualkg.training.recipe import Optimizer
 from dualkg.training.step import PlainStep
 from dualkg.training.tables import ExactTables
 from tests.conftest import graph_of
+from tests.models import odd_models as odd
 
 LOSSES = {
     "plain": {},
@@ -145,6 +146,33 @@ def test_engines_that_do_not_apply_are_refused(small_graph):
         chosen(model, engine="plain", precision="bf16")
     with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad on a GPU"):
         chosen(model, precision="bf16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "regularizer", "reciprocal"),
+    [
+        (odd.TwoTables, kg.DURA(0.1), True),
+        (odd.Normalised, kg.DURA(0.1), True),
+        (odd.Shy, kg.DURA(0.1), False),
+        (kg.DistMult, odd.WholeTable(0.1), True),
+        (kg.CP, odd.WholeTable(0.1), True),
+        (kg.RESCAL, odd.ByRelation(0.1), True),
+    ],
+)
+def test_whatever_one_s_own_classes_do_the_default_engine_takes_the_plain_steps(
+    small_graph, kind, regularizer, reciprocal
+):
+    found = []
+    for engine in ("plain", "auto"):
+        model = kind(small_graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5).double()
+        recipe = kg.Recipe().with_changes({"training.engine": engine})
+        optimizer = build_optimizer(Optimizer(), model.parameters())
+        step = build_step(recipe, model, CrossEntropy(), regularizer, optimizer)
+        for batch in batches(small_graph, reciprocal, 5):
+            step(batch, 0.1)
+        found.append(list(model.parameters()))
+    for one, other in zip(*found, strict=True):
+        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
 def test_only_the_relations_of_the_batch_are_touched():

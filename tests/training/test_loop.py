@@ -143,8 +143,8 @@ def test_a_graph_without_training_triples_is_refused(small_graph):
 
 
 def test_a_device_that_is_not_there_is_told(small_graph):
-    with pytest.raises(kg.RequestError, match="'gpu9' is no device"):
+    with pytest.raises(kg.RequestError, match="'gpu9' is no device to train on"):
         kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="gpu9")
     if not torch.cuda.is_available():
-        with pytest.raises(kg.RequestError, match="finds no GPU here"):
+        with pytest.raises(kg.RequestError, match="finds no such GPU here"):
             kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="cuda")

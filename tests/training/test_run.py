@@ -11,7 +11,9 @@ import torch
 import dualkg as kg
 from dualkg.evaluation import load_ranks
 from dualkg.training import RunFolder, load_recipe, train_seeds
+from dualkg.training.choices import build_regularizer
 from dualkg.training.recipe import Recipe
+from tests.models import odd_models as odd
 
 
 class Shifted(kg.BilinearModel):
@@ -93,7 +95,7 @@ def test_what_is_no_run_is_told(tmp_path, run):
         kg.load_run(tmp_path / "empty")
     with pytest.raises(kg.RequestError, match="is a file; the folder of a run was expected"):
         kg.load_run(run.folder / "recipe.toml")
-    with pytest.raises(kg.RequestError, match="is finished: all 2 epochs are done"):
+    with pytest.raises(kg.RequestError, match="is finished. To train longer, begin anew"):
         kg.resume(run.folder)
 
 
@@ -172,7 +174,11 @@ def test_complex_arrays_and_bare_names(tmp_path):
     [
         ({"relations": np.zeros((3, 4))}, "relation table should have 4 rows, or 8 with reciprocals; it has 3"),
         ({"entities": np.zeros((29, 4))}, "has tables .*; .* came"),
-        ({"entity_names": ["e0"] * 30}, "no row for 29 names of the graph, such as 'e1'"),
+        ({"entity_names": ["e0"] * 30}, "29 stand more than once"),
+        ({"entity_names": [f"x{i}" for i in range(30)]}, "no row for 30 names of the graph, such as 'e0'"),
+        ({"entity_names": [f"e{i}" for i in range(29)]}, "29 names for 30 rows"),
+        ({"entities": np.zeros((30, 4)) + 1j}, "entities are complex numbers; DistMult has real ones"),
+        ({"relations": np.zeros(4)}, "relations should be a table with a row for each name"),
     ],
 )
 def test_arrays_that_do_not_fit_are_told(small_graph, more, sentence):
@@ -212,3 +218,112 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
         start(7, tmp_path / "run", kill)
     resumed = kg.resume(tmp_path / "run")
     assert torch.equal(resumed.model.entities, start(7).model.entities)
+
+
+def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):
+    before = sorted(path.name for path in run.folder.rglob("*"))
+    for changes in ({"model.name": "ComplEX"}, {"model.name": "RESCAL", "regularizer.name": "N3"}):
+        recipe = Recipe().with_changes({"regularizer.weight": 0.1, **changes})
+        with pytest.raises(kg.RequestError):
+            kg.train_recipe(recipe, graph=small_graph, out=run.folder, overwrite=True)
+        assert sorted(path.name for path in run.folder.rglob("*")) == before
+    quick = Recipe().with_changes({"training.epochs": 1, "model.dim": 2})
+    kg.train_recipe(quick, graph=small_graph, out=run.folder, overwrite=True)
+    assert kg.load_run(run.folder).model.dim == 2
+
+
+def test_overwriting_never_takes_what_is_not_of_a_run(run, small_graph):
+    (run.folder / "thesis.txt").write_text("years of work")
+    with pytest.raises(kg.RequestError, match="is not a run: it has thesis.txt"):
+        kg.train_recipe(Recipe(), graph=small_graph, out=run.folder, overwrite=True)
+    assert (run.folder / "thesis.txt").exists()
+
+
+def test_an_empty_folder_becomes_a_whole_run(small_graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kg.train_recipe(Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), graph=small_graph, out=".")
+    assert kg.load_run(tmp_path).model.dim == 2
+
+
+def test_half_written_results_are_not_taken_for_a_run(run):
+    RunFolder(run.folder).report.unlink()
+    with pytest.raises(kg.RequestError, match="not finished. Its checkpoint is gone too; train it anew"):
+        kg.load_run(run.folder)
+    with pytest.raises(kg.RequestError, match="cannot go on"):
+        kg.resume(run.folder)
+
+
+def test_a_damaged_file_is_named(run):
+    (run.folder / "history.json").write_text("{")
+    with pytest.raises(kg.RequestError, match="history.json is damaged"):
+        kg.load_run(run.folder)
+    (run.folder / "environment.json").write_text("")
+    with pytest.raises(kg.RequestError, match="environment.json is damaged"):
+        _ = RunFolder(run.folder).saved_environment
+
+
+def test_a_recipe_is_not_changed_half_way(small_graph, tmp_path):
+    def kill(moment):
+        raise RuntimeError("killed")
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(RuntimeError):
+        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, watch=kill)
+    text = folder.recipe.read_text()
+    folder.recipe.write_text(text.replace("Adagrad", "Adam"))
+    with pytest.raises(kg.RequestError, match="was written with Adagrad; the recipe says Adam"):
+        kg.resume(folder.path)
+    folder.recipe.write_text(text.replace("dim = 4", "dim = 5"))
+    with pytest.raises(kg.RequestError, match="does not fit the recipe"):
+        kg.resume(folder.path)
+
+
+def test_seeds_of_other_data_are_not_taken_for_these(tmp_path):
+    path = tmp_path / "mine.tsv"
+    rows = [f"a{i}\tr\tb{j}\n" for i in range(6) for j in range(6)]
+    recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 2, "data.graph": str(path)})
+    path.write_text("".join(rows))
+    train_seeds(recipe, 1, out=tmp_path / "runs")
+    path.write_text("".join(rows[:-1]))
+    with pytest.raises(kg.RequestError, match="is of other data than mine is now"):
+        train_seeds(recipe, 1, out=tmp_path / "runs")
+
+
+def test_the_recipe_kept_says_how_the_graph_was_read(tmp_path):
+    path = tmp_path / "mine.tsv"
+    path.write_text("".join(f"a{i}\tr\tb{j}\n" for i in range(6) for j in range(6)))
+    graph = kg.load_graph(path, split="60/20/20", seed=5)
+    run = kg.train(kg.CP(graph.shape, dim=2), graph, epochs=1)
+    assert (run.recipe.data.graph, run.recipe.data.split, run.recipe.data.split_seed) == (str(path), "60/20/20", 5)
+
+
+def test_a_model_for_another_graph_is_refused_everywhere(small_graph):
+    model = kg.CP(kg.GraphShape(30, 5), dim=2)
+    for use in (kg.evaluate, kg.train, kg.Predictor):
+        with pytest.raises(kg.RequestError, match="made for 30 entities and 5 relations; the graph has 30 and 4"):
+            use(model, small_graph)
+
+
+def test_a_class_that_nobody_could_find_again_is_not_kept(small_graph, tmp_path):
+    class Local(kg.Regularizer):
+        def per_triple(self, f):
+            return f.head.square().sum(-1)
+
+    model = kg.CP(small_graph.shape, dim=2)
+    kg.train(model, small_graph, regularizer=Local(0.1), epochs=1)  # in memory it is as good as any
+    with pytest.raises(kg.RequestError, match="Local cannot be found again by its name"):
+        kg.train(model, small_graph, regularizer=Local(0.1), epochs=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_regularizer_of_one_s_own_keeps_its_choices(small_graph, tmp_path):
+    model = kg.CP(small_graph.shape, dim=2)
+    kg.train(model, small_graph, regularizer=odd.ByRelation(0.1, power=2.0), epochs=1, out=tmp_path / "run")
+    recipe = kg.load_run(tmp_path / "run").recipe
+    assert recipe.regularizer.options == {"power": 2.0}
+    assert build_regularizer(recipe.regularizer).power == 2.0
+
+
+def test_a_dim_that_no_machine_holds_is_refused_before_it_is_tried(small_graph):
+    with pytest.raises(kg.RequestError, match=r"needs [\d,.]+ GiB for its tables; this machine has"):
+        kg.ComplEx(small_graph.shape, dim=10**12)

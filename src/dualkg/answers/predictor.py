@@ -54,8 +54,7 @@ class Predictor:
     """
 
     def __init__(self, model: Model, graph: Graph) -> None:
-        if tuple(model.shape) != tuple(graph.shape):
-            raise RequestError(f"The model was made for {model.shape}; the graph has {graph.shape}.")
+        model.check_shape(graph.shape)
         self.model = model.eval()
         self.graph = graph
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -24,17 +25,21 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a command; a user's mistake is a sentence and an exit code, never a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # a file's name need not be text, but it must be shown
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except DualkgError as error:
         print(f"dualkg: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
-        print("dualkg: stopped.", file=sys.stderr)
+        print("dualkg: stopped. A run that had begun goes on with: dualkg resume RUN", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of a pipe went away, as `| head` does
-        sys.stderr.close()
-        sys.exit(0)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"dualkg: {where}{error.strerror or error}.", file=sys.stderr)
+        sys.exit(1)
 
 
 @app.command()

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def known_graphs() -> list[dict[str, Any]]:
     from dualkg.data.places import BUNDLED, data_folder, names_in_data_folder
 
     world = load_graph(BUNDLED)
-    here = names_in_data_folder()
+    here = {name.casefold(): name for name in names_in_data_folder()}
     rows = [
         {
             "name": BUNDLED,
@@ -54,7 +55,7 @@ def known_graphs() -> list[dict[str, Any]]:
         }
     ]
     for entry in catalogue().values():
-        origin = str(data_folder()) if entry.name in here else "network"
+        origin = str(data_folder()) if entry.name.casefold() in here else "network"
         rows.append(
             {
                 "name": entry.name,
@@ -67,8 +68,9 @@ def known_graphs() -> list[dict[str, Any]]:
                 "note": entry.note,
             }
         )
-    for name in here:
-        if name not in catalogue():
+    known = {name.casefold() for name in catalogue()}
+    for folded, name in here.items():
+        if folded not in known:
             rows.append({"name": name, "from": str(data_folder()), "about": "not in the catalogue", "licence": ""})
     return rows
 
@@ -104,28 +106,30 @@ def print_report(report: Report, *, by: str | None = None) -> None:
 def print_metrics(rows: dict[str, Metrics], *, title: str = "") -> None:
     from dualkg.evaluation.metrics import COLUMNS
 
-    table = plain_table(title, *COLUMNS)
+    table = plain_table(title, *COLUMNS, "MR", "queries")
     for name, metrics in rows.items():
         table.add_row(escape(name), *metrics.row())
     out.print(table)
 
 
-def print_spread(reports: dict[int, dict[str, Any]], spread: dict[str, tuple[float, float]]) -> None:
+def print_spread(by_seed: dict[int, dict[str, float]], spread: dict[str, tuple[float, float]]) -> None:
     """One row a seed, then mean ± sd."""
+    from dualkg.evaluation.metrics import COLUMNS
+
     table = plain_table("seed", *spread)
-    for seed, report in reports.items():
-        table.add_row(str(seed), *(f"{report['metrics'][key]:.4f}" for key in spread))
+    for seed, metrics in by_seed.items():
+        table.add_row(str(seed), *(f"{metrics[COLUMNS[name]]:.4f}" for name in spread))
     table.add_row("mean ± sd", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in spread.values()), style="bold")
     out.print(table)
 
 
 def print_answers(question: str, answers: Sequence[Answer], *, score: str = "score", known: bool = True) -> None:
-    out.print(f"[bold]{escape(question)}[/bold]")
+    out.print(Text(question, style="bold"))
     table = plain_table("", score, "", left=1)
     for answer in answers:
-        shown = escape(answer.label)
+        shown = Text(answer.label)  # no markup: a name may hold anything
         if answer.label != answer.name:
-            shown += f" [dim]{escape(answer.name)}[/dim]"
+            shown.append(f" {answer.name}", style="dim")
         mark = f"[green]known[/green] [dim]({answer.split})[/dim]" if known and answer.known else ""
         table.add_row(shown, f"{answer.score:.3f}", mark)
     table.columns[-1].justify = "left"

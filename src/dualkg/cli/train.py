@@ -15,12 +15,11 @@ from dualkg.cli import options, show
 from dualkg.data import Graph
 from dualkg.data.places import stem
 from dualkg.errors import RequestError
+from dualkg.evaluation.metrics import COLUMNS
 from dualkg.files import write_text
 from dualkg.training import Recipe, Run, RunFolder, load_recipe, resume, train_recipe, train_seeds
 from dualkg.training.recipe import parse_changes
 from dualkg.training.start import default_recipe, load_recipe_graph, spread
-
-SPREAD = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +72,8 @@ def make_recipe(request: TrainRequest) -> tuple[Recipe, Graph]:
         recipe = load_recipe(Path(request.source), changes=changes)
         return recipe, load_recipe_graph(recipe)
     data = {name: value for name, value in changes.items() if name.startswith("data.")}
+    if "data.graph" in data:
+        raise RequestError(f"The graph is {request.source}, so data.graph is not set. Name the one you mean first.")
     asked = Recipe().with_changes({**data, "data.graph": request.source})
     graph = load_recipe_graph(asked)
     return default_recipe(asked.data, graph, changes), graph
@@ -95,11 +96,11 @@ def tell(run: Run, *, as_json: bool) -> None:
         show.print_json({"run": str(run.folder), "reports": reports})
         return
     show.print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
-    show.err.print(f"\nKept in [bold]{run.folder}[/bold]. Ask it something:", soft_wrap=True)
+    show.err.print(f"\nKept in [bold]{escape(str(run.folder))}[/bold]. Ask it something:", soft_wrap=True)
     asked = run.graph.test[0] if len(run.graph.test) else run.graph.train[0]
-    head, relation = run.graph.entities.label(int(asked[0])), run.graph.relations.label(int(asked[1]))
-    command = f"  dualkg predict {run.folder} --head {shlex.quote(head)} --relation {shlex.quote(relation)}"
-    show.err.print(command, markup=False, soft_wrap=True)
+    head, relation = run.graph.entities.spoken(int(asked[0])), run.graph.relations.spoken(int(asked[1]))
+    command = shlex.join(["dualkg", "predict", str(run.folder), "--head", head, "--relation", relation])
+    show.err.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path, *, as_json: bool) -> None:
@@ -107,31 +108,29 @@ def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path,
         reports = train_seeds(
             recipe, request.seeds, out=out, graph=graph, device=request.device, overwrite=request.overwrite, watch=watch
         )
-    tests = {seed: report["test"] for seed, report in reports.items()}
-    spreads = {name: spread([report["metrics"][key] for report in tests.values()]) for name, key in SPREAD.items()}
+    tests = {seed: report["test"]["metrics"] for seed, report in reports.items()}
+    if not len(graph.test):
+        raise RequestError(f"{graph.name} has no test triples to report on; the runs are kept in {out}.")
+    spreads = {name: spread([metrics[key] for metrics in tests.values()]) for name, key in COLUMNS.items()}
     summary = {
         "graph": graph.name,
         "split": "test",
         "seeds": list(tests),
-        **{SPREAD[name]: {"mean": mean, "sd": sd} for name, (mean, sd) in spreads.items()},
+        **{COLUMNS[name]: {"mean": mean, "sd": sd} for name, (mean, sd) in spreads.items()},
     }
     write_text(out / "summary.json", json.dumps(summary, indent=1))
     if as_json:
         show.print_json({"run": str(out), **summary})
     else:
-        show.print_spread({seed: _by_title(report) for seed, report in tests.items()}, spreads)
-        show.err.print(f"\nKept in [bold]{out}[/bold].")
-
-
-def _by_title(report: dict[str, Any]) -> dict[str, Any]:
-    return {"metrics": {title: report["metrics"][key] for title, key in SPREAD.items()}}
+        show.print_spread(tests, spreads)
+        show.err.print(f"\nKept in [bold]{escape(str(out))}[/bold].")
 
 
 def _columns(text: str) -> list[str | int]:
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 3:
         raise RequestError(f"--columns names three columns, head,relation,tail; '{text}' came.")
-    return [int(part) if part.isdigit() else part for part in parts]
+    return [int(part) if part.isdecimal() else part for part in parts]
 
 
 def _run_name(source: str) -> str:

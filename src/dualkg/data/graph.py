@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,7 @@ class Graph:
     fingerprint: str = ""
     catalogued: bool = False
     notes: Notes = Notes()
+    read_by: dict[str, Any] = field(default_factory=dict)  # the choices of a recipe's [data] that it was read by
 
     @property
     def shape(self) -> GraphShape:

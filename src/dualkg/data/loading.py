@@ -50,7 +50,12 @@ def load_graph(
         if place.source != BUNDLED:
             with suppress(OSError):  # a cache that cannot be written is no reason to fail
                 save_graph(found, kept)
-    return replace(found, source=place.source)
+    read_by: dict[str, object] = {"split": split, "split_seed": seed} if place.single else {}
+    if columns is not None:
+        read_by["columns"] = tuple(columns)
+    if labels is not None:
+        read_by["labels"] = str(labels)
+    return replace(found, source=place.source, read_by=read_by)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,8 @@ def _split(source: Source, triples: Triples, shape: GraphShape, how: How, remark
         if share and not len(splits[name]):
             raise DataError(
                 f"{source.name} cannot be split: of its {len(triples):,} triples none can go to {name} without leaving "
-                f"an entity or a relation unseen in train. Give more triples, or a folder with train, valid and test."
+                f"an entity or a relation unseen in train (triples of the same two entities stay together). Give more "
+                f"triples, or a folder with train, valid and test."
             )
     asked = sum(how.shares[1:]) * len(triples)
     came = len(splits["valid"]) + len(splits["test"])

@@ -26,6 +26,7 @@ def split_triples(
     places = _shuffled_pairs(triples, seed)
     sizes = np.bincount(places)
     spare = np.flatnonzero(~_needed_in_train(triples, places))
+    free = spare
     _, valid_share, test_share = shares
     wanted = np.array([valid_share, test_share]) * len(triples)
     # A pair with more triples than a whole split would block the way for all pairs after it.
@@ -37,8 +38,19 @@ def split_triples(
     split_of_pair = np.zeros(len(sizes), dtype=np.int8)
     split_of_pair[spare[filled <= wanted.sum()]] = 2
     split_of_pair[spare[filled <= wanted[0]]] = 1
+    _leave_none_empty(split_of_pair, free, shares)
     split = split_of_pair[places]
     return triples[split == 0], triples[split == 1], triples[split == 2]
+
+
+def _leave_none_empty(split_of_pair: npt.NDArray[np.int8], free: Places, shares: tuple[float, float, float]) -> None:
+    """Give valid and test one pair each where rounding left them none, as long as there are pairs to give."""
+    for split in (1, 2):
+        if shares[split] and not (split_of_pair == split).any():
+            left = free[split_of_pair[free] == 0]
+            if not len(left):
+                left = free[split_of_pair[free] == 3 - split][1:]
+            split_of_pair[left[:1]] = split
 
 
 def _shuffled_pairs(triples: Triples, seed: int) -> Places:

@@ -20,7 +20,7 @@ FORMAT = 1  # raised when a folder written before cannot be read any more
 
 def save_graph(graph: Graph, folder: Path) -> None:
     """Write a graph; the folder appears whole or not at all."""
-    with replacing_folder(folder) as fresh:
+    with replacing_folder(folder, existing="keep") as fresh:
         for vocabulary, name in ((graph.entities, "entities"), (graph.relations, "relations")):
             columns = {"name": vocabulary.names}
             if vocabulary.labels is not None:
@@ -57,7 +57,9 @@ def _load(folder: Path) -> Graph:
         name=about["name"],
         entities=_vocabulary(folder / "entities.parquet", "entity"),
         relations=_vocabulary(folder / "relations.parquet", "relation"),
-        **{split: _triples(folder / f"{split}.parquet") for split in SPLITS},
+        train=_triples(folder / "train.parquet"),
+        valid=_triples(folder / "valid.parquet"),
+        test=_triples(folder / "test.parquet"),
         source=about["source"],
         fingerprint=about["fingerprint"],
         catalogued=about["catalogued"],

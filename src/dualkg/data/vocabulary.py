@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,6 +53,11 @@ class Vocabulary:
         found = self.labels[id].as_py() if self.labels is not None else None
         return found or self[id]
 
+    def spoken(self, id: int) -> str:
+        """The label where it stands for this one alone, so that it can be asked by; else the name."""
+        label = self.label(id)
+        return label if self._ids.get(label, id) == id and len(self._ids_of_label.get(label, [id])) == 1 else self[id]
+
     @cached_property
     def _ids(self) -> dict[str, int]:
         return {name: id for id, name in enumerate(self.names.to_pylist())}
@@ -76,6 +82,10 @@ class Vocabulary:
     def id(self, name: str | int) -> int:
         """The id of a name, a label, or an id given as a number; a name goes before a label."""
         if not isinstance(name, str):
+            if isinstance(name, bool) or not isinstance(name, (int, np.integer)):
+                raise RequestError(
+                    f"An {self.kind} is named by its name, or by its id as a whole number; {name!r} came."
+                )
             return self._checked(int(name))
         if (id := self._ids.get(name)) is not None:
             return id

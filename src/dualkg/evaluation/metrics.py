@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 HITS = (1, 3, 10)
+COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
+"""What tables show, by its title."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,8 @@ class Metrics:
         }
 
     def row(self) -> list[str]:
-        """For a table: MRR, H@1, H@3, H@10, MR, queries."""
+        """For a table: `COLUMNS`, then the mean rank and the number of queries."""
         if not self.num_queries:
             return ["–"] * 5 + ["0"]
-        shares = [self.mrr, self.hits_at_1, self.hits_at_3, self.hits_at_10]
-        return [*(f"{share:.4f}" for share in shares), f"{self.mr:,.1f}", f"{self.num_queries:,}"]
-
-
-COLUMNS = ["MRR", "H@1", "H@3", "H@10", "MR", "queries"]
+        shares = [f"{getattr(self, name):.4f}" for name in COLUMNS.values()]
+        return [*shares, f"{self.mr:,.1f}", f"{self.num_queries:,}"]

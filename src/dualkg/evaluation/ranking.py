@@ -50,6 +50,7 @@ def rank(
     A query is scored once however many of its answers are asked for. Memory is bounded by `BLOCK_ELEMENTS`
     scores, whatever the number of queries.
     """
+    model.check_shape(graph.shape)
     triples = graph.split(split)
     known = known or KnownAnswers.of(graph)
     turned = triples[:, [2, 1, 0]]

@@ -17,6 +17,7 @@ from dualkg.data.known import KnownAnswers
 from dualkg.evaluation.cardinality import CARDINALITIES, cardinalities
 from dualkg.evaluation.metrics import Metrics
 from dualkg.evaluation.ranking import Ranks, rank
+from dualkg.files import replacing
 from dualkg.models.base import Model
 
 DIRECTIONS = ("tail", "head")
@@ -111,7 +112,8 @@ def save_ranks(ranks: Ranks, path: Path) -> None:
     columns["direction"] = pa.DictionaryArray.from_arrays(directions, pa.array(DIRECTIONS))
     columns["optimistic"] = ranks.optimistic.reshape(-1).astype(np.int32)
     columns["pessimistic"] = ranks.pessimistic.reshape(-1).astype(np.int32)
-    pq.write_table(pa.table(columns), path, compression="zstd")
+    with replacing(path) as fresh:
+        pq.write_table(pa.table(columns), fresh, compression="zstd")
 
 
 def load_ranks(path: Path) -> Ranks:

@@ -7,6 +7,7 @@ relations, the dual models and the regularizers are all written once, in terms o
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,14 @@ class Model(nn.Module, ABC):
         super().__init__()
         self.shape = GraphShape(*shape)
         self.reciprocal = reciprocal
+
+    def check_shape(self, shape: GraphShape) -> None:
+        """Refuse a graph that the model was not made for: its ids would mean other things."""
+        if tuple(shape) != tuple(self.shape):
+            raise RequestError(
+                f"The model was made for {self.shape.num_entities:,} entities and {self.shape.num_relations:,} "
+                f"relations; the graph has {shape.num_entities:,} and {shape.num_relations:,}."
+            )
 
     @property
     def num_relation_ids(self) -> int:
@@ -133,10 +142,23 @@ class BilinearModel(Model):
         self.init_scale = self.usual_init_scale if init_scale is None else init_scale
         self._random = torch.Generator().manual_seed(seed)
         width = dim * self.numbers_per_coordinate
+        self._check_size(width)
         self.entities = self.table(self.shape.num_entities, width)
         self.relations = self.table(self.num_relation_ids, self.relation_width(dim))
         if self.two_entity_tables:
             self.tails = self.table(self.shape.num_entities, width)
+
+    def _check_size(self, width: int) -> None:
+        """Refuse tables that this machine could not hold, before they are made."""
+        num_tables = 2 if self.two_entity_tables else 1
+        numbers = self.shape.num_entities * width * num_tables
+        numbers += self.num_relation_ids * self.relation_width(self.dim)
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if 4 * numbers > there:
+            raise RequestError(
+                f"{type(self).__name__} with dim {self.dim:,} needs {4 * numbers / 2**30:,.1f} GiB for its tables; "
+                f"this machine has {there / 2**30:,.1f}. Choose a smaller dim."
+            )
 
     @property
     def choices(self) -> dict[str, object]:
@@ -198,6 +220,12 @@ class BilinearModel(Model):
         apply = self.map_tail if transposed else self.map_head
         for relation in range(self.num_relation_ids):
             yield apply(vectors, torch.full((len(vectors),), relation, device=vectors.device))
+
+    def image_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
+        """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for some relations: `(num_relations asked, num_entities)`."""
+        table, apply = (self.tail_table, self.map_tail) if transposed else (self.head_table, self.map_head)
+        images = (apply(table, relation.expand(len(table))) for relation in relations)
+        return torch.stack([image.square().sum(-1) for image in images])
 
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""

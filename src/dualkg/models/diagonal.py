@@ -21,6 +21,11 @@ class DiagonalModel(BilinearModel):
     def relation_scores(self, f: Factors) -> Tensor:
         return self.relation_between(f.head, f.tail) @ self.relations.T
 
+    def image_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
+        """A coordinate's modulus is multiplied by the relation's, so all norms are one product."""
+        table = self.tail_table if transposed else self.head_table
+        return self.squared_modulus(rows(self.relations, relations)) @ self.squared_modulus(table).T
+
 
 class RealDiagonalModel(DiagonalModel):
     """A relation scales each real coordinate, so its map is its own transpose."""

@@ -63,15 +63,7 @@ class Dual(Model):
     def _norms_of_all(self, relations: Tensor) -> Tensor:
         """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row a query, computed once a relation."""
         distinct, position = torch.unique(relations, return_inverse=True)
-        images = (self._image_of_all(relation) for relation in distinct)
-        return rows(torch.stack([_norms(image) for image in images]), position)
-
-    def _image_of_all(self, relation: Tensor) -> Tensor:
-        if self.side == "head":
-            table = self.primal.tail_table
-            return self.primal.map_tail(table, relation.expand(len(table)))
-        table = self.primal.head_table
-        return self.primal.map_head(table, relation.expand(len(table)))
+        return rows(self.primal.image_norms(distinct, transposed=self.side == "head"), position)
 
 
 def _norms(vectors: Tensor) -> Tensor:

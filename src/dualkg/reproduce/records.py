@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from dualkg.errors import RequestError
+from dualkg.evaluation.metrics import COLUMNS
 from dualkg.files import write_text
 from dualkg.training import RunFolder, load_recipe
 from dualkg.training.start import spread
-
-COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
-BEGIN, END = "<!-- records: begin -->", "<!-- records: end -->"
 
 
 def record(runs: Sequence[Path], folder: Path) -> Path:
@@ -110,13 +108,6 @@ def results_table(root: Path) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def put_between(page: str, text: str) -> str:
-    """A page with what stands between the two marks replaced."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def _spread(values: Iterable[float]) -> str:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
-from dualkg.errors import DivergedError, RequestError
+from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.files import replacing
 
 
@@ -42,7 +42,10 @@ def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dic
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise DivergedError(f"{name} holds NaN or infinity, so it was not saved; {path.name} is as it was.")
     with replacing(path) as fresh:
-        save_file(tensors, fresh, metadata={"about": json.dumps(about)})
+        try:
+            save_file(tensors, fresh, metadata={"about": json.dumps(about)})
+        except SafetensorError as error:
+            raise DualkgError(f"{path} could not be written: {error}.") from None
 
 
 def load_tensors(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
@@ -59,9 +62,10 @@ def load_tensors(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, An
     return groups, about
 
 
-def progress_from(about: dict[str, Any]) -> Progress:
-    return Progress(**about["progress"])
-
-
-def about_progress(progress: Progress) -> dict[str, Any]:
-    return {"progress": asdict(progress)}
+def load_weights(model: nn.Module, tensors: dict[str, Any], *, source: Path) -> None:
+    """Fill a model; weights that are not this model's are refused in a sentence."""
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    found = {name: tuple(value.shape) for name, value in tensors.items()}
+    if expected != found:
+        raise RequestError(f"{source} does not fit the recipe: tables {expected} were expected, {found} came.")
+    model.load_state_dict(tensors)

@@ -11,7 +11,7 @@ from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.models import MODELS, BilinearModel, Dual, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.training.recipe import ModelChoice, RegularizerChoice
+from dualkg.training.recipe import ModelChoice, RegularizerChoice, Section
 
 
 def build_model(choice: ModelChoice, shape: GraphShape, *, seed: int) -> Model:
@@ -30,33 +30,43 @@ def build_model(choice: ModelChoice, shape: GraphShape, *, seed: int) -> Model:
 def build_regularizer(choice: RegularizerChoice) -> Regularizer:
     """The regularizer that a recipe names; `plain` and `mapped` are refused by those that have none."""
     kind = find_class(choice.name, REGULARIZERS, Regularizer)
-    keywords = choice.model_dump(exclude_none=True, exclude={"name"})
+    keywords = choice.model_dump(exclude_none=True, exclude={"name", "options"}) | choice.options
     if choice.weight is None and choice.name != "none":
         raise RequestError(f"{choice.name} needs a weight, the paper's λ: set regularizer.weight.")
     try:
         regularizer: Regularizer = kind(**keywords)
     except TypeError:
         extra = " and ".join(key for key in ("plain", "mapped") if key in keywords)
-        raise RequestError(f"{choice.name} has no {extra or 'such choice'}: those are DURA's.") from None
+        whose = f"{extra}: those are DURA's" if extra else f"such choice: {', '.join(keywords)}"
+        raise RequestError(f"{choice.name} has no {whose}.") from None
     return regularizer
 
 
 def describe_model(model: Model) -> ModelChoice:
     """The choice that makes a model like this one again."""
-    known = set(ModelChoice.model_fields)
-    choices = model.choices
-    options = {key: value for key, value in choices.items() if key not in known}
-    return ModelChoice.model_validate(
-        {
-            "name": name_of(model.bilinear, MODELS),
-            **{k: v for k, v in choices.items() if k in known},
-            "options": options,
-        }
-    )
+    own, options = _apart(model.choices, ModelChoice)
+    return ModelChoice.model_validate({"name": name_of(model.bilinear, MODELS), **own, "options": options})
 
 
 def describe_regularizer(regularizer: Regularizer) -> RegularizerChoice:
-    return RegularizerChoice.model_validate({"name": name_of(regularizer, REGULARIZERS), **regularizer.choices})
+    own, options = _apart(regularizer.choices, RegularizerChoice)
+    return RegularizerChoice.model_validate({"name": name_of(regularizer, REGULARIZERS), **own, "options": options})
+
+
+def _apart(choices: dict[str, object], table: type[Section]) -> tuple[dict[str, object], dict[str, object]]:
+    """Choices that are keys of a recipe's table, and those that are a class's own."""
+    own = {key: value for key, value in choices.items() if key in table.model_fields}
+    return own, {key: value for key, value in choices.items() if key not in own}
+
+
+def check_can_be_named(name: str) -> None:
+    """Refuse to keep a run of a class that no other program could find."""
+    module, _, kind = name.partition(":")
+    if module == "__main__" or "<locals>" in kind:
+        raise RequestError(
+            f"{kind} cannot be found again by its name, so a run of it cannot be kept: define it at the top of a "
+            f"module and import it from there."
+        )
 
 
 def name_of(thing: object, known: dict[str, Any]) -> str:
@@ -88,8 +98,8 @@ def _import(module_name: str, name: str) -> Any:
         sys.path.insert(0, here)
     try:
         return importlib.import_module(module_name)
-    except ImportError as error:
-        raise RequestError(f"'{name}' cannot be imported: {error}.") from None
+    except Exception as error:  # someone else's module may raise anything
+        raise RequestError(f"'{name}' cannot be imported: {type(error).__name__}: {error}.") from None
     finally:
         if added:
             sys.path.remove(here)

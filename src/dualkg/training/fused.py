@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from dualkg.losses import CrossEntropy, cross_entropy
+from dualkg.models import MODELS
 from dualkg.models.base import BilinearModel, Factors, Model
-from dualkg.regularizers import Regularizer
+from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.training.optimizers import can_step_rows, step_rows
 from dualkg.training.tables import ExactTables, HalfTables
 
@@ -48,13 +49,19 @@ class FusedStep:
         self.tables = HalfTables(model, optimizer) if half else ExactTables(model, optimizer)
         self.rate = torch.zeros((), device=model.device)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
+        # Of classes that are not ours we cannot know what else they do with the ids of relations.
+        ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
         large = model.relations.shape[1] > model.entities.shape[1]
-        self.by_row = large and not loss.relation_weight and can_step_rows(optimizer)
+        self.by_row = ours and large and not loss.relation_weight and can_step_rows(optimizer)
 
     @staticmethod
     def applies_to(model: Model) -> bool:
-        """Whether the scores of all tails are the product that is fused here."""
-        return isinstance(model, BilinearModel) and type(model).tail_scores is BilinearModel.tail_scores
+        """Whether the scores of all tails and heads are the products that are fused here."""
+        kind = type(model)
+        return isinstance(model, BilinearModel) and all(
+            getattr(kind, name) is getattr(BilinearModel, name)
+            for name in ("tail_scores", "head_scores", "head_table", "tail_table", "factors")
+        )
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -116,6 +123,7 @@ class FusedStep:
         ):
             if vectors.grad is not None:
                 gradient.index_add_(0, ids, vectors.grad)
+        tables.add_from_autograd()
         return objective
 
     def _share(self, targets: Tensor) -> Tensor:

@@ -36,37 +36,37 @@ def from_arrays(
     tables hold all real parts, then all imaginary parts; complex arrays are taken apart. Twice as many relation
     rows as relations are taken for reciprocals. CP needs `tails`, its second entity table.
     """
-    tables = {"entities": _real(entities), "relations": _real(relations)}
-    if tails is not None:
-        tables["tails"] = _real(tails)
-    if graph is None:
-        if entity_names is None or relation_names is None:
-            raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
-        graph = Graph(
-            "imported",
-            Vocabulary(list(entity_names)),
-            Vocabulary(list(relation_names), kind="relation"),
-            NO_TRIPLES,
-            NO_TRIPLES,
-            NO_TRIPLES,
-        )
+    kind = find_class(model, MODELS, BilinearModel)
+    given = {"entities": entities, "relations": relations, "tails": tails}
+    tables = {name: _real(table, name, kind) for name, table in given.items() if table is not None}
+    graph = graph or _without_triples(entity_names, relation_names)
     reciprocal = _is_reciprocal(len(tables["relations"]), graph)
-    for name, names, vocabulary in (
-        ("entities", entity_names, graph.entities),
-        ("tails", entity_names, graph.entities),
-        ("relations", relation_names, graph.relations),
-    ):
-        if names is not None and name in tables:
-            tables[name] = _in_graph_order(tables[name], names, vocabulary)
-    built = _fill(model, graph, tables, reciprocal=reciprocal)
+    names = {"entities": entity_names, "tails": entity_names, "relations": relation_names}
+    vocabularies = {"entities": graph.entities, "tails": graph.entities, "relations": graph.relations}
+    for name, table in tables.items():
+        order = names[name]
+        if order is not None:
+            tables[name] = _in_graph_order(table, order, vocabularies[name])
+    built = _fill(kind, graph, tables, reciprocal=reciprocal)
     choice = ModelChoice(name=model, dim=built.dim, reciprocal=reciprocal)
     return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=choice))
 
 
-def _real(table: Array) -> torch.Tensor:
+def _without_triples(entity_names: Sequence[str] | None, relation_names: Sequence[str] | None) -> Graph:
+    if entity_names is None or relation_names is None:
+        raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
+    entities, relations = Vocabulary(list(entity_names)), Vocabulary(list(relation_names), kind="relation")
+    return Graph("imported", entities, relations, NO_TRIPLES, NO_TRIPLES, NO_TRIPLES)
+
+
+def _real(table: Array, name: str, kind: type[BilinearModel]) -> torch.Tensor:
     values = np.asarray(table)
+    if values.ndim < 2:
+        raise RequestError(f"{name} should be a table with a row for each name; its shape is {values.shape}.")
     values = values.reshape(len(values), -1)
     if np.iscomplexobj(values):
+        if kind.numbers_per_coordinate != 2:
+            raise RequestError(f"{name} are complex numbers; {kind.__name__} has real ones.")
         values = np.concatenate([values.real, values.imag], axis=1)
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
@@ -83,6 +83,12 @@ def _is_reciprocal(num_rows: int, graph: Graph) -> bool:
 
 def _in_graph_order(table: torch.Tensor, names: Sequence[str], vocabulary: Vocabulary) -> torch.Tensor:
     row_of = {name: row for row, name in enumerate(names)}
+    if len(row_of) < len(names):
+        raise RequestError(
+            f"Of the {len(names):,} names of the rows {len(names) - len(row_of):,} stand more than once."
+        )
+    if len(table) not in (len(names), 2 * len(names) if vocabulary.kind == "relation" else len(names)):
+        raise RequestError(f"There are {len(names):,} names for {len(table):,} rows.")
     missing = [name for name in vocabulary.names.to_pylist() if name not in row_of]
     if missing:
         raise RequestError(f"The arrays have no row for {len(missing):,} names of the graph, such as '{missing[0]}'.")
@@ -91,14 +97,14 @@ def _in_graph_order(table: torch.Tensor, names: Sequence[str], vocabulary: Vocab
     return torch.cat([half[order] for half in halves])
 
 
-def _fill(name: str, graph: Graph, tables: dict[str, torch.Tensor], *, reciprocal: bool) -> BilinearModel:
-    kind = find_class(name, MODELS, BilinearModel)
-    width = tables["entities"].shape[1]
-    dim = width // kind.numbers_per_coordinate
-    model: BilinearModel = kind(graph.shape, dim=dim, reciprocal=reciprocal)
+def _fill(
+    kind: type[BilinearModel], graph: Graph, tables: dict[str, torch.Tensor], *, reciprocal: bool
+) -> BilinearModel:
+    dim = tables["entities"].shape[1] // kind.numbers_per_coordinate
+    model = kind(graph.shape, dim=dim, reciprocal=reciprocal)
     expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}
     came = {key: tuple(value.shape) for key, value in tables.items()}
     if expected != came:
-        raise RequestError(f"{name} for this graph has tables {expected}; {came} came.")
+        raise RequestError(f"{kind.__name__} for this graph has tables {expected}; {came} came.")
     model.load_state_dict(tables)
     return model

@@ -8,7 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +66,7 @@ class Trainer:
         *,
         watch: Callable[[Moment], None] | None = None,
     ) -> None:
+        model.check_shape(graph.shape)
         regularizer.check(model.bilinear)
         self.model = model
         self.graph = graph
@@ -114,6 +116,9 @@ class Trainer:
         with self._stopping_gently():
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
+        self._refuse_divergence()
+        if self.checkpoint_path:  # what comes after training may be interrupted too
+            self.save(self.checkpoint_path)
         if self.recipe.validation.keep == "best" and self.best:
             self.model.load_state_dict(self.best)
 
@@ -155,6 +160,11 @@ class Trainer:
         )
         return loss_sum
 
+    def _refuse_divergence(self) -> None:
+        """The last step may have gone wrong after its loss was seen to be good."""
+        if not all(torch.isfinite(parameter).all() for parameter in self.model.parameters()):
+            raise DivergedError(self._divergence("the weights hold NaN or infinity"))
+
     def _divergence(self, what: str) -> str:
         kept = ""
         if self.checkpoint_path and self.checkpoint_path.exists():
@@ -182,7 +192,8 @@ class Trainer:
 
     def _validate(self) -> float:
         progress, choice = self.progress, self.recipe.validation
-        mrr = evaluate(self.model, self.graph, split="valid", known=self._known()).mrr
+        self._refuse_divergence()
+        mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
         if mrr > progress.best_mrr:
             progress.best_mrr, progress.best_epoch, progress.since_best = mrr, progress.epoch, 0
             if choice.keep == "best":
@@ -192,10 +203,9 @@ class Trainer:
             progress.stopped = bool(choice.patience) and progress.since_best >= choice.patience
         return mrr
 
+    @cached_property
     def _known(self) -> KnownAnswers:
-        if not hasattr(self, "_known_answers"):
-            self._known_answers = KnownAnswers.of(self.graph)
-        return self._known_answers
+        return KnownAnswers.of(self.graph)
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -223,18 +233,26 @@ class Trainer:
         if self.best:
             groups["best"] = self.best
         try:
-            checkpoint.save_tensors(groups, path, about=checkpoint.about_progress(self.progress))
+            checkpoint.save_tensors(groups, path, about=self._about())
         except DivergedError:
             raise DivergedError(self._divergence("the weights hold NaN or infinity")) from None
         self._saved_at = time.monotonic()
 
+    def _about(self) -> dict[str, object]:
+        return {"optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
+
     def restore(self, path: Path) -> None:
         """Go back to where a checkpoint was written."""
         groups, about = checkpoint.load_tensors(path)
-        self.model.load_state_dict(groups["model"])
+        checkpoint.load_weights(self.model, groups.get("model", {}), source=path)
+        if about.get("optimizer") != self.recipe.optimizer.name:
+            raise RequestError(
+                f"{path} was written with {about.get('optimizer')}; the recipe says {self.recipe.optimizer.name}. "
+                f"A recipe is not changed half-way: begin anew."
+            )
         restore_optimizer(self.optimizer, groups.get("optimizer", {}))
+        self.progress = Progress(**about["progress"])
         self.best = {name: value.to(self.model.device) for name, value in groups.get("best", {}).items()}
-        self.progress = checkpoint.progress_from(about)
 
     @contextmanager
     def _stopping_gently(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from dualkg.errors import RequestError, did_you_mean
 class Section(BaseModel):
     """A table of a recipe: unknown keys are refused, and nothing changes once it is made."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Section):
@@ -47,6 +47,7 @@ class RegularizerChoice(Section):
     weight: float | None = Field(None, ge=0)
     plain: float | None = Field(None, ge=0)
     mapped: float | None = Field(None, ge=0)
+    options: dict[str, Any] = {}
 
 
 class Loss(Section):
@@ -110,7 +111,7 @@ class Recipe(Section):
         tables = self.model_dump(exclude_none=True)
         for name, value in changes.items():
             put(tables, name, value)
-        return recipe_from(tables, source="the changed recipe")
+        return recipe_from(tables, source="--set")
 
     def as_toml(self) -> str:
         """The recipe as it is read again; choices left to the model or the regularizer are left out."""

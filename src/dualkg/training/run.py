@@ -7,21 +7,21 @@ weights.safetensors  history.json  ranks-valid.parquet  ranks-test.parquet  repo
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from dualkg.data.graph import Graph, Split
+from dualkg.data.graph import SPLITS, Graph, Split
 from dualkg.data.storage import load_saved_graph, save_graph
 from dualkg.errors import RequestError
-from dualkg.evaluation import Report, evaluate, load_ranks, report_on, save_ranks
-from dualkg.files import replacing_folder, write_text
+from dualkg.evaluation import Report, evaluate, load_ranks, save_ranks
+from dualkg.evaluation import report_on as make_report
+from dualkg.files import read_json, replacing_folder, write_text
 from dualkg.models.base import Model
-from dualkg.training.checkpoint import load_tensors, save_tensors
+from dualkg.training.checkpoint import load_tensors, load_weights, save_tensors
 from dualkg.training.choices import build_model
 from dualkg.training.environment import environment
 from dualkg.training.recipe import Recipe, load_recipe
@@ -48,7 +48,7 @@ class Run:
         if split not in self.reports:
             ranks = RunFolder(self.folder).ranks(split) if self.folder else None
             if ranks and ranks.exists():
-                self.reports[split] = report_on(load_ranks(ranks), self.graph, split=split)
+                self.reports[split] = make_report(load_ranks(ranks), self.graph, split=split)
             else:
                 self.reports[split] = evaluate(self.model, self.graph, split=split)
         return self.reports[split]
@@ -83,28 +83,47 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return self.report.exists()
+        return self.report.exists() and self.weights.exists()
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Refuse a folder that holds a run or anything else, unless it is a run that may be overwritten."""
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
-        if not self.recipe.exists():
-            raise RequestError(f"{self.path} exists and is not a run. Name another folder with --out.")
-        if overwrite:
-            shutil.rmtree(self.path)
-        elif self.finished:
-            raise RequestError(f"{self.path} holds a finished run. Use --overwrite, or another folder with --out.")
-        else:
+        strange = self._strange_names()
+        if strange:
             raise RequestError(
-                f"{self.path} holds a run that was not finished. Go on with: dualkg resume {self.path}, "
-                f"or begin anew with --overwrite."
+                f"{self.path} exists and is not a run: it has {', '.join(strange[:3])}. Name another folder with --out."
             )
+        if overwrite:
+            return
+        if self.finished:
+            raise RequestError(f"{self.path} holds a finished run. Use --overwrite, or another folder with --out.")
+        raise RequestError(
+            f"{self.path} holds a run that was not finished. Go on with: dualkg resume {self.path}, "
+            f"or begin anew with --overwrite."
+        )
+
+    def _strange_names(self) -> list[str]:
+        """What a run does not leave behind, or `no recipe.toml`: a folder with any of it is never removed."""
+        if not self.path.is_dir():
+            return ["no folder"]
+        own = {path.name for path in vars(self).values() if isinstance(path, Path)}
+        own |= {self.ranks(split).name for split in SPLITS}
+        strange = sorted(path.name for path in self.path.iterdir() if path.name not in own)
+        return (
+            strange if self.recipe.exists() and (self.graph / "graph.json").exists() else [*strange, "no recipe.toml"]
+        )
 
     @contextmanager
-    def beginning(self, recipe: Recipe, graph: Graph, environment: dict[str, object]) -> Iterator[RunFolder]:
-        """Everything that resuming needs, all at once: a folder that can be seen can be resumed."""
-        with replacing_folder(self.path) as path:
+    def beginning(
+        self, recipe: Recipe, graph: Graph, environment: dict[str, object], *, overwrite: bool = False
+    ) -> Iterator[RunFolder]:
+        """Everything that resuming needs, all at once: a folder that can be seen can be resumed.
+
+        A run that is overwritten goes only when the new one is there to take its place.
+        """
+        existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
+        with replacing_folder(self.path, existing=existing, last=self.recipe.name) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
             write_text(fresh.environment, json.dumps(environment, indent=1))
@@ -130,8 +149,13 @@ class RunFolder:
 
     def saved_reports(self) -> dict[str, Any]:
         """The reports of a finished run by split, as they were written."""
-        found: dict[str, Any] = json.loads(self.report.read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(self.report)
         return found
+
+    def how_to_go_on(self) -> str:
+        if self.checkpoint.exists():
+            return f"Go on with: dualkg resume {self.path}"
+        return f"Its checkpoint is gone too; train it anew: dualkg train {self.recipe} --overwrite --out {self.path}"
 
     def load_graph(self) -> Graph:
         try:
@@ -141,7 +165,7 @@ class RunFolder:
 
     @cached_property
     def saved_environment(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.environment.read_text()) if self.environment.exists() else {}
+        found: dict[str, Any] = read_json(self.environment) if self.environment.exists() else {}
         return found
 
 
@@ -149,23 +173,14 @@ def load_run(path: str | Path) -> Run:
     """Load a finished run, ready to be asked."""
     folder = RunFolder(path)
     folder.check_is_run()
-    if not folder.weights.exists():
-        raise RequestError(f"The run {folder.path} is not finished. Go on with: dualkg resume {folder.path}")
+    if not folder.finished:
+        raise RequestError(f"The run {folder.path} is not finished. {folder.how_to_go_on()}")
     recipe, graph = load_recipe(folder.recipe), folder.load_graph()
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed)
     groups, _ = load_tensors(folder.weights)
     load_weights(model, groups.get("model", {}), source=folder.weights)
-    history = json.loads(folder.history.read_text()) if folder.history.exists() else []
+    history = read_json(folder.history) if folder.history.exists() else []
     return Run(model.eval(), graph, recipe, history, folder=folder.path)
-
-
-def load_weights(model: Model, tensors: dict[str, Any], *, source: Path) -> None:
-    """Fill a model; weights that are not this model's are refused in a sentence."""
-    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    found = {name: tuple(value.shape) for name, value in tensors.items()}
-    if expected != found:
-        raise RequestError(f"{source} does not fit the recipe: tables {expected} were expected, {found} came.")
-    model.load_state_dict(tensors)
 
 
 def _runs_nearby(path: Path) -> str:

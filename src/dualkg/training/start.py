@@ -16,7 +16,13 @@ from dualkg.errors import RequestError
 from dualkg.evaluation import Report, evaluate
 from dualkg.models.base import Model
 from dualkg.regularizers import NoRegularizer, Regularizer
-from dualkg.training.choices import build_model, build_regularizer, describe_model, describe_regularizer
+from dualkg.training.choices import (
+    build_model,
+    build_regularizer,
+    check_can_be_named,
+    describe_model,
+    describe_regularizer,
+)
 from dualkg.training.environment import environment
 from dualkg.training.loop import Moment, Trainer
 from dualkg.training.recipe import (
@@ -61,9 +67,11 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     try:
         chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
-        raise RequestError(f"'{device}' is no device. Use cpu, cuda or cuda:1.") from None
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise RequestError("The device cuda was asked for, but PyTorch finds no GPU here. Use --device cpu.")
+        chosen = torch.device("meta")
+    if chosen.type not in ("cpu", "cuda"):
+        raise RequestError(f"'{device}' is no device to train on. Use cpu, cuda or cuda:1.")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise RequestError(f"The device {chosen} was asked for, but PyTorch finds no such GPU here. Use --device cpu.")
     return chosen
 
 
@@ -88,7 +96,9 @@ def train(
     """
     regularizer = regularizer or NoRegularizer()
     sections = {
-        "data": Data(graph=graph.source if graph.source != "memory" else graph.name),
+        "data": Data.model_validate(
+            {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_by}
+        ),
         "model": describe_model(model),
         "regularizer": describe_regularizer(regularizer),
         "loss": loss,
@@ -102,6 +112,8 @@ def train(
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free()
+        check_can_be_named(recipe.model.name)
+        check_can_be_named(recipe.regularizer.name)
     model.to(choose_device(device))
     return _begin(Trainer(model, graph, recipe, regularizer, watch=watch), folder)
 
@@ -122,7 +134,7 @@ def train_recipe(
     graph = graph or load_recipe_graph(recipe)
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
     trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), watch=watch)
-    return _begin(trainer, folder)
+    return _begin(trainer, folder, overwrite=overwrite)
 
 
 def load_recipe_graph(recipe: Recipe) -> Graph:
@@ -136,7 +148,10 @@ def resume(path: str | Path, *, device: str | torch.device | None = None, watch:
     folder.check_is_run()
     recipe = load_recipe(folder.recipe)
     if folder.finished:
-        raise RequestError(f"The run {folder.path} is finished: all {recipe.training.epochs} epochs are done.")
+        folder.checkpoint.unlink(missing_ok=True)  # a kill may have come just before this
+        raise RequestError(f"The run {folder.path} is finished. To train longer, begin anew with more epochs.")
+    if not folder.checkpoint.exists():
+        raise RequestError(f"The run {folder.path} cannot go on. {folder.how_to_go_on()}")
     graph = folder.load_graph()
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
     trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), watch=watch)
@@ -160,11 +175,15 @@ def train_seeds(
     Runs of the same recipe that are already there are not repeated, and unfinished ones go on.
     """
     graph = graph or load_recipe_graph(recipe)
+    if RunFolder(out).recipe.exists():
+        raise RequestError(f"{out} holds a single run; runs of several seeds need a folder of their own: use --out.")
     reports = {}
     for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
         one = recipe.with_changes({"training.seed": seed})
         folder = RunFolder(out / f"seed-{seed}")
         begun = folder.recipe.exists() and load_recipe(folder.recipe) == one and not overwrite
+        if begun and folder.saved_environment.get("data") != graph.fingerprint:
+            raise RequestError(f"{folder.path} is of other data than {graph.name} is now. Use --overwrite or --out.")
         if begun and not folder.finished:
             resume(folder.path, device=device, watch=watch)
         elif not begun:
@@ -178,11 +197,11 @@ def spread(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _begin(trainer: Trainer, folder: RunFolder | None) -> Run:
+def _begin(trainer: Trainer, folder: RunFolder | None, *, overwrite: bool = False) -> Run:
     """Train from the start. The folder appears with the first checkpoint in it, so the model's own start is kept."""
     if folder:
-        graph, device = trainer.graph, trainer.model.device
-        with folder.beginning(trainer.recipe, graph, environment(device, fingerprint=graph.fingerprint)) as fresh:
+        about = environment(trainer.model.device, fingerprint=trainer.graph.fingerprint)
+        with folder.beginning(trainer.recipe, trainer.graph, about, overwrite=overwrite) as fresh:
             trainer.save(fresh.checkpoint)
         trainer.checkpoint_path = folder.checkpoint
     return _go(trainer, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
 import torch
@@ -31,19 +32,52 @@ class Workspace:
         return self._buffer[: rows * columns].view(rows, columns)
 
 
-class ExactTables:
-    """Tables and products in the precision of the model, updated by PyTorch's optimizer."""
+class Tables(ABC):
+    """The entity tables of a model, a gradient for each, and what is done with them in a step."""
 
     def __init__(self, model: BilinearModel, optimizer: torch.optim.Optimizer) -> None:
         self.model = model
         self.optimizer = optimizer
         self.scores = Workspace()
-        self.gradients = {side: torch.empty_like(table) for side, table in _own_tables(model).items()}
+        self.gradients: dict[Side, Tensor] = {}
+
+    @abstractmethod
+    def cross_entropy(
+        self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
+    ) -> LossAndGradient:
+        """Σ share · −log softmax(images @ tableᵀ)[target], the gradient of the table kept here, or added to it."""
+
+    @abstractmethod
+    def update(self, rate: Tensor) -> None:
+        """Step every table of the model by its gradient."""
+
+    def gradient(self, side: Side) -> Tensor:
+        """The gradient of a side's table; its first rows are the table's."""
+        return self.gradients.get(side, self.gradients["head"])
+
+    @property
+    def shared(self) -> bool:
+        """Whether heads and tails are rows of one table."""
+        return "tail" not in self.gradients
+
+    def add_from_autograd(self) -> None:
+        """A regularizer of one's own may have looked at a whole table."""
+        for side, table in _own_tables(self.model).items():
+            if table.grad is not None:
+                self.gradients[side][: len(table)] += table.grad
+
+
+class ExactTables(Tables):
+    """Tables and products in the precision of the model, updated by PyTorch's optimizer."""
+
+    def __init__(self, model: BilinearModel, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(model, optimizer)
+        self.gradients = {side: torch.empty_like(table.detach()) for side, table in _own_tables(model).items()}
 
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
-        """Σ share · −log softmax(images @ tableᵀ)[target], the gradient of the table kept here.
+        """In one array of batch × entities.
 
         Autograd would keep the scores, their log-softmax and both gradients: four arrays of batch × entities. Here
         the scores are turned into probabilities and then into the gradient where they stand.
@@ -59,23 +93,14 @@ class ExactTables:
         torch.addmm(gradient, scores.T, share * images, beta=int(accumulate), out=gradient)
         return LossAndGradient(loss, share * (scores @ table))
 
-    def gradient(self, side: Side) -> Tensor:
-        return self.gradients.get(side, self.gradients["head"])
-
-    @property
-    def shared(self) -> bool:
-        """Whether heads and tails are rows of one table."""
-        return "tail" not in self.gradients
-
     def update(self, rate: Tensor) -> None:
-        """Step every table by its gradient."""
         self.model.entities.grad = self.gradients["head"]
         if not self.shared:
             self.model.tails.grad = self.gradients["tail"]
         self.optimizer.step()
 
 
-class HalfTables:
+class HalfTables(Tables):
     """Products in bfloat16 on a GPU, with float32 tables behind them.
 
     Each table has a bfloat16 copy that the optimizer writes in the same pass, its rows padded to a multiple of 128
@@ -83,11 +108,8 @@ class HalfTables:
     """
 
     def __init__(self, model: BilinearModel, optimizer: torch.optim.Optimizer) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.scores = Workspace()
+        super().__init__(model, optimizer)
         self.copies: dict[Side, Tensor] = {}
-        self.gradients: dict[Side, Tensor] = {}
         for side, table in _own_tables(model).items():
             padded = (-(-len(table) // 128) * 128, table.shape[1])
             self.gradients[side] = torch.zeros(padded, device=table.device)
@@ -97,7 +119,7 @@ class HalfTables:
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
-        """As `ExactTables.cross_entropy`; the float32 softmax never exists."""
+        """In one array of bfloat16; the float32 softmax never exists."""
         from dualkg.training.kernels.softmax import softmax_gradient_
 
         copy, gradient = self.copies.get(side, self.copies["head"]), self.gradient(side)
@@ -108,15 +130,8 @@ class HalfTables:
         gradient.add_(step) if accumulate else gradient.copy_(step)
         return LossAndGradient((share.squeeze(-1) * losses).sum(), share * _product(scores, copy))
 
-    def gradient(self, side: Side) -> Tensor:
-        return self.gradients.get(side, self.gradients["head"])
-
-    @property
-    def shared(self) -> bool:
-        return "tail" not in self.gradients
-
     def update(self, rate: Tensor) -> None:
-        """Step every table by its gradient, and its copy with it."""
+        """Each table and its copy in one pass."""
         from dualkg.training.kernels.adagrad import adagrad_
 
         for side, table in _own_tables(self.model).items():
