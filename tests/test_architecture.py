@@ -84,6 +84,7 @@ def test_the_public_surface():
         "DualkgError",
         "DURA",
         "evaluate",
+        "evaluate_relations",
         "Frobenius",
         "from_arrays",
         "Graph",

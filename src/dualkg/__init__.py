@@ -12,7 +12,7 @@ from __future__ import annotations
 from dualkg.answers import Answer, Predictor
 from dualkg.data import Graph, GraphShape, KnownAnswers, Vocabulary, load_graph
 from dualkg.errors import DataError, DivergedError, DualkgError, RequestError
-from dualkg.evaluation import Metrics, Ranks, Report, evaluate, rank
+from dualkg.evaluation import Metrics, Ranks, Report, evaluate, evaluate_relations, rank
 from dualkg.models import CP, RESCAL, BilinearModel, ComplEx, DistMult, Dual, Model
 from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer
 from dualkg.training import (
@@ -65,6 +65,7 @@ __all__ = [
     "Validation",
     "Vocabulary",
     "evaluate",
+    "evaluate_relations",
     "from_arrays",
     "load_graph",
     "load_recipe",

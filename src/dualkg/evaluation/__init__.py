@@ -4,6 +4,17 @@ from __future__ import annotations
 
 from dualkg.evaluation.metrics import Metrics
 from dualkg.evaluation.ranking import Ranks, rank
+from dualkg.evaluation.relations import evaluate_relations
 from dualkg.evaluation.report import Report, evaluate, load_ranks, report_on, save_ranks
 
-__all__ = ["Metrics", "Ranks", "Report", "evaluate", "load_ranks", "rank", "report_on", "save_ranks"]
+__all__ = [
+    "Metrics",
+    "Ranks",
+    "Report",
+    "evaluate",
+    "evaluate_relations",
+    "load_ranks",
+    "rank",
+    "report_on",
+    "save_ranks",
+]

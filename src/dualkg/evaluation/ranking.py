@@ -89,39 +89,48 @@ def _rank_block(model: Model, asked: Triples, known: KnownAnswers, *, backward: 
     fresh = np.ones(len(asked), dtype=bool)
     fresh[1:] = (asked[1:, :2] != asked[:-1, :2]).any(axis=1)
     queries = asked[fresh]
-    given, relations = _ids(queries[:, 0], device), _ids(queries[:, 1], device)
+    given, relations = ids_on(queries[:, 0], device), ids_on(queries[:, 1], device)
     scores = model.ask_heads(relations, given) if backward else model.ask_tails(given, relations)
-    _refuse_nonfinite(scores, queries, backward)
+    refuse_nonfinite(scores, lambda row: _as_asked(queries[row], backward))
 
-    row = _ids(np.cumsum(fresh) - 1, device)
-    answers = _ids(asked[:, 2], device)
-    target = scores[row, answers]
+    row = ids_on(np.cumsum(fresh) - 1, device)
+    answers = ids_on(asked[:, 2], device)
     per_row = scores[row] if len(queries) < len(asked) else scores
-    better = (per_row > target[:, None]).sum(1)
-    tied = (per_row == target[:, None]).sum(1)
-
     relation_key = asked[:, 1] + (num_relations if backward else 0)
-    which, others = (_ids(found, device) for found in known(asked[:, 0], relation_key))
-    theirs = per_row[which, others]
+    which, others = (ids_on(found, device) for found in known(asked[:, 0], relation_key))
+    return count_above(per_row, answers, which, others)
+
+
+def count_above(scores: Tensor, answers: Tensor, which: Tensor, others: Tensor) -> tuple[Counts, Counts]:
+    """How many candidates stand above the answer of each row, and how many beside it; known ones do not count.
+
+    `scores` is `(batch, num_candidates)`; `which` and `others` are the rows and the candidates that are known.
+    """
+    target = scores.gather(1, answers[:, None])
+    better, tied = (scores > target).sum(1), (scores == target).sum(1)
+    theirs, against = scores[which, others], target[which, 0]
     # The answer itself stays in, among its own ties, until the end: it may be missing from a filter of others.
     apart = others != answers[which]
-    better -= torch.zeros_like(better).index_add_(0, which, ((theirs > target[which]) & apart).long())
-    tied -= torch.zeros_like(tied).index_add_(0, which, ((theirs == target[which]) & apart).long()) + 1
+    better -= torch.zeros_like(better).index_add_(0, which, ((theirs > against) & apart).long())
+    tied -= torch.zeros_like(tied).index_add_(0, which, ((theirs == against) & apart).long()) + 1
     return better.cpu().numpy(), tied.cpu().numpy()
 
 
-def _refuse_nonfinite(scores: Tensor, queries: Triples, backward: bool) -> None:
+def refuse_nonfinite(scores: Tensor, query: Callable[[int], str]) -> None:
     """NaN compares as false with everything and would rank first, so it must never be counted."""
     finite = torch.isfinite(scores)
     if not finite.all():
         bad = int((~finite).any(dim=1).nonzero()[0, 0])
-        given, relation, _ = queries[bad].tolist()
-        asked = f"(?, {relation}, {given})" if backward else f"({given}, {relation}, ?)"
         raise DivergedError(
-            f"The model scores NaN or infinity for the query {asked}, so it cannot be ranked. "
+            f"The model scores NaN or infinity for the query {query(bad)}, so it cannot be ranked. "
             f"Its training has diverged: lower the learning rate or raise the regularizer's weight."
         )
 
 
-def _ids(values: npt.NDArray[np.integer], device: torch.device) -> Tensor:
+def _as_asked(query: Triples, backward: bool) -> str:
+    given, relation = query[:2].tolist()
+    return f"(?, {relation}, {given})" if backward else f"({given}, {relation}, ?)"
+
+
+def ids_on(values: npt.NDArray[np.integer], device: torch.device) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)

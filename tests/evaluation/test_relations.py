@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.models import MODELS
+from tests.evaluation.test_ranking import graphs
+
+
+def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:
+    known = {tuple(triple) for name in ("train", "valid", "test") for triple in graph.split(name).tolist()}
+
+    def score(*ids: int) -> float:
+        return model.score(*(torch.tensor([id]) for id in ids)).item()
+
+    ranks = []
+    for h, r, t in graph.test.tolist():
+        others = [o for o in range(graph.shape.num_relations) if o != r and (h, o, t) not in known]
+        true, scores = score(h, r, t), [score(h, o, t) for o in others]
+        ranks.append(1 + sum(s > true for s in scores) + sum(s == true for s in scores) / 2)
+    return ranks
+
+
+@pytest.mark.parametrize("dual", [None, "tail", "head"])
+@pytest.mark.parametrize("name", MODELS)
+@settings(max_examples=15, deadline=None)
+@given(graph=graphs(), seed=st.integers(0, 10))
+def test_ranks_equal_brute_force(name, dual, graph, seed):
+    model = MODELS[name](graph.shape, dim=2, seed=seed)
+    for parameter in model.parameters():
+        parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(seed)).float()
+    asked = kg.Dual(model, dual) if dual else model
+    metrics = kg.evaluate_relations(asked, graph)
+    ranks = np.array(brute_force(asked, graph))
+    assert metrics.mrr == pytest.approx((1 / ranks).mean())
+    assert metrics.mr == pytest.approx(ranks.mean())
+
+
+def test_no_triples_give_no_numbers(small_graph):
+    import dataclasses
+
+    empty = dataclasses.replace(small_graph, test=small_graph.test[:0])
+    assert kg.evaluate_relations(kg.CP(empty.shape, dim=2), empty).num_queries == 0
+
+
+def test_scores_that_are_no_numbers_are_refused(small_graph):
+    model = kg.CP(small_graph.shape, dim=2)
+    model.relations.data[0] = torch.nan
+    with pytest.raises(kg.DivergedError, match="NaN or infinity for the query"):
+        kg.evaluate_relations(model, small_graph)
