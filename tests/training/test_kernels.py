@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+import dualkg as kg
 from dualkg.training.fused import FusedStep
 from dualkg.training.graphed import GraphedStep
+from dualkg.training.loop import Trainer
 from dualkg.training.step import PlainStep
 from tests.training.test_fused import batches, build, gradient_of
 
@@ -87,3 +89,18 @@ def test_a_captured_step_is_the_step_it_captured(small_graph, name):
     assert graphed.graph is not None
     for one, other in zip(eager.model.parameters(), graphed.step.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_a_resumed_run_multiplies_by_the_weights_it_was_given(small_graph, tmp_path):
+    """The bfloat16 copies must be of the restored tables, not of those that the model was built with."""
+    recipe = kg.Recipe().with_changes({"training.precision": "bf16", "training.batch_size": 32, "model.dim": 8})
+
+    def trainer(seed: int) -> Trainer:
+        return Trainer(kg.CP(small_graph.shape, dim=8, seed=seed).cuda(), small_graph, recipe, kg.DURA(0.1))
+
+    trainer(1).save(tmp_path / "checkpoint.safetensors")
+    resumed = trainer(2)
+    resumed.restore(tmp_path / "checkpoint.safetensors")
+    tables = resumed.step.step.tables
+    assert torch.equal(tables.copies["head"][:30], resumed.model.entities.detach().bfloat16())
+    assert torch.equal(tables.copies["tail"][:30], resumed.model.tails.detach().bfloat16())

@@ -25,7 +25,7 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
-from dualkg.training.engines import build_step, one_pass
+from dualkg.training.engines import Step, build_step, one_pass
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe
 
@@ -74,7 +74,8 @@ class Trainer:
         self.checkpoint_path: Path | None = None
         self.watch = watch or (lambda moment: None)
         self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=one_pass(recipe, model))
-        self.step = build_step(recipe, model, self._loss(), regularizer, self.optimizer)
+        self.regularizer = regularizer
+        self.step = self._step()
         self.examples = self._examples()
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
         self.progress = Progress()
@@ -91,6 +92,10 @@ class Trainer:
             weights = frequency_weights(self.graph.train, self.graph.shape.num_entities, choice.frequency_weight)
             weights = weights.to(self.model.device, next(self.model.parameters()).dtype)
         return CrossEntropy(entity_weights=weights, relation_weight=choice.relation_weight)
+
+    def _step(self) -> Step:
+        """A step that sees the weights as they are now: a fused one may hold copies of the tables."""
+        return build_step(self.recipe, self.model, self._loss(), self.regularizer, self.optimizer)
 
     def _examples(self) -> Tensor:
         triples = self.graph.train
@@ -252,6 +257,7 @@ class Trainer:
             )
         restore_optimizer(self.optimizer, groups.get("optimizer", {}))
         self.progress = Progress(**about["progress"])
+        self.step = self._step()
         self.best = {name: value.to(self.model.device) for name, value in groups.get("best", {}).items()}
 
     @contextmanager
