@@ -21,7 +21,7 @@ test-slow: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dualkg needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,dev]'
 	touch $@
 
 # The pages that are made from what was measured, and the picture of the demo.
@@ -33,7 +33,7 @@ picture: $(READY)
 
 # The bundled graph from its sources, and reading at ten million triples.
 world: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,dev,world]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,dev,world]'
 	$(BIN)/python scripts/build_world.py
 
 bench: $(READY)

@@ -12,7 +12,7 @@ import dualkg
 SOURCE = Path(dualkg.__file__).parent
 # A room may import only rooms before it. The foundation knows no room.
 FOUNDATION = ["errors", "files"]
-ROOMS = ["data", "models", "regularizers", "losses", "evaluation", "training", "answers", "reproduce", "cli"]
+ROOMS = ["kernels", "data", "models", "regularizers", "losses", "evaluation", "training", "answers", "reproduce", "cli"]
 
 
 def room_of(path: Path) -> str:

@@ -120,7 +120,7 @@ class HalfTables(Tables):
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
         """In one array of bfloat16; the float32 softmax never exists."""
-        from dualkg.training.kernels.softmax import softmax_gradient_
+        from dualkg.kernels.gpu.softmax import softmax_gradient_
 
         copy, gradient = self.copies.get(side, self.copies["head"]), self.gradient(side)
         scores = self.scores.of(len(images), len(copy), copy)
@@ -132,7 +132,7 @@ class HalfTables(Tables):
 
     def update(self, rate: Tensor) -> None:
         """Each table and its copy in one pass."""
-        from dualkg.training.kernels.adagrad import adagrad_
+        from dualkg.kernels.gpu.adagrad import adagrad_
 
         for side, table in _own_tables(self.model).items():
             adagrad_(*self._state(table), self.gradients[side], self.copies[side], rate, eps=self._eps)

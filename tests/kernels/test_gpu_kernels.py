@@ -21,7 +21,7 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (0, 10)])
 def test_softmax_gradient(rows, columns, dtype):
-    from dualkg.training.kernels.softmax import softmax_gradient_
+    from dualkg.kernels.gpu.softmax import softmax_gradient_
 
     padded = -(-columns // 128) * 128
     scores = (torch.randn(rows, padded, device="cuda") * 5).to(dtype)
@@ -41,7 +41,7 @@ def test_softmax_gradient(rows, columns, dtype):
 
 @pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129)])
 def test_adagrad_steps_and_copies_in_one_pass(shape):
-    from dualkg.training.kernels.adagrad import adagrad_
+    from dualkg.kernels.gpu.adagrad import adagrad_
 
     table, sums, gradient = torch.randn(shape), torch.rand(shape), torch.randn(shape)
     seen = sums.double() + gradient.double().square()

@@ -1,0 +1,1 @@
+"""numba kernels, run by as many threads as PyTorch uses."""

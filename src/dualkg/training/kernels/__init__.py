@@ -1,1 +1,0 @@
-"""Triton kernels for what PyTorch would do in several passes. Import only where there is a GPU."""
