@@ -6,6 +6,7 @@ A regularizer sees `Factors` and nothing of the model, so that DURA is one formu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -38,25 +39,52 @@ class Regularizer(ABC):
         return {"weight": self.weight}
 
 
-class NoRegularizer(Regularizer):
+class PowerSum(Regularizer):
+    """Σ share · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex.
+
+    `shares` names the vectors as `Factors` does. All of the paper's regularizers are of this form, so a kernel that
+    knows powers knows them all.
+    """
+
+    power = 2
+
+    @property
+    @abstractmethod
+    def shares(self) -> Mapping[str, float]:
+        """How much each vector of a triple counts; those left out do not."""
+
+    def per_triple(self, f: Factors) -> Tensor:
+        terms = [share * self._size(f, name) for name, share in self.shares.items()]
+        return sum(terms[1:], start=terms[0]) if terms else f.head.new_zeros(len(f.head))
+
+    def _size(self, f: Factors, name: str) -> Tensor:
+        if self.power == 2:  # without a modulus, and without the matrix of a relation for each triple
+            return f.relation_norm if name == "relation" else getattr(f, name).square().sum(-1)
+        if self.power == 1:
+            return f.model.modulus(getattr(f, name)).sum(-1)
+        return f.model.squared_modulus(getattr(f, name)).pow(self.power / 2).sum(-1)
+
+
+class NoRegularizer(PowerSum):
     """Nothing: the paper's rows without a regularizer."""
+
+    shares: Mapping[str, float] = {}
 
     def __init__(self, weight: float = 0.0) -> None:
         super().__init__(0.0)
 
-    def per_triple(self, f: Factors) -> Tensor:
-        return f.head.new_zeros(len(f.head))
 
-
-class Frobenius(Regularizer):
+class Frobenius(PowerSum):
     """‖h‖² + ‖R‖² + ‖t‖²."""
 
-    def per_triple(self, f: Factors) -> Tensor:
-        return _squares(f.head) + f.model.relation_norms(f.relations) + _squares(f.tail)
+    shares: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
 
 
-class N3(Regularizer):
-    """Σ|h|³ + Σ|r|³ + Σ|t|³, of the modulus where numbers are complex (Lacroix et al., 2018)."""
+class N3(PowerSum):
+    """Σ|h|³ + Σ|r|³ + Σ|t|³ (Lacroix et al., 2018)."""
+
+    power = 3
+    shares: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
 
     def check(self, model: BilinearModel) -> None:
         if not model.diagonal:
@@ -65,21 +93,14 @@ class N3(Regularizer):
                 f"(CP, DistMult, ComplEx); those of {type(model).__name__} are not. Use DURA or Frobenius."
             )
 
-    def per_triple(self, f: Factors) -> Tensor:
-        return sum(
-            (f.model.squared_modulus(x).pow(1.5).sum(-1) for x in (f.head, f.relation, f.tail)),
-            start=f.head.new_zeros(()),
-        )
 
-
-class BasicDURA(Regularizer):
+class BasicDURA(PowerSum):
     """‖hR‖² + ‖t‖²: what the dual on the tail side leaves (Section 4.1 of the paper)."""
 
-    def per_triple(self, f: Factors) -> Tensor:
-        return _squares(f.mapped_head) + _squares(f.tail)
+    shares: Mapping[str, float] = {"mapped_head": 1.0, "tail": 1.0}
 
 
-class DURA(Regularizer):
+class DURA(PowerSum):
     """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²): what the duals on both sides leave; `plain` is λ1, `mapped` λ2."""
 
     def __init__(self, weight: float, *, plain: float = 1.0, mapped: float = 1.0) -> None:
@@ -89,26 +110,20 @@ class DURA(Regularizer):
         self.plain = plain
         self.mapped = mapped
 
-    def per_triple(self, f: Factors) -> Tensor:
-        plain = _squares(f.head) + _squares(f.tail)
-        mapped = _squares(f.mapped_head) + _squares(f.mapped_tail)
-        return self.plain * plain + self.mapped * mapped
+    @property
+    def shares(self) -> Mapping[str, float]:
+        return {"head": self.plain, "tail": self.plain, "mapped_head": self.mapped, "mapped_tail": self.mapped}
 
     @property
     def choices(self) -> dict[str, object]:
         return {"weight": self.weight, "plain": self.plain, "mapped": self.mapped}
 
 
-class RegP1(Regularizer):
-    """‖hR − t‖₁ + ‖tRᵀ − h‖₁, of the modulus where numbers are complex (Reg_p1, Appendix B)."""
+class RegP1(PowerSum):
+    """‖hR − t‖₁ + ‖tRᵀ − h‖₁ (Reg_p1, Appendix B)."""
 
-    def per_triple(self, f: Factors) -> Tensor:
-        modulus = f.model.modulus
-        return modulus(f.mapped_head - f.tail).sum(-1) + modulus(f.mapped_tail - f.head).sum(-1)
-
-
-def _squares(vectors: Tensor) -> Tensor:
-    return vectors.square().sum(-1)
+    power = 1
+    shares: Mapping[str, float] = {"tail_gap": 1.0, "head_gap": 1.0}
 
 
 REGULARIZERS: dict[str, type[Regularizer]] = {

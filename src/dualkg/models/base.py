@@ -282,12 +282,26 @@ class Factors:
         return rows(self.model.relations, self.relations)
 
     @cached_property
+    def relation_norm(self) -> Tensor:
+        """Squared Frobenius norms of the relations, `(batch,)`."""
+        return self.model.relation_norms(self.relations)
+
+    @cached_property
     def mapped_head(self) -> Tensor:
         return self.model.map_head(self.head, self.relations)
 
     @cached_property
     def mapped_tail(self) -> Tensor:
         return self.model.map_tail(self.tail, self.relations)
+
+    @property
+    def tail_gap(self) -> Tensor:
+        """What the tail lacks of the mapped head: the dual on the tail's side scores by its length."""
+        return self.mapped_head - self.tail
+
+    @property
+    def head_gap(self) -> Tensor:
+        return self.mapped_tail - self.head
 
 
 def rows(table: Tensor, ids: Tensor) -> Tensor:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import Any
 
-from dualkg.models.base import rows
 from dualkg.models.diagonal import DiagonalModel
 
 
@@ -17,26 +15,10 @@ class ComplEx(DiagonalModel):
 
     numbers_per_coordinate = 2
 
-    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return _times(head, rows(self.relations, relations))
+    @staticmethod
+    def times(x: Any, r: Any) -> Any:
+        return x[0] * r[0] - x[1] * r[1], x[0] * r[1] + x[1] * r[0]
 
-    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        return _times(tail, _conjugate(rows(self.relations, relations)))
-
-    def relation_between(self, head: Tensor, tail: Tensor) -> Tensor:
-        return _times(tail, _conjugate(head))
-
-    def squared_modulus(self, vectors: Tensor) -> Tensor:
-        real, imaginary = vectors.chunk(2, dim=-1)
-        return real.square() + imaginary.square()
-
-
-def _times(left: Tensor, right: Tensor) -> Tensor:
-    a, b = left.chunk(2, dim=-1)
-    c, d = right.chunk(2, dim=-1)
-    return torch.cat([a * c - b * d, a * d + b * c], dim=-1)
-
-
-def _conjugate(vectors: Tensor) -> Tensor:
-    real, imaginary = vectors.chunk(2, dim=-1)
-    return torch.cat([real, -imaginary], dim=-1)
+    @staticmethod
+    def conjugate(x: Any) -> Any:
+        return x[0], -x[1]

@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from dualkg.models.base import BilinearModel, Factors, rows
 
 
 class DiagonalModel(BilinearModel):
-    """A relation is one row of numbers. Its score is linear in them, so all relations are one product."""
+    """A relation is one row of numbers, and multiplies each coordinate of an entity by its own.
+
+    A coordinate is a tuple of `numbers_per_coordinate` real numbers; a row holds all its first numbers, then all
+    its second ones. A model writes how two coordinates are multiplied, and the conjugate: ⟨x·r, y⟩ = ⟨x, y·r̄⟩ and
+    ⟨x·r, y⟩ = ⟨r, x̄·y⟩. Both are plain arithmetic on `x[0]`, `x[1]`, …, so that kernels compile the same lines.
+    """
 
     diagonal = True
 
+    @staticmethod
     @abstractmethod
+    def times(x: Any, r: Any) -> Any:
+        """The product of two coordinates."""
+
+    @staticmethod
+    @abstractmethod
+    def conjugate(x: Any) -> Any:
+        """The coordinate whose product is the transpose of the product with `x`."""
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return self._joined(self.times(self._parts(head), self._parts(rows(self.relations, relations))))
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        turned = self.conjugate(self._parts(rows(self.relations, relations)))
+        return self._joined(self.times(self._parts(tail), turned))
+
     def relation_between(self, head: Tensor, tail: Tensor) -> Tensor:
         """The row q with ⟨h R, t⟩ = ⟨q, r⟩, `(batch, width)`."""
+        return self._joined(self.times(self.conjugate(self._parts(head)), self._parts(tail)))
 
     def relation_scores(self, f: Factors) -> Tensor:
+        """The score is linear in the relation's numbers, so all relations are one product."""
         return self.relation_between(f.head, f.tail) @ self.relations.T
 
     def image_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
@@ -26,15 +51,24 @@ class DiagonalModel(BilinearModel):
         table = self.tail_table if transposed else self.head_table
         return self.squared_modulus(rows(self.relations, relations)) @ self.squared_modulus(table).T
 
+    def squared_modulus(self, vectors: Tensor) -> Tensor:
+        first, *others = (part.square() for part in self._parts(vectors))
+        return sum(others, start=first)
+
+    def _parts(self, vectors: Tensor) -> tuple[Tensor, ...]:
+        return vectors.chunk(self.numbers_per_coordinate, dim=-1)
+
+    def _joined(self, parts: tuple[Tensor, ...]) -> Tensor:
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+
 
 class RealDiagonalModel(DiagonalModel):
     """A relation scales each real coordinate, so its map is its own transpose."""
 
-    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return head * rows(self.relations, relations)
+    @staticmethod
+    def times(x: Any, r: Any) -> Any:
+        return (x[0] * r[0],)
 
-    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        return self.map_head(tail, relations)
-
-    def relation_between(self, head: Tensor, tail: Tensor) -> Tensor:
-        return head * tail
+    @staticmethod
+    def conjugate(x: Any) -> Any:
+        return x
