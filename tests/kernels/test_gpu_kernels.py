@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import dualkg as kg
-from dualkg.training.fused import FusedStep
-from dualkg.training.graphed import GraphedStep
-from dualkg.training.loop import Trainer
-from dualkg.training.step import PlainStep
-from tests.training.test_fused import batches, build, gradient_of
+from dualkg.models import MODELS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,7 +16,9 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (0, 10)])
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (5, 16385), (3, 40943), (0, 10)]
+)
 def test_softmax_gradient(rows, columns, dtype):
     from dualkg.kernels.gpu.softmax import softmax_gradient_
 
@@ -27,80 +26,116 @@ def test_softmax_gradient(rows, columns, dtype):
     scores = (torch.randn(rows, padded, device="cuda") * 5).to(dtype)
     scores[:, columns:] = torch.nan  # padding must never be read as a score
     targets = torch.randint(0, columns, (rows, 3), device="cuda")[:, 1]  # not contiguous
+    shares, losses = torch.rand(rows, device="cuda"), torch.full((rows,), torch.nan, device="cuda")
     exact = scores[:, :columns].double()
     expected = exact.softmax(-1)
     expected[torch.arange(rows), targets] -= 1
-    losses = softmax_gradient_(scores, targets, columns)
+    softmax_gradient_(scores, targets, shares, columns, losses)
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+    expected *= shares[:, None]
     torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance)
     assert not scores[:, columns:].any()
-    torch.testing.assert_close(
-        losses.double(), torch.nn.functional.cross_entropy(exact, targets, reduction="none"), rtol=1e-5, atol=1e-5
+    exact_losses = shares * F.cross_entropy(exact, targets, reduction="none")
+    torch.testing.assert_close(losses.double(), exact_losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("columns", [100, 20000])
+def test_a_score_that_is_no_number_makes_the_loss_none(columns, bad):
+    from dualkg.kernels.gpu.softmax import softmax_gradient_
+
+    scores = torch.randn(2, columns, device="cuda")
+    scores[1, columns // 2] = bad
+    losses = torch.zeros(2, device="cuda")
+    softmax_gradient_(
+        scores, torch.zeros(2, dtype=torch.int64, device="cuda"), torch.ones(2, device="cuda"), columns, losses
     )
+    assert losses.isfinite().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129)])
-def test_adagrad_steps_and_copies_in_one_pass(shape):
-    from dualkg.kernels.gpu.adagrad import adagrad_
+@pytest.mark.parametrize("with_product", [True, False])
+@pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (50, 4001)])
+def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
+    from dualkg.kernels.gpu.update import adagrad_
 
-    table, sums, gradient = torch.randn(shape), torch.rand(shape), torch.randn(shape)
-    seen = sums.double() + gradient.double().square()
-    expected = table.double() - 0.1 * gradient.double() / (seen.sqrt() + 1e-10)
-    table, sums, gradient = (
-        table.cuda(),
-        sums.cuda(),
-        torch.cat([gradient, torch.full((5, shape[1]), torch.nan)]).cuda(),
+    num_rows, width = shape
+    padded = (num_rows + 5, -(-width // 8) * 8)
+    table, sums, rows = torch.randn(shape), torch.rand(shape), torch.randn(shape)
+    stamps = torch.randint(6, 8, (num_rows,), dtype=torch.int32)
+    product = torch.randn(padded).bfloat16()
+    now = torch.tensor(7, dtype=torch.int32)
+    slope = torch.where(stamps[:, None] == 7, rows, 0.0).double()
+    if with_product:
+        slope += product[:num_rows, :width].double()
+    seen = sums.double() + slope.square()
+    expected = table.double() - 0.1 * slope / (seen.sqrt() + 1e-10)
+    on_gpu = [tensor.cuda() for tensor in (table, sums, rows, stamps, product, now)]
+    table, sums, rows, stamps, product, now = on_gpu
+    copy = torch.full(padded, 7.0, dtype=torch.bfloat16, device="cuda")
+    adagrad_(
+        table,
+        sums,
+        product=product if with_product else None,
+        rows=rows,
+        stamps=stamps,
+        now=now,
+        copy=copy if with_product else None,
+        rate=torch.tensor(0.1, device="cuda"),
+        eps=1e-10,
     )
-    copy = torch.full((shape[0] + 5, shape[1]), 7.0, dtype=torch.bfloat16, device="cuda")
-    adagrad_(table, sums, gradient, copy, torch.tensor(0.1, device="cuda"), eps=1e-10)
     torch.testing.assert_close(table.cpu().double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sums.cpu().double(), seen, rtol=1e-5, atol=1e-6)
-    assert torch.equal(copy[: shape[0]], table.bfloat16())
-    assert (copy[shape[0] :] == 7).all()
+    assert not rows[stamps == 7].any()
+    if with_product:
+        assert torch.equal(copy[:num_rows, :width], table.bfloat16())
+        assert (copy[num_rows:] == 7).all()
+        assert (copy[:, width:] == 7).all()
 
 
-@pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("name", ["CP", "DistMult", "ComplEx", "RESCAL"])
-def test_bfloat16_gradients_are_near(small_graph, name, reciprocal):
-    plain = build(PlainStep, name, "DURA", "both", reciprocal, small_graph, dtype=torch.float32, device="cuda")
-    half = build(half_step, name, "DURA", "both", reciprocal, small_graph, dtype=torch.float32, device="cuda")
-    for batch in batches(small_graph, reciprocal, 4):
-        plain.optimizer.zero_grad()
-        plain.objective(batch.cuda()).backward()
-        half.gradients(batch.cuda())
-        for table, one in plain.model.named_parameters():
-            other = gradient_of(half, table)[: len(one)]
-            assert (one.grad - other).abs().max() <= 0.03 * one.grad.abs().max()
-
-
-def half_step(*choices: object) -> FusedStep:
-    return FusedStep(*choices, half=True)  # type: ignore[arg-type]
-
-
+@pytest.mark.parametrize("dim", [1, 33, 600])
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
-def test_a_captured_step_is_the_step_it_captured(small_graph, name):
-    """Odd batch sizes among the captured one; the learning rate changes from step to step."""
-    eager = build(half_step, name, "DURA", "both", True, small_graph, dtype=torch.float32, device="cuda")
-    graphed = GraphedStep(build(half_step, name, "DURA", "both", True, small_graph, dtype=torch.float32, device="cuda"))
-    for number, batch in enumerate([batches(small_graph, True, 4)[3], *batches(small_graph, True, 4)] * 5):
-        rate = 0.1 / (number + 1)
-        one, other = eager(batch.cuda(), rate), graphed(batch.cuda(), rate)
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-    assert graphed.graph is not None
-    for one, other in zip(eager.model.parameters(), graphed.step.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+def test_rows_are_mapped(name, dim):
+    from dualkg.kernels.gpu.coordinates import Algebra, map_rows_
+
+    kind = MODELS[name]
+    model = kind(kg.GraphShape(50, 7), dim=dim, init_scale=1.0).cuda()
+    batch = torch.stack([torch.randint(0, high, (41,)) for high in (50, 14, 50)], dim=-1).cuda()
+    width = model.entities.shape[1]
+    algebra = Algebra.of(kind.numbers_per_coordinate, kind.times, kind.conjugate)
+    for column in (0, 2):
+        images = torch.full((41, width + 3), 7.0, device="cuda")
+        table = model.head_table if column == 0 else model.tail_table
+        map_rows_(images, batch, table.detach(), model.relations.detach(), algebra=algebra, column=column)
+        f = model.factors(*batch.unbind(-1))
+        expected = f.mapped_head if column == 0 else f.mapped_tail
+        torch.testing.assert_close(images[:, :width], expected, rtol=1e-5, atol=1e-6)
+        assert (images[:, width:] == 7).all()
 
 
-def test_a_resumed_run_multiplies_by_the_weights_it_was_given(small_graph, tmp_path):
-    """The bfloat16 copies must be of the restored tables, not of those that the model was built with."""
-    recipe = kg.Recipe().with_changes({"training.precision": "bf16", "training.batch_size": 32, "model.dim": 8})
+@pytest.mark.parametrize("size", [1, 5, 300])
+@pytest.mark.parametrize("dim", [1, 33, 130])
+def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
+    from dualkg.kernels.gpu.grouped import Groups, map_rows_
 
-    def trainer(seed: int) -> Trainer:
-        return Trainer(kg.CP(small_graph.shape, dim=8, seed=seed).cuda(), small_graph, recipe, kg.DURA(0.1))
+    table, matrices = torch.randn(50, dim, device="cuda"), torch.randn(9, dim * dim, device="cuda")
+    ids = torch.randint(0, 50, (size, 3), device="cuda")[:, 1]
+    relations = torch.randint(0, 9, (size,), device="cuda") // 2 * 2  # some are absent
+    groups = Groups.of(relations, 9)
+    per_triple = matrices.double().view(9, dim, dim)[relations]
+    for transposed in (False, True):
+        applied = per_triple.mT if transposed else per_triple
+        expected = torch.einsum("bi,bij->bj", table[ids].double(), applied)
+        images = torch.full((size, dim), torch.nan, device="cuda")
+        halves = torch.full((size, dim + 5), 7.0, dtype=torch.bfloat16, device="cuda")
+        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, images=images, half_images=halves)
+        assert near(images, expected, 2e-3)
+        assert torch.equal(halves[:, :dim], images.bfloat16())
+        assert (halves[:, dim:] == 7).all()
+        rows = torch.zeros(50, dim, device="cuda")
+        map_rows_(images, matrices, groups, transposed=transposed, ids=ids, rows=rows)
+        again = torch.einsum("bi,bij->bj", images.double(), applied)
+        assert near(rows, torch.zeros(50, dim, device="cuda").double().index_add_(0, ids, again), 2e-3)
 
-    trainer(1).save(tmp_path / "checkpoint.safetensors")
-    resumed = trainer(2)
-    resumed.restore(tmp_path / "checkpoint.safetensors")
-    tables = resumed.step.step.tables
-    assert torch.equal(tables.copies["head"][:30], resumed.model.entities.detach().bfloat16())
-    assert torch.equal(tables.copies["tail"][:30], resumed.model.tails.detach().bfloat16())
+
+def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
+    return bool((found.double() - expected).norm() <= tolerance * expected.norm())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ import dualkg as kg
 from dualkg.losses import CrossEntropy, frequency_weights
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
+from dualkg.training import engines
 from dualkg.training.engines import build_step
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
 from dualkg.training.step import PlainStep
-from dualkg.training.tables import ExactTables
+from dualkg.training.tables import ExactTables, HalfTables
 from tests.conftest import graph_of
 from tests.models import odd_models as odd
 
@@ -125,17 +127,45 @@ def test_huge_scores_stay_finite():
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[1e4], [-1e4]]))
 
 
-def chosen(model: kg.Model, **training: str) -> type:
+def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> engines.Step:
     recipe = kg.Recipe().with_changes({f"training.{key}": value for key, value in training.items()})
-    optimizer = build_optimizer(Optimizer(), model.parameters())
-    return type(build_step(recipe, model, CrossEntropy(), kg.NoRegularizer(), optimizer))
+    stepper = build_optimizer(Optimizer(name=optimizer), model.parameters())
+    return build_step(recipe, model, CrossEntropy(), kg.NoRegularizer(), stepper)
 
 
 def test_the_engine_is_chosen_by_itself_and_can_be_forced(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
-    assert chosen(model) is FusedStep
-    assert chosen(model, engine="plain") is PlainStep
-    assert chosen(kg.Dual(model)) is PlainStep
+    assert type(chosen(model)) is FusedStep
+    assert type(chosen(model, engine="plain")) is PlainStep
+    assert type(chosen(kg.Dual(model))) is PlainStep
+
+
+@pytest.mark.parametrize(("has_units", "tables"), [(True, HalfTables), (False, ExactTables)])
+def test_products_are_bfloat16_where_the_processor_is_made_for_them(small_graph, monkeypatch, has_units, tables):
+    monkeypatch.setattr(engines, "has_bf16_products", lambda: has_units)
+    model = kg.ComplEx(small_graph.shape, dim=2)
+    assert type(chosen(model).tables) is tables
+    assert type(chosen(model, precision="float32").tables) is ExactTables
+    assert type(chosen(model, precision="bf16").tables) is HalfTables
+    assert type(chosen(model, optimizer="Adam").tables) is ExactTables
+    assert type(chosen(model.double()).tables) is ExactTables
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reciprocal):
+    plain, half = (
+        build(kind, name, "DURA", "both", reciprocal, small_graph, dtype=torch.float32)
+        for kind in (PlainStep, partial(FusedStep, half=True))
+    )
+    for batch in batches(small_graph, reciprocal, 4):
+        plain.optimizer.zero_grad()
+        plain.objective(batch).backward()
+        half.gradients(batch)
+        for table, one in plain.model.named_parameters():
+            assert (one.grad - gradient_of(half, table)).abs().max() <= 0.03 * one.grad.abs().max()
+    half(batch, 0.1)
+    assert torch.equal(half.tables.copies["head"], half.model.entities.detach().bfloat16())
 
 
 def test_engines_that_do_not_apply_are_refused(small_graph):
@@ -144,8 +174,8 @@ def test_engines_that_do_not_apply_are_refused(small_graph):
         chosen(kg.Dual(model), engine="fused")
     with pytest.raises(kg.RequestError, match="The plain engine trains in float32; bf16 was asked for"):
         chosen(model, engine="plain", precision="bf16")
-    with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad on a GPU"):
-        chosen(model, precision="bf16")
+    with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad; Adam was asked for"):
+        chosen(model, optimizer="Adam", precision="bf16")
 
 
 @pytest.mark.parametrize(

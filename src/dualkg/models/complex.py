@@ -16,9 +16,9 @@ class ComplEx(DiagonalModel):
     numbers_per_coordinate = 2
 
     @staticmethod
-    def times(x: Any, r: Any) -> Any:
+    def times(x: "Any", r: "Any") -> "Any":
         return x[0] * r[0] - x[1] * r[1], x[0] * r[1] + x[1] * r[0]
 
     @staticmethod
-    def conjugate(x: Any) -> Any:
+    def conjugate(x: "Any") -> "Any":
         return x[0], -x[1]

@@ -23,12 +23,12 @@ class DiagonalModel(BilinearModel):
 
     @staticmethod
     @abstractmethod
-    def times(x: Any, r: Any) -> Any:
+    def times(x: "Any", r: "Any") -> "Any":
         """The product of two coordinates."""
 
     @staticmethod
     @abstractmethod
-    def conjugate(x: Any) -> Any:
+    def conjugate(x: "Any") -> "Any":
         """The coordinate whose product is the transpose of the product with `x`."""
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
@@ -66,9 +66,9 @@ class RealDiagonalModel(DiagonalModel):
     """A relation scales each real coordinate, so its map is its own transpose."""
 
     @staticmethod
-    def times(x: Any, r: Any) -> Any:
+    def times(x: "Any", r: "Any") -> "Any":
         return (x[0] * r[0],)
 
     @staticmethod
-    def conjugate(x: Any) -> Any:
+    def conjugate(x: "Any") -> "Any":
         return x

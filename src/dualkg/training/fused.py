@@ -45,9 +45,7 @@ class FusedStep:
         self.loss = loss
         self.regularizer = regularizer
         self.optimizer = optimizer
-        self.half = half
         self.tables = HalfTables(model, optimizer) if half else ExactTables(model, optimizer)
-        self.rate = torch.zeros((), device=model.device)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
         # Of classes that are not ours we cannot know what else they do with the ids of relations.
         ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
@@ -67,13 +65,10 @@ class FusedStep:
         """Take one step and return the objective before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.rate.fill_(learning_rate)
-        return self._step_by_row(batch, learning_rate) if self.by_row else self.step(batch)
-
-    def step(self, batch: Tensor) -> Tensor:
-        """Take one step at the learning rate that is set."""
+        if self.by_row:
+            return self._step_by_row(batch, learning_rate)
         objective = self.gradients(batch)
-        self.tables.update(self.rate)
+        self.tables.update(learning_rate)
         return objective
 
     def _step_by_row(self, batch: Tensor, learning_rate: float) -> Tensor:
@@ -87,7 +82,7 @@ class FusedStep:
         finally:
             self.model._parameters["relations"] = table
         table.grad = None  # so that the update passes over it
-        self.tables.update(self.rate)
+        self.tables.update(learning_rate)
         if present.grad is not None:
             step_rows(self.optimizer, table, distinct, present.grad, learning_rate)
         return objective

@@ -1,11 +1,11 @@
-"""A fused step as one CUDA graph: the host says "again", and never waits inside an epoch."""
+"""A step as one CUDA graph: the host says "again", and never waits inside an epoch."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from dualkg.training.fused import FusedStep
+from dualkg.training.half import HalfStep
 
 WARM_UP = 3  # steps taken one operation at a time before one is captured: libraries set themselves up in them
 
@@ -13,18 +13,13 @@ WARM_UP = 3  # steps taken one operation at a time before one is captured: libra
 class GraphedStep:
     """Replays a captured step for batches of one size; others, such as a last short one, are taken eagerly."""
 
-    def __init__(self, step: FusedStep) -> None:
+    def __init__(self, step: HalfStep) -> None:
         self.step = step
         self.stream = torch.cuda.Stream(step.model.device)  # type: ignore[no-untyped-call]
         self.num_taken = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Tensor
         self.objective: Tensor
-
-    @staticmethod
-    def applies_to(step: FusedStep) -> bool:
-        """Whether nothing in the step asks the host, and the learning rate is read on the device."""
-        return step.half and not step.by_row and step.model.diagonal
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it; the next step overwrites that."""

@@ -27,9 +27,11 @@ from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
 from dualkg.training.engines import Step, build_step, one_pass
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from dualkg.training.order import shuffled
 from dualkg.training.recipe import Recipe
+from dualkg.training.tally import Seen, Tally
 
-STEPS_BETWEEN_LOOKS = 50  # on a GPU, reading the loss makes the host wait
+STEPS_BETWEEN_LOOKS = 50  # on a GPU: a look costs a copy
 
 
 class InterruptedRunError(DualkgError):
@@ -109,10 +111,9 @@ class Trainer:
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, a new order each time."""
-        random = torch.Generator().manual_seed(self.recipe.training.seed * 1_000_003 + epoch)
-        order = torch.randperm(len(self.examples), generator=random).to(self.examples.device)
-        for chosen in torch.split(order, self.recipe.training.batch_size):
-            yield self.examples[chosen]
+        device = self.examples.device
+        order = shuffled(len(self.examples), seed=self.recipe.training.seed, epoch=epoch, device=device)
+        yield from self.examples[order].split(self.recipe.training.batch_size)  # type: ignore[no-untyped-call]
 
     # -- the loop -----------------------------------------------------------------------------------------
 
@@ -130,40 +131,35 @@ class Trainer:
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
         started = time.perf_counter()
-        loss_sum = torch.tensor(progress.loss_sum, dtype=torch.float64, device=self.model.device)
+        tally = Tally(self.model.device, progress.loss_sum)
         look_every = STEPS_BETWEEN_LOOKS if self.model.device.type == "cuda" else 1
         for number, batch in enumerate(self.batches(progress.epoch)):
             if number < progress.step:
                 continue
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
-            loss_sum += self.step(batch, learning_rate(self.recipe.optimizer, done)).double()
+            tally.add(self.step(batch, learning_rate(self.recipe.optimizer, done)))
             progress.step = number + 1
-            if progress.step % look_every == 0 or progress.step == self.num_steps:
-                progress.loss_sum = self._look(float(loss_sum))
+            if progress.step % look_every == 0:
+                if (seen := tally.glance(progress.step)) is not None:
+                    self._look(seen)
                 if self._checkpoint_due():
+                    progress.loss_sum = self._look(Seen(tally.total(), progress.step))
                     progress.seconds += time.perf_counter() - started
                     started = time.perf_counter()
                     self._pause()
+        progress.loss_sum = self._look(Seen(tally.total(), progress.step))
         progress.seconds += time.perf_counter() - started
         self._end_epoch()
 
-    def _look(self, loss_sum: float) -> float:
+    def _look(self, seen: Seen) -> float:
         """Refuse to go on from a loss that is no number; otherwise tell the watcher."""
         progress = self.progress
-        if not math.isfinite(loss_sum):
-            raise DivergedError(self._divergence(f"the loss is {loss_sum}"))
+        if not math.isfinite(seen.loss_sum):
+            raise DivergedError(self._divergence(f"the loss is {seen.loss_sum}"))
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
-        self.watch(
-            Moment(
-                progress.epoch + 1,
-                self.recipe.training.epochs,
-                progress.step,
-                self.num_steps,
-                loss_sum / progress.step,
-                mrr,
-            )
-        )
-        return loss_sum
+        mean = seen.loss_sum / seen.step
+        self.watch(Moment(progress.epoch + 1, self.recipe.training.epochs, seen.step, self.num_steps, mean, mrr))
+        return seen.loss_sum
 
     def _refuse_divergence(self) -> None:
         """The last step may have gone wrong after its loss was seen to be good."""

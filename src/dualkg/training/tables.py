@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.models.base import BilinearModel
+from dualkg.training.workspace import Workspace
 
 Side = Literal["head", "tail"]
 
@@ -20,18 +21,6 @@ class LossAndGradient(NamedTuple):
     images: Tensor
 
 
-class Workspace:
-    """An array that is kept from step to step: fresh pages cost as much as the work done on them."""
-
-    def __init__(self) -> None:
-        self._buffer: Tensor | None = None
-
-    def of(self, rows: int, columns: int, like: Tensor) -> Tensor:
-        if self._buffer is None or self._buffer.numel() < rows * columns:
-            self._buffer = torch.empty(rows * columns, dtype=like.dtype, device=like.device)
-        return self._buffer[: rows * columns].view(rows, columns)
-
-
 class Tables(ABC):
     """The entity tables of a model, a gradient for each, and what is done with them in a step."""
 
@@ -39,20 +28,24 @@ class Tables(ABC):
         self.model = model
         self.optimizer = optimizer
         self.scores = Workspace()
-        self.gradients: dict[Side, Tensor] = {}
+        self.gradients = {side: torch.empty_like(table.detach()) for side, table in _own_tables(model).items()}
 
     @abstractmethod
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
-        """Σ share · −log softmax(images @ tableᵀ)[target], the gradient of the table kept here, or added to it."""
+        """Σ share · −log softmax(images @ tableᵀ)[target], the gradient of the table kept here, or added to it.
+
+        In one array of batch × entities. Autograd would keep the scores, their log-softmax and both gradients; here
+        the scores are turned into the gradient where they stand.
+        """
 
     @abstractmethod
-    def update(self, rate: Tensor) -> None:
+    def update(self, learning_rate: float) -> None:
         """Step every table of the model by its gradient."""
 
     def gradient(self, side: Side) -> Tensor:
-        """The gradient of a side's table; its first rows are the table's."""
+        """The gradient of a side's table."""
         return self.gradients.get(side, self.gradients["head"])
 
     @property
@@ -64,36 +57,22 @@ class Tables(ABC):
         """A regularizer of one's own may have looked at a whole table."""
         for side, table in _own_tables(self.model).items():
             if table.grad is not None:
-                self.gradients[side][: len(table)] += table.grad
+                self.gradients[side] += table.grad
 
 
 class ExactTables(Tables):
     """Tables and products in the precision of the model, updated by PyTorch's optimizer."""
 
-    def __init__(self, model: BilinearModel, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__(model, optimizer)
-        self.gradients = {side: torch.empty_like(table.detach()) for side, table in _own_tables(model).items()}
-
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
-        """In one array of batch × entities.
-
-        Autograd would keep the scores, their log-softmax and both gradients: four arrays of batch × entities. Here
-        the scores are turned into probabilities and then into the gradient where they stand.
-        """
         table, gradient = _table(self.model, side), self.gradient(side)
         scores = torch.mm(images, table.T, out=self.scores.of(len(images), len(table), images))
-        torch.softmax(scores, dim=-1, out=scores)
-        places = torch.arange(len(targets), device=targets.device) * len(table) + targets
-        flat = scores.view(-1)
-        of_target = flat[places]
-        loss = -(share.squeeze(-1) * of_target.clamp_min(torch.finfo(images.dtype).tiny).log()).sum()
-        flat[places] = of_target - 1  # the scores are now the gradient, but for the share of each row
+        losses = _softmax_gradient_(scores, targets)
         torch.addmm(gradient, scores.T, share * images, beta=int(accumulate), out=gradient)
-        return LossAndGradient(loss, share * (scores @ table))
+        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * (scores @ table))
 
-    def update(self, rate: Tensor) -> None:
+    def update(self, learning_rate: float) -> None:
         self.model.entities.grad = self.gradients["head"]
         if not self.shared:
             self.model.tails.grad = self.gradients["tail"]
@@ -101,52 +80,49 @@ class ExactTables(Tables):
 
 
 class HalfTables(Tables):
-    """Products in bfloat16 on a GPU, with float32 tables behind them.
+    """Products in bfloat16 on a CPU that has them, with float32 tables behind.
 
-    Each table has a bfloat16 copy that the optimizer writes in the same pass, its rows padded to a multiple of 128
-    so that every product is aligned.
+    Each table has a bfloat16 copy that Adagrad writes in the same pass.
     """
 
     def __init__(self, model: BilinearModel, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(model, optimizer)
-        self.copies: dict[Side, Tensor] = {}
-        for side, table in _own_tables(model).items():
-            padded = (-(-len(table) // 128) * 128, table.shape[1])
-            self.gradients[side] = torch.zeros(padded, device=table.device)
-            self.copies[side] = torch.zeros(padded, dtype=torch.bfloat16, device=table.device)
-            self.copies[side][: len(table)] = table.detach()
+        self.copies = {side: table.detach().bfloat16() for side, table in _own_tables(model).items()}
+        self.products = Workspace()
 
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
-        """In one array of bfloat16; the float32 softmax never exists."""
-        from dualkg.kernels.gpu.softmax import softmax_gradient_
-
         copy, gradient = self.copies.get(side, self.copies["head"]), self.gradient(side)
-        scores = self.scores.of(len(images), len(copy), copy)
-        torch.mm(images.to(copy.dtype), copy.T, out=scores)
-        losses = softmax_gradient_(scores, targets, self.model.shape.num_entities)
-        step = _product(scores.T, (share * images).to(copy.dtype))
-        gradient.add_(step) if accumulate else gradient.copy_(step)
-        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * _product(scores, copy))
+        scores = torch.mm(images.bfloat16(), copy.T, out=self.scores.of(len(images), len(copy), copy))
+        losses = _softmax_gradient_(scores, targets)
+        product = torch.mm(scores.T, (share * images).bfloat16(), out=self.products.of(len(copy), copy.shape[1], copy))
+        gradient.add_(product) if accumulate else gradient.copy_(product)
+        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * (scores @ copy).float())
 
-    def update(self, rate: Tensor) -> None:
-        """Each table and its copy in one pass."""
-        from dualkg.kernels.gpu.adagrad import adagrad_
+    def update(self, learning_rate: float) -> None:
+        from dualkg.kernels.cpu.adagrad import adagrad_
 
-        for side, table in _own_tables(self.model).items():
-            adagrad_(*self._state(table), self.gradients[side], self.copies[side], rate, eps=self._eps)
-        others = [table for name, table in self.model.named_parameters() if name not in ("entities", "tails")]
-        for table in others:
-            if table.grad is not None:
-                adagrad_(*self._state(table), table.grad, None, rate, eps=self._eps)
+        eps = float(self.optimizer.param_groups[0]["eps"])
+        for name, table in self.model.named_parameters():
+            side: Side | None = {"entities": "head", "tails": "tail"}.get(name)  # type: ignore[assignment]
+            gradient = self.gradients[side] if side else table.grad
+            if gradient is not None:
+                copy = self.copies[side] if side else None
+                adagrad_(table.detach(), self.optimizer.state[table]["sum"], gradient, copy, learning_rate, eps=eps)
 
-    def _state(self, table: nn.Parameter) -> tuple[Tensor, Tensor]:
-        return table.detach(), self.optimizer.state[table]["sum"]
 
-    @property
-    def _eps(self) -> float:
-        return float(self.optimizer.param_groups[0]["eps"])
+def _softmax_gradient_(scores: Tensor, targets: Tensor) -> Tensor:
+    """Overwrite scores by softmax − one-hot and return the losses, `(batch,)`."""
+    if scores.device.type == "cpu":
+        from dualkg.kernels.cpu.softmax import softmax_gradient_
+
+        return softmax_gradient_(scores, targets, scores.shape[1])
+    places = torch.arange(len(targets), device=targets.device), targets
+    losses = scores.logsumexp(dim=-1) - scores[places]
+    torch.softmax(scores, dim=-1, out=scores)
+    scores[places] -= 1
+    return losses
 
 
 def _own_tables(model: BilinearModel) -> dict[Side, nn.Parameter]:
@@ -156,10 +132,3 @@ def _own_tables(model: BilinearModel) -> dict[Side, nn.Parameter]:
 
 def _table(model: BilinearModel, side: Side) -> Tensor:
     return (model.head_table if side == "head" else model.tail_table).detach()
-
-
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """A product of bfloat16 matrices, summed and given in float32."""
-    if left.is_cuda:
-        return torch.mm(left, right, out_dtype=torch.float32)
-    return left.float() @ right.float()

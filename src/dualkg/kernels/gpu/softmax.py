@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048
+BLOCK = 16384  # a row of up to so many scores is read once and kept in registers
 
 
 @triton.jit
-def _softmax_gradient(scores, targets, losses, num_columns: tl.constexpr, stride: tl.constexpr, BLOCK: tl.constexpr):
-    """One program a row: find its maximum and sum, then write softmax − one-hot; padding columns become 0."""
+def _softmax_gradient(
+    scores, targets, target_stride, shares, losses, num_columns: tl.constexpr, stride: tl.constexpr, BLOCK: tl.constexpr
+):
+    """One program a row: find its maximum and sum, then write share · (softmax − one-hot); padding becomes 0."""
     row = tl.program_id(0)
     start = scores + row.to(tl.int64) * stride
     columns = tl.arange(0, BLOCK)
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, num_columns, BLOCK):
-        inside = first + columns < num_columns
-        values = tl.load(start + first + columns, mask=inside, other=float("-inf")).to(tl.float32)
-        higher = tl.maximum(highest, values)
-        # A lane that has met no column yet holds −inf, and −inf − −inf is no number.
-        total = tl.where(higher == float("-inf"), 0.0, total * tl.exp(highest - higher) + tl.exp(values - higher))
-        highest = higher
-    top = tl.max(highest, axis=0)
-    summed = tl.sum(tl.where(highest == float("-inf"), 0.0, total * tl.exp(highest - top)), axis=0)
-    target = tl.load(targets + row)
-    tl.store(losses + row, top + tl.log(summed) - tl.load(start + target).to(tl.float32))
-    for first in range(0, stride, BLOCK):
-        here = first + columns
-        values = tl.load(start + here, mask=here < num_columns, other=float("-inf")).to(tl.float32)
-        gradient = tl.exp(values - top) / summed - tl.where(here == target, 1.0, 0.0)
-        tl.store(start + here, gradient.to(scores.dtype.element_ty), mask=here < stride)
+    target = tl.load(targets + row * target_stride)
+    share = tl.load(shares + row)
+    of_target = tl.load(start + target).to(tl.float32)
+    if stride <= BLOCK:
+        values = tl.load(start + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
+        top = tl.max(values, axis=0)
+        powers = tl.exp(values - top)
+        summed = tl.sum(powers, axis=0)
+        gradient = share * (powers / summed - tl.where(columns == target, 1.0, 0.0))
+        tl.store(start + columns, gradient.to(scores.dtype.element_ty), mask=columns < stride)
+    else:
+        highest = tl.full([BLOCK], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK], tl.float32)
+        for first in range(0, num_columns, BLOCK):
+            inside = first + columns < num_columns
+            values = tl.load(start + first + columns, mask=inside, other=float("-inf")).to(tl.float32)
+            higher = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
+            # A lane that has met no column yet holds −inf, and −inf − −inf is no number.
+            total = tl.where(higher == float("-inf"), 0.0, total * tl.exp(highest - higher) + tl.exp(values - higher))
+            highest = higher
+        top = tl.max(highest, axis=0)
+        summed = tl.sum(tl.where(highest == float("-inf"), 0.0, total * tl.exp(highest - top)), axis=0)
+        for first in range(0, stride, BLOCK):
+            here = first + columns
+            values = tl.load(start + here, mask=here < num_columns, other=float("-inf")).to(tl.float32)
+            gradient = share * (tl.exp(values - top) / summed - tl.where(here == target, 1.0, 0.0))
+            tl.store(start + here, gradient.to(scores.dtype.element_ty), mask=here < stride)
+    tl.store(losses + row, share * (top + tl.log(summed) - of_target))
 
 
-def softmax_gradient_(scores: Tensor, targets: Tensor, num_columns: int) -> Tensor:
-    """Overwrite scores `(batch, padded columns)` by softmax − one-hot of their first columns; losses `(batch,)`."""
-    losses = torch.empty(len(scores), dtype=torch.float32, device=scores.device)
+def softmax_gradient_(scores: Tensor, targets: Tensor, shares: Tensor, num_columns: int, losses: Tensor) -> None:
+    """Overwrite scores `(batch, padded columns)` by the gradient of Σ share · −log softmax(scores)[target].
+
+    Only the first `num_columns` are scores; the rest become 0. `losses` `(batch,)` receives the terms of the sum.
+    """
     if len(scores):
+        stride = scores.stride(0)
+        block = min(triton.next_power_of_2(stride), BLOCK) if stride <= BLOCK else BLOCK // 4
         _softmax_gradient[(len(scores),)](
-            scores, targets.contiguous(), losses, num_columns, scores.stride(0), BLOCK=BLOCK
+            scores,
+            targets,
+            targets.stride(0),
+            shares,
+            losses,
+            num_columns,
+            stride,
+            BLOCK=block,
+            num_warps=8 if block >= 4096 else 4,
         )
-    return losses

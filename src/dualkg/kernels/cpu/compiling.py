@@ -1,0 +1,53 @@
+"""How kernels are compiled, and bfloat16, which NumPy does not know, as its bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# numba is an extra: without it the plain forms run, and what would have been compiled is never called.
+HAS_NUMBA = find_spec("numba") is not None
+HALF, NOT_A_NUMBER = np.uint32(0x7FFF), np.uint32(0x7FC0)
+ONE, SIXTEEN = np.uint32(1), np.uint32(16)
+
+
+def compiled(*flags: str) -> Callable[[Any], Any]:
+    """Compile a function with these of LLVM's fast-math flags; never `nnan`: a NaN must come out where one went in."""
+
+    def decorate(function: Any) -> Any:
+        if not HAS_NUMBA:
+            return function
+        from numba import njit
+
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags)}
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:  # there is no folder to keep the compiled code in
+            return njit(**options)(function)
+
+    return decorate
+
+
+@compiled()
+def widened(bits):
+    """The float32 that the bits of a bfloat16 stand for."""
+    return np.uint32(np.uint32(bits) << SIXTEEN).view(np.float32)
+
+
+@compiled()
+def narrowed(number):
+    """The bits of the bfloat16 nearest to a float32, the even one of two."""
+    bits = np.float32(number).view(np.uint32)
+    nearest = (bits + HALF + ((bits >> SIXTEEN) & ONE)) >> SIXTEEN
+    # Rounding could carry the digits of a NaN into its sign.
+    return np.uint16(nearest if number == number else NOT_A_NUMBER)
+
+
+def bits_of(tensor: Tensor) -> Any:
+    """The array that a tensor is, and of bfloat16, which NumPy does not know, the array of its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()

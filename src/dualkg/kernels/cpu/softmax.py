@@ -1,0 +1,145 @@
+"""Scores to their gradient, in place, row by row while a row is in the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualkg.kernels.cpu.compiling import HAS_NUMBA, bits_of, compiled, narrowed, widened
+from dualkg.kernels.cpu.threads import in_parallel
+
+BLOCK = 256  # rows that the plain form takes at a time: few enough to have bfloat16 in float32 beside it
+CHUNK = 1024  # numbers summed in float32 before the sum goes on in float64
+# What is less than e⁻⁶⁴ of the largest is taken for nothing, which also keeps clear of denormal numbers: they are slow.
+LOWEST = np.float32(-64)
+LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+# A float32 as large as this has no digits behind the point, and its last bits are those of an integer.
+LARGE = np.float32(1.5 * 2**23)
+# exp on |x| ≤ ln 2 / 2 is 1 + x + x²(C2 + C3 x + …), these fitted to the least relative error, 3e-9.
+C2, C3, C4, C5, C6 = (np.float32(c) for c in (0.49999994, 0.1666652, 0.0416684, 0.00836885, 0.00138143))
+ZERO, ONE = np.float32(0), np.float32(1)
+MANTISSA, BITS_OF_ONE = np.int32(23), np.int32(0x3F800000)
+
+
+def softmax_gradient_(scores: Tensor, targets: Tensor, num_columns: int) -> Tensor:
+    """Overwrite scores `(batch, padded columns)` by softmax − one-hot of their first columns; losses `(batch,)`."""
+    if not HAS_NUMBA or scores.dtype == torch.float64:
+        return _in_blocks(scores, targets, num_columns)
+    losses = torch.empty(len(scores))
+    if len(scores):
+        # One long array, for numba takes rows of a wider one to be no arrays of neighbouring numbers.
+        (num_rows, width), stride = scores.shape, scores.stride(0)
+        flat = bits_of(scores.as_strided(((num_rows - 1) * stride + width,), (1,)))
+        arrays = flat, targets.contiguous().numpy(), losses.numpy()
+        in_parallel(_halves if flat.dtype == np.uint16 else _floats, num_rows, *arrays, num_columns, width, stride)
+    return losses
+
+
+def _in_blocks(scores: Tensor, targets: Tensor, num_columns: int) -> Tensor:
+    """The same in PyTorch."""
+    exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    losses = torch.empty(len(scores), dtype=exact)
+    for first in range(0, len(scores), BLOCK):
+        block, target, loss = (rows[first : first + BLOCK] for rows in (scores, targets, losses))
+        values = block[:, :num_columns].to(exact)
+        places = torch.arange(len(target)), target
+        loss.copy_(values.amax(dim=-1) - values[places])
+        torch.softmax(values, dim=-1, out=values)
+        loss -= values.amax(dim=-1).log()  # the largest share is one in the sum, so this is the sum's logarithm
+        values[places] -= 1
+        block[:, :num_columns] = values
+        block[:, num_columns:] = 0
+    return losses
+
+
+@compiled()
+def _floats(first, last, scores, targets, losses, num_columns, width, stride):
+    """Rows of float32, each overwritten at every pass."""
+    for row in range(first, last):
+        start, target = row * stride, targets[row]
+        values = scores[start : start + num_columns]
+        top = np.int32(_largest(values.view(np.int32), np.int32(0x7FFFFFFF))).view(np.float32)
+        distance = top - values[target]
+        total = 0.0
+        for begin in range(0, num_columns, CHUNK):
+            total += _exponentials(values[begin : begin + CHUNK], top)
+        losses[row] = distance + np.log(total)
+        _scale(values, np.float32(1 / total))
+        values[target] -= ONE
+        scores[start + num_columns : start + width] = ZERO
+
+
+@compiled()
+def _halves(first, last, scores, targets, losses, num_columns, width, stride):
+    """Rows of bfloat16, given as their bits; between two passes a row is kept in float32."""
+    values = np.empty(num_columns, np.float32)
+    for row in range(first, last):
+        start, target = row * stride, targets[row]
+        bits = scores[start : start + num_columns]
+        top = widened(np.uint16(_largest(bits.view(np.int16), np.int16(0x7FFF))))
+        distance = top - widened(bits[target])
+        total = 0.0
+        for begin in range(0, num_columns, CHUNK):
+            total += _exponentials_of_halves(bits[begin : begin + CHUNK], values[begin : begin + CHUNK], top)
+        losses[row] = distance + np.log(total)
+        share = np.float32(1 / total)
+        _scale_to_halves(values, share, bits)
+        bits[target] = narrowed(values[target] * share - ONE)
+        scores[start + num_columns : start + width] = 0
+
+
+@compiled()
+def _largest(bits, digits):
+    """The bits of the largest of some numbers, or of a NaN; of floats LLVM would vectorise this only without NaN.
+
+    The bits of floats are ordered as integers, but for the digits below the sign of negative ones.
+    """
+    largest = bits.dtype.type(~digits)
+    for place in range(len(bits)):
+        here = bits[place]
+        ordered = bits.dtype.type(here ^ digits if here < 0 else here)
+        largest = max(largest, ordered)
+    return bits.dtype.type(largest ^ digits if largest < 0 else largest)
+
+
+@compiled("contract")
+def _exp(x):
+    """exp(x) for x ≤ 0, to 1e-7 of it: a call of the C library's would keep the loop from being vectorised."""
+    shifted = x * LOG2_E + LARGE
+    rest = x - (shifted - LARGE) * LN_2
+    square = rest * rest
+    near_one = (ONE + rest) + square * ((C2 + rest * C3) + square * ((C4 + rest * C5) + square * C6))
+    power = (np.float32(shifted).view(np.int32) << MANTISSA) + BITS_OF_ONE
+    return ZERO if x < LOWEST else near_one * np.int32(power).view(np.float32)
+
+
+@compiled("contract", "reassoc")
+def _exponentials(values, top):
+    """Overwrite numbers by exp(number − top) and sum them."""
+    total = ZERO
+    for place in range(len(values)):
+        values[place] = exponential = _exp(values[place] - top)
+        total += exponential
+    return total
+
+
+@compiled("contract", "reassoc")
+def _exponentials_of_halves(bits, values, top):
+    total = ZERO
+    for place in range(len(bits)):
+        values[place] = exponential = _exp(widened(bits[place]) - top)
+        total += exponential
+    return total
+
+
+@compiled()
+def _scale(values, share):
+    for place in range(len(values)):
+        values[place] *= share
+
+
+@compiled()
+def _scale_to_halves(values, share, bits):
+    for place in range(len(values)):
+        bits[place] = narrowed(values[place] * share)

@@ -1,0 +1,255 @@
+"""What a step does with the vectors of a batch where relations act on each coordinate alone: two passes.
+
+The first gathers and maps. The second gathers again, adds the regularizer's gradient to that of the loss, takes both
+back through the maps, and adds the results to the rows of the tables. Maps are taken back by the maps themselves:
+⟨x·r, g⟩ has the gradients g·r̄ and x̄·g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 512  # coordinates a program takes
+
+
+class Algebra(NamedTuple):
+    """How coordinates are multiplied, as a diagonal model writes it, compiled."""
+
+    num_numbers: int
+    times: Any
+    conjugate: Any
+
+    @staticmethod
+    @cache
+    def of(num_numbers: int, times: Callable[..., Any], conjugate: Callable[..., Any]) -> Algebra:
+        return Algebra(num_numbers, triton.jit(times), triton.jit(conjugate))
+
+
+class RowSums(NamedTuple):
+    """A table, the sum of its rows' gradients, and a stamp for each row that has one."""
+
+    table: Tensor
+    rows: Tensor
+    stamps: Tensor
+
+
+@triton.jit
+def _load(vectors, row, coordinate, dim, stride, NUM: tl.constexpr):
+    start = vectors + row.to(tl.int64) * stride + coordinate
+    inside = coordinate < dim
+    found = (tl.load(start, mask=inside, other=0.0),)
+    for part in tl.static_range(1, NUM):
+        found = found + (tl.load(start + part * dim, mask=inside, other=0.0),)
+    return found
+
+
+@triton.jit
+def _plus(x, y, share, NUM: tl.constexpr):
+    """x + share · y."""
+    found = (x[0] + share * y[0],)
+    for part in tl.static_range(1, NUM):
+        found = found + (x[part] + share * y[part],)
+    return found
+
+
+@triton.jit
+def power_and_slope(squared, POWER: tl.constexpr):
+    """|x|^power, and what x is multiplied by in its gradient."""
+    if POWER == 2:
+        power = squared
+        slope = tl.full(squared.shape, 2.0, tl.float32)
+    elif POWER == 3:
+        root = tl.sqrt(squared)
+        power = squared * root
+        slope = 3.0 * root
+    else:
+        power = tl.sqrt(squared)
+        slope = tl.where(squared > 0.0, 1.0 / power, 0.0)
+    return power, slope
+
+
+@triton.jit
+def _penalty(value, gradient, x, share, POWER: tl.constexpr, NUM: tl.constexpr):
+    """Add share · |x|^power to the value and its gradient to the gradient."""
+    squared = x[0] * x[0]
+    for part in tl.static_range(1, NUM):
+        squared += x[part] * x[part]
+    power, slope = power_and_slope(squared, POWER)
+    return value + share * power, _plus(gradient, x, share * slope, NUM)
+
+
+@triton.jit
+def _add_rows(rows, stamps, now, row, coordinate, dim, gradient, NUM: tl.constexpr):
+    start = rows + row.to(tl.int64) * dim * NUM + coordinate
+    for part in tl.static_range(NUM):
+        tl.atomic_add(start + part * dim, gradient[part], mask=coordinate < dim, sem="relaxed")
+    tl.store(stamps + row, now)
+
+
+@triton.jit
+def _map(
+    images,
+    batch,
+    table,
+    relations,
+    dim,
+    stride,
+    COLUMN: tl.constexpr,
+    NUM: tl.constexpr,
+    TIMES: tl.constexpr,
+    CONJUGATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    triple = tl.program_id(0)
+    coordinate = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    x = _load(table, tl.load(batch + triple * 3 + COLUMN), coordinate, dim, dim * NUM, NUM)
+    r = _load(relations, tl.load(batch + triple * 3 + 1), coordinate, dim, dim * NUM, NUM)
+    if COLUMN == 2:
+        r = CONJUGATE(r)
+    image = TIMES(x, r)
+    start = images + triple.to(tl.int64) * stride + coordinate
+    for part in tl.static_range(NUM):
+        tl.store(start + part * dim, image[part].to(images.dtype.element_ty), mask=coordinate < dim)
+
+
+@triton.jit
+def _gradients(
+    batch,
+    head_table,
+    tail_table,
+    relations,
+    from_tails,
+    from_heads,
+    head_rows,
+    tail_rows,
+    relation_rows,
+    head_stamps,
+    tail_stamps,
+    relation_stamps,
+    now,
+    penalties,
+    dim,
+    stride,
+    of_head,
+    of_relation,
+    of_tail,
+    of_mapped_head,
+    of_mapped_tail,
+    of_tail_gap,
+    of_head_gap,
+    POWER: tl.constexpr,
+    GAPS: tl.constexpr,
+    BOTH: tl.constexpr,
+    NUM: tl.constexpr,
+    TIMES: tl.constexpr,
+    CONJUGATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    triple = tl.program_id(0)
+    coordinate = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = coordinate < dim
+    head, relation, tail = tl.load(batch + triple * 3), tl.load(batch + triple * 3 + 1), tl.load(batch + triple * 3 + 2)
+    h = _load(head_table, head, coordinate, dim, dim * NUM, NUM)
+    r = _load(relations, relation, coordinate, dim, dim * NUM, NUM)
+    t = _load(tail_table, tail, coordinate, dim, dim * NUM, NUM)
+    turned = CONJUGATE(r)
+    mapped_head, mapped_tail = TIMES(h, r), TIMES(t, turned)
+
+    value = tl.zeros([BLOCK], tl.float32)
+    nothing = (value,)
+    for _ in tl.static_range(1, NUM):
+        nothing = nothing + (value,)
+    to_mapped_head, to_mapped_tail = nothing, nothing
+    value, to_mapped_head = _penalty(value, to_mapped_head, mapped_head, of_mapped_head, POWER, NUM)
+    value, to_mapped_tail = _penalty(value, to_mapped_tail, mapped_tail, of_mapped_tail, POWER, NUM)
+    value, to_head = _penalty(value, nothing, h, of_head, POWER, NUM)
+    value, to_relation = _penalty(value, nothing, r, of_relation, POWER, NUM)
+    value, to_tail = _penalty(value, nothing, t, of_tail, POWER, NUM)
+    if GAPS:
+        value, pull = _penalty(value, nothing, _plus(mapped_head, t, -1.0, NUM), of_tail_gap, POWER, NUM)
+        to_mapped_head, to_tail = _plus(to_mapped_head, pull, 1.0, NUM), _plus(to_tail, pull, -1.0, NUM)
+        value, pull = _penalty(value, nothing, _plus(mapped_tail, h, -1.0, NUM), of_head_gap, POWER, NUM)
+        to_mapped_tail, to_head = _plus(to_mapped_tail, pull, 1.0, NUM), _plus(to_head, pull, -1.0, NUM)
+    to_mapped_head = _plus(to_mapped_head, _load(from_tails, triple, coordinate, dim, stride, NUM), 1.0, NUM)
+    if BOTH:
+        to_mapped_tail = _plus(to_mapped_tail, _load(from_heads, triple, coordinate, dim, stride, NUM), 1.0, NUM)
+
+    to_head = _plus(to_head, TIMES(to_mapped_head, turned), 1.0, NUM)
+    to_tail = _plus(to_tail, TIMES(to_mapped_tail, r), 1.0, NUM)
+    to_relation = _plus(to_relation, TIMES(CONJUGATE(h), to_mapped_head), 1.0, NUM)
+    to_relation = _plus(to_relation, TIMES(CONJUGATE(to_mapped_tail), t), 1.0, NUM)
+    time = tl.load(now)
+    _add_rows(head_rows, head_stamps, time, head, coordinate, dim, to_head, NUM)
+    _add_rows(tail_rows, tail_stamps, time, tail, coordinate, dim, to_tail, NUM)
+    _add_rows(relation_rows, relation_stamps, time, relation, coordinate, dim, to_relation, NUM)
+    value = tl.sum(tl.where(inside, value, 0.0), axis=0)
+    tl.store(penalties + triple * tl.num_programs(1) + tl.program_id(1), value)
+
+
+def num_blocks(dim: int) -> int:
+    """How many programs share a triple."""
+    return int(triton.cdiv(dim, BLOCK))
+
+
+def map_rows_(
+    images: Tensor, batch: Tensor, table: Tensor, relations: Tensor, *, algebra: Algebra, column: int
+) -> None:
+    """Write h R (column 0), or t Rᵀ (column 2), of a contiguous batch of triples into rows of `images`."""
+    dim = table.shape[1] // algebra.num_numbers
+    _map[(len(batch), num_blocks(dim))](
+        images, batch, table, relations, dim, images.stride(0), column, *algebra, BLOCK=BLOCK
+    )
+
+
+def add_gradients_(
+    batch: Tensor,
+    *,
+    heads: RowSums,
+    relations: RowSums,
+    tails: RowSums,
+    now: Tensor,
+    upstream: list[Tensor],
+    shares: Mapping[str, float],
+    power: int,
+    algebra: Algebra,
+    penalties: Tensor,
+) -> None:
+    """Add to the rows of all tables what loss and regularizer ask of them.
+
+    `upstream` is what h R, and t Rᵀ if it was scored too, got from that; `shares` are the regularizer's, by the names
+    of `Factors`; `penalties` `(batch · num_blocks,)` receives its value in pieces.
+    """
+    dim = heads.table.shape[1] // algebra.num_numbers
+    names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_gap", "head_gap")
+    _gradients[(len(batch), num_blocks(dim))](
+        batch,
+        heads.table,
+        tails.table,
+        relations.table,
+        upstream[0],
+        upstream[-1],
+        heads.rows,
+        tails.rows,
+        relations.rows,
+        heads.stamps,
+        tails.stamps,
+        relations.stamps,
+        now,
+        penalties,
+        dim,
+        upstream[0].stride(0),
+        *(float(shares.get(name, 0.0)) for name in names),
+        POWER=power,
+        GAPS=bool({"tail_gap", "head_gap"} & shares.keys()),
+        BOTH=len(upstream) == 2,
+        NUM=algebra.num_numbers,
+        TIMES=algebra.times,
+        CONJUGATE=algebra.conjugate,
+        BLOCK=BLOCK,
+    )

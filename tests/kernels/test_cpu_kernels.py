@@ -1,0 +1,212 @@
+"""The kernels for processors against float64, compiled and plain: fresh random numbers, odd sizes, poisoned buffers."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dualkg.kernels.cpu import adagrad, compiling, softmax
+from dualkg.kernels.cpu.adagrad import adagrad_
+from dualkg.kernels.cpu.processor import has_bf16_products
+from dualkg.kernels.cpu.softmax import softmax_gradient_
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+
+
+@pytest.fixture(params=["numba", "plain"])
+def form(request, monkeypatch):
+    """Which form a test is of."""
+    if request.param == "numba" and importlib.util.find_spec("numba") is None:
+        pytest.skip("numba is not installed")
+    for module in (softmax, adagrad):
+        monkeypatch.setattr(module, "HAS_NUMBA", request.param == "numba")
+
+
+@pytest.fixture(params=[1, 3])
+def threads(request):
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def softmax_in_float64(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax − one-hot, and the losses."""
+    exact = scores.double()
+    gradient = exact.softmax(-1)
+    gradient[torch.arange(len(targets)), targets] -= 1
+    return gradient, torch.nn.functional.cross_entropy(exact, targets, reduction="none")
+
+
+@pytest.mark.usefixtures("form", "threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (0, 10)])
+def test_softmax_gradient(rows, columns, dtype):
+    padded = -(-columns // 128) * 128
+    scores = (torch.randn(rows, padded) * 5).to(dtype)
+    scores[:, columns:] = torch.nan  # padding must never be read as a score
+    targets = torch.randint(0, columns, (rows, 3))[:, 1]  # not contiguous
+    expected, expected_losses = softmax_in_float64(scores[:, :columns], targets)
+    losses = softmax_gradient_(scores, targets, columns)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 4e-3, torch.float64: 1e-12}[dtype]
+    torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=min(tolerance, 1e-6))
+    assert not scores[:, columns:].any()
+    assert losses.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(losses.double(), expected_losses, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_lies_beside_the_rows_is_left_alone(dtype):
+    whole = torch.randn(5, 40).to(dtype)
+    before, scores, targets = whole.clone(), whole[1:4, 3:33], torch.tensor([0, 28, 5])
+    expected, _ = softmax_in_float64(scores[:, :29], targets)
+    softmax_gradient_(scores, targets, 29)
+    torch.testing.assert_close(scores[:, :29].double(), expected, rtol=4e-3, atol=1e-6)
+    assert not scores[:, 29:].any()
+    whole[1:4, 3:33] = before[1:4, 3:33]
+    assert torch.equal(whole, before)
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_huge_scores_stay_finite(dtype):
+    scores = torch.tensor([[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30], [300.0, 0.0, 299.0]]).to(dtype)
+    expected, expected_losses = softmax_in_float64(scores, torch.tensor([1, 0, 1]))
+    losses = softmax_gradient_(scores, torch.tensor([1, 0, 1]), 3)
+    torch.testing.assert_close(scores.double(), expected, rtol=4e-3, atol=1e-6)
+    torch.testing.assert_close(losses.double(), expected_losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("place", [0, 7, 1500])
+def test_a_score_that_is_no_number_shows_in_its_loss_alone(dtype, poison, place):
+    """A NaN of either sign: that of 0 · ∞ is negative on some processors."""
+    for sign in (1, -1) if poison != poison else (1,):
+        scores = torch.randn(3, 2000).to(dtype)
+        scores[1, place] = torch.copysign(torch.tensor(poison), torch.tensor(float(sign)))
+        losses = softmax_gradient_(scores, torch.tensor([7, 7, 7]), 2000)
+        assert torch.isfinite(losses).tolist() == [True, False, True]
+        assert scores[1].isnan().all()
+        assert scores[[0, 2]].isfinite().all()
+
+
+@pytest.mark.usefixtures("form")
+def test_minus_infinity_is_no_chance_at_all():
+    scores = torch.tensor([[0.0, -torch.inf, 0.0]]).repeat(2, 1)
+    losses = softmax_gradient_(scores, torch.tensor([0, 1]), 3)
+    assert losses.tolist() == pytest.approx([float(np.log(2)), np.inf])
+    assert scores.tolist() == [[-0.5, 0.0, 0.5], [0.5, -1.0, 0.5]]
+
+
+@pytest.mark.usefixtures("form")
+def test_exponentials_are_those_of_float64():
+    """Over all that is not taken for nothing, the largest being 0."""
+    scores = torch.linspace(-63.9, 0, 100_000).unsqueeze(0)
+    exact = scores.double().exp()
+    softmax_gradient_(scores, torch.tensor([0]), scores.shape[1])
+    assert (scores[0, 1:].double() * exact.sum() / exact[0, 1:] - 1).abs().max() < 1e-6
+
+
+@pytest.mark.usefixtures("form", "threads")
+@pytest.mark.parametrize("half_gradient", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (0, 4)])
+def test_adagrad_steps_and_copies_in_one_pass(shape, half_gradient):
+    table, sums, gradient = torch.randn(shape), torch.rand(shape), torch.randn(shape)
+    gradient = torch.cat([gradient, torch.full((5, shape[1]), torch.nan)])
+    gradient = gradient.bfloat16() if half_gradient else gradient
+    slope = gradient[: shape[0]].double()
+    seen = sums.double() + slope.square()
+    expected = table.double() - 0.1 * slope / (seen.sqrt() + 1e-10)
+    copy = torch.full((shape[0] + 5, shape[1]), 7.0, dtype=torch.bfloat16)
+    adagrad_(table, sums, gradient, copy, torch.tensor(0.1), eps=1e-10)
+    torch.testing.assert_close(table.double(), expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sums.double(), seen, rtol=1e-6, atol=1e-6)
+    assert torch.equal(copy[: shape[0]], table.bfloat16())
+    assert (copy[shape[0] :] == 7).all()
+
+
+@pytest.mark.usefixtures("form")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adagrad_is_pytorch_s(dtype):
+    parameter = torch.nn.Parameter(torch.randn(50, 30, dtype=dtype))
+    optimizer = torch.optim.Adagrad([parameter], lr=0.1)
+    table, sums = parameter.detach().clone(), torch.zeros(50, 30, dtype=dtype)
+    for rate in (0.1, 0.07, 0.02):
+        parameter.grad = torch.randn(50, 30, dtype=dtype)
+        parameter.grad[:20] = 0  # rows that have never had a gradient divide nothing by nothing
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        adagrad_(table, sums, parameter.grad, None, rate, eps=1e-10)
+    torch.testing.assert_close(table, parameter.detach())
+    torch.testing.assert_close(sums, optimizer.state[parameter]["sum"])
+
+
+@pytest.mark.usefixtures("form")
+def test_copies_round_as_pytorch_does():
+    """To the nearest, of two to the even one, and what is no number stays none."""
+    bits = np.random.default_rng().integers(0, 2**32, 100_000, dtype=np.uint32)
+    bits[:6] = [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF, 0xFFFFFFFF]
+    table = torch.from_numpy(bits.view(np.float32)).clone()
+    copy = torch.empty(len(table), dtype=torch.bfloat16)
+    adagrad_(table, torch.ones(len(table)), torch.zeros(len(table)), copy, 0.1, eps=1e-10)
+    torch.testing.assert_close(copy, torch.from_numpy(bits.view(np.float32)).bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_the_plain_forms_run_where_numba_is_missing():
+    code = """
+import sys
+sys.modules["numba"] = None
+import torch
+from dualkg.kernels.cpu.adagrad import adagrad_
+from dualkg.kernels.cpu.softmax import softmax_gradient_
+print(softmax_gradient_(torch.zeros(1, 2), torch.tensor([0]), 2).exp().item())
+table, sums = torch.ones(2), torch.zeros(2)
+adagrad_(table, sums, torch.tensor([3.0, 4.0]), None, 0.5, eps=0.0)
+print(table.tolist(), sums.tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["2.0", "[0.5, 0.5] [9.0, 16.0]"]
+
+
+def test_kernels_are_compiled_where_they_cannot_be_kept(monkeypatch):
+    caching = pytest.importorskip("numba.core.caching")
+    monkeypatch.setattr(compiling, "HAS_NUMBA", True)
+    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+
+    @compiling.compiled()
+    def next_of(number):
+        return number + 1
+
+    assert next_of(1) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse avx512f amx_bf16 amx_tile\n", True),
+        ("processor\t: 0\nflags\t\t: fpu avx512_bf16\nbugs\t\t: spectre\n", True),
+        ("processor\t: 0\nflags\t\t: fpu avx2 avx512f\nbogomips\t: 4400\n", False),
+        ("processor\t: 0\nFeatures\t: fp asimd i8mm bf16\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd asimddp\n", False),
+        ("model name\t: a processor with bf16\n", False),
+    ],
+)
+def test_bf16_products_are_read_from_the_flags(tmp_path, text, expected):
+    path = tmp_path / "cpuinfo"
+    path.write_text(text, encoding="utf-8")
+    assert has_bf16_products(path) is expected
+
+
+def test_a_processor_that_is_not_described_has_none(tmp_path):
+    assert not has_bf16_products(tmp_path / "missing")
+    assert isinstance(has_bf16_products(), bool)

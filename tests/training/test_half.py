@@ -1,0 +1,112 @@
+"""The step in kernels against the plain one, on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.models import MODELS
+from dualkg.training.graphed import GraphedStep
+from dualkg.training.half import HalfStep
+from dualkg.training.loop import Trainer
+from dualkg.training.step import PlainStep
+from tests.training.test_fused import CASES, batches, build
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+# RESCAL predicts relations one matrix at a time, by autograd.
+KERNEL_CASES = [case for case in CASES if case[0] != "RESCAL" or case[2] in ("plain", "weighted")]
+
+
+def half(*case: object) -> HalfStep:
+    return build(HalfStep, *case, dtype=torch.float32, device="cuda")
+
+
+def gradients_of(step: HalfStep, batch: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The objective, and what a step subtracts where the sums of squares are 10¹² and the rate is their root."""
+    before = {name: table.detach().clone() for name, table in step.model.named_parameters()}
+    for table in step.model.parameters():
+        step.optimizer.state[table]["sum"].fill_(1e12)
+    objective = step(batch, 1e6)
+    return objective, {name: before[name] - table.detach() for name, table in step.model.named_parameters()}
+
+
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
+def test_gradients_are_near_the_plain_ones(small_graph, case):
+    for batch in batches(small_graph, case[3], 4):
+        plain = build(PlainStep, *case, small_graph, dtype=torch.float32, device="cuda")
+        objective = plain.objective(batch.cuda())
+        objective.backward()
+        found, gradients = gradients_of(half(*case, small_graph), batch.cuda())
+        torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
+        for name, table in plain.model.named_parameters():
+            assert (table.grad - gradients[name]).abs().max() <= 0.03 * table.grad.abs().max()
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
+def test_what_a_step_leaves_behind_does_not_reach_the_next(small_graph, name, reciprocal):
+    """After a step on other triples, a step's gradient is the one it would have been."""
+    one, other = batches(small_graph, reciprocal, 4)[2:]
+    step = half(name, "DURA", "plain", reciprocal, small_graph)
+    step(other.cuda(), 0.0)
+    _, after = gradients_of(step, one.cuda())
+    _, fresh = gradients_of(half(name, "DURA", "plain", reciprocal, small_graph), one.cuda())
+    for table in fresh:
+        torch.testing.assert_close(after[table], fresh[table], rtol=1e-3, atol=1e-4)
+
+
+def test_relations_that_a_batch_lacks_are_not_touched(small_graph):
+    step = half("RESCAL", "Frobenius", "plain", True, small_graph)
+    before = step.model.relations.detach().clone()
+    step(torch.tensor([[0, 1, 2], [1, 4, 0]]).cuda(), 0.1)
+    assert (step.model.relations != before).any(dim=1).nonzero().flatten().tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
+def test_a_captured_step_is_the_step_it_captured(small_graph, name):
+    """Odd batch sizes among the captured one; the learning rate changes from step to step."""
+    loss = "plain" if name == "RESCAL" else "both"
+    eager, graphed = half(name, "DURA", loss, True, small_graph), half(name, "DURA", loss, True, small_graph)
+    graphed = GraphedStep(graphed)
+    for number, batch in enumerate([batches(small_graph, True, 4)[3], *batches(small_graph, True, 4)] * 5):
+        rate = 0.1 / (number + 1)
+        one, other = eager(batch.cuda(), rate), graphed(batch.cuda(), rate)
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+    assert graphed.graph is not None
+    for one, other in zip(eager.model.parameters(), graphed.step.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
+def test_a_resumed_run_multiplies_by_the_weights_it_was_given(small_graph, tmp_path):
+    """The bfloat16 copies must be of the restored tables, not of those that the model was built with."""
+    recipe = kg.Recipe().with_changes({"training.batch_size": 32, "model.dim": 8, "model.reciprocal": False})
+
+    def trainer(seed: int) -> Trainer:
+        model = kg.CP(small_graph.shape, dim=8, reciprocal=False, seed=seed).cuda()
+        return Trainer(model, small_graph, recipe, kg.DURA(0.1))
+
+    trainer(1).save(tmp_path / "checkpoint.safetensors")
+    resumed = trainer(2)
+    resumed.restore(tmp_path / "checkpoint.safetensors")
+    tables = resumed.step.step.tables
+    for name in ("entities", "tails"):
+        assert torch.equal(tables[name].copy[:30, :8], resumed.model.get_parameter(name).detach().bfloat16())
+
+
+@pytest.mark.parametrize("dim", [7, 40])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_ends_near_the_plain_one(small_graph, name, dim):
+    """Batches of an odd size with a short last one, by the ordinary path."""
+    changes = {"model.name": name, "model.dim": dim, "training.batch_size": 33, "training.epochs": 15}
+    changes |= {"regularizer.name": "DURA", "regularizer.weight": 0.05}
+    losses = []
+    for engine in ("auto", "plain"):
+        recipe = kg.Recipe().with_changes({**changes, "training.engine": engine})
+        run = kg.train_recipe(recipe, graph=small_graph, device="cuda")
+        losses.append([entry["loss"] for entry in run.history])
+    assert losses[0][-1] < losses[0][0] - 0.2
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
