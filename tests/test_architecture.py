@@ -66,7 +66,19 @@ def test_importing_is_light():
     code = "import dualkg, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "torch" in loaded
-    heavy = {"pyoxigraph", "pooch", "requests", "sklearn", "scipy", "matplotlib", "fastapi", "rich", "typer"}
+    heavy = {
+        "numba",
+        "triton",
+        "pyoxigraph",
+        "pooch",
+        "requests",
+        "sklearn",
+        "scipy",
+        "matplotlib",
+        "fastapi",
+        "rich",
+        "typer",
+    }
     assert not heavy & set(loaded)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +80,18 @@ def test_answers_are_small_and_queries_are_ids() -> None:
     known = KnownAnswers.of(graph_of([(0, 0, 1)]))
     assert known.answers.dtype == np.int32
     assert known(np.array([0]), np.array([0]))[1].dtype == np.int64
+
+
+def test_on_a_device_they_are_brought_once_and_on_a_cpu_not_copied() -> None:
+    known, here = KnownAnswers.of(graph_of([(0, 0, 1)])), torch.device("cpu")
+    assert known.on(here) is known.on(here)
+    assert known.on(here).answers.data_ptr() == known.answers.ctypes.data
+
+
+def test_a_query_that_is_not_known_has_an_empty_range() -> None:
+    known = KnownAnswers.of(graph_of([(1, 0, 2), (1, 0, 3)], num_entities=5))
+    first, last = known.on(torch.device("cpu")).ranges(torch.arange(-1, 11))
+    assert (last - first).tolist() == [0, 0, 0, 2, 0, 0, 1, 0, 1, 0, 0, 0]
 
 
 def test_reciprocals_follow_their_triples() -> None:

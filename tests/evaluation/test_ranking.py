@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -14,9 +18,11 @@ from dualkg.models import MODELS
 from tests.conftest import graph_of
 
 
-def brute_force(model: kg.Model, graph: kg.Graph, split: str) -> tuple[np.ndarray, np.ndarray]:
+def brute_force(
+    model: kg.Model, graph: kg.Graph, split: str, known_from: tuple[str, ...] = ("train", "valid", "test")
+) -> tuple[np.ndarray, np.ndarray]:
     """One candidate at a time, in Python."""
-    known = {tuple(triple) for name in ("train", "valid", "test") for triple in graph.split(name).tolist()}
+    known = {tuple(triple) for name in known_from for triple in graph.split(name).tolist()}
     num_relations = graph.shape.num_relations
 
     def score(h: int, r: int, t: int) -> float:
@@ -51,15 +57,21 @@ def graphs(draw):
     return graph_of(*splits, num_entities=num_entities, num_relations=num_relations)
 
 
+def whole_numbers(model: kg.Model, seed: int = 0) -> kg.Model:
+    """The model with small whole numbers: scores are exact and many are tied."""
+    random = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data = torch.randint(-1, 2, parameter.shape, generator=random).float()
+    return model
+
+
 @pytest.mark.parametrize("dual", [None, "tail", "head"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=12, deadline=None)
 @given(graph=graphs(), seed=st.integers(0, 10))
 def test_ranks_equal_brute_force(name, reciprocal, dual, graph, seed):
-    model = MODELS[name](graph.shape, dim=2, reciprocal=reciprocal, seed=seed)
-    for parameter in model.parameters():  # small whole numbers: scores are exact and many are tied
-        parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(seed)).float()
+    model = whole_numbers(MODELS[name](graph.shape, dim=2, reciprocal=reciprocal), seed)
     if dual:
         model = kg.Dual(model, dual)
     ranks = kg.rank(model, graph, split="test")
@@ -67,6 +79,45 @@ def test_ranks_equal_brute_force(name, reciprocal, dual, graph, seed):
     np.testing.assert_array_equal(ranks.optimistic, best)
     np.testing.assert_array_equal(ranks.pessimistic, worst)
     np.testing.assert_array_equal(ranks.mean, (best + worst) / 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph=graphs(), seed=st.integers(0, 10))
+def test_an_answer_that_the_filter_does_not_have_stays_in(graph, seed):
+    model = whole_numbers(kg.DistMult(graph.shape, dim=2), seed)
+    ranks = kg.rank(model, graph, known=kg.KnownAnswers.of(graph, ["train"]))
+    best, worst = brute_force(model, graph, "test", known_from=("train",))
+    np.testing.assert_array_equal(ranks.optimistic, best)
+    np.testing.assert_array_equal(ranks.pessimistic, worst)
+
+
+@pytest.mark.parametrize("form", ["plain", "numba"])
+def test_every_form_of_counting_gives_the_same_ranks(small_graph, form, monkeypatch):
+    if form == "numba" and not importlib.util.find_spec("numba"):
+        pytest.skip("numba is not installed")
+    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0 if form == "numba" else 10**18)
+    model = whole_numbers(kg.ComplEx(small_graph.shape, dim=3))
+    ranks = kg.rank(model, small_graph)
+    best, worst = brute_force(model, small_graph, "test")
+    np.testing.assert_array_equal(ranks.optimistic, best)
+    np.testing.assert_array_equal(ranks.pessimistic, worst)
+
+
+def test_the_form_of_counting_is_the_fastest_that_is_installed(monkeypatch):
+    monkeypatch.setattr(ranking, "WORTH_NUMBA", 100)
+    assert ranking.fastest_count("cpu", 99) is ranking.count_in_torch
+    assert ranking.fastest_count("mps", 100) is ranking.count_in_torch
+    ranking._compiled_count.cache_clear()
+    for module in ("cpu", "gpu"):
+        monkeypatch.setitem(sys.modules, f"dualkg.kernels.{module}.counting", None)
+    assert ranking.fastest_count("cpu", 100) is ranking.count_in_torch
+    assert ranking.fastest_count("cuda", 100) is ranking.count_in_torch
+    ranking._compiled_count.cache_clear()
+    monkeypatch.undo()
+    if importlib.util.find_spec("numba"):
+        from dualkg.kernels.cpu.counting import count_above
+
+        assert ranking.fastest_count("cpu", 10**12) is count_above
 
 
 def test_blocks_do_not_change_ranks(small_graph, monkeypatch):
@@ -115,11 +166,81 @@ def test_all_scores_equal_is_the_middle_and_not_the_first_place():
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_scores_that_are_no_numbers_are_refused(small_graph, bad):
+@pytest.mark.parametrize("form", ["plain", "numba"])
+def test_scores_that_are_no_numbers_are_refused(small_graph, bad, form, monkeypatch):
+    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0 if form == "numba" else 10**18)
     model = kg.ComplEx(small_graph.shape, dim=2)
     model.entities.data[0, 0] = bad
     with pytest.raises(kg.DivergedError, match="scores NaN or infinity for the query"):
         kg.rank(model, small_graph)
+
+
+@pytest.mark.parametrize(("relation", "query"), [(1, "(2, 1, ?)"), (3, "(?, 1, 3)")])
+def test_the_query_that_has_no_numbers_is_named(relation, query):
+    graph = graph_of([(0, 0, 1)], [], [(0, 0, 2), (2, 1, 3)])
+
+    class Odd(kg.DistMult):
+        def score_tails(self, heads, relations):
+            scores = super().score_tails(heads, relations)
+            scores[relations == relation, 1] = torch.nan
+            return scores
+
+    with pytest.raises(kg.DivergedError) as caught:
+        kg.rank(Odd(graph.shape, dim=2), graph)
+    assert f"for the query {query}, so" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("form", ["plain", "numba"])
+def test_scores_may_be_of_any_width(small_graph, dtype, form, monkeypatch):
+    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0 if form == "numba" else 10**18)
+
+    class Other(kg.DistMult):
+        def score_tails(self, heads, relations):
+            return super().score_tails(heads, relations).to(dtype)
+
+    same, other = (whole_numbers(kind(small_graph.shape, dim=2)) for kind in (kg.DistMult, Other))
+    one, two = kg.rank(same, small_graph), kg.rank(other, small_graph)
+    np.testing.assert_array_equal(one.optimistic, two.optimistic)
+    np.testing.assert_array_equal(one.pessimistic, two.pessimistic)
+
+
+def test_products_are_taken_in_full_precision_and_only_there(small_graph):
+    products = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [product.fp32_precision for product in products]
+    seen = []
+
+    class Watched(kg.DistMult):
+        def score_tails(self, heads, relations):
+            seen.extend(product.fp32_precision for product in products)
+            return super().score_tails(heads, relations)
+
+    try:
+        for product in products:
+            product.fp32_precision = "tf32"
+        kg.rank(Watched(small_graph.shape, dim=2), small_graph)
+        assert [product.fp32_precision for product in products] == ["tf32", "tf32"]
+    finally:
+        for product, precision in zip(products, before, strict=True):
+            product.fp32_precision = precision
+    assert set(seen) == {"ieee"}
+
+
+def test_no_triples_have_no_ranks(small_graph):
+    empty = dataclasses.replace(small_graph, test=small_graph.test[:0])
+    ranks = kg.rank(kg.DistMult(empty.shape, dim=2), empty)
+    assert ranks.optimistic.shape == ranks.pessimistic.shape == (2, 0)
+
+
+def test_the_only_entity_is_first():
+    graph = graph_of([(0, 0, 0)], [], [(0, 1, 0), (0, 1, 0)])
+    ranks = kg.rank(kg.DistMult(graph.shape, dim=2), graph)
+    assert ranks.pessimistic.tolist() == [[1, 1], [1, 1]]
+
+
+def test_a_split_that_cannot_be_written_to_is_ranked(small_graph):
+    small_graph.test.flags.writeable = False
+    assert kg.rank(kg.DistMult(small_graph.shape, dim=2), small_graph).mean.shape == (2, 20)
 
 
 def test_filters_do_not_grow_from_one_evaluation_to_the_next(small_graph):
@@ -137,7 +258,10 @@ def test_triples_of_entities_unseen_in_train_stay_in():
     assert report.without_unseen.num_queries == 2
 
 
-def test_progress_is_told_to_the_end(small_graph):
+def test_progress_is_told_to_the_end(small_graph, monkeypatch):
     told = []
+    monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 4 * 30)
     kg.evaluate(kg.DistMult(small_graph.shape, dim=2), small_graph, progress=lambda *done: told.append(done))
+    assert told == sorted(told)
+    assert len(told) > 2
     assert told[-1] == (40, 40)

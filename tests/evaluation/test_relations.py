@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.evaluation import ranking, relations
 from dualkg.models import MODELS
 from tests.evaluation.test_ranking import graphs
 
@@ -40,9 +44,22 @@ def test_ranks_equal_brute_force(name, dual, graph, seed):
     assert metrics.mr == pytest.approx(ranks.mean())
 
 
-def test_no_triples_give_no_numbers(small_graph):
-    import dataclasses
+@pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
+def test_every_form_of_counting_gives_the_same_ranks(small_graph, monkeypatch):
+    model = kg.CP(small_graph.shape, dim=2)
+    plain = kg.evaluate_relations(model, small_graph)
+    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0)
+    assert kg.evaluate_relations(model, small_graph) == plain
 
+
+def test_blocks_do_not_change_ranks(small_graph, monkeypatch):
+    model = kg.CP(small_graph.shape, dim=2)
+    whole = kg.evaluate_relations(model, small_graph)
+    monkeypatch.setattr(relations, "BLOCK", 3)
+    assert kg.evaluate_relations(model, small_graph) == whole
+
+
+def test_no_triples_give_no_numbers(small_graph):
     empty = dataclasses.replace(small_graph, test=small_graph.test[:0])
     assert kg.evaluate_relations(kg.CP(empty.shape, dim=2), empty).num_queries == 0
 
@@ -50,5 +67,5 @@ def test_no_triples_give_no_numbers(small_graph):
 def test_scores_that_are_no_numbers_are_refused(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     model.relations.data[0] = torch.nan
-    with pytest.raises(kg.DivergedError, match="NaN or infinity for the query"):
+    with pytest.raises(kg.DivergedError, match=r"NaN or infinity for the query \(\d+, \?, \d+\)"):
         kg.evaluate_relations(model, small_graph)

@@ -7,8 +7,8 @@ import torch
 
 import dualkg as kg
 from dualkg.models import MODELS
-from dualkg.training.graphed import GraphedStep
-from dualkg.training.half import HalfStep
+from dualkg.training.gpu.graphed import GraphedStep
+from dualkg.training.gpu.step import HalfStep
 from dualkg.training.loop import Trainer
 from dualkg.training.step import PlainStep
 from tests.training.test_fused import CASES, batches, build
@@ -102,11 +102,11 @@ def test_a_resumed_run_multiplies_by_the_weights_it_was_given(small_graph, tmp_p
 def test_a_run_ends_near_the_plain_one(small_graph, name, dim):
     """Batches of an odd size with a short last one, by the ordinary path."""
     changes = {"model.name": name, "model.dim": dim, "training.batch_size": 33, "training.epochs": 15}
-    changes |= {"regularizer.name": "DURA", "regularizer.weight": 0.05}
+    changes |= {"regularizer.name": "DURA", "regularizer.weight": 0.01, "model.init_scale": 0.3}
     losses = []
     for engine in ("auto", "plain"):
         recipe = kg.Recipe().with_changes({**changes, "training.engine": engine})
         run = kg.train_recipe(recipe, graph=small_graph, device="cuda")
         losses.append([entry["loss"] for entry in run.history])
-    assert losses[0][-1] < losses[0][0] - 0.2
+    assert losses[0][-1] < 0.8 * losses[0][0]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

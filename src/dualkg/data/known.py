@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, distinct_triples
 
 Ids = npt.NDArray[np.int64]
+Many = TypeVar("Many", Ids, Tensor)
 
 
 def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
@@ -17,6 +22,20 @@ def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
     turned = triples[:, [2, 1, 0]].copy()
     turned[:, 1] += num_relations
     return np.concatenate([triples, turned])
+
+
+@dataclass(frozen=True)
+class AnswersOnDevice:
+    """Known answers where a model is: those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`, in order."""
+
+    queries: Tensor
+    offsets: Tensor
+    answers: Tensor
+
+    def ranges(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Where the answers to each query begin and end; a query that is not known has an empty range."""
+        first, last = (torch.searchsorted(self.queries, keys, side=side) for side in ("left", "right"))
+        return self.offsets[first], self.offsets[last]
 
 
 class KnownAnswers:
@@ -31,25 +50,31 @@ class KnownAnswers:
         # A triple that stands twice is one answer.
         triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
         self.answers = triples[:, 2].copy()
-        keys = self.keys(triples[:, 0], triples[:, 1])
+        keys = self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         self.queries, self.offsets = keys[starts], np.append(starts, len(keys))
+        self._on: dict[torch.device, AnswersOnDevice] = {}
 
     @classmethod
     def of(cls, graph: Graph, splits: Iterable[str] = SPLITS) -> KnownAnswers:
         return cls([graph.split(name) for name in splits], graph.shape)
 
-    def keys(self, entities: npt.NDArray[np.integer], relations: npt.NDArray[np.integer]) -> Ids:
+    def keys(self, entities: Many, relations: Many) -> Many:
         """One number a query."""
-        return entities.astype(np.int64) * (2 * self.shape.num_relations) + relations
+        return entities * (2 * self.shape.num_relations) + relations
+
+    def on(self, device: torch.device) -> AnswersOnDevice:
+        """The same on a device, brought there once; on a CPU nothing is copied."""
+        if device not in self._on:
+            arrays = (self.queries, self.offsets, self.answers)
+            self._on[device] = AnswersOnDevice(*(torch.from_numpy(array).to(device) for array in arrays))
+        return self._on[device]
 
     def __call__(self, entities: npt.NDArray[np.integer], relations: npt.NDArray[np.integer]) -> tuple[Ids, Ids]:
         """For queries `(batch,)`: which query, and the answer, for every known answer of each."""
-        keys = self.keys(np.asarray(entities), np.asarray(relations))
-        found = np.minimum(np.searchsorted(self.queries, keys), max(len(self.queries) - 1, 0))
-        hit = self.queries[found] == keys if len(self.queries) else np.zeros(len(keys), dtype=bool)
-        starts = np.where(hit, self.offsets[found], 0)
-        counts = np.where(hit, self.offsets[found + 1] if len(self.queries) else 0, 0) - starts
+        keys = self.keys(np.asarray(entities, dtype=np.int64), np.asarray(relations, dtype=np.int64))
+        first, last = (found.numpy() for found in self.on(torch.device("cpu")).ranges(torch.from_numpy(keys)))
+        counts = last - first
         rows = np.repeat(np.arange(len(keys)), counts)
         within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, self.answers[np.repeat(starts, counts) + within].astype(np.int64)
+        return rows, self.answers[np.repeat(first, counts) + within].astype(np.int64)

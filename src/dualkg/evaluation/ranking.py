@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +22,9 @@ from dualkg.models.base import Model
 Counts = npt.NDArray[np.int64]
 
 BLOCK_ELEMENTS = 16_000_000  # scores held at once: 64 MB in float32
+CPU_BLOCK = 512  # queries scored at once on a CPU: more take more memory and are no faster
+PIECE_ELEMENTS = 1_000_000  # scores that PyTorch compares at once
+WORTH_NUMBA = 50_000_000  # comparisons; loading numba takes longer than PyTorch does for fewer
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,7 @@ class Ranks:
         return (self.optimistic + self.pessimistic) / 2
 
 
+@torch.no_grad()
 def rank(
     model: Model,
     graph: Graph,
@@ -48,89 +56,185 @@ def rank(
     """Rank every triple of a split in both directions, filtered by all three splits.
 
     A query is scored once however many of its answers are asked for. Memory is bounded by `BLOCK_ELEMENTS`
-    scores, whatever the number of queries.
+    scores, whatever the number of queries. A GPU is waited for at the end, not from block to block.
     """
     model.check_shape(graph.shape)
-    triples = graph.split(split)
+    triples, device = graph.split(split), model.device
     known = known or KnownAnswers.of(graph)
-    turned = triples[:, [2, 1, 0]]
-    found = []
-    for direction, asked in enumerate((triples, turned)):
-
-        def report(done: int, direction: int = direction) -> None:
+    order, blocks = _queries(triples, known, device)
+    count = fastest_count(device.type, 2 * len(triples) * graph.shape.num_entities)
+    answers = known.on(device).answers
+    counts = torch.empty(len(order), 2, dtype=torch.int32, device=device)
+    done = 0
+    with full_precision():
+        for block in blocks:
+            places = order[done : done + len(block.asked.rows)]
+            counts[places] = count(block.scores(model), answers, block.asked)
+            done += len(places)
             if progress:
-                progress(direction * len(triples) + done, 2 * len(triples))
-
-        found.append(_rank_direction(model, asked, known, backward=direction == 1, report=report))
-    better, tied = np.stack(found, axis=1)
+                progress(done, len(order))
+    found = counts.cpu().numpy().astype(np.int64)
+    refuse_nonfinite(found, lambda place: _as_asked(triples, place))
+    better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
     return Ranks(triples, better + 1, better + tied + 1)
 
 
-def _rank_direction(
-    model: Model, asked: Triples, known: KnownAnswers, *, backward: bool, report: Callable[[int], None]
-) -> tuple[Counts, Counts]:
-    """How many candidates stand above each answer, and how many beside it. `asked` is (given, relation, answer)."""
-    num_entities, num_relations = model.shape
-    relation_key = asked[:, 1] + (num_relations if backward else 0)
-    order = np.argsort(known.keys(asked[:, 0], relation_key), kind="stable")
-    better, tied = np.zeros(len(asked), dtype=np.int64), np.zeros(len(asked), dtype=np.int64)
-    block = max(1, BLOCK_ELEMENTS // num_entities)
-    for start in range(0, len(order), block):
-        chosen = order[start : start + block]
-        better[chosen], tied[chosen] = _rank_block(model, asked[chosen], known, backward=backward)
-        report(start + len(chosen))
-    return better, tied
+# -- queries ------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def _rank_block(model: Model, asked: Triples, known: KnownAnswers, *, backward: bool) -> tuple[Counts, Counts]:
-    """`asked` is sorted by query, so that equal queries stand together and are scored once."""
-    num_relations, device = model.shape.num_relations, model.device
-    fresh = np.ones(len(asked), dtype=bool)
-    fresh[1:] = (asked[1:, :2] != asked[:-1, :2]).any(axis=1)
-    queries = asked[fresh]
-    given, relations = ids_on(queries[:, 0], device), ids_on(queries[:, 1], device)
-    scores = model.ask_heads(relations, given) if backward else model.ask_tails(given, relations)
-    refuse_nonfinite(scores, lambda row: _as_asked(queries[row], backward))
+class Asked(NamedTuple):
+    """Answers asked of rows of scores, `(num_asked,)` each; those of one row stand together.
 
-    row = ids_on(np.cumsum(fresh) - 1, device)
-    answers = ids_on(asked[:, 2], device)
-    per_row = scores[row] if len(queries) < len(asked) else scores
-    relation_key = asked[:, 1] + (num_relations if backward else 0)
-    which, others = (ids_on(found, device) for found in known(asked[:, 0], relation_key))
-    return count_above(per_row, answers, which, others)
-
-
-def count_above(scores: Tensor, answers: Tensor, which: Tensor, others: Tensor) -> tuple[Counts, Counts]:
-    """How many candidates stand above the answer of each row, and how many beside it; known ones do not count.
-
-    `scores` is `(batch, num_candidates)`; `which` and `others` are the rows and the candidates that are known.
+    Known to the row are `known[first:last]`, of an array that belongs to no row alone.
     """
-    target = scores.gather(1, answers[:, None])
-    better, tied = (scores > target).sum(1), (scores == target).sum(1)
-    theirs, against = scores[which, others], target[which, 0]
-    # The answer itself stays in, among its own ties, until the end: it may be missing from a filter of others.
+
+    rows: Tensor
+    answers: Tensor
+    first: Tensor
+    last: Tensor
+
+
+class _Block(NamedTuple):
+    """Distinct queries of one direction, and the answers asked of them."""
+
+    given: Tensor
+    relations: Tensor
+    asked: Asked
+    backward: bool
+
+    def scores(self, model: Model) -> Tensor:
+        if self.backward:
+            return model.ask_heads(self.relations, self.given)
+        return model.ask_tails(self.given, self.relations)
+
+
+def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tuple[Tensor, Iterator[_Block]]:
+    """The queries of both directions in blocks; and, for every answer as blocks ask for it, its place among all.
+
+    Places are those of the tails of all triples, then those of the heads of all.
+    """
+    num_entities, num_relations = known.shape
+    heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
+    given, answers = torch.cat([heads, tails]), torch.cat([tails, heads])
+    # By relation first: what a model does for a relation it then does in few blocks.
+    keys = torch.cat([relations, relations + num_relations]) * num_entities + given
+    order = torch.argsort(keys)
+    distinct, rows, repeats = torch.unique_consecutive(keys[order], return_inverse=True, return_counts=True)
+    relation, entity = distinct // num_entities, distinct % num_entities
+    first, last = (ends[rows] for ends in known.on(device).ranges(known.keys(entity, relation)))
+    asked = Asked(rows, answers[order], first, last)
+    num_forward = int((relation < num_relations).sum())
+    size = _block_size(num_entities, device)
+    starts = [*range(0, num_forward, size), *range(num_forward, len(distinct), size), len(distinct)]
+    offsets = torch.cat([repeats.new_zeros(1), repeats.cumsum(0)])[starts].tolist()
+
+    def blocks() -> Iterator[_Block]:
+        for (start, stop), (begin, end) in zip(pairwise(starts), pairwise(offsets), strict=True):
+            backward = start >= num_forward
+            part = Asked(*(values[begin:end] for values in asked))
+            yield _Block(
+                entity[start:stop],
+                relation[start:stop] - (num_relations if backward else 0),
+                part._replace(rows=part.rows - start),
+                backward,
+            )
+
+    return order, blocks()
+
+
+def _block_size(num_entities: int, device: torch.device) -> int:
+    """How many queries are scored at once: whole tiles of a matrix product where there is room for some."""
+    size = BLOCK_ELEMENTS // num_entities
+    if device.type == "cpu":
+        size = min(size, CPU_BLOCK)
+    return max(1, size - size % 128 if size > 128 else size)
+
+
+def _as_asked(triples: Triples, place: int) -> str:
+    backward, row = divmod(place, len(triples))
+    head, relation, tail = triples[row].tolist()
+    return f"(?, {relation}, {tail})" if backward else f"({head}, {relation}, ?)"
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """Matrix products of float32 in float32, whatever was chosen for training."""
+    reduced = [
+        (matmul, matmul.fp32_precision)
+        for matmul in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+        if matmul.fp32_precision in ("tf32", "bf16")
+    ]
+    for matmul, _ in reduced:
+        matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for matmul, precision in reduced:
+            matmul.fp32_precision = precision
+
+
+# -- counts -------------------------------------------------------------------------------------------------
+
+Count = Callable[[Tensor, Tensor, Asked], Tensor]
+
+
+def fastest_count(kind: str, num_comparisons: int) -> Count:
+    """The form of `count_in_torch` for a kind of device: Triton's or numba's where that is installed."""
+    if kind == "cpu" and num_comparisons < WORTH_NUMBA:
+        return count_in_torch
+    return _compiled_count(kind) or count_in_torch
+
+
+@cache
+def _compiled_count(kind: str) -> Count | None:
+    try:
+        if kind == "cuda":
+            from dualkg.kernels.gpu.counting import count_above as on_gpu
+
+            return on_gpu
+        if kind == "cpu":
+            from dualkg.kernels.cpu.counting import count_above as on_cpu
+
+            return on_cpu
+    except ImportError:
+        pass
+    return None
+
+
+def count_in_torch(scores: Tensor, known: Tensor, asked: Asked) -> Tensor:
+    """How many candidates stand above each answer, and how many beside it, `(num_asked, 2)`; known ones do not count.
+
+    The answer itself is among neither, whether it is known or not. Where a row has a score that is NaN or infinite,
+    its counts are −1.
+    """
+    finite = torch.isfinite(scores.amax(1)) & torch.isfinite(scores.amin(1))
+    step = max(1, PIECE_ELEMENTS // scores.shape[1])
+    pieces = (Asked(*piece) for piece in zip(*(torch.split(values, step) for values in asked), strict=True))
+    counts = torch.cat([_count_piece(scores, known, piece) for piece in pieces])
+    return counts.masked_fill_(~finite[asked.rows, None], -1)
+
+
+def _count_piece(scores: Tensor, known: Tensor, asked: Asked) -> Tensor:
+    rows, answers, first, last = asked
+    values = scores[rows]
+    target = values.gather(1, answers[:, None])
+    better, tied = ((values > target).sum(1, dtype=torch.int32), (values == target).sum(1, dtype=torch.int32) - 1)
+    num_known = last - first
+    which = torch.repeat_interleave(num_known)
+    within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
+    others = known[first[which] + within].long()
+    theirs, against = values[which, others], target[which, 0]
     apart = others != answers[which]
-    better -= torch.zeros_like(better).index_add_(0, which, ((theirs > against) & apart).long())
-    tied -= torch.zeros_like(tied).index_add_(0, which, ((theirs == against) & apart).long()) + 1
-    return better.cpu().numpy(), tied.cpu().numpy()
+    better.index_add_(0, which, ((theirs > against) & apart).int(), alpha=-1)
+    tied.index_add_(0, which, ((theirs == against) & apart).int(), alpha=-1)
+    return torch.stack([better, tied], dim=1)
 
 
-def refuse_nonfinite(scores: Tensor, query: Callable[[int], str]) -> None:
+def refuse_nonfinite(counts: Counts, query: Callable[[int], str]) -> None:
     """NaN compares as false with everything and would rank first, so it must never be counted."""
-    finite = torch.isfinite(scores)
-    if not finite.all():
-        bad = int((~finite).any(dim=1).nonzero()[0, 0])
+    bad = np.flatnonzero(counts[:, 0] < 0)
+    if len(bad):
         raise DivergedError(
-            f"The model scores NaN or infinity for the query {query(bad)}, so it cannot be ranked. "
+            f"The model scores NaN or infinity for the query {query(int(bad[0]))}, so it cannot be ranked. "
             f"Its training has diverged: lower the learning rate or raise the regularizer's weight."
         )
-
-
-def _as_asked(query: Triples, backward: bool) -> str:
-    given, relation = query[:2].tolist()
-    return f"(?, {relation}, {given})" if backward else f"({given}, {relation}, ?)"
-
-
-def ids_on(values: npt.NDArray[np.integer], device: torch.device) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int64)).to(device)

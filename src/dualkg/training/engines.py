@@ -14,8 +14,8 @@ from dualkg.losses import CrossEntropy
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training.fused import FusedStep
-from dualkg.training.graphed import GraphedStep
-from dualkg.training.half import HalfStep
+from dualkg.training.gpu.graphed import GraphedStep
+from dualkg.training.gpu.step import HalfStep
 from dualkg.training.recipe import Recipe
 from dualkg.training.step import PlainStep
 

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, INNER, TILE = 16, 32, 64  # triples, summed numbers and columns that a program multiplies at once
+ROWS, INNER, TILE = 16, 64, 64  # triples, summed numbers and columns that a program multiplies at once
 STRANDS = 4  # programs that share the triples of one relation
 
 
@@ -25,8 +25,11 @@ class Groups(NamedTuple):
     @staticmethod
     def of(relations: Tensor, num_relations: int) -> Groups:
         """Sort without asking how many relations there are, so that the host need not wait."""
-        sorted_ids, order = torch.sort(relations)
-        return Groups(order, torch.searchsorted(sorted_ids, torch.arange(num_relations + 1, device=order.device)))
+        narrow = torch.int16 if num_relations < 2**15 else torch.int32  # fewer digits to sort by
+        sorted_ids, order = torch.sort(relations.to(narrow))
+        return Groups(
+            order, torch.searchsorted(sorted_ids, torch.arange(num_relations + 1, dtype=narrow, device=order.device))
+        )
 
 
 @triton.jit
@@ -52,11 +55,11 @@ def _map(
     STRANDS: tl.constexpr,
 ):
     """Rows of vectors times the matrix of their relation, some columns of it."""
-    relation = tl.program_id(0)
-    column = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    relation = tl.program_id(2)
+    column = tl.program_id(0) * TILE + tl.arange(0, TILE)
     begin, end = tl.load(starts + relation), tl.load(starts + relation + 1)
     matrix = matrices + relation.to(tl.int64) * dim * dim
-    for first in range(begin + tl.program_id(2) * ROWS, end, ROWS * STRANDS):
+    for first in range(begin + tl.program_id(1) * ROWS, end, ROWS * STRANDS):
         place = first + tl.arange(0, ROWS)
         there = place < end
         triple = tl.load(order + place, mask=there, other=0)
@@ -107,7 +110,7 @@ def map_rows_(
     """
     dim = vectors.shape[1]
     num_relations = len(groups.starts) - 1
-    _map[(num_relations, triton.cdiv(dim, TILE), STRANDS)](
+    _map[(triton.cdiv(dim, TILE), STRANDS, num_relations)](
         vectors,
         groups.order if ids is None else ids,
         1 if ids is None else ids.stride(0),

@@ -118,11 +118,15 @@ def _update(
     TILE: tl.constexpr,
 ):
     """A tile of hᵀ ∂(h R) + ∂(t Rᵀ)ᵀ t summed over a relation's triples, and the matrix stepped by it."""
-    relation = tl.program_id(0)
+    relation = tl.program_id(2)
     begin, end = tl.load(starts + relation), tl.load(starts + relation + 1)
     if begin < end:
         row = tl.program_id(1) * TILE + tl.arange(0, TILE)
-        column = tl.program_id(2) * TILE + tl.arange(0, TILE)
+        column = tl.program_id(0) * TILE + tl.arange(0, TILE)
+        inside = (row < dim)[:, None] & (column < dim)[None, :]
+        at = (relation.to(tl.int64) * dim + row[:, None]) * dim + column[None, :]
+        value = tl.load(matrices + at, mask=inside, other=0.0)  # long before they are needed
+        seen = tl.load(sums + at, mask=inside, other=0.0)
         slope = tl.zeros([TILE, TILE], tl.float32)
         for first in range(begin, end, ROWS):
             place = first + tl.arange(0, ROWS)
@@ -139,14 +143,10 @@ def _update(
                 left = tl.load(to_mapped_tails + here + row[None, :], mask=in_rows, other=0.0)
                 right = tl.load(tail_table + tail + column[None, :], mask=in_columns, other=0.0)
                 slope = tl.dot(tl.trans(left), right, slope)
-        inside = (row < dim)[:, None] & (column < dim)[None, :]
-        at = (relation.to(tl.int64) * dim + row[:, None]) * dim + column[None, :]
-        value = tl.load(matrices + at, mask=inside, other=0.0)
         if NORM:
             share = of_relation * (end - begin).to(tl.float32)
             slope += 2.0 * share * value
             tl.atomic_add(norms, share * tl.sum(tl.sum(value * value, axis=1), axis=0), sem="relaxed")
-        seen = tl.load(sums + at, mask=inside, other=0.0)
         value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
         tl.store(sums + at, seen, mask=inside)
         tl.store(matrices + at, value, mask=inside)
@@ -215,7 +215,7 @@ def update_matrices_(
     """Step the matrices of the batch's relations; with `of_relation`, also by that much of their squared norm."""
     dim = tables[0].shape[1]
     tiles = triton.cdiv(dim, TILE)
-    _update[(len(groups.starts) - 1, tiles, tiles)](
+    _update[(tiles, tiles, len(groups.starts) - 1)](
         matrices,
         sums,
         *groups,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dualkg.training.half import HalfStep
+from dualkg.training.gpu.step import HalfStep
 
 WARM_UP = 3  # steps taken one operation at a time before one is captured: libraries set themselves up in them
 

@@ -1,0 +1,136 @@
+"""The step itself: score, take the gradient back, update."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dualkg.losses import CrossEntropy, cross_entropy
+from dualkg.models import MODELS
+from dualkg.models.base import BilinearModel, Model
+from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.rescal import RESCAL
+from dualkg.regularizers import REGULARIZERS, PowerSum, Regularizer
+from dualkg.training.fused import LeafFactors
+from dualkg.training.gpu.table import Table
+from dualkg.training.gpu.vectors import Coordinates, Matrices
+
+
+class HalfStep:
+    """Descend on loss plus regularizer for one batch; what `PlainStep` does, but for rounding in the products."""
+
+    def __init__(
+        self, model: BilinearModel, loss: CrossEntropy, regularizer: PowerSum, optimizer: torch.optim.Adagrad
+    ) -> None:
+        self.model = model
+        self.loss = loss
+        self.optimizer = optimizer
+        self.eps = float(optimizer.param_groups[0]["eps"])
+        self.rate = torch.zeros((), device=model.device)
+        self.now = torch.zeros((), dtype=torch.int32, device=model.device)
+        # The side that asks for tails, and without reciprocal relations the one that asks for heads: the column of a
+        # triple that is given, and the one that is asked for.
+        self.sides = [(0, 2)] if model.reciprocal else [(0, 2), (2, 0)]
+        scored = {id(self._asked(asked)) for _, asked in self.sides}
+        self.tables = {
+            name: Table(table, optimizer.state[table]["sum"], id(table) in scored)
+            for name, table in model.named_parameters()
+            if name in ("entities", "tails")
+        }
+        kind = Coordinates if isinstance(model, DiagonalModel) else Matrices
+        self.vectors = kind(self, regularizer)
+        self.beside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def applies_to(
+        model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: torch.optim.Optimizer
+    ) -> bool:
+        """Whether model and regularizer are ours, so that kernels know what they do, and can be stepped by rows."""
+        ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
+        mapped = isinstance(model, DiagonalModel) or (isinstance(model, RESCAL) and not loss.relation_weight)
+        return ours and mapped and isinstance(optimizer, torch.optim.Adagrad)
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """Take one step and return the objective before it."""
+        self.rate.fill_(learning_rate)
+        return self.step(batch.contiguous())
+
+    @torch.no_grad()
+    def step(self, batch: Tensor) -> Tensor:
+        """Take one step at the learning rate that is set."""
+        self.now += 1
+        num_losses, num_penalties = len(self.sides) * len(batch), self.vectors.num_blocks * len(batch)
+        parts = torch.zeros(num_losses + num_penalties + 1, device=batch.device)  # of the objective
+        upstream = self._score(batch, parts[:num_losses].view(len(self.sides), -1))
+        self.vectors.add_gradients(batch, upstream, parts[num_losses:-1])
+        if self.loss.relation_weight:
+            parts[-1] += self._predict_relations(batch)
+        self.vectors.update_relations(batch, parts[-1])
+        for table in self.tables.values():
+            table.update(self.now, self.rate, self.eps)
+        return parts.sum()
+
+    def _score(self, batch: Tensor, losses: Tensor) -> list[Tensor]:
+        """Score all entities for the queries of each side, write their losses, and find the gradients of the images.
+
+        The gradient of a table goes on beside what follows: nobody waits for it but the update.
+        """
+        from dualkg.kernels.gpu.softmax import softmax_gradient_
+
+        size = len(batch)
+        upstream: list[Tensor] = [losses] * len(self.sides)
+        for table in self.tables.values():
+            sides = [number for number, (_, asked) in enumerate(self.sides) if self._asked(asked) is table.parameter]
+            if table.copy is None or table.product is None:
+                continue
+            images = table.images.of(len(sides) * size, table.copy.shape[1], table.copy)
+            scores = table.scores.of(len(sides) * size, len(table.copy), table.copy)
+            for number, part in zip(sides, images.view(len(sides), size, -1), strict=True):
+                self.vectors.map(batch, self.sides[number][0], part)
+            torch.mm(images, table.copy.T, out=scores)
+            for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
+                targets = batch[:, self.sides[number][1]]
+                softmax_gradient_(part, targets, self._share(targets), self.model.shape.num_entities, losses[number])
+            found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
+            for number, part in zip(sides, found, strict=True):
+                upstream[number] = part
+            table.ready = self._multiply_beside(scores.T, images, table.product, table.pieces)
+        return upstream
+
+    def _multiply_beside(self, left: Tensor, right: Tensor, out: Tensor, pieces: list[slice]) -> list[torch.cuda.Event]:
+        """A product in pieces of its rows, on another stream; the events that each is there.
+
+        A product waits for the matrix units, an update for memory, so that one piece can be updated while the next is
+        multiplied.
+        """
+        self.beside.wait_stream(torch.cuda.current_stream())
+        ready = []
+        with torch.cuda.stream(self.beside):
+            for piece in pieces:
+                torch.mm(left[piece], right, out=out[piece])
+                ready.append(self.beside.record_event())
+        return ready
+
+    def _asked(self, column: int) -> Tensor:
+        return self.model.tail_table if column == 2 else self.model.head_table
+
+    def _share(self, targets: Tensor) -> Tensor:
+        """What each query counts in the mean."""
+        size = len(self.sides)
+        if self.loss.entity_weights is None:
+            return torch.full(targets.shape, 1 / (len(targets) * size), device=targets.device)
+        chosen = self.loss.entity_weights[targets]
+        return chosen / (chosen.sum() * size)
+
+    def _predict_relations(self, batch: Tensor) -> Tensor:
+        """Relation prediction by autograd: its scores are few."""
+        relations = self.model.relations
+        with torch.enable_grad(), torch.autocast("cuda", torch.bfloat16):
+            f = LeafFactors(self.model, *batch.unbind(-1))
+            loss = self.loss.relation_weight * cross_entropy(self.model.relation_scores(f).float(), f.relations)
+            found = torch.autograd.grad(loss, [f.head, f.tail, relations])
+        heads, tails = self.tables["entities"], self.tables.get("tails", self.tables["entities"])
+        heads.rows.index_add_(0, f.heads, found[0])
+        tails.rows.index_add_(0, f.tails, found[1])
+        self.vectors.add_to_all_relations(found[2])
+        return loss.detach()

@@ -1,0 +1,201 @@
+"""What a step on a GPU does with the vectors of a batch and with the relations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from dualkg.models.diagonal import DiagonalModel
+from dualkg.regularizers import PowerSum
+from dualkg.training.gpu.table import Table
+from dualkg.training.workspace import Workspace
+
+if TYPE_CHECKING:
+    from dualkg.training.gpu.step import HalfStep
+
+
+class Vectors(ABC):
+    """What a step does with the vectors of a batch and with the relations."""
+
+    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+        self.step = step
+        self.regularizer = regularizer
+        self.relations = step.model.relations.detach()
+        self.relation_sums = step.optimizer.state[step.model.relations]["sum"]
+
+    @property
+    def heads(self) -> Table:
+        return self.step.tables["entities"]
+
+    @property
+    def tails(self) -> Table:
+        return self.step.tables.get("tails", self.heads)
+
+    def table(self, column: int) -> Tensor:
+        return (self.heads if column == 0 else self.tails).parameter.detach()
+
+    def shares(self, size: int) -> Mapping[str, float]:
+        """The regularizer's shares of one triple, its weight and the mean over the batch in them."""
+        return {name: share * self.regularizer.weight / size for name, share in self.regularizer.shares.items()}
+
+    @property
+    @abstractmethod
+    def num_blocks(self) -> int:
+        """In how many pieces the regularizer of a triple comes."""
+
+    @abstractmethod
+    def map(self, batch: Tensor, given: int, images: Tensor) -> None:
+        """Write h R (given 0) or t Rᵀ (given 2) into `images`."""
+
+    @abstractmethod
+    def add_gradients(self, batch: Tensor, upstream: list[Tensor], penalties: Tensor) -> None:
+        """Add the gradients of the vectors to the rows of their tables, and write the regularizer in pieces.
+
+        `upstream` is what the images got from being scored, of heads and, where those are asked for, of tails.
+        """
+
+    @abstractmethod
+    def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
+        """Step the relations; what the regularizer takes of whole relations is added to `penalty`."""
+
+    def add_to_all_relations(self, gradient: Tensor) -> None:
+        raise NotImplementedError
+
+
+class Coordinates(Vectors):
+    """Relations that act on each coordinate alone."""
+
+    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+        from dualkg.kernels.gpu.coordinates import Algebra
+
+        super().__init__(step, regularizer)
+        model = step.model
+        assert isinstance(model, DiagonalModel)
+        kind = type(model)
+        self.algebra = Algebra.of(model.numbers_per_coordinate, kind.times, kind.conjugate)
+        self.table_of_relations = Table(model.relations, self.relation_sums, scored=False)
+
+    @property
+    def num_blocks(self) -> int:
+        from dualkg.kernels.gpu.coordinates import num_blocks
+
+        return num_blocks(self.step.model.dim)
+
+    def map(self, batch: Tensor, given: int, images: Tensor) -> None:
+        from dualkg.kernels.gpu.coordinates import map_rows_
+
+        map_rows_(images, batch, self.table(given), self.relations, algebra=self.algebra, column=given)
+
+    def add_gradients(self, batch: Tensor, upstream: list[Tensor], penalties: Tensor) -> None:
+        from dualkg.kernels.gpu.coordinates import add_gradients_
+
+        add_gradients_(
+            batch,
+            heads=self.heads.row_sums,
+            relations=self.table_of_relations.row_sums,
+            tails=self.tails.row_sums,
+            now=self.step.now,
+            upstream=upstream,
+            shares=self.shares(len(batch)),
+            power=self.regularizer.power,
+            algebra=self.algebra,
+            penalties=penalties,
+        )
+
+    def add_to_all_relations(self, gradient: Tensor) -> None:
+        self.table_of_relations.rows += gradient
+        self.table_of_relations.stamps.copy_(self.step.now.expand_as(self.table_of_relations.stamps))
+
+    def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
+        self.table_of_relations.update(self.step.now, self.step.rate, self.step.eps)
+
+
+class Matrices(Vectors):
+    """Relations that are matrices: triples are grouped by relation, and what a matrix needs is done in one pass."""
+
+    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+        super().__init__(step, regularizer)
+        self.mapped, self.to_mapped = (Workspace(), Workspace()), (Workspace(), Workspace())
+        # t Rᵀ is needed where heads are asked for, and where the regularizer looks at it.
+        self.maps_tails = len(step.sides) == 2 or bool({"mapped_tail", "head_gap"} & regularizer.shares.keys())
+
+    @property
+    def num_blocks(self) -> int:
+        from dualkg.kernels.gpu.matrices import num_blocks
+
+        return num_blocks(self.step.model.dim)
+
+    def _buffers(self, spaces: tuple[Workspace, Workspace], size: int) -> tuple[Tensor, Tensor]:
+        one, other = (space.of(size, self.step.model.dim, self.relations) for space in spaces)
+        return one, other
+
+    def map(self, batch: Tensor, given: int, images: Tensor) -> None:
+        from dualkg.kernels.gpu.grouped import Groups
+
+        if given == 0:
+            self.groups = Groups.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
+        self._map(batch, given, images)
+
+    def _map(self, batch: Tensor, given: int, half_images: Tensor | None) -> None:
+        from dualkg.kernels.gpu.grouped import map_rows_
+
+        map_rows_(
+            self.table(given),
+            self.relations,
+            self.groups,
+            transposed=given == 2,
+            ids=batch[:, given],
+            images=self._buffers(self.mapped, len(batch))[given // 2],
+            half_images=half_images,
+        )
+
+    def add_gradients(self, batch: Tensor, upstream: list[Tensor], penalties: Tensor) -> None:
+        from dualkg.kernels.gpu.grouped import map_rows_
+        from dualkg.kernels.gpu.matrices import add_image_gradients_
+
+        if self.maps_tails and len(upstream) == 1:
+            self._map(batch, 2, None)
+        to_mapped = self._buffers(self.to_mapped, len(batch))
+        add_image_gradients_(
+            batch,
+            heads=self.heads.row_sums,
+            tails=self.tails.row_sums,
+            mapped=self._buffers(self.mapped, len(batch)),
+            to_mapped=to_mapped,
+            now=self.step.now,
+            upstream=upstream,
+            shares=self.shares(len(batch)),
+            power=self.regularizer.power,
+            with_tails=self.maps_tails,
+            penalties=penalties,
+        )
+        sides = [(0, self.heads), (2, self.tails)] if self.maps_tails else [(0, self.heads)]
+        for given, table in sides:
+            map_rows_(
+                to_mapped[given // 2],
+                self.relations,
+                self.groups,
+                transposed=given == 0,
+                ids=batch[:, given],
+                rows=table.rows,
+            )
+
+    def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
+        from dualkg.kernels.gpu.matrices import update_matrices_
+
+        update_matrices_(
+            self.relations,
+            self.relation_sums,
+            self.groups,
+            batch,
+            tables=(self.heads.parameter.detach(), self.tails.parameter.detach()),
+            to_mapped=self._buffers(self.to_mapped, len(batch)),
+            with_tails=self.maps_tails,
+            of_relation=self.shares(len(batch)).get("relation", 0.0),
+            norms=penalty,
+            rate=self.step.rate,
+            eps=self.step.eps,
+        )

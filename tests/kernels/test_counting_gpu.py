@@ -1,0 +1,100 @@
+"""The Triton form of the counting against its definition, and ranks on a GPU against those on a CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+import dualkg as kg
+from dualkg.evaluation.ranking import Asked
+from tests.kernels.test_counting import DTYPES, by_definition, counts, form_of, wide
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
+]
+
+
+def on_gpu(scores: torch.Tensor, known: torch.Tensor, asked: Asked) -> torch.Tensor:
+    return form_of("triton")(scores.cuda(), known.cuda(), Asked(*(values.cuda() for values in asked))).cpu()
+
+
+@settings(max_examples=100, deadline=None)
+@given(counts())
+def test_counts_are_what_they_are_by_definition(drawn):
+    scores, known, asked = drawn
+    assert on_gpu(scores, known, asked).tolist() == by_definition(scores, known, asked)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_counts_of_wide_rows(dtype):
+    scores, known, asked = wide(dtype)
+    assert on_gpu(scores, known, asked).tolist() == by_definition(scores, known, asked)
+
+
+@pytest.mark.parametrize("place", [0, 2047, 2048, 9000])
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+def test_one_bad_score_marks_its_row_alone(place, bad):
+    scores, known, asked = wide()
+    scores[0, place] = float(bad)
+    assert on_gpu(scores, known, asked).tolist() == by_definition(scores, known, asked)
+
+
+def test_padding_is_never_read_as_a_score():
+    scores, known, asked = wide()
+    padded = torch.cat([scores, torch.full((len(scores), 3), torch.nan)], dim=1).cuda()
+    asked_there = Asked(*(values.cuda() for values in asked))
+    found = form_of("triton")(padded[:, :-3], known.cuda(), asked_there)
+    assert torch.equal(found.cpu(), on_gpu(scores, known, asked))
+
+
+def test_nothing_asked_is_nothing_counted():
+    nothing, known = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
+    assert on_gpu(torch.zeros(0, 3), known, Asked(*[nothing] * 4)).shape == (0, 2)
+
+
+def test_counting_waits_for_nothing():
+    arrays = [tensor.cuda() for tensor in (wide()[0], wide()[1], *wide()[2])]
+    count, asked = form_of("triton"), Asked(*arrays[2:])
+    count(arrays[0], arrays[1], asked)  # compiled here
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        count(arrays[0], arrays[1], asked)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("dual", [None, "tail", "head"])
+def test_ranks_on_a_gpu_are_those_on_a_cpu(small_graph, dual, reciprocal):
+    model = kg.ComplEx(small_graph.shape, dim=3, reciprocal=reciprocal)
+    random = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data = torch.randint(-2, 3, parameter.shape, generator=random).float()
+    asked = kg.Dual(model, dual) if dual else model
+    here, there = kg.rank(asked, small_graph), kg.rank(asked.cuda(), small_graph)
+    np.testing.assert_array_equal(here.optimistic, there.optimistic)
+    np.testing.assert_array_equal(here.pessimistic, there.pessimistic)
+
+
+def test_a_diverged_model_is_refused_on_a_gpu(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=3)
+    model.entities.data[0, 0] = torch.nan
+    with pytest.raises(kg.DivergedError, match="scores NaN or infinity for the query"):
+        kg.rank(model.cuda(), small_graph)
+
+
+def test_relations_on_a_gpu_are_ranked_as_on_a_cpu(small_graph):
+    model = kg.DistMult(small_graph.shape, dim=3)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.sign()
+    here = kg.evaluate_relations(model, small_graph)
+    assert kg.evaluate_relations(model.cuda(), small_graph) == here
+
+
+def test_known_answers_stay_on_the_gpu(small_graph):
+    known, device = kg.KnownAnswers.of(small_graph), torch.device("cuda", 0)
+    assert known.on(device) is known.on(device)
+    assert known.on(device).answers.device == device

@@ -1,0 +1,245 @@
+"""The benchmarks: what they generate, count, fit and write. How fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import fits
+import graphs
+import limits
+import measuring
+import ranking
+import report
+import scaling
+import training
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+SCRIPTS = ("reading", "measuring", "training", "ranking", "peers", "graphs", "scaling", "report")
+ON = {
+    "cpu": "A",
+    "cores": 2,
+    "bf16": [],
+    "gpu": None,
+    "python": "3",
+    "torch": "2",
+    "date": "2026-01-01",
+    "commit": "c0ffee",
+    "device": "2 cores of A",
+}
+
+
+# -- the page -----------------------------------------------------------------------------------------------------
+
+
+def test_the_committed_page_is_made_from_the_committed_results():
+    assert (BENCHMARKS / "RESULTS.md").read_text(encoding="utf-8") == report.page(report.load_all())
+
+
+def test_a_page_tells_what_was_measured_and_what_was_not(tmp_path):
+    job = training.JOBS["cpu"][0]
+    sizes = {"num_entities": 10, "width": 4, "relation_width": 4, "present_heads": 3.0, "present_relations": 2.0}
+    ours = {"seconds_per_epoch": 20.0, "warm_up_seconds": 1.5, "peak_mib": 400.0, "steps_per_epoch": 545}
+    measured = {
+        "dualkg float32": {**ours, **sizes, "two_entity_tables": False},
+        "tutorial": {**ours, "seconds_per_epoch": 50.0, "peak_mib": 800.0},
+        "PyKEEN": {"failed": "PyKEEN is not installed"},
+    }
+    measuring.save("training", job.name, {"job": asdict(job), "measured": measured}, on=ON, folder=tmp_path)
+    page = report.page(report.load_all(tmp_path))
+    assert f"| {job.name} | tutorial-style PyTorch | 50.0 | 2.50 × | – | 800 | 1.50 |" in page
+    assert f"| {job.name} | PyKEEN | not measured here |" in page
+    assert "Measured on 2 cores of A, 2026-01-01, commit c0ffee; python 3, torch 2." in page
+
+
+def test_a_gpu_is_held_against_its_limit(tmp_path):
+    gpu = {**ON, "gpu": "G", "device": "G"}
+    job = training.JOBS["cuda"][0]
+    ours = {
+        **{"seconds_per_epoch": 0.5, "warm_up_seconds": 3.0, "peak_mib": 2048.0, "steps_per_epoch": 10},
+        **{"num_entities": 1000, "width": 10, "relation_width": 10, "present_heads": 1.0, "present_relations": 1.0},
+        "two_entity_tables": False,
+    }
+    record = {"job": asdict(job), "measured": {"dualkg bf16": ours, "plain engine": {"failed": "out of memory"}}}
+    # A step is 3 · 2 · 1000 · 1000 · 10 operations, and few bytes beside this bandwidth.
+    ceilings = {"bf16_operations_per_second": 3e9, "copied_bytes_per_second": 1e18}
+    measuring.save("training", job.name, record, on=gpu, folder=tmp_path)
+    measuring.save("ceilings", "all", ceilings, on=gpu, folder=tmp_path)
+    page = report.page(report.load_all(tmp_path))
+    assert (
+        f"| {job.name} | 6.10 | 0.500 | – | 0.200 | 0.200 | 2.50 × | 12.2 × | 3.00 | 2.00 / not measured here |" in page
+    )
+
+
+def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
+    here, there = tmp_path / "here", tmp_path / "there"
+    measuring.save("scaling", "dim", {"points": [1]}, on=ON, folder=here)
+    measuring.save("scaling", "batch", {"points": [2]}, on=ON, folder=here)
+    measuring.save("scaling", "dim", {"points": [3]}, on={**ON, "device": "G"}, folder=there)
+    measuring.merge(report.TOPICS, there, here)
+    found = json.loads((here / "scaling.json").read_text())
+    assert {device: sorted(jobs) for device, jobs in found.items()} == {"2 cores of A": ["batch", "dim"], "G": ["dim"]}
+    assert found["2 cores of A"]["dim"]["points"] == [1]
+
+
+def test_hasty_results_are_not_kept_with_the_others(tmp_path):
+    choices = measuring.parser("").parse_args(["--quick"])
+    assert measuring.folder_of(choices) != measuring.RESULTS
+    assert measuring.folder_of(measuring.parser("").parse_args(["--quick", "--out", str(tmp_path)])) == tmp_path
+    assert measuring.folder_of(measuring.parser("").parse_args([])) == measuring.RESULTS
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_tells_its_options(script):
+    words = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--help"]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert told.startswith(f"usage: {script}.py")
+
+
+# -- made graphs --------------------------------------------------------------------------------------------------
+
+
+def test_a_made_graph_has_the_size_asked_for_and_no_triple_twice():
+    graph = graphs.generate_graph(500, 3000, num_relations=20)
+    assert graph.shape == (500, 20)
+    assert len(np.unique(graph.train, axis=0)) == len(graph.train) == 3000
+    assert set(graph.train[:, 0]) == set(range(500))
+    assert set(graph.train[:, 1]) == set(range(20))
+    assert graph.train[:, 2].max() < 500
+
+
+def test_a_made_graph_is_skewed_as_real_ones_are():
+    """The most frequent tenth of FB15k-237 has 38 % of the heads, 56 % of the tails and 55 % of the relations."""
+    graph = graphs.generate_graph(5000, 50_000, num_relations=200)
+    head, relation, tail = (
+        graphs.share_of_most_frequent(graph.train[:, column], size) for column, size in enumerate((5000, 200, 5000))
+    )
+    assert 0.25 < head < 0.4
+    assert 0.4 < tail < 0.6
+    assert 0.45 < relation < 0.65
+    # The number of an entity does not tell how frequent it is.
+    assert abs(np.corrcoef(np.arange(5000), np.bincount(graph.train[:, 2], minlength=5000))[0, 1]) < 0.1
+
+
+def test_a_made_graph_is_the_same_for_the_same_seed():
+    one, same, other = (graphs.generate_graph(300, 1000, seed=seed).train for seed in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_a_graph_too_full_to_be_drawn_is_refused():
+    with pytest.raises(ValueError, match="more than a quarter of all there can be"):
+        graphs.generate_graph(10, 600, num_relations=10)
+    assert len(graphs.generate_graph(10, 250, num_relations=10).train) == 250
+
+
+# -- limits -------------------------------------------------------------------------------------------------------
+
+
+def test_work_of_a_step_by_hand():
+    """2 queries, 5 entities of 3 numbers, 2 relations present."""
+    step = limits.Step(
+        batch=2,
+        num_entities=5,
+        width=3,
+        relation_width=3,
+        present_heads=1,
+        present_relations=2,
+        two_entity_tables=False,
+        half=True,
+    )
+    table = 5 * 3 * (16 + 2 + 2 + 2)  # Adagrad, the copy written, the copy read twice
+    relations, scores, rows = 2 * 3 * (16 + 8), 2 * 5 * (2 + 2 + 2), 2 * 3 * (4 + 4)
+    assert step.work() == (3 * 2 * 2 * 5 * 3, table + relations + scores + rows)
+
+
+def test_work_of_a_step_with_matrices_two_tables_and_float32():
+    step = limits.Step(
+        batch=2,
+        num_entities=5,
+        width=3,
+        relation_width=9,
+        present_heads=1,
+        present_relations=2,
+        two_entity_tables=True,
+        half=False,
+    )
+    maps = 2 * 3 * (2 * 2 * 3 * 3)  # h R and t Rᵀ; each forward, and for both gradients
+    table, heads = 5 * 3 * (16 + 4 + 4), 1 * 3 * 16
+    relations, scores, rows = 2 * 9 * (16 + 8), 2 * 5 * (4 + 4 + 4), 2 * 3 * (4 + 4)
+    assert step.work() == (3 * 2 * 2 * 5 * 3 + maps, table + heads + relations + scores + rows)
+
+
+def test_a_limit_is_the_larger_part_and_the_sum():
+    ceilings = {"float32_operations_per_second": 10.0, "copied_bytes_per_second": 100.0}
+    assert limits.limit(limits.Work(20, 100), ceilings, half=False, times=3) == (6.0, 9.0)
+    assert limits.limit(limits.Work(20, 100), ceilings, half=True) is None
+
+
+# -- growth -------------------------------------------------------------------------------------------------------
+
+
+def test_an_exponent_is_found_again():
+    x = [100.0, 200.0, 400.0, 800.0]
+    fit = fits.fit_exponent(x, [3 * value**1.5 for value in x])
+    assert fit == pytest.approx((1.5, 3.0, 1.0))
+
+
+def test_the_last_points_tell_more_where_something_is_constant():
+    points = [{"dim": 2.0**k, "seconds": 10 + 2.0**k} for k in range(8)]
+    whole, last = fits.fits_of("dim", points, "seconds")
+    assert whole.exponent < last.exponent < 1
+    assert last.r_squared > whole.r_squared
+
+
+def test_one_size_doubles_while_the_others_stay():
+    base = scaling.Point(1000, 2000, 8, 64)
+    for axis in fits.AXES:
+        points = [asdict(point) for point in scaling.points_of(axis, base)]
+        grown = [point.pop(axis) for point in points]
+        assert [after / before for before, after in pairwise(grown)] == [2.0] * 4
+        assert all(point == points[0] for point in points)
+
+
+def test_a_smaller_budget_has_fewer_triples():
+    ceilings = {
+        "float32_operations_per_second": 3e10,
+        "bf16_operations_per_second": 3e10,
+        "copied_bytes_per_second": 1e10,
+    }
+    small, large = (scaling.base_within(budget, "cpu", ceilings) for budget in (150, 1e6))
+    assert 2 * small.batch <= small.triples < large.triples == scaling.BASES["cpu"].triples
+
+
+def test_a_point_is_trained_by_the_ordinary_loop():
+    found = scaling.train_point(scaling.TINY, "cpu")
+    assert found["seconds"] > 0
+    assert found["mib"] > 0
+
+
+# -- rankings that are compared -----------------------------------------------------------------------------------
+
+
+def test_the_rankings_that_are_compared_are_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(ranking, "STEPS", 2)
+    job, arrays = asdict(ranking.Job("world", "test", 8)), str(tmp_path / "weights.npz")
+    ranking.make_weights(job, device="cpu", arrays=arrays)
+    ours = ranking.measure_dualkg(job, device="cpu", arrays=arrays, num_triples=50, repeats=1)
+    theirs = ranking.measure_tutorial(job, device="cpu", arrays=arrays, num_triples=50)
+    assert math.isclose(ours["mrr"], theirs["mrr"], abs_tol=ranking.TOLERANCE)
+    assert ours["num_distinct_queries"] <= ours["num_queries"] == 100
+
+
+def test_rankings_that_differ_are_not_compared():
+    with pytest.raises(SystemExit, match="do not agree"):
+        ranking.check_agreement({"one": {"mrr": 0.31}, "other": {"mrr": 0.32}, "third": {"failed": "missing"}})
