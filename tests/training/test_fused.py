@@ -42,9 +42,7 @@ def build(kind, name, regularizer, loss, reciprocal, graph, *, optimizer="Adagra
     if choices.get("entity_weights"):
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).to(device, dtype)
     chosen = kg.DURA(0.1, plain=0.5, mapped=1.5) if regularizer == "DURA" else REGULARIZERS[regularizer](0.1)
-    stepper = build_optimizer(
-        Optimizer(name=optimizer), model.parameters(), one_pass=kind is FusedStep and device == "cpu"
-    )
+    stepper = build_optimizer(Optimizer(name=optimizer), model.parameters(), one_pass=kind is not PlainStep)
     return kind(model, CrossEntropy(**choices), chosen, stepper)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -53,18 +55,30 @@ def _load(folder: Path) -> Graph:
     if about["format"] != FORMAT:
         raise ValueError(f"{folder} has format {about['format']}; this version reads {FORMAT}")
     notes = Notes(about["notes"]["duplicates"], about["notes"]["overlaps"], tuple(about["notes"]["remarks"]))
-    return Graph(
-        name=about["name"],
-        entities=_vocabulary(folder / "entities.parquet", "entity"),
-        relations=_vocabulary(folder / "relations.parquet", "relation"),
-        train=_triples(folder / "train.parquet"),
-        valid=_triples(folder / "valid.parquet"),
-        test=_triples(folder / "test.parquet"),
-        source=about["source"],
-        fingerprint=about["fingerprint"],
-        catalogued=about["catalogued"],
-        notes=notes,
-    )
+    with _memory_given_back():
+        return Graph(
+            name=about["name"],
+            entities=_vocabulary(folder / "entities.parquet", "entity"),
+            relations=_vocabulary(folder / "relations.parquet", "relation"),
+            train=_triples(folder / "train.parquet"),
+            valid=_triples(folder / "valid.parquet"),
+            test=_triples(folder / "test.parquet"),
+            source=about["source"],
+            fingerprint=about["fingerprint"],
+            catalogued=about["catalogued"],
+            notes=notes,
+        )
+
+
+@contextmanager
+def _memory_given_back() -> Iterator[None]:
+    """Arrow's own pool would keep what reading took; small beside a large graph, but more than a small one."""
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
 
 
 def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
@@ -72,7 +86,8 @@ def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) ->
 
 
 def _read(path: Path) -> pa.Table:
-    return pq.read_table(path, page_checksum_verification=True)
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `read_table` would load another library
+        return file.read()
 
 
 def _vocabulary(path: Path, kind: str) -> Vocabulary:

@@ -16,6 +16,7 @@ from dualkg.regularizers import Regularizer
 from dualkg.training.fused import FusedStep
 from dualkg.training.gpu.graphed import GraphedStep
 from dualkg.training.gpu.step import HalfStep
+from dualkg.training.optimizers import AnyOptimizer, is_adagrad
 from dualkg.training.recipe import Recipe
 from dualkg.training.step import PlainStep
 
@@ -37,13 +38,8 @@ def is_fused(recipe: Recipe, model: Model) -> bool:
     return False
 
 
-def one_pass(recipe: Recipe, model: Model) -> bool:
-    """Whether the optimizer can go over each table once: PyTorch's own such form is for the CPU."""
-    return is_fused(recipe, model) and model.device.type == "cpu"
-
-
 def build_step(
-    recipe: Recipe, model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: torch.optim.Optimizer
+    recipe: Recipe, model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer
 ) -> Step:
     """The step that a recipe asks for; with precision "auto", in bfloat16 where the machine multiplies that faster."""
     if not is_fused(recipe, model):
@@ -60,10 +56,10 @@ def build_step(
 
 
 def _obstacle_to_bf16(
-    model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: torch.optim.Optimizer
+    model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer
 ) -> str | None:
     """Why products cannot be in bfloat16, as the end of a sentence."""
-    if not isinstance(optimizer, torch.optim.Adagrad):
+    if not is_adagrad(optimizer):
         return f"is for training with Adagrad; {type(optimizer).__name__} was asked for"
     if model.bilinear.entities.dtype != torch.float32:
         return "is for tables of float32"

@@ -16,7 +16,7 @@ from dualkg.losses import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
 from dualkg.models.base import BilinearModel, Factors, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.training.optimizers import can_step_rows, step_rows
+from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
 from dualkg.training.tables import ExactTables, HalfTables
 
 
@@ -37,7 +37,7 @@ class FusedStep:
         model: Model,
         loss: CrossEntropy,
         regularizer: Regularizer,
-        optimizer: torch.optim.Optimizer,
+        optimizer: AnyOptimizer,
         *,
         half: bool = False,
     ) -> None:

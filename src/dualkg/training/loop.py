@@ -25,7 +25,7 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
-from dualkg.training.engines import Step, build_step, one_pass
+from dualkg.training.engines import Step, build_step, is_fused
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.order import shuffled
 from dualkg.training.recipe import Recipe
@@ -75,7 +75,7 @@ class Trainer:
         self.recipe = recipe
         self.checkpoint_path: Path | None = None
         self.watch = watch or (lambda moment: None)
-        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=one_pass(recipe, model))
+        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=is_fused(recipe, model))
         self.regularizer = regularizer
         self.step = self._step()
         self.examples = self._examples()

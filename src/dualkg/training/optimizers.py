@@ -8,33 +8,39 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from dualkg.training.adagrad import Adagrad
 from dualkg.training.recipe import Optimizer
 
-OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
-    "Adagrad": torch.optim.Adagrad,
-    "Adam": torch.optim.Adam,
-    "SGD": torch.optim.SGD,
-}
+AnyOptimizer = torch.optim.Optimizer | Adagrad
 
 
-def build_optimizer(
-    choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False
-) -> torch.optim.Optimizer:
-    """PyTorch's optimizer of that name; with `one_pass`, its form that goes over each table once."""
-    return OPTIMIZERS[choice.name](parameters, lr=choice.learning_rate, fused=one_pass or None)  # type: ignore[call-arg]
+def build_optimizer(choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False) -> AnyOptimizer:
+    """PyTorch's optimizer of that name; with `one_pass`, one that goes over each table once where there is one."""
+    if one_pass and choice.name == "Adagrad":
+        return Adagrad(parameters, choice.learning_rate)
+    kinds: dict[str, type[torch.optim.Optimizer]] = {
+        "Adagrad": torch.optim.Adagrad,
+        "Adam": torch.optim.Adam,
+        "SGD": torch.optim.SGD,
+    }
+    return kinds[choice.name](parameters, lr=choice.learning_rate)  # type: ignore[call-arg]
 
 
-def can_step_rows(optimizer: torch.optim.Optimizer) -> bool:
+def is_adagrad(optimizer: AnyOptimizer) -> bool:
+    return isinstance(optimizer, (Adagrad, torch.optim.Adagrad))
+
+
+def can_step_rows(optimizer: AnyOptimizer) -> bool:
     """Whether rows without a gradient stay as they are, so that leaving them out is exact. Adam's moments decay."""
-    return isinstance(optimizer, (torch.optim.Adagrad, torch.optim.SGD))
+    return is_adagrad(optimizer) or isinstance(optimizer, torch.optim.SGD)
 
 
 @torch.no_grad()
 def step_rows(
-    optimizer: torch.optim.Optimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor, learning_rate: float
+    optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor, learning_rate: float
 ) -> None:
     """Step on some rows of a table, each named once; `gradient` is `(num_rows, width)`."""
-    if isinstance(optimizer, torch.optim.Adagrad):
+    if is_adagrad(optimizer):
         sums = optimizer.state[table]["sum"]
         seen = sums[rows].addcmul_(gradient, gradient)
         sums[rows] = seen
@@ -52,7 +58,7 @@ def learning_rate(choice: Optimizer, progress: float) -> float:
     return choice.learning_rate * (1 + math.cos(math.pi * fallen)) / 2
 
 
-def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: AnyOptimizer) -> dict[str, Tensor]:
     """The optimizer's memory as named tensors, for a checkpoint."""
     states = optimizer.state_dict()["state"]
     return {
@@ -63,7 +69,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def restore_optimizer(optimizer: AnyOptimizer, tensors: dict[str, Tensor]) -> None:
     states: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         index, key = name.split(".", 1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.models.base import BilinearModel
+from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.workspace import Workspace
 
 Side = Literal["head", "tail"]
@@ -24,7 +25,7 @@ class LossAndGradient(NamedTuple):
 class Tables(ABC):
     """The entity tables of a model, a gradient for each, and what is done with them in a step."""
 
-    def __init__(self, model: BilinearModel, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: BilinearModel, optimizer: AnyOptimizer) -> None:
         self.model = model
         self.optimizer = optimizer
         self.scores = Workspace()
@@ -85,7 +86,7 @@ class HalfTables(Tables):
     Each table has a bfloat16 copy that Adagrad writes in the same pass.
     """
 
-    def __init__(self, model: BilinearModel, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, model: BilinearModel, optimizer: AnyOptimizer) -> None:
         super().__init__(model, optimizer)
         self.copies = {side: table.detach().bfloat16() for side, table in _own_tables(model).items()}
         self.products = Workspace()

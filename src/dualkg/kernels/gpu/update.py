@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 2048  # numbers a program steps
+WIDEST = 4096  # numbers of a row that a program steps; of narrower rows it takes several
 
 
 @triton.jit
@@ -35,7 +35,8 @@ def _update(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    # From the last row to the first: what the product wrote last is still in the cache.
+    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     stamped = tl.load(stamps + row, mask=row < num_rows, other=0) == tl.load(now)
     inside = (row < num_rows)[:, None] & (column < width)[None, :]
@@ -49,12 +50,12 @@ def _update(
     slope = tl.load(rows + at, mask=touched, other=0.0)
     if HAS_PRODUCT:
         slope += tl.load(product + padded, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(table + at, mask=inside, other=0.0)
-    seen = tl.load(sums + at, mask=inside, other=0.0)
+    value = tl.load(table + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    seen = tl.load(sums + at, mask=inside, other=0.0, eviction_policy="evict_first")
     value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
     tl.store(rows + at, tl.zeros_like(slope), mask=touched)
-    tl.store(sums + at, seen, mask=inside)
-    tl.store(table + at, value, mask=inside)
+    tl.store(sums + at, seen, mask=inside, eviction_policy="evict_first")
+    tl.store(table + at, value, mask=inside, eviction_policy="evict_first")
     if HAS_COPY:
         tl.store(copy + padded, value.to(copy.dtype.element_ty), mask=inside)
 
@@ -78,8 +79,8 @@ def adagrad_(
     device, so that a captured step can change them.
     """
     num_rows, width = table.shape
-    columns = min(triton.next_power_of_2(width), BLOCK // 2)
-    block_rows = max(1, BLOCK // 2 // columns)
+    columns = min(triton.next_power_of_2(width), WIDEST)
+    block_rows = max(1, 1024 // columns)
     padded = [other for other in (product, copy) if other is not None]
     _update[(triton.cdiv(num_rows, block_rows), triton.cdiv(width, columns))](
         table,
@@ -98,5 +99,5 @@ def adagrad_(
         HAS_COPY=copy is not None,
         ROWS=block_rows,
         COLUMNS=columns,
-        num_warps=4,
+        num_warps=max(2, columns * block_rows // 512),
     )

@@ -14,13 +14,14 @@ from dualkg.regularizers import REGULARIZERS, PowerSum, Regularizer
 from dualkg.training.fused import LeafFactors
 from dualkg.training.gpu.table import Table
 from dualkg.training.gpu.vectors import Coordinates, Matrices
+from dualkg.training.optimizers import AnyOptimizer, is_adagrad
 
 
 class HalfStep:
     """Descend on loss plus regularizer for one batch; what `PlainStep` does, but for rounding in the products."""
 
     def __init__(
-        self, model: BilinearModel, loss: CrossEntropy, regularizer: PowerSum, optimizer: torch.optim.Adagrad
+        self, model: BilinearModel, loss: CrossEntropy, regularizer: PowerSum, optimizer: AnyOptimizer
     ) -> None:
         self.model = model
         self.loss = loss
@@ -42,13 +43,11 @@ class HalfStep:
         self.beside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def applies_to(
-        model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: torch.optim.Optimizer
-    ) -> bool:
+    def applies_to(model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer) -> bool:
         """Whether model and regularizer are ours, so that kernels know what they do, and can be stepped by rows."""
         ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
         mapped = isinstance(model, DiagonalModel) or (isinstance(model, RESCAL) and not loss.relation_weight)
-        return ours and mapped and isinstance(optimizer, torch.optim.Adagrad)
+        return ours and mapped and is_adagrad(optimizer)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -66,6 +65,7 @@ class HalfStep:
         if self.loss.relation_weight:
             parts[-1] += self._predict_relations(batch)
         self.vectors.update_relations(batch, parts[-1])
+        torch.cuda.current_stream().wait_stream(self.beside)
         for table in self.tables.values():
             table.update(self.now, self.rate, self.eps)
         return parts.sum()
@@ -94,22 +94,10 @@ class HalfStep:
             found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
             for number, part in zip(sides, found, strict=True):
                 upstream[number] = part
-            table.ready = self._multiply_beside(scores.T, images, table.product, table.pieces)
+            self.beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.beside):
+                torch.mm(scores.T, images, out=table.product)
         return upstream
-
-    def _multiply_beside(self, left: Tensor, right: Tensor, out: Tensor, pieces: list[slice]) -> list[torch.cuda.Event]:
-        """A product in pieces of its rows, on another stream; the events that each is there.
-
-        A product waits for the matrix units, an update for memory, so that one piece can be updated while the next is
-        multiplied.
-        """
-        self.beside.wait_stream(torch.cuda.current_stream())
-        ready = []
-        with torch.cuda.stream(self.beside):
-            for piece in pieces:
-                torch.mm(left[piece], right, out=out[piece])
-                ready.append(self.beside.record_event())
-        return ready
 
     def _asked(self, column: int) -> Tensor:
         return self.model.tail_table if column == 2 else self.model.head_table

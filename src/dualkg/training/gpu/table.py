@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 ALIGNED = 8  # bfloat16 numbers in the 16 bytes that matrix units want rows to start at
 TILE = 128  # rows of a table that a product takes at once
-PIECES = 4  # of a table, updated one by one
 
 
 @dataclass
@@ -37,11 +36,7 @@ class Table:
         self.stamps = torch.zeros(rows, dtype=torch.int32, device=device)
         self.copy: Tensor | None = None
         self.product: Tensor | None = None
-        self.pieces = [slice(0, rows)]
-        self.ready: list[torch.cuda.Event] = []
         if self.scored:
-            step = -(-rows // (PIECES * TILE)) * TILE
-            self.pieces = [slice(start, start + step) for start in range(0, rows, step)]
             padded = (-(-rows // TILE) * TILE, -(-width // ALIGNED) * ALIGNED)
             self.copy, self.product = torch.zeros(2, *padded, dtype=torch.bfloat16, device=device)
             self.copy[:rows, :width] = self.parameter.detach()
@@ -54,20 +49,17 @@ class Table:
         return RowSums(self.parameter.detach(), self.rows, self.stamps)
 
     def update(self, now: Tensor, rate: Tensor, eps: float) -> None:
-        """Step the table, each piece as soon as its product is there."""
+        """Step the table."""
         from dualkg.kernels.gpu.update import adagrad_
 
-        for number, piece in enumerate(self.pieces):
-            if self.ready:
-                torch.cuda.current_stream().wait_event(self.ready[number])
-            adagrad_(
-                self.parameter.detach()[piece],
-                self.sums[piece],
-                product=None if self.product is None else self.product[piece],
-                rows=self.rows[piece],
-                stamps=self.stamps[piece],
-                now=now,
-                copy=None if self.copy is None else self.copy[piece],
-                rate=rate,
-                eps=eps,
-            )
+        adagrad_(
+            self.parameter.detach(),
+            self.sums,
+            product=self.product,
+            rows=self.rows,
+            stamps=self.stamps,
+            now=now,
+            copy=self.copy,
+            rate=rate,
+            eps=eps,
+        )
