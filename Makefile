@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BENCH := .venv-bench
+BENCH_READY := $(BENCH)/.ready
 
-.PHONY: demo test test-slow records picture world bench clean
+.PHONY: demo test test-slow records picture world bench bench-report clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
@@ -31,13 +33,28 @@ records: $(READY)
 picture: $(READY)
 	$(BIN)/dualkg demo --picture docs/demo.svg
 
-# The bundled graph from its sources, and reading at ten million triples.
+# The bundled graph from its sources.
 world: $(READY)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,dev,world]'
 	$(BIN)/python scripts/build_world.py
 
-bench: $(READY)
+# Speed and memory on this machine, for more than half an hour. Peers and pictures have an environment of their own.
+bench: $(READY) $(BENCH_READY)
+	$(BIN)/python benchmarks/measuring.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/ranking.py
+	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/reading.py
+	$(MAKE) bench-report
+
+# The page and its pictures, from what is saved.
+bench-report: $(BENCH_READY)
+	$(BENCH)/bin/python benchmarks/report.py
+
+$(BENCH_READY): constraints-bench.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --constraint constraints-bench.txt pykeen matplotlib torch
+	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(BENCH)

@@ -1,0 +1,96 @@
+"""Graphs of any size whose degrees are skewed as those of real graphs are: `python benchmarks/graphs.py --help`."""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+import numpy.typing as npt
+
+import dualkg as kg
+from dualkg.data.graph import Triples
+
+Ids = npt.NDArray[np.int64]
+
+# The k-th most frequent of n has a frequency in proportion to k^(1/power - 1), so that the most frequent tenth has
+# a share of 0.1^(1/power): a third of the heads, a half of the tails and of the relations, as in FB15k-237.
+HEAD_POWER, TAIL_POWER, RELATION_POWER = 2.0, 3.0, 4.0
+
+
+def generate_graph(num_entities: int, num_triples: int, *, num_relations: int = 100, seed: int = 0) -> kg.Graph:
+    """A graph of distinct training triples, the same for the same seed.
+
+    Every entity is a head and every relation is used, where there are triples enough.
+    """
+    if num_triples * 4 > num_entities**2 * num_relations:
+        raise ValueError(
+            f"{num_triples:,} distinct triples of {num_entities:,} entities and {num_relations:,} relations are more "
+            f"than a quarter of all there can be: take more entities or fewer triples."
+        )
+    random = np.random.default_rng(seed)
+    triples = _distinct_triples(kg.GraphShape(num_entities, num_relations), num_triples, random)
+    none = np.empty((0, 3), dtype=np.int32)
+    return kg.Graph(
+        f"{num_triples:,} made triples",
+        kg.Vocabulary([f"e{number}" for number in range(num_entities)]),
+        kg.Vocabulary([f"r{number}" for number in range(num_relations)], kind="relation"),
+        *(triples, none, none),
+    )
+
+
+def _distinct_triples(shape: kg.GraphShape, num_triples: int, random: np.random.Generator) -> Triples:
+    """Draw until there are enough; those that use every entity and relation are drawn first, and stay."""
+    kept = np.unique(_draw(shape, num_triples, random, use_all=True))
+    while len(kept) < num_triples:
+        missing = num_triples - len(kept)
+        fresh = np.setdiff1d(_draw(shape, 2 * missing, random), kept)
+        kept = np.concatenate([kept, random.permutation(fresh)[:missing]])
+    rest, tails = np.divmod(random.permutation(kept), shape.num_entities)
+    heads, relations = np.divmod(rest, shape.num_relations)
+    # Until here a small number is a frequent one, which should not be so.
+    entity, relation = random.permutation(shape.num_entities), random.permutation(shape.num_relations)
+    return np.stack([entity[heads], relation[relations], entity[tails]], axis=1).astype(np.int32)
+
+
+def _draw(shape: kg.GraphShape, num: int, random: np.random.Generator, *, use_all: bool = False) -> Ids:
+    """Triples, one number each."""
+    heads = skewed(shape.num_entities, num, HEAD_POWER, random)
+    relations = skewed(shape.num_relations, num, RELATION_POWER, random)
+    tails = skewed(shape.num_entities, num, TAIL_POWER, random)
+    if use_all:
+        for ids, size in ((heads, shape.num_entities), (relations, shape.num_relations)):
+            ids[:size] = np.arange(size)[:num]
+    return (heads * shape.num_relations + relations) * shape.num_entities + tails
+
+
+def skewed(size: int, num: int, power: float, random: np.random.Generator) -> Ids:
+    """Numbers below `size`, small ones more often: Zipf's law with the exponent 1 - 1/power."""
+    return (size * random.random(num) ** power).astype(np.int64)
+
+
+def share_of_most_frequent(ids: npt.NDArray[np.integer], size: int, part: float = 0.1) -> float:
+    """Which share of all occurrences the most frequent part of `size` ids has."""
+    counts = np.sort(np.bincount(ids, minlength=size))[::-1]
+    return float(counts[: max(1, int(size * part))].sum() / counts.sum())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--entities", type=int, default=100_000)
+    parser.add_argument("--triples", type=int, default=1_000_000)
+    parser.add_argument("--relations", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    choices = parser.parse_args()
+    graph = generate_graph(choices.entities, choices.triples, num_relations=choices.relations, seed=choices.seed)
+    print(graph)
+    for name, column, size in (
+        ("heads", 0, choices.entities),
+        ("relations", 1, choices.relations),
+        ("tails", 2, choices.entities),
+    ):
+        share = share_of_most_frequent(graph.train[:, column], size)
+        print(f"The most frequent tenth of the {name} has {share:.0%} of the triples.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""What every benchmark shares: the machine, fresh processes, peak memory, saved results, and the machine's ceilings.
+
+`python benchmarks/measuring.py` measures the ceilings that the others are held against: matrix products and copies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PEERS = HERE.parent / ".venv-bench" / "bin" / "python"
+BF16_FLAGS = ("amx_bf16", "avx512_bf16", "bf16")  # what x86 and Arm processors call it
+
+
+# -- the command line ---------------------------------------------------------------------------------------------
+
+
+def parser(about: str | None) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
+    found.add_argument("--only", action="append", metavar="JOB", help="jobs whose name contains this; repeatable")
+    found.add_argument(
+        "--quick", action="store_true", help="a few steps, to see that it runs; not kept with the others"
+    )
+    found.add_argument("--device", choices=["cpu", "cuda"], help="left out, a GPU where there is one")
+    found.add_argument("--commit", help="the commit that is measured, where git cannot tell")
+    found.add_argument("--peers", type=Path, default=PEERS, help="the Python that has PyKEEN; by default .venv-bench's")
+    found.add_argument("--list", action="store_true", help="only print the names of the jobs")
+    found.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
+    return found
+
+
+def folder_of(choices: argparse.Namespace) -> Path:
+    """Where results go; hasty ones never beside those that are kept."""
+    hasty = choices.quick and choices.out == RESULTS
+    return Path(tempfile.gettempdir()) / "dualkg-quick" if hasty else Path(choices.out)
+
+
+def wanted(names: list[str], only: list[str] | None) -> list[str]:
+    """The names that were asked for; all where nothing was."""
+    chosen = [name for name in names if not only or any(part.lower() in name.lower() for part in only)]
+    if not chosen:
+        sys.exit(f"No job is named so: {', '.join(only or [])}. There are: {'; '.join(names)}.")
+    return chosen
+
+
+def pick_device(asked: str | None) -> str:
+    import torch
+
+    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# -- the machine --------------------------------------------------------------------------------------------------
+
+
+def describe(device: str, *, commit: str | None = None) -> dict[str, Any]:
+    """What a number depends on: device, versions, date and commit."""
+    import torch
+
+    found: dict[str, Any] = {
+        "cpu": cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "bf16": [flag for flag in BF16_FLAGS if flag in cpu_flags()],
+        "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
+        "python": platform.python_version(),
+        **{name: version(name) for name in ("torch", "triton", "numba")},
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "load": round(os.getloadavg()[0], 1),  # of the minute before; numbers of a busy machine are worth less
+        "commit": commit or git_commit(),
+    }
+    found["torch"] = str(torch.__version__)
+    found["device"] = found["gpu"] or f"{found['cores']} cores of {found['cpu']}"
+    return found
+
+
+def has_bf16(device: str) -> bool:
+    """Whether products in bfloat16 are a processor's own; without that they are slower than float32 by far."""
+    return device == "cuda" or not cpu_flags().isdisjoint(BF16_FLAGS)
+
+
+def cpu_flags() -> set[str]:
+    """What the processor says it can do; nothing where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return {flag for line in lines if line.startswith(("flags", "Features")) for flag in line.partition(":")[2].split()}
+
+
+def cpu_model() -> str:
+    """What the system calls its processor; some only give a number."""
+    try:
+        listed = subprocess.run(["lscpu"], check=True, capture_output=True, text=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        listed = ""
+    named = [line.partition(":")[2].strip() for line in listed.splitlines() if line.startswith("Model name:")]
+    return next(iter(named), "") or platform.processor() or platform.machine()
+
+
+def version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def git_commit() -> str | None:
+    """The commit of this tree, marked where files differ from it."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        found = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
+
+
+# -- memory and time ----------------------------------------------------------------------------------------------
+
+
+def peak_mib(device: str = "cpu") -> float:
+    """The most memory that was held: by this process on a CPU, by PyTorch's tensors on a GPU."""
+    if device == "cuda":
+        import torch
+
+        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
+    held = resident_mib("VmHWM")
+    if held is None:  # Linux counts in KiB, macOS in bytes
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
+    return round(held, 1)
+
+
+def resident_mib(line: str = "VmRSS") -> float | None:
+    """A line of Linux's account of this process; its peak, unlike `getrusage`'s, is never that of the parent."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return next((int(found.split()[1]) / 2**10 for found in status.splitlines() if found.startswith(line)), None)
+
+
+def forget_peak(device: str) -> None:
+    """Begin to count a GPU's peak anew; a CPU's is that of the process."""
+    gc.collect()
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def wait_for(device: str) -> None:
+    """A GPU is asked, not waited for; a clock must wait."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.synchronize()
+
+
+def seconds_of(work: Callable[[], object], device: str, *, least: float = 0.5) -> float:
+    """Seconds that a call takes, the best of several rounds, after one that is not counted."""
+    work()
+    wait_for(device)
+    times: list[float] = []
+    while len(times) < 3 or (sum(times) < least and len(times) < 50):
+        started = time.perf_counter()
+        work()
+        wait_for(device)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def in_fresh_process(script: Path, task: dict[str, Any], *, python: str | Path = sys.executable) -> dict[str, Any]:
+    """A task in a process of its own, whose peak is nobody else's; a failure is an answer too."""
+    words = [str(python), str(script), "--task", json.dumps(task)]
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    try:
+        found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    except (IndexError, ValueError):
+        lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
+        tell(answer.stderr)
+        return {"failed": lines[-1][:300] if lines else f"ended with {answer.returncode}"}
+    return found
+
+
+# -- results ------------------------------------------------------------------------------------------------------
+
+
+def load(topic: str, folder: Path = RESULTS) -> dict[str, Any]:
+    """All results of a topic: by device, then by job."""
+    path = folder / f"{topic}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def save(topic: str, job: str, record: dict[str, Any], *, on: dict[str, Any], folder: Path) -> None:
+    """Keep a result beside those of other jobs and of other machines."""
+    results = load(topic, folder)
+    results.setdefault(on["device"], {})[job] = {**record, "on": on}
+    _write(topic, results, folder)
+
+
+def merge(topics: list[str], source: Path, folder: Path = RESULTS) -> None:
+    """Take over results that were measured elsewhere."""
+    for topic in topics:
+        results = load(topic, folder)
+        for device, jobs in load(topic, source).items():
+            results.setdefault(device, {}).update(jobs)
+        if results:
+            _write(topic, results, folder)
+
+
+def _write(topic: str, results: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{topic}.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+# -- ceilings -----------------------------------------------------------------------------------------------------
+
+
+def measure_ceilings(device: str, *, quick: bool) -> dict[str, float]:
+    """Operations a second of large matrix products, and bytes a second of a large copy, read and written."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    size = (8192 if device == "cuda" else 2048) // (4 if quick else 1)
+    dtypes = {"float32": torch.float32}
+    if has_bf16(device):
+        dtypes["bf16"] = torch.bfloat16
+    found = {}
+    for name, dtype in dtypes.items():
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        work = partial(torch.mm, left, right, out=torch.empty_like(left))
+        found[f"{name}_operations_per_second"] = 2 * size**3 / seconds_of(work, device)
+    source = torch.ones((2**30 if device == "cuda" else 2**27) // (8 if quick else 1), device=device)
+    target = torch.empty_like(source)
+    seconds = seconds_of(lambda: target.copy_(source), device)
+    found["copied_bytes_per_second"] = 2 * source.numel() * source.element_size() / seconds
+    return found
+
+
+def main() -> None:
+    choices = parser(__doc__).parse_args()
+    if choices.task:
+        print(json.dumps(measure_ceilings(**choices.task)))
+        return
+    device = pick_device(choices.device)
+    on = describe(device, commit=choices.commit)
+    found = in_fresh_process(Path(__file__), {"device": device, "quick": choices.quick})
+    tell(f"{on['device']}: {json.dumps(found)}")
+    save("ceilings", "all", found, on=on, folder=folder_of(choices))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The same jobs by PyKEEN, in an environment of its own: started by training.py and ranking.py, answers in JSON.
+
+It needs nothing of dualkg: what it works on comes as a file of arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import measuring
+
+
+class EnoughError(Exception):
+    """Raised from inside PyKEEN's loop when enough batches were timed."""
+
+
+# -- asking -------------------------------------------------------------------------------------------------------
+
+
+def ask(task: dict[str, Any], python: Path) -> dict[str, Any]:
+    """Have a task done where PyKEEN is installed, or say that it is not."""
+    if not python.exists():
+        return {"failed": "PyKEEN is not installed"}
+    return measuring.in_fresh_process(Path(__file__), task, python=python)
+
+
+def write_arrays(path: Path, graph: Any, model: Any = None) -> Path:
+    """A graph as arrays of ids, and the tables of a ComplEx model."""
+    arrays = {name: getattr(graph, name) for name in ("train", "valid", "test")} | {"shape": np.array(graph.shape)}
+    if model is not None:
+        arrays |= {name: getattr(model, name).detach().cpu().numpy() for name in ("entities", "relations")}
+    np.savez(path, **arrays)
+    return path
+
+
+# -- doing --------------------------------------------------------------------------------------------------------
+
+
+def make_model(arrays: Any, *, dim: int, device: str) -> tuple[Any, Any]:
+    """ComplEx without a regularizer, which leaves PyKEEN the least to do, and the triples it is trained on."""
+    import torch
+    from pykeen.losses import CrossEntropyLoss
+    from pykeen.models import ComplEx
+    from pykeen.triples import CoreTriplesFactory
+
+    num_entities, num_relations = arrays["shape"].tolist()
+    factory = CoreTriplesFactory(
+        torch.from_numpy(arrays["train"].astype(np.int64)),
+        num_entities=num_entities,
+        num_relations=num_relations,
+        create_inverse_triples=True,
+    )
+    model = ComplEx(
+        triples_factory=factory, embedding_dim=dim, loss=CrossEntropyLoss(), regularizer=None, random_seed=0
+    )
+    return model.to(device), factory
+
+
+def measure_training(arrays: Any, *, dim: int, batch: int, steps: int, warm_up: int, device: str) -> dict[str, Any]:
+    """Seconds an epoch from the median of some batches: PyKEEN's loop over distinct (head, relation) pairs."""
+    import torch
+    from pykeen.training import LCWATrainingLoop
+    from pykeen.training.callbacks import TrainingCallback
+
+    clock: list[float] = []
+
+    class Clock(TrainingCallback):
+        def post_batch(self, epoch: int, batch: Any, **kwargs: Any) -> None:
+            measuring.wait_for(device)
+            clock.append(time.perf_counter())
+            if len(clock) > warm_up + steps:
+                raise EnoughError
+
+    model, factory = make_model(arrays, dim=dim, device=device)
+    loop = LCWATrainingLoop(
+        model=model, triples_factory=factory, optimizer=torch.optim.Adagrad(model.get_grad_params(), lr=0.1)
+    )
+    started = time.perf_counter()
+    with contextlib.suppress(EnoughError):
+        loop.train(factory, num_epochs=1, batch_size=batch, use_tqdm=False, callbacks=Clock())
+    turned = factory._add_inverse_triples_if_necessary(factory.mapped_triples)
+    num_queries = len(np.unique(turned[:, :2].numpy(), axis=0))
+    times = [after - before for before, after in itertools.pairwise(clock)][warm_up:]
+    num_steps = -(-num_queries // batch)
+    return {
+        "seconds_per_epoch": statistics.median(times) * num_steps,
+        "steps_per_epoch": num_steps,
+        "steps_measured": len(times),
+        "warm_up_seconds": clock[warm_up] - started,
+    }
+
+
+def measure_ranking(
+    arrays: Any, *, split: str, batch: int | None, device: str, num_triples: int | None
+) -> dict[str, Any]:
+    """Seconds of PyKEEN's evaluator with our weights, filtered, both directions."""
+    import torch
+    from pykeen.evaluation import RankBasedEvaluator
+
+    model, _ = make_model(arrays, dim=arrays["entities"].shape[1] // 2, device=device)
+    num_relations = int(arrays["shape"][1])
+    ours = arrays["relations"]
+    theirs = np.empty_like(ours)  # PyKEEN numbers a relation and its inverse 2r and 2r + 1; ours are r and r + n
+    theirs[0::2], theirs[1::2] = ours[:num_relations], ours[num_relations:]
+    for place, table in (
+        (model.entity_representations[0], arrays["entities"]),
+        (model.relation_representations[0], theirs),
+    ):
+        put_complex(place, table)
+    asked, *others = (
+        torch.from_numpy(arrays[name].astype(np.int64)) for name in (split, *({"train", "valid", "test"} - {split}))
+    )
+    evaluator = RankBasedEvaluator(filtered=True)
+    started = time.perf_counter()
+    found = evaluator.evaluate(
+        model,
+        asked[:num_triples],
+        additional_filter_triples=[asked, *others],
+        batch_size=batch,
+        use_tqdm=False,
+    )
+    measuring.wait_for(device)
+    return {
+        "seconds": time.perf_counter() - started,
+        "mrr": found.get_metric("both.realistic.inverse_harmonic_mean_rank"),
+    }
+
+
+def put_complex(place: Any, table: np.ndarray) -> None:
+    """Our rows, all real parts and then all imaginary ones, as PyKEEN's pairs."""
+    import torch
+
+    real, imaginary = np.split(table, 2, axis=1)
+    pairs = torch.from_numpy(np.stack([real, imaginary], axis=-1))
+    weight = place._embeddings.weight
+    with torch.no_grad():
+        weight.copy_(pairs.reshape(weight.shape))
+
+
+def main() -> None:
+    choices = measuring.parser(__doc__).parse_args()
+    if not choices.task:
+        sys.exit("This is started by training.py and ranking.py, with a --task.")
+    task = dict(choices.task)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("PYSTOW_HOME", folder)  # where PyKEEN would keep data sets
+        arrays = dict(np.load(task.pop("arrays")))
+        work = {"train": measure_training, "rank": measure_ranking}[task.pop("what")]
+        found = work(arrays, **task)
+    peak = measuring.peak_mib(task["device"])
+    print(json.dumps({**found, "peak_mib": peak, "version": measuring.version("pykeen")}))
+
+
+if __name__ == "__main__":
+    main()

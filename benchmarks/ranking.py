@@ -1,0 +1,198 @@
+"""Seconds and peak memory of ranking a split of FB15k-237, filtered and in both directions, beside what else there is.
+
+The same weights, trained for a moment, are ranked by `dualkg.rank`, by a loop over the queries and by PyKEEN's
+evaluator, each in a fresh process; their MRR must agree to 1e-4.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import measuring
+import peers
+import trials
+
+TOLERANCE = 1e-4
+STEPS = 40  # of training, enough for a ranking that is not random
+
+
+@dataclass(frozen=True)
+class Job:
+    """A split to rank by ComplEx."""
+
+    graph: str
+    split: str
+    dim: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.graph} {self.split} ComplEx dim {self.dim}"
+
+
+JOBS = {"cuda": [Job("FB15k-237", "valid", 2000)], "cpu": [Job("FB15k-237", "test", 100)]}
+
+
+# -- one measurement, in a process of its own ---------------------------------------------------------------------
+
+
+def make_weights(job: dict[str, Any], *, device: str, arrays: str) -> dict[str, Any]:
+    """Train for a moment and keep the tables."""
+    import dualkg as kg
+
+    asked = Job(**job)
+    graph = kg.load_graph(asked.graph)
+    kind = trials.Job(asked.graph, "ComplEx", asked.dim, 1000)
+    recipe = trials.recipe_for(kind, engine="auto", precision="float32", epochs=2)
+    trainer, _ = trials.train_epochs(recipe, trials.part_of(graph, STEPS * kind.batch // 2), device)
+    peers.write_arrays(Path(arrays), graph, trainer.model)
+    return {}
+
+
+def load(job: Job, arrays: str, *, num_triples: int | None) -> tuple[Any, Any, Any]:
+    """The model with its weights; the graph with as many triples to rank as are asked for; and the whole graph."""
+    import torch
+
+    import dualkg as kg
+
+    graph = kg.load_graph(job.graph)
+    part = dataclasses.replace(graph, **{job.split: graph.split(job.split)[:num_triples]})
+    saved = np.load(arrays)
+    model = kg.ComplEx(graph.shape, dim=job.dim)
+    with torch.no_grad():
+        model.entities.copy_(torch.from_numpy(saved["entities"]))
+        model.relations.copy_(torch.from_numpy(saved["relations"]))
+    return model.eval(), part, graph
+
+
+def measure_dualkg(
+    job: dict[str, Any], *, device: str, arrays: str, num_triples: int | None, repeats: int
+) -> dict[str, Any]:
+    """`dualkg.rank`, and the filter that it needs; the first ranking is the warm-up."""
+    import dualkg as kg
+
+    asked = Job(**job)
+    model, part, graph = load(asked, arrays, num_triples=num_triples)
+    started = time.perf_counter()
+    known = kg.KnownAnswers.of(graph)
+    filtering = time.perf_counter() - started
+    measuring.forget_peak(device)
+    model.to(device)
+    times = []
+    for _ in range(repeats + 1):
+        measuring.wait_for(device)
+        started = time.perf_counter()
+        ranks = kg.rank(model, part, split=asked.split, known=known)
+        times.append(time.perf_counter() - started)
+    first, *others = times
+    return {
+        "seconds": statistics.median(others),
+        "filter_seconds": filtering,
+        "warm_up_seconds": max(first - statistics.median(others), 0.0),
+        "mrr": float((1 / ranks.mean).mean()),
+        "num_queries": 2 * len(ranks.triples),
+        "num_distinct_queries": distinct_queries(ranks.triples),
+        "num_entities": graph.shape.num_entities,
+        "width": model.entities.shape[1],
+        "peak_mib": measuring.peak_mib(device),
+    }
+
+
+def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_triples: int | None) -> dict[str, Any]:
+    """A loop over the queries, and the filter that it needs."""
+    import torch
+
+    import tutorial
+
+    asked, saved = Job(**job), np.load(arrays)
+    num_entities, num_relations = saved["shape"].tolist()
+    measuring.forget_peak(device)
+    model = tutorial.ComplEx(num_entities, 2 * num_relations, asked.dim)
+    with torch.no_grad():
+        model.entities.weight.copy_(torch.from_numpy(saved["entities"]))
+        model.relations.weight.copy_(torch.from_numpy(saved["relations"]))
+    model.to(device)
+    splits = {name: torch.from_numpy(saved[name]) for name in ("train", "valid", "test")}
+    started = time.perf_counter()
+    known = tutorial.known_answers(tutorial.in_both_directions(torch.cat(list(splits.values())), num_relations))
+    filtering = time.perf_counter() - started
+    started = time.perf_counter()
+    queries = tutorial.in_both_directions(splits[asked.split][:num_triples], num_relations)
+    ranks = tutorial.rank(model, queries, known)
+    return {
+        "seconds": time.perf_counter() - started,
+        "filter_seconds": filtering,
+        "mrr": float((1 / np.array(ranks)).mean()),
+        "peak_mib": measuring.peak_mib(device),
+    }
+
+
+def distinct_queries(triples: Any) -> int:
+    """How many questions triples ask, (head, relation, ?) and (?, relation, tail)."""
+    return sum(len(np.unique(triples[:, columns], axis=0)) for columns in ([0, 1], [1, 2]))
+
+
+# -- all of them --------------------------------------------------------------------------------------------------
+
+
+def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> dict[str, Any]:
+    num_triples = 200 if quick else None
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = str(Path(folder) / "weights.npz")
+        made = {"what": "weights", "job": asdict(job), "device": device, "arrays": arrays}
+        done = measuring.in_fresh_process(Path(__file__), made)
+        if "failed" in done:
+            sys.exit(f"No weights to rank with: {done['failed']}")
+        common = {"job": asdict(job), "device": device, "arrays": arrays, "num_triples": num_triples}
+        theirs = {key: common[key] for key in ("device", "arrays", "num_triples")} | {"split": job.split}
+        measured = {}
+        for name, task in {
+            "dualkg": {"what": "dualkg", **common, "repeats": 1 if quick else 5},
+            "tutorial": {"what": "tutorial", **common},
+            "PyKEEN, batch as it chooses": {"what": "rank", **theirs, "batch": None},
+            "PyKEEN, batch 512": {"what": "rank", **theirs, "batch": 512},
+        }.items():
+            ours = task["what"] != "rank"
+            measured[name] = measuring.in_fresh_process(Path(__file__), task) if ours else peers.ask(task, python)
+            measuring.tell(f"{job.name}, {name}: {json.dumps(measured[name])}")
+    check_agreement(measured)
+    return {"job": asdict(job), "measured": measured}
+
+
+def check_agreement(measured: dict[str, dict[str, Any]]) -> None:
+    """Refuse to compare the speed of rankings that are not the same."""
+    found = {name: one["mrr"] for name, one in measured.items() if "mrr" in one}
+    if max(found.values()) - min(found.values()) > TOLERANCE:
+        sys.exit(f"The rankings do not agree, so their times cannot be compared: {found}")
+
+
+def main() -> None:
+    choices = measuring.parser(__doc__).parse_args()
+    if choices.task:
+        task = dict(choices.task)
+        work = {"dualkg": measure_dualkg, "tutorial": measure_tutorial, "weights": make_weights}[task.pop("what")]
+        print(json.dumps(work(**task)))
+        return
+    device = measuring.pick_device(choices.device)
+    jobs = {job.name: job for job in JOBS[device]}
+    chosen = measuring.wanted(list(jobs), choices.only)
+    if choices.list:
+        print(*chosen, sep="\n")
+        return
+    on = measuring.describe(device, commit=choices.commit)
+    for name in chosen:
+        found = measure_job(jobs[name], device, quick=choices.quick, python=choices.peers)
+        measuring.save("ranking", name, found, on=on, folder=measuring.folder_of(choices))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Write RESULTS.md and its pictures from saved measurements: `python benchmarks/report.py`.
+
+`--merge DIR` first takes over results that were measured on another machine and written there with `--out DIR`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import measuring
+import tables
+from tables import Results
+
+HERE = Path(__file__).parent
+TOPICS = ["ceilings", "training", "ranking", "scaling"]
+
+
+def load_all(folder: Path = measuring.RESULTS) -> dict[str, Results]:
+    """Every result by topic, device and job, and beside them what others have published."""
+    found = {topic: measuring.load(topic, folder) for topic in [*TOPICS, "reading"]}
+    return found | {"published": json.loads((HERE / "published.json").read_text(encoding="utf-8"))}
+
+
+def page(found: dict[str, Results]) -> str:
+    """RESULTS.md, from nothing but saved results."""
+    lines = [
+        "# Speed and memory",
+        "",
+        "Made by `make bench` from what is saved in [results](results); do not edit.",
+        "[How it is run, and why it grows as it does](../docs/scaling.md). Warm-up is never part of a time.",
+        "",
+    ]
+    sections = {"training": "Training", "ranking": "Ranking", "scaling": "How it grows"}
+    for topic, title in sections.items():
+        for device, jobs in sorted(found[topic].items(), key=lambda item: (not tables.is_gpu(item[1]), item[0])):
+            training = tables.gpu_training if tables.is_gpu(jobs) else tables.cpu_training
+            body = {"training": training, "ranking": tables.ranking, "scaling": tables.growth}[topic]
+            lines += [f"## {title}: {device}", ""]
+            if topic == "training":
+                lines += [f"![seconds an epoch]({tables.picture(topic, device, found[topic])}.svg)", ""]
+            lines += [*body(device, found), *tables.measured_on(record for _, record in tables.in_order(jobs))]
+    if found["ceilings"]:
+        lines += ["## The machines", "", *tables.ceilings(found)]
+    if found["reading"]:
+        lines += ["## Reading ten million triples", "", *tables.reading(found["reading"])]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=measuring.RESULTS, help="the folder of the JSON results")
+    parser.add_argument("--merge", type=Path, action="append", default=[], metavar="DIR", help="results to take over")
+    parser.add_argument("--out", type=Path, default=HERE, help="the folder of RESULTS.md and its pictures")
+    parser.add_argument(
+        "--text-only", action="store_true", help="leave the pictures, which need matplotlib, as they are"
+    )
+    choices = parser.parse_args()
+    for folder in choices.merge:
+        measuring.merge(TOPICS, folder, choices.results)
+    found = load_all(choices.results)
+    choices.out.mkdir(parents=True, exist_ok=True)
+    (choices.out / "RESULTS.md").write_text(page(found), encoding="utf-8")
+    if not choices.text_only:
+        import pictures
+
+        pictures.draw_all(found, choices.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Seconds an epoch of the ordinary path of `dualkg train`, and peak memory, beside what else there is.
+
+On a GPU: the published recipes, whole epochs, beside the plain engine. On a CPU: FB15k-237 at dim 100 and 200, beside
+the plain engine, a tutorial-style PyTorch loop and PyKEEN, one after the other in rounds, each in a fresh process.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import measuring
+import peers
+import trials
+from trials import Job
+
+JOBS = {
+    "cuda": [
+        Job("FB15k-237", "ComplEx", 2000, 1000),
+        Job("FB15k-237", "ComplEx", 2000, 100),
+        Job("FB15k-237", "CP", 2000, 1000),
+        Job("FB15k-237", "CP", 2000, 100),
+        Job("FB15k-237", "RESCAL", 512, 1024),
+        Job("WN18RR", "ComplEx", 2000, 500),
+        Job("WN18RR", "ComplEx", 2000, 100),
+        Job("WN18RR", "RESCAL", 256, 1024),
+        Job("YAGO3-10-quarter", "ComplEx", 1000, 1000),
+    ],
+    "cpu": [Job("FB15k-237", "ComplEx", 100, 1000), Job("FB15k-237", "ComplEx", 200, 1000)],
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: rounds of fresh processes; epochs, the first of which warms up; steps of one, or all."""
+
+    rounds: int
+    epochs: int
+    steps: int | None
+
+
+EFFORTS = {
+    "cuda": {"auto": Effort(1, 4, None), "plain": Effort(1, 3, 60)},
+    "cpu": {"auto": Effort(3, 3, 20), "plain": Effort(3, 3, 20)},
+}
+QUICK = Effort(1, 2, 3)
+
+
+TASKS: dict[str, Callable[..., dict[str, Any]]] = {
+    "dualkg": trials.measure_dualkg,
+    "several": trials.measure_several,
+    "tutorial": trials.measure_tutorial,
+    "prepare": trials.prepare,
+}
+
+
+def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tuple[Effort, dict[str, Any]]]:
+    """What is measured for a job: effort and task by name."""
+    found = {}
+    engines = [("plain engine", "plain", "float32")]
+    if device == "cpu":
+        engines.insert(0, ("dualkg float32", "auto", "float32"))
+    if measuring.has_bf16(device):
+        engines.insert(0, ("dualkg bf16", "auto", "bf16"))
+    for name, engine, precision in engines:
+        effort = QUICK if quick else EFFORTS[device][engine]
+        choice = {"engine": engine, "precision": precision, "epochs": effort.epochs, "steps": effort.steps}
+        found[name] = effort, {"what": "dualkg", "job": asdict(job), "device": device, **choice}
+    if device == "cpu":
+        effort = QUICK if quick else EFFORTS[device]["plain"]
+        steps = {"steps": (effort.epochs - 1) * (effort.steps or 1), "warm_up": effort.steps}
+        sized = {"arrays": arrays, "dim": job.dim, "batch": job.batch, "device": device, **steps}
+        found["tutorial"] = effort, {"what": "tutorial", **sized}
+        found["PyKEEN"] = effort, {"what": "train", **sized}
+    return found
+
+
+def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> dict[str, Any]:
+    """All variants in turn, as often as there are rounds, so that a busy minute hits them alike."""
+    with tempfile.TemporaryDirectory() as folder:
+        arrays = str(Path(folder) / "graph.npz")
+        asked = variants(job, device, arrays, quick=quick)
+        if device == "cuda":
+            rounds = run_together(asked)
+        else:
+            prepared = {"what": "prepare", "job": asdict(job), "arrays": arrays}
+            done = measuring.in_fresh_process(Path(__file__), prepared)
+            if "failed" in done:
+                sys.exit(f"{job.graph} cannot be read: {done['failed']}")
+            rounds = run_in_turn(asked, python)
+    found = {name: combined(measured) for name, measured in rounds.items()}
+    for name, one in found.items():
+        tell(job, name, one)
+    return {"job": asdict(job), "measured": found}
+
+
+def run_in_turn(asked: dict[str, tuple[Effort, dict[str, Any]]], python: Path) -> dict[str, list[dict[str, Any]]]:
+    """Each measurement in a process of its own; what has failed once is not tried again."""
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
+    for number in range(max(effort.rounds for effort, _ in asked.values())):
+        for name, (effort, task) in asked.items():
+            if number >= effort.rounds or any("failed" in found for found in rounds[name]):
+                continue
+            here = task["what"] != "train"
+            found = measuring.in_fresh_process(Path(__file__), task) if here else peers.ask(task, python)
+            rounds[name].append(found)
+            measuring.tell(f"round {number + 1}, {name}: {found.get('seconds_per_epoch', found)}")
+    return rounds
+
+
+def run_together(asked: dict[str, tuple[Effort, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """All variants in one process: a GPU's memory can be counted anew, and starting takes longer than measuring."""
+    tasks = [task for _, task in asked.values()]
+    found = measuring.in_fresh_process(Path(__file__), {"what": "several", "tasks": tasks})
+    return dict(zip(asked, [[one] for one in found.get("found", [found] * len(tasks))], strict=True))
+
+
+def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The median of several rounds, and the highest peak."""
+    failed = next((found for found in rounds if "failed" in found), None)
+    if failed:
+        return failed
+    return {
+        **rounds[0],
+        "rounds": [found["seconds_per_epoch"] for found in rounds],
+        "seconds_per_epoch": statistics.median(found["seconds_per_epoch"] for found in rounds),
+        "warm_up_seconds": statistics.median(found["warm_up_seconds"] for found in rounds),
+        "peak_mib": max(found["peak_mib"] for found in rounds),
+    }
+
+
+def tell(job: Job, name: str, found: dict[str, Any]) -> None:
+    if "failed" in found:
+        measuring.tell(f"{job.name}, {name}: {found['failed']}")
+        return
+    measuring.tell(
+        f"{job.name}, {name}: {found['seconds_per_epoch']:.3f} s/epoch, peak {found['peak_mib']:,.0f} MiB, "
+        f"warm-up {found['warm_up_seconds']:.1f} s"
+    )
+
+
+def main() -> None:
+    choices = measuring.parser(__doc__).parse_args()
+    if choices.task:
+        task = dict(choices.task)
+        print(json.dumps(TASKS[task.pop("what")](**task)))
+        return
+    device = measuring.pick_device(choices.device)
+    jobs = {job.name: job for job in JOBS[device]}
+    chosen = measuring.wanted(list(jobs), choices.only)
+    if choices.list:
+        print(*chosen, sep="\n")
+        return
+    on = measuring.describe(device, commit=choices.commit)
+    for name in chosen:
+        found = measure_job(jobs[name], device, quick=choices.quick, python=choices.peers)
+        measuring.save("training", name, found, on=on, folder=measuring.folder_of(choices))
+
+
+if __name__ == "__main__":
+    main()
