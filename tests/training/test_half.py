@@ -108,5 +108,5 @@ def test_a_run_ends_near_the_plain_one(small_graph, name, dim):
         recipe = kg.Recipe().with_changes({**changes, "training.engine": engine})
         run = kg.train_recipe(recipe, graph=small_graph, device="cuda")
         losses.append([entry["loss"] for entry in run.history])
-    assert losses[0][-1] < 0.8 * losses[0][0]
+    assert losses[0][-1] < 0.9 * losses[0][0]
     assert losses[0] == pytest.approx(losses[1], rel=0.02)

@@ -99,7 +99,8 @@ class HalfTables(Tables):
         losses = _softmax_gradient_(scores, targets)
         product = torch.mm(scores.T, (share * images).bfloat16(), out=self.products.of(len(copy), copy.shape[1], copy))
         gradient.add_(product) if accumulate else gradient.copy_(product)
-        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * (scores @ copy).float())
+        upstream = torch.mm(copy.T, scores.T).T  # a third faster than scores @ copy, where a processor has AMX
+        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * upstream.float())
 
     def update(self, learning_rate: float) -> None:
         from dualkg.kernels.cpu.adagrad import adagrad_

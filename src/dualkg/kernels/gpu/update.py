@@ -35,8 +35,7 @@ def _update(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    # From the last row to the first: what the product wrote last is still in the cache.
-    row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS + tl.arange(0, ROWS)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     stamped = tl.load(stamps + row, mask=row < num_rows, other=0) == tl.load(now)
     inside = (row < num_rows)[:, None] & (column < width)[None, :]
@@ -50,12 +49,12 @@ def _update(
     slope = tl.load(rows + at, mask=touched, other=0.0)
     if HAS_PRODUCT:
         slope += tl.load(product + padded, mask=inside, other=0.0).to(tl.float32)
-    value = tl.load(table + at, mask=inside, other=0.0, eviction_policy="evict_first")
-    seen = tl.load(sums + at, mask=inside, other=0.0, eviction_policy="evict_first")
+    value = tl.load(table + at, mask=inside, other=0.0)
+    seen = tl.load(sums + at, mask=inside, other=0.0)
     value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
     tl.store(rows + at, tl.zeros_like(slope), mask=touched)
-    tl.store(sums + at, seen, mask=inside, eviction_policy="evict_first")
-    tl.store(table + at, value, mask=inside, eviction_policy="evict_first")
+    tl.store(sums + at, seen, mask=inside)
+    tl.store(table + at, value, mask=inside)
     if HAS_COPY:
         tl.store(copy + padded, value.to(copy.dtype.element_ty), mask=inside)
 
