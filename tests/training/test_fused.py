@@ -14,7 +14,6 @@ from dualkg.losses import CrossEntropy, frequency_weights
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import engines
-from dualkg.training.engines import build_step
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
@@ -125,10 +124,16 @@ def test_huge_scores_stay_finite():
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[1e4], [-1e4]]))
 
 
+def engine_step(recipe: kg.Recipe, model: kg.Model, regularizer: kg.Regularizer) -> engines.Step:
+    engine = engines.choose_engine(recipe, model, regularizer)
+    optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=engine != "plain")
+    return engines.build_step(engine, model, CrossEntropy(), regularizer, optimizer)
+
+
 def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> engines.Step:
     recipe = kg.Recipe().with_changes({f"training.{key}": value for key, value in training.items()})
-    stepper = build_optimizer(Optimizer(name=optimizer), model.parameters())
-    return build_step(recipe, model, CrossEntropy(), kg.NoRegularizer(), stepper)
+    recipe = recipe.with_changes({"optimizer.name": optimizer})
+    return engine_step(recipe, model, kg.NoRegularizer())
 
 
 def test_the_engine_is_chosen_by_itself_and_can_be_forced(small_graph):
@@ -194,8 +199,7 @@ def test_whatever_one_s_own_classes_do_the_default_engine_takes_the_plain_steps(
     for engine in ("plain", "auto"):
         model = kind(small_graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5).double()
         recipe = kg.Recipe().with_changes({"training.engine": engine})
-        optimizer = build_optimizer(Optimizer(), model.parameters())
-        step = build_step(recipe, model, CrossEntropy(), regularizer, optimizer)
+        step = engine_step(recipe, model, regularizer)
         for batch in batches(small_graph, reciprocal, 5):
             step(batch, 0.1)
         found.append(list(model.parameters()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,64 +17,61 @@ from dualkg.regularizers import Regularizer
 from dualkg.training.fused import FusedStep
 from dualkg.training.gpu.graphed import GraphedStep
 from dualkg.training.gpu.step import HalfStep
-from dualkg.training.optimizers import AnyOptimizer, is_adagrad
+from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.step import PlainStep
 
 Step = Callable[[Tensor, float], Tensor]
+Engine = Literal["plain", "fused", "fused bf16", "kernels"]  # the last also with products in bfloat16, on a GPU
 
 
-def is_fused(recipe: Recipe, model: Model) -> bool:
-    """Whether the fused engine is asked for, or left to us and applies."""
+def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
+    """What the recipe asks for; what it leaves open is what is fastest on the model's device."""
     engine, precision = recipe.training.engine, recipe.training.precision
-    if FusedStep.applies_to(model):
-        if engine == "plain" and precision == "bf16":
+    if not FusedStep.applies_to(model):
+        if engine == "fused" or precision == "bf16":
+            raise RequestError(
+                f"The fused engine needs a bilinear model whose scores are one product; {type(model).__name__} is "
+                f"none. Use --engine plain and float32."
+            )
+        return "plain"
+    if engine == "plain":
+        if precision == "bf16":
             raise RequestError("The plain engine trains in float32; bf16 was asked for. Use --engine fused.")
-        return engine != "plain"
-    if engine == "fused" or precision == "bf16":
-        raise RequestError(
-            f"The fused engine needs a bilinear model whose scores are one product; {type(model).__name__} is none. "
-            f"Use --engine plain and float32."
-        )
-    return False
+        return "plain"
+    on_gpu = model.device.type == "cuda"
+    obstacle = _obstacle_to_bf16(recipe, model, regularizer)
+    if precision == "bf16" and obstacle:
+        raise RequestError(f"bf16 {obstacle}. Use --set training.precision=float32.")
+    # A GPU always gains from it; a CPU only where its matrix units know bfloat16.
+    wanted = precision == "bf16" or (precision == "auto" and (on_gpu or has_bf16_products()))
+    if obstacle or not wanted:
+        return "fused"
+    return "kernels" if on_gpu else "fused bf16"
 
 
 def build_step(
-    recipe: Recipe, model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer
+    engine: Engine, model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer
 ) -> Step:
-    """The step that a recipe asks for; with precision "auto", in bfloat16 where the machine multiplies that faster."""
-    if not is_fused(recipe, model):
+    if engine == "plain":
         return PlainStep(model, loss, regularizer, optimizer)
-    precision = recipe.training.precision
-    obstacle = _obstacle_to_bf16(model, loss, regularizer, optimizer)
-    if precision == "bf16" and obstacle:
-        raise RequestError(f"bf16 {obstacle}. Use --set training.precision=float32.")
-    if precision == "float32" or obstacle or (precision == "auto" and not _gains_from_bf16(model)):
-        return FusedStep(model, loss, regularizer, optimizer)
-    if model.device.type == "cpu":
-        return FusedStep(model, loss, regularizer, optimizer, half=True)
-    return GraphedStep(HalfStep(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
+    if engine == "kernels":
+        return GraphedStep(HalfStep(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
+    return FusedStep(model, loss, regularizer, optimizer, half=engine == "fused bf16")
 
 
-def _obstacle_to_bf16(
-    model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer
-) -> str | None:
+def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) -> str | None:
     """Why products cannot be in bfloat16, as the end of a sentence."""
-    if not is_adagrad(optimizer):
-        return f"is for training with Adagrad; {type(optimizer).__name__} was asked for"
+    if recipe.optimizer.name != "Adagrad":
+        return f"is for training with Adagrad; {recipe.optimizer.name} was asked for"
     if model.bilinear.entities.dtype != torch.float32:
         return "is for tables of float32"
     if model.device.type == "cpu":
         return None
     if find_spec("triton") is None:
         return "on a GPU needs Triton, which is not installed"
-    if not torch.cuda.is_bf16_supported(including_emulation=False):
+    if torch.cuda.get_device_capability(model.device) < (8, 0):
         return "is not what this GPU multiplies"
-    if not HalfStep.applies_to(model, loss, regularizer, optimizer):
+    if not HalfStep.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):
         return "on a GPU is for the models and regularizers of dualkg, and for RESCAL without relation prediction"
     return None
-
-
-def _gains_from_bf16(model: Model) -> bool:
-    """A GPU always does; a CPU only where its matrix units know bfloat16."""
-    return model.device.type == "cuda" or has_bf16_products()

@@ -15,8 +15,8 @@ import torch
 PACKAGES = ("dualkg", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
 
 
-def environment(device: torch.device, *, fingerprint: str) -> dict[str, object]:
-    """Versions, commit, device, threads, and the hash of the data."""
+def environment(device: torch.device, *, fingerprint: str, engine: str | None = None) -> dict[str, object]:
+    """Versions, commit, device, threads, the engine that was chosen, and the hash of the data."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -27,6 +27,7 @@ def environment(device: torch.device, *, fingerprint: str) -> dict[str, object]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": describe_device(device),
+        "engine": engine,
         "data": fingerprint,
     }
 

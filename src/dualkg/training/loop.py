@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,7 +26,8 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
-from dualkg.training.engines import Step, build_step, is_fused
+from dualkg.training.engines import Step, build_step, choose_engine
+from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.order import shuffled
 from dualkg.training.processor import tiny_numbers_as_zero
@@ -76,10 +78,13 @@ class Trainer:
         self.recipe = recipe
         self.checkpoint_path: Path | None = None
         self.watch = watch or (lambda moment: None)
-        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=is_fused(recipe, model))
+        self.engine = choose_engine(recipe, model, regularizer)
+        examples = self._examples()
+        check_memory(recipe, model, self.engine, num_examples=len(examples))
+        self.examples = torch.from_numpy(examples).to(model.device)
+        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=self.engine != "plain")
         self.regularizer = regularizer
         self.step = self._step()
-        self.examples = self._examples()
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
@@ -98,9 +103,9 @@ class Trainer:
 
     def _step(self) -> Step:
         """A step that sees the weights as they are now: a fused one may hold copies of the tables."""
-        return build_step(self.recipe, self.model, self._loss(), self.regularizer, self.optimizer)
+        return build_step(self.engine, self.model, self._loss(), self.regularizer, self.optimizer)
 
-    def _examples(self) -> Tensor:
+    def _examples(self) -> npt.NDArray[np.int64]:
         triples = self.graph.train
         if not len(triples):
             raise RequestError(f"{self.graph.name} has no training triples.")
@@ -108,7 +113,7 @@ class Trainer:
             raise RequestError(f"{self.graph.name} has no valid triples, so validation.every should be 0.")
         if self.model.reciprocal:
             triples = with_reciprocals(triples, self.graph.shape.num_relations)
-        return torch.from_numpy(triples.astype(np.int64)).to(self.model.device)
+        return triples.astype(np.int64)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, a new order each time."""

@@ -200,7 +200,7 @@ def spread(values: list[float]) -> tuple[float, float]:
 def _begin(trainer: Trainer, folder: RunFolder | None, *, overwrite: bool = False) -> Run:
     """Train from the start. The folder appears with the first checkpoint in it, so the model's own start is kept."""
     if folder:
-        about = environment(trainer.model.device, fingerprint=trainer.graph.fingerprint)
+        about = environment(trainer.model.device, engine=trainer.engine, fingerprint=trainer.graph.fingerprint)
         with folder.beginning(trainer.recipe, trainer.graph, about, overwrite=overwrite) as fresh:
             trainer.save(fresh.checkpoint)
         trainer.checkpoint_path = folder.checkpoint

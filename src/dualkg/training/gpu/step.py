@@ -14,7 +14,7 @@ from dualkg.regularizers import REGULARIZERS, PowerSum, Regularizer
 from dualkg.training.fused import LeafFactors
 from dualkg.training.gpu.table import Table
 from dualkg.training.gpu.vectors import Coordinates, Matrices
-from dualkg.training.optimizers import AnyOptimizer, is_adagrad
+from dualkg.training.optimizers import AnyOptimizer
 
 
 class HalfStep:
@@ -43,11 +43,10 @@ class HalfStep:
         self.beside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def applies_to(model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer) -> bool:
-        """Whether model and regularizer are ours, so that kernels know what they do, and can be stepped by rows."""
+    def applies_to(model: Model, regularizer: Regularizer, *, predicts_relations: bool) -> bool:
+        """Whether model and regularizer are ours, so that kernels know what they do."""
         ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
-        mapped = isinstance(model, DiagonalModel) or (isinstance(model, RESCAL) and not loss.relation_weight)
-        return ours and mapped and is_adagrad(optimizer)
+        return ours and (isinstance(model, DiagonalModel) or (isinstance(model, RESCAL) and not predicts_relations))
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""

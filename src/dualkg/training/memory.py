@@ -1,0 +1,128 @@
+"""How much memory a run will need, told before it starts."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from dualkg.errors import RequestError
+from dualkg.evaluation.ranking import BLOCK_ELEMENTS
+from dualkg.models.base import Model
+from dualkg.training.engines import Engine
+from dualkg.training.gpu.table import ALIGNED, TILE
+from dualkg.training.recipe import Recipe
+
+ID = 8  # bytes
+HALF = 2
+LIBRARIES = 200 * 2**20  # that matrix products and compiled kernels keep for themselves
+
+
+class Need(NamedTuple):
+    """Bytes beside the model's own tables: those of every run, and those of each triple in a batch."""
+
+    fixed: float
+    per_triple: float
+
+    def of(self, batch_size: int) -> float:
+        return self.fixed + batch_size * self.per_triple
+
+    def largest_batch(self, available: float) -> int:
+        """The largest batch that fits; 0 or less if none does."""
+        return math.floor((available - self.fixed) / self.per_triple)
+
+
+def check_memory(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) -> None:
+    """Refuse a run that would not fit where the model is, and say which batch would."""
+    need = predict(recipe, model, engine, num_examples=num_examples)
+    available, size = available_memory(model.device), min(recipe.training.batch_size, num_examples)
+    if need.of(size) <= available:
+        return
+    largest = need.largest_batch(available)
+    advice = (
+        f"A batch of up to {largest:,} fits: use --set training.batch_size={largest}."
+        if largest >= 1
+        else "Not even a batch of 1 fits: choose a smaller dim, or a device with more memory."
+    )
+    raise RequestError(
+        f"Training in batches of {size:,} would need {_gib(need.of(size))} beside the model: {_gib(need.fixed)} for "
+        f"gradients and optimizer, {_gib(size * need.per_triple)} for a batch. {_gib(available)} are free on "
+        f"{model.device}. {advice}"
+    )
+
+
+def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) -> Need:
+    """The peak of a run; tests hold it against what runs do take."""
+    bilinear = model.bilinear
+    size = bilinear.entities.element_size()
+    tables = {name: table.numel() * size for name, table in bilinear.named_parameters()}
+    state = {"Adagrad": 1, "Adam": 2, "SGD": 0}[recipe.optimizer.name] * sum(tables.values())
+    need = _kernels(model) if engine == "kernels" else _autograd(model, engine, tables)
+    kept = sum(tables.values()) if recipe.validation.keep == "best" else 0
+    # The triples, in their order and shuffled; keys to sort by; and a block of the ranking, with what it is counted by.
+    common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
+    libraries = LIBRARIES if model.device.type == "cuda" else 0
+    return Need(need.fixed + state + kept + common + libraries, need.per_triple)
+
+
+def _autograd(model: Model, engine: Engine, tables: dict[str, int]) -> Need:
+    """A gradient for every table; scores, and what autograd or the softmax keep of them; vectors of the batch."""
+    bilinear, on_gpu = model.bilinear, model.device.type == "cuda"
+    size, width = bilinear.entities.element_size(), bilinear.entities.shape[1]
+    num_entities, num_sides = bilinear.shape.num_entities, 1 if model.reciprocal else 2
+    gradients = sum(tables.values())
+    if engine == "fused bf16":
+        entities = sum(tables[name] for name in ("entities", "tails") if name in tables)
+        return Need(gradients + 2 * entities * HALF / size, num_entities * HALF + 24 * width * size)
+    passes = max(tables.values()) if on_gpu or engine == "plain" else 0  # of an optimizer that needs several
+    if engine == "plain":
+        arrays = num_sides * (3 if model is bilinear else 5)
+        gradients += max(tables.values())  # the same table's gradient from its products and from its rows
+    else:
+        arrays = 2 if on_gpu else 1
+    return Need(gradients + passes, arrays * num_entities * size + 24 * num_sides * width * size)
+
+
+def _kernels(model: Model) -> Need:
+    """Rows of gradients for every table but matrices; a copy and a gradient in bfloat16 where all rows are scored."""
+    bilinear = model.bilinear
+    (num_entities, width), num_sides = bilinear.entities.shape, 1 if model.reciprocal else 2
+    padded = -(-num_entities // TILE) * TILE, -(-width // ALIGNED) * ALIGNED
+    num_tables = 2 if bilinear.two_entity_tables else 1
+    num_scored = min(num_tables, num_sides)
+    rows = num_tables * bilinear.entities.numel() + (bilinear.relations.numel() if bilinear.diagonal else 0)
+    fixed = 4 * rows + num_scored * padded[0] * padded[1] * 2 * HALF
+    vectors = num_sides * padded[1] * (HALF + 4) + (0 if bilinear.diagonal else 4 * 4 * width)
+    return Need(fixed, num_sides * padded[0] * HALF + vectors)
+
+
+def available_memory(device: torch.device) -> float:
+    """Bytes that can still be had: on a GPU, what is free and what PyTorch holds unused; on a CPU, what Linux says."""
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + unused)
+    return min(_free_on_machine(), _free_in_group())
+
+
+def _free_on_machine(description: Path = Path("/proc/meminfo")) -> float:
+    if description.is_file():
+        for line in description.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    return math.inf
+
+
+def _free_in_group(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """What a container leaves, where it has a limit."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = (folder / "memory.current").read_text().strip()
+        return math.inf if limit == "max" else max(float(limit) - float(used), 0.0)
+    except (OSError, ValueError):
+        return math.inf
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:,.2f} GiB"

@@ -1,0 +1,135 @@
+"""What a run needs, told before it starts."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.training import memory
+from dualkg.training.loop import Trainer
+from dualkg.training.memory import BLOCK_ELEMENTS, Need, predict
+from tests.conftest import graph_of
+
+CPU = torch.device("cpu")
+
+
+def test_the_need_of_a_fused_run_by_hand():
+    """Ten entities of 6 numbers, 4 relation ids, in float32: gradients and Adagrad's sums are 2 · 84 · 4 bytes."""
+    model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
+    need = predict(kg.Recipe(), model, "fused", num_examples=5)
+    assert need.fixed == 2 * 84 * 4 + 5 * 10 * 8 + BLOCK_ELEMENTS * 6
+    assert need.per_triple == 10 * 4 + 24 * 6 * 4
+
+
+def test_keeping_the_best_weights_needs_them_twice():
+    model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
+    best = kg.Recipe().with_changes({"validation.every": 1, "validation.keep": "best"})
+    needs = [predict(recipe, model, "fused", num_examples=5).fixed for recipe in (best, kg.Recipe())]
+    assert needs[0] - needs[1] == 84 * 4
+
+
+def trained(graph: kg.Graph, batch_size: int) -> Trainer:
+    recipe = kg.Recipe().with_changes({"training.batch_size": batch_size, "training.precision": "float32"})
+    return Trainer(kg.ComplEx(graph.shape, dim=4), graph, recipe, kg.DURA(0.1))
+
+
+def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
+    graph = graph_of([(i % 50, i % 3, (7 * i) % 50) for i in range(2000)])
+    examples = 2 * len(graph.train)
+    need = predict(kg.Recipe(), kg.ComplEx(graph.shape, dim=4), "fused", num_examples=examples)
+    monkeypatch.setattr(memory, "available_memory", lambda device: need.of(777) + 1)
+    assert trained(graph, 777).num_steps == math.ceil(examples / 777)
+    with pytest.raises(kg.RequestError, match=r"A batch of up to 777 fits: use --set training.batch_size=777\."):
+        trained(graph, 778)
+    monkeypatch.setattr(memory, "available_memory", lambda device: need.of(0))
+    with pytest.raises(kg.RequestError, match="Not even a batch of 1 fits: choose a smaller dim"):
+        trained(graph, 1)
+
+
+def test_a_batch_larger_than_the_graph_needs_no_more_than_the_graph(monkeypatch):
+    graph = graph_of([(0, 0, 1), (1, 0, 2)])
+    need = predict(kg.Recipe(), kg.ComplEx(graph.shape, dim=4), "fused", num_examples=4)
+    monkeypatch.setattr(memory, "available_memory", lambda device: need.of(4))
+    assert trained(graph, 10**9).num_steps == 1
+
+
+def test_what_linux_and_containers_say(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
+    assert memory._free_on_machine(tmp_path / "meminfo") == 2**21
+    assert memory._free_on_machine(tmp_path / "missing") == math.inf
+    assert memory._free_in_group(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("100\n")
+    assert memory._free_in_group(tmp_path) == math.inf
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert memory._free_in_group(tmp_path) == 900
+    assert memory.available_memory(CPU) > 0
+
+
+MEASURE = """
+import re, sys, torch, dualkg as kg
+from dualkg.training.loop import Trainer
+from dualkg.training.memory import BLOCK_ELEMENTS, predict
+from tests.conftest import graph_of
+torch.set_num_threads(1)
+engine, size = sys.argv[1], int(sys.argv[2])
+graph = graph_of([(i % 9, 0, i) for i in range(20000)])
+recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine})
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
+model = kg.ComplEx(graph.shape, dim=40)
+trainer = Trainer(model, graph, recipe, kg.DURA(0.1))
+before = peak()
+for _, batch in zip(range(3), trainer.batches(0)):
+    trainer.step(batch, 0.1)
+print(peak() - before, predict(recipe, model, trainer.engine, num_examples=len(trainer.examples)).per_triple)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+@pytest.mark.parametrize("engine", ["plain", "fused"])
+def test_a_batch_takes_what_was_predicted(engine):
+    """From the growth between two sizes, so that libraries do not count."""
+    found = []
+    for size in (500, 2500):
+        done = subprocess.run(
+            [sys.executable, "-c", MEASURE, engine, str(size)], capture_output=True, text=True, check=True
+        )
+        found.append([float(number) for number in done.stdout.split()])
+    grown = (found[1][0] - found[0][0]) / 2000
+    assert grown == pytest.approx(found[0][1], rel=0.35)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("engine", ["plain", "fused", "kernels"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
+def test_a_run_on_a_gpu_takes_no_more_than_was_predicted_and_not_much_less(name, reciprocal, engine):
+    graph = graph_of([(i % 9, i % 5, i) for i in range(40000)])
+    precision = "bf16" if engine == "kernels" else "float32"
+    chosen = {"training.engine": "plain" if engine == "plain" else "fused", "training.precision": precision}
+    recipe = kg.Recipe().with_changes({**chosen, "training.batch_size": 3000})
+    model = getattr(kg, name)(graph.shape, dim=100, reciprocal=reciprocal).cuda()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    trainer = Trainer(model, graph, recipe, kg.DURA(0.1))
+    assert trainer.engine == engine
+    for _, batch in zip(range(5), trainer.batches(0), strict=False):
+        trainer.step(batch, 0.1)
+    taken = torch.cuda.max_memory_allocated() - before
+    predicted = predict(recipe, model, trainer.engine, num_examples=len(trainer.examples))
+    spare = memory.LIBRARIES + BLOCK_ELEMENTS * 6
+    assert taken <= predicted.of(3000)
+    assert predicted.of(3000) <= 1.6 * taken + spare
+
+
+def test_largest_batch():
+    assert Need(100.0, 10.0).largest_batch(135.0) == 3
+    assert Need(100.0, 10.0).largest_batch(95.0) < 1
