@@ -39,6 +39,10 @@ class Regularizer(ABC):
         return {"weight": self.weight}
 
 
+# What a gap is the difference of.
+PARTS_OF_GAPS = {"tail_gap": (("mapped_head", 1), ("tail", -1)), "head_gap": (("mapped_tail", 1), ("head", -1))}
+
+
 class PowerSum(Regularizer):
     """Σ share · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex.
 
@@ -56,6 +60,29 @@ class PowerSum(Regularizer):
     def per_triple(self, f: Factors) -> Tensor:
         terms = [share * self._size(f, name) for name, share in self.shares.items()]
         return sum(terms[1:], start=terms[0]) if terms else f.head.new_zeros(len(f.head))
+
+    def gradients(self, f: Factors) -> dict[str, Tensor]:
+        """Of `weight` times the mean, with respect to each vector alone: of h, t, hR and tRᵀ as if none made another.
+
+        Only for diagonal models: of others the gradient of a relation is a matrix for each triple.
+        """
+        found: dict[str, Tensor] = {}
+        for name, share in self.shares.items():
+            vectors = getattr(f, name)
+            slope = self._slope(f.model, vectors).mul_(share * self.weight / len(vectors))
+            for target, sign in PARTS_OF_GAPS.get(name, ((name, 1),)):
+                found[target] = found[target].add(slope, alpha=sign) if target in found else slope * sign
+        return found
+
+    def _slope(self, model: BilinearModel, vectors: Tensor) -> Tensor:
+        """∂|x|^power, of every coordinate, as a new array."""
+        if self.power == 2:
+            return 2 * vectors
+        numbers = vectors.view(len(vectors), model.numbers_per_coordinate, -1)
+        modulus = model.modulus(vectors).unsqueeze(1)
+        if self.power == 1:
+            return (numbers / modulus.masked_fill(modulus == 0, 1.0)).view_as(vectors)
+        return (self.power * modulus.pow(self.power - 2) * numbers).view_as(vectors)
 
     def _size(self, f: Factors, name: str) -> Tensor:
         if self.power == 2:  # without a modulus, and without the matrix of a relation for each triple

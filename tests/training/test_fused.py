@@ -70,6 +70,13 @@ def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, lo
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", ["CP", "ComplEx"])
+def test_a_large_batch_in_parts_is_the_batch_as_a_whole(small_graph, monkeypatch, name, reciprocal):
+    monkeypatch.setattr("dualkg.training.tables.rows_at_once", lambda model: 3)
+    test_twenty_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
+
+
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "SGD"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_optimizer_steps_the_same(small_graph, name, optimizer):

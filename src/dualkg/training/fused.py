@@ -1,13 +1,14 @@
 """One step of training without autograd over the scores.
 
-Autograd is left with what is small: the vectors of the batch, their maps, the regularizer. The products with the
-entity tables, the softmax between them and the update are the `tables`', and a relation table of matrices is touched
-only where the batch touches it.
+The products with the entity tables, the softmax between them and the update are the `tables`'. What is small, the
+vectors of the batch, their maps and the regularizer, is left to autograd, or for diagonal models of ours not even that.
+A relation table of matrices is touched only where the batch touches it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ from torch import Tensor
 from dualkg.losses import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
 from dualkg.models.base import BilinearModel, Factors, Model
-from dualkg.regularizers import REGULARIZERS, Regularizer
+from dualkg.models.diagonal import DiagonalModel
+from dualkg.regularizers import REGULARIZERS, PowerSum, Regularizer
 from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
 from dualkg.training.tables import ExactTables, HalfTables
 
@@ -50,6 +52,7 @@ class FusedStep:
         # Of classes that are not ours we cannot know what else they do with the ids of relations.
         ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
         large = model.relations.shape[1] > model.entities.shape[1]
+        self.direct = ours and isinstance(model, DiagonalModel) and not loss.relation_weight
         self.by_row = ours and large and not loss.relation_weight and can_step_rows(optimizer)
 
     @staticmethod
@@ -89,21 +92,15 @@ class FusedStep:
 
     def gradients(self, batch: Tensor) -> Tensor:
         """Find the gradient of every table and return the objective."""
-        model, tables = self.model, self.tables
-        for parameter in model.parameters():
+        for parameter in self.model.parameters():
             parameter.grad = None
-        f = LeafFactors(model, *batch.unbind(-1))
-        scale = 1.0 if model.reciprocal else 0.5
-        found = tables.cross_entropy(
-            "tail", f.mapped_head.detach(), f.tails, scale * self._share(f.tails), accumulate=False
-        )
-        objective, images, upstream = found.loss, [f.mapped_head], [found.images]
-        if not model.reciprocal:
-            share = scale * self._share(f.heads)
-            found = tables.cross_entropy("head", f.mapped_tail.detach(), f.heads, share, accumulate=tables.shared)
-            objective, images, upstream = objective + found.loss, [*images, f.mapped_tail], [*upstream, found.images]
-        elif not tables.shared:
-            tables.gradient("head").zero_()
+        return self._without_autograd(batch) if self.direct else self._with_autograd(batch)
+
+    def _with_autograd(self, batch: Tensor) -> Tensor:
+        """Whatever the maps and the regularizer do with the vectors of the batch."""
+        f = LeafFactors(self.model, *batch.unbind(-1))
+        objective, upstream = self._score(f)
+        images = [f.mapped_head, f.mapped_tail][: len(upstream)]
         small = self._small_terms(f)
         if small is not None:
             objective, images, upstream = (
@@ -112,14 +109,57 @@ class FusedStep:
                 [*upstream, torch.ones_like(small)],
             )
         torch.autograd.backward(images, upstream)
-        for ids, vectors, gradient in (
-            (f.heads, f.head, tables.gradient("head")),
-            (f.tails, f.tail, tables.gradient("tail")),
-        ):
-            if vectors.grad is not None:
-                gradient.index_add_(0, ids, vectors.grad)
-        tables.add_from_autograd()
+        self._add_rows(f, f.head.grad, f.tail.grad)
+        self.tables.add_from_autograd()
         return objective
+
+    @torch.no_grad()
+    def _without_autograd(self, batch: Tensor) -> Tensor:
+        """Through the maps backwards by the maps themselves: ⟨hR, g⟩ has the gradient gRᵀ, and ⟨tRᵀ, g⟩ has gR."""
+        model, regularizer = self.model, self.regularizer
+        assert isinstance(model, DiagonalModel)
+        assert isinstance(regularizer, PowerSum)
+        f = Factors(model, *batch.unbind(-1))
+        objective, upstream = self._score(f)
+        to = {}
+        if regularizer.weight:
+            objective = objective + regularizer(f)
+            to = regularizer.gradients(f)
+        to_mapped_head, to_mapped_tail = (
+            _sum(to.get(name), found)
+            for name, found in zip_longest(("mapped_head", "mapped_tail"), upstream)  # heads are not always asked for
+        )
+        assert to_mapped_head is not None
+        to_head = _sum(to.get("head"), model.map_tail(to_mapped_head, f.relations))
+        to_relation = _sum(to.get("relation"), model.relation_between(f.head, to_mapped_head))
+        to_tail = to.get("tail")
+        if to_mapped_tail is not None:
+            to_tail = _sum(to_tail, model.map_head(to_mapped_tail, f.relations))
+            to_relation = _sum(to_relation, model.relation_between(to_mapped_tail, f.tail))
+        assert to_relation is not None
+        self._add_rows(f, to_head, to_tail)
+        model.relations.grad = torch.zeros_like(model.relations).index_add_(0, f.relations, to_relation)
+        return objective
+
+    def _score(self, f: Factors) -> tuple[Tensor, list[Tensor]]:
+        """The cross entropy, and the gradients of the images that were scored; those of the tables are kept there."""
+        model, tables = self.model, self.tables
+        scale = 1.0 if model.reciprocal else 0.5
+        share = scale * self._share(f.tails)
+        found = tables.cross_entropy("tail", f.mapped_head.detach(), f.tails, share, accumulate=False)
+        if model.reciprocal:
+            if not tables.shared:
+                tables.gradient("head").zero_()
+            return found.loss, [found.images]
+        share = scale * self._share(f.heads)
+        other = tables.cross_entropy("head", f.mapped_tail.detach(), f.heads, share, accumulate=tables.shared)
+        return found.loss + other.loss, [found.images, other.images]
+
+    def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
+        if to_head is not None:
+            self.tables.gradient("head").index_add_(0, f.heads, to_head)
+        if to_tail is not None:
+            self.tables.gradient("tail").index_add_(0, f.tails, to_tail)
 
     def _share(self, targets: Tensor) -> Tensor:
         """What each query counts in the mean, `(batch, 1)`."""
@@ -138,3 +178,10 @@ class FusedStep:
         if self.regularizer.weight:
             terms.append(self.regularizer(f))
         return torch.stack(terms).sum() if terms else None
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The sum of what is there."""
+    if one is None or other is None:
+        return one if other is None else other
+    return one + other

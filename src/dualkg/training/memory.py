@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from dualkg.models.base import Model
 from dualkg.training.engines import Engine
 from dualkg.training.gpu.table import ALIGNED, TILE
 from dualkg.training.recipe import Recipe
+from dualkg.training.tables import rows_at_once
 
 ID = 8  # bytes
 HALF = 2
@@ -21,17 +23,24 @@ LIBRARIES = 200 * 2**20  # that matrix products and compiled kernels keep for th
 
 
 class Need(NamedTuple):
-    """Bytes beside the model's own tables: those of every run, and those of each triple in a batch."""
+    """Bytes beside the model's own tables: those of every run, and those of each triple in a batch.
+
+    A triple also has `scores`, but no more than so many triples have theirs at once.
+    """
 
     fixed: float
     per_triple: float
+    scores: float
+    at_once: int
 
     def of(self, batch_size: int) -> float:
-        return self.fixed + batch_size * self.per_triple
+        return self.fixed + batch_size * self.per_triple + min(batch_size, self.at_once) * self.scores
 
     def largest_batch(self, available: float) -> int:
         """The largest batch that fits; 0 or less if none does."""
-        return math.floor((available - self.fixed) / self.per_triple)
+        if available < self.of(self.at_once):
+            return math.floor((available - self.fixed) / (self.per_triple + self.scores))
+        return math.floor((available - self.fixed - self.at_once * self.scores) / self.per_triple)
 
 
 def check_memory(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) -> None:
@@ -48,7 +57,7 @@ def check_memory(recipe: Recipe, model: Model, engine: Engine, *, num_examples: 
     )
     raise RequestError(
         f"Training in batches of {size:,} would need {_gib(need.of(size))} beside the model: {_gib(need.fixed)} for "
-        f"gradients and optimizer, {_gib(size * need.per_triple)} for a batch. {_gib(available)} are free on "
+        f"gradients and optimizer, {_gib(need.of(size) - need.fixed)} for a batch. {_gib(available)} are free on "
         f"{model.device}. {advice}"
     )
 
@@ -64,7 +73,7 @@ def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) 
     # The triples, in their order and shuffled; keys to sort by; and a block of the ranking, with what it is counted by.
     common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
     libraries = LIBRARIES if model.device.type == "cuda" else 0
-    return Need(need.fixed + state + kept + common + libraries, need.per_triple)
+    return need._replace(fixed=need.fixed + state + kept + common + libraries)
 
 
 def _autograd(model: Model, engine: Engine, tables: dict[str, int]) -> Need:
@@ -75,14 +84,16 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int]) -> Need:
     gradients = sum(tables.values())
     if engine == "fused bf16":
         entities = sum(tables[name] for name in ("entities", "tails") if name in tables)
-        return Need(gradients + 2 * entities * HALF / size, num_entities * HALF + 24 * width * size)
+        fixed = gradients + 2 * entities * HALF / size
+        return Need(fixed, 24 * num_sides * width * size, num_entities * HALF, rows_at_once(bilinear))
     passes = max(tables.values()) if on_gpu or engine == "plain" else 0  # of an optimizer that needs several
+    at_once = rows_at_once(bilinear)
     if engine == "plain":
-        arrays = num_sides * (3 if model is bilinear else 5)
+        arrays, at_once = num_sides * (3 if model is bilinear else 5), sys.maxsize
         gradients += max(tables.values())  # the same table's gradient from its products and from its rows
     else:
         arrays = 2 if on_gpu else 1
-    return Need(gradients + passes, arrays * num_entities * size + 24 * num_sides * width * size)
+    return Need(gradients + passes, 24 * num_sides * width * size, arrays * num_entities * size, at_once)
 
 
 def _kernels(model: Model) -> Need:
@@ -95,7 +106,7 @@ def _kernels(model: Model) -> Need:
     rows = num_tables * bilinear.entities.numel() + (bilinear.relations.numel() if bilinear.diagonal else 0)
     fixed = 4 * rows + num_scored * padded[0] * padded[1] * 2 * HALF
     vectors = num_sides * padded[1] * (HALF + 4) + (0 if bilinear.diagonal else 4 * 4 * width)
-    return Need(fixed, num_sides * padded[0] * HALF + vectors)
+    return Need(fixed, vectors, num_sides * padded[0] * HALF, sys.maxsize)
 
 
 def available_memory(device: torch.device) -> float:

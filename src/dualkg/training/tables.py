@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from typing import Literal, NamedTuple
 
@@ -13,6 +14,7 @@ from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.workspace import Workspace
 
 Side = Literal["head", "tail"]
+CACHED_SCORES, LEAST_ROWS = 8_000_000, 500
 
 
 class LossAndGradient(NamedTuple):
@@ -31,15 +33,27 @@ class Tables(ABC):
         self.scores = Workspace()
         self.gradients = {side: torch.empty_like(table.detach()) for side, table in _own_tables(model).items()}
 
-    @abstractmethod
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
         """Σ share · −log softmax(images @ tableᵀ)[target], the gradient of the table kept here, or added to it.
 
-        In one array of batch × entities. Autograd would keep the scores, their log-softmax and both gradients; here
-        the scores are turned into the gradient where they stand.
+        In one array of batch × entities, and of a large batch in parts of it. Autograd would keep the scores, their
+        log-softmax and both gradients; here the scores are turned into the gradient where they stand.
         """
+        rows = rows_at_once(self.model)
+        parts = [array.split(rows) for array in (images, targets, share)]  # type: ignore[no-untyped-call]
+        found = [
+            self._part(side, *part, accumulate=accumulate or number > 0)
+            for number, part in enumerate(zip(*parts, strict=True))
+        ]
+        if len(found) == 1:
+            return found[0]
+        return LossAndGradient(torch.stack([one.loss for one in found]).sum(), torch.cat([one.images for one in found]))
+
+    @abstractmethod
+    def _part(self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool) -> LossAndGradient:
+        """The same for as many rows as are scored at once."""
 
     @abstractmethod
     def update(self, learning_rate: float) -> None:
@@ -62,11 +76,9 @@ class Tables(ABC):
 
 
 class ExactTables(Tables):
-    """Tables and products in the precision of the model, updated by PyTorch's optimizer."""
+    """Tables and products in the precision of the model."""
 
-    def cross_entropy(
-        self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
-    ) -> LossAndGradient:
+    def _part(self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool) -> LossAndGradient:
         table, gradient = _table(self.model, side), self.gradient(side)
         scores = torch.mm(images, table.T, out=self.scores.of(len(images), len(table), images))
         losses = _softmax_gradient_(scores, targets)
@@ -91,9 +103,7 @@ class HalfTables(Tables):
         self.copies = {side: table.detach().bfloat16() for side, table in _own_tables(model).items()}
         self.products = Workspace()
 
-    def cross_entropy(
-        self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
-    ) -> LossAndGradient:
+    def _part(self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool) -> LossAndGradient:
         copy, gradient = self.copies.get(side, self.copies["head"]), self.gradient(side)
         scores = torch.mm(images.bfloat16(), copy.T, out=self.scores.of(len(images), len(copy), copy))
         losses = _softmax_gradient_(scores, targets)
@@ -112,6 +122,13 @@ class HalfTables(Tables):
             if gradient is not None:
                 copy = self.copies[side] if side else None
                 adagrad_(table.detach(), self.optimizer.state[table]["sum"], gradient, copy, learning_rate, eps=eps)
+
+
+def rows_at_once(model: BilinearModel) -> int:
+    """How many rows of scores exist at once: on a CPU as many as a cache may hold, but enough for full products."""
+    if model.device.type != "cpu":
+        return sys.maxsize
+    return max(LEAST_ROWS, CACHED_SCORES // model.shape.num_entities)
 
 
 def _softmax_gradient_(scores: Tensor, targets: Tensor) -> Tensor:
