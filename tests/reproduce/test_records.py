@@ -53,14 +53,22 @@ def test_the_committed_records_are_of_shipped_recipes():
         assert shipped.with_changes({"training.seed": 0}) == kept["recipe"].with_changes({"training.seed": 0})
 
 
+def mrr(name: str) -> float:
+    runs = load_records(ROOT)[name]["runs"]
+    return sum(run["reports"]["test"]["metrics"]["mrr"] for run in runs) / len(runs)
+
+
+@pytest.mark.parametrize("name", ["fb15k-237/complex-dura-500", "wn18rr/complex-dura-500"])
+def test_bfloat16_products_cost_no_accuracy(name):
+    half, exact = (load_records(ROOT)[found]["runs"] for found in (name, f"{name}-float32"))
+    assert [run["seed"] for run in half] == [run["seed"] for run in exact] == [0, 1, 2]
+    assert {run["environment"]["engine"] for run in half} == {"kernels"}
+    assert {run["environment"]["engine"] for run in exact} == {"fused"}
+    assert abs(mrr(name) - mrr(f"{name}-float32")) <= 0.0015
+
+
 def test_the_promised_numbers_stand_in_the_records():
-    """ComplEx-DURA on two CPU cores: UMLS, Kinship, and FB15k-237 at dim 100 with and without DURA."""
-    kept = load_records(ROOT)
-
-    def mrr(name: str) -> float:
-        runs = kept[name]["runs"]
-        return sum(run["reports"]["test"]["metrics"]["mrr"] for run in runs) / len(runs)
-
+    """ComplEx-DURA: UMLS, Kinship, and FB15k-237 at dim 100 with and without DURA."""
     assert mrr("umls/complex-dura") >= 0.955
     assert mrr("kinship/complex-dura") >= 0.89
     assert mrr("fb15k-237/complex-dura-100") >= 0.345

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.data.known import KnownAnswers
 from dualkg.errors import DivergedError
+from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
 from dualkg.models.base import Model
 
 Counts = npt.NDArray[np.int64]
@@ -187,17 +189,14 @@ def fastest_count(kind: str, num_comparisons: int) -> Count:
 
 @cache
 def _compiled_count(kind: str) -> Count | None:
-    try:
-        if kind == "cuda":
-            from dualkg.kernels.gpu.counting import count_above as on_gpu
+    if kind == "cuda" and obstacle_to_kernels() is None:
+        from dualkg.kernels.gpu.counting import count_above as on_gpu
 
-            return on_gpu
-        if kind == "cpu":
-            from dualkg.kernels.cpu.counting import count_above as on_cpu
+        return on_gpu
+    if kind == "cpu" and find_spec("numba") is not None:
+        from dualkg.kernels.cpu.counting import count_above as on_cpu
 
-            return on_cpu
-    except ImportError:
-        pass
+        return on_cpu
     return None
 
 

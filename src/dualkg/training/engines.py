@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.kernels.cpu.processor import has_bf16_products
+from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
 from dualkg.losses import CrossEntropy
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
@@ -68,8 +68,8 @@ def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) ->
         return "is for tables of float32"
     if model.device.type == "cpu":
         return None
-    if find_spec("triton") is None:
-        return "on a GPU needs Triton, which is not installed"
+    if missing := obstacle_to_kernels():
+        return f"on a GPU {missing}"
     if torch.cuda.get_device_capability(model.device) < (8, 0):
         return "is not what this GPU multiplies"
     if not HalfStep.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):

@@ -30,7 +30,7 @@ from dualkg.training.engines import Step, build_step, choose_engine
 from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.order import shuffled
-from dualkg.training.processor import tiny_numbers_as_zero
+from dualkg.training.processor import current, tiny_numbers_as_zero
 from dualkg.training.recipe import Recipe
 from dualkg.training.tally import Seen, Tally
 
@@ -129,7 +129,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end. The model then holds the weights to keep."""
-        with self._stopping_gently(), tiny_numbers_as_zero():
+        with self._stopping_gently(), tiny_numbers_as_zero(), current(self.model.device):
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
         self._refuse_divergence()

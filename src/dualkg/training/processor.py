@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -21,3 +21,8 @@ def tiny_numbers_as_zero() -> Iterator[None]:
 
 def _takes_tiny_numbers_as_zero() -> bool:
     return bool(torch.tensor([2.0**-126]).mul(0.5) == 0)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the one that kernels are started on, where there are several."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

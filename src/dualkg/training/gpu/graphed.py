@@ -11,19 +11,22 @@ WARM_UP = 3  # steps taken one operation at a time before one is captured: libra
 
 
 class GraphedStep:
-    """Replays a captured step for batches of one size; others, such as a last short one, are taken eagerly."""
+    """Replays a captured step for batches of the largest size; others, such as a last short one, are taken eagerly."""
 
     def __init__(self, step: HalfStep) -> None:
         self.step = step
         self.stream = torch.cuda.Stream(step.model.device)  # type: ignore[no-untyped-call]
         self.num_taken = 0
+        self.largest = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Tensor
         self.objective: Tensor
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it; the next step overwrites that."""
-        if self.graph is None and self.num_taken >= WARM_UP:
+        if len(batch) > self.largest:
+            self.largest, self.graph = len(batch), None  # what a graph works on is about to be outgrown
+        if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
             self._capture(batch)
         if self.graph is None or len(batch) != len(self.batch):
             self.num_taken += 1

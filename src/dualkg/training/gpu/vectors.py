@@ -62,7 +62,8 @@ class Vectors(ABC):
         """Step the relations; what the regularizer takes of whole relations is added to `penalty`."""
 
     def add_to_all_relations(self, gradient: Tensor) -> None:
-        raise NotImplementedError
+        """What predicting relations asks of each of them; of those that are rows."""
+        raise TypeError("relations that are matrices are not predicted by kernels")
 
 
 class Coordinates(Vectors):

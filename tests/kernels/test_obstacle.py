@@ -1,0 +1,59 @@
+"""What Triton's kernels need, and the sentence that says what is missing."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+
+import dualkg as kg
+from dualkg.kernels import gpu
+from dualkg.training import engines
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew():
+    gpu.obstacle.cache_clear()
+    yield
+    gpu.obstacle.cache_clear()
+
+
+def pretend(monkeypatch, *, triton: bool, compiler: bool, headers: bool, tmp_path) -> None:
+    monkeypatch.setattr(gpu, "find_spec", lambda name: ModuleType(name) if triton else None)
+    monkeypatch.setattr(gpu.shutil, "which", lambda name: f"/bin/{name}" if compiler else None)
+    monkeypatch.setattr(gpu.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    if headers:
+        (tmp_path / "Python.h").touch()
+
+
+@pytest.mark.parametrize(
+    ("there", "sentence"),
+    [
+        ({"triton": False, "compiler": True, "headers": True}, "needs Triton, which is not installed"),
+        ({"triton": True, "compiler": False, "headers": True}, "neither gcc nor clang is here"),
+        ({"triton": True, "compiler": True, "headers": False}, "needs the headers of Python"),
+    ],
+)
+def test_what_is_missing_is_said(monkeypatch, tmp_path, there, sentence):
+    pretend(monkeypatch, **there, tmp_path=tmp_path)
+    assert sentence in gpu.obstacle()
+
+
+def test_nothing_is_missing(monkeypatch, tmp_path):
+    pretend(monkeypatch, triton=True, compiler=True, headers=True, tmp_path=tmp_path)
+    assert gpu.obstacle() is None
+
+
+def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
+    """Without a GPU: a model that says it is on one."""
+
+    class OnGPU(kg.ComplEx):
+        @property
+        def device(self):
+            return engines.torch.device("cuda")
+
+    monkeypatch.setattr(engines, "obstacle_to_kernels", lambda: "needs Triton, which is not installed")
+    model = OnGPU(small_graph.shape, dim=2)
+    assert engines.choose_engine(kg.Recipe(), model, kg.DURA(0.1)) == "fused"
+    with pytest.raises(kg.RequestError, match=r"bf16 on a GPU needs Triton, which is not installed\. Use --set"):
+        engines.choose_engine(kg.Recipe().with_changes({"training.precision": "bf16"}), model, kg.DURA(0.1))
