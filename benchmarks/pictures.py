@@ -79,7 +79,11 @@ def cpu_bars(device: str, found: dict[str, Any]) -> Bars:
         measured = {label: one.get("seconds_per_epoch") for label, one in record["measured"].items()}
         ordered = sorted(measured.items(), key=lambda item: -(item[1] or 0))
         groups[name] = [
-            (tables.label(label, record["measured"][label]), seconds, colours.get(label, OTHER))
+            (
+                tables.label(label, record["measured"][label]) + (", a smaller job" if label == "PyKEEN" else ""),
+                seconds,
+                colours.get(label, OTHER),
+            )
             for label, seconds in ordered
         ]
     return groups
@@ -88,10 +92,11 @@ def cpu_bars(device: str, found: dict[str, Any]) -> Bars:
 def bars(groups: Bars, title: str) -> Figure:
     """A small chart for each job, on a scale of its own; what was not measured is left out."""
     num_bars = max(len(lines) for lines in groups.values())
-    num_rows = -(-len(groups) // COLUMNS)
-    figure = Figure(figsize=(10, 0.6 + num_rows * (0.45 + 0.22 * num_bars)), layout="constrained")
+    columns = min(COLUMNS, len(groups))
+    num_rows = -(-len(groups) // columns)
+    figure = Figure(figsize=(5 * columns, 0.6 + num_rows * (0.45 + 0.22 * num_bars)), layout="constrained")
     figure.suptitle(title, fontsize=12)
-    grid = list(figure.subplots(num_rows, COLUMNS, squeeze=False).flat)
+    grid = list(figure.subplots(num_rows, columns, squeeze=False).flat)
     for place in grid:
         place.set_axis_off()
     for place, (job, lines) in zip(grid, groups.items(), strict=False):
@@ -153,5 +158,5 @@ def draw_fit(place: Axes, axis: str, points: list[dict[str, float]], measure: st
 def thousands(value: float) -> str:
     for unit, name in ((1_000_000, "M"), (1000, "k")):
         if value >= 10_000 and value >= unit:
-            return f"{value / unit:g}{name}"
+            return f"{value / unit:.3g}{name}"
     return f"{value:g}"

@@ -24,8 +24,8 @@ class GraphedStep:
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it; the next step overwrites that."""
-        if len(batch) > self.largest:
-            self.largest, self.graph = len(batch), None  # what a graph works on is about to be outgrown
+        if len(batch) > self.largest:  # what a graph works on is about to be outgrown, and made anew
+            self.largest, self.num_taken, self.graph = len(batch), 0, None
         if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
             self._capture(batch)
         if self.graph is None or len(batch) != len(self.batch):
