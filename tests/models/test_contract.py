@@ -123,8 +123,8 @@ def test_an_obvious_graph_is_completed(name, reciprocal):
     shaped = [(thing, 1, shapes[thing % 4]) for thing in range(40)]
     withheld = [triple for triple in shaped if triple[0] % 3 == 0]
     graph = graph_of(seen + [triple for triple in shaped if triple not in withheld], withheld, withheld)
-    model = MODELS[name](graph.shape, dim=16, reciprocal=reciprocal)
-    run = kg.train(model, graph, regularizer=kg.DURA(0.01), epochs=40, batch_size=16)
+    model = MODELS[name](graph.shape, dim=32, reciprocal=reciprocal)
+    run = kg.train(model, graph, regularizer=kg.DURA(0.05), epochs=40, batch_size=50)
     assert run.report.by_direction["tail"].hits_at_1 >= 0.9
 
 

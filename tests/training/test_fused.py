@@ -156,7 +156,11 @@ def test_products_are_bfloat16_where_the_processor_is_made_for_them(small_graph,
     model = kg.ComplEx(small_graph.shape, dim=2)
     assert type(chosen(model).tables) is tables
     assert type(chosen(model, precision="float32").tables) is ExactTables
-    assert type(chosen(model, precision="bf16").tables) is HalfTables
+    if has_units:
+        assert type(chosen(model, precision="bf16").tables) is HalfTables
+    else:
+        with pytest.raises(kg.RequestError, match="bf16 is not what this processor multiplies, and would be slow"):
+            chosen(model, precision="bf16")
     assert type(chosen(model, optimizer="Adam").tables) is ExactTables
     assert type(chosen(model.double()).tables) is ExactTables
 
@@ -178,9 +182,18 @@ def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reci
     assert torch.equal(half.tables.copies["head"], half.model.entities.detach().bfloat16())
 
 
+@pytest.mark.parametrize("table", ["entities", "relations"])
+def test_a_table_that_is_not_to_be_trained_stays_as_it_was(small_graph, table):
+    model = kg.ComplEx(small_graph.shape, dim=2)
+    model.get_parameter(table).requires_grad_(False)
+    before = model.get_parameter(table).clone()
+    kg.train(model, small_graph, epochs=1)
+    assert torch.equal(before, model.get_parameter(table))
+
+
 def test_engines_that_do_not_apply_are_refused(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
-    with pytest.raises(kg.RequestError, match="Dual is none. Use --engine plain"):
+    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine plain"):
         chosen(kg.Dual(model), engine="fused")
     with pytest.raises(kg.RequestError, match="The plain engine trains in float32; bf16 was asked for"):
         chosen(model, engine="plain", precision="bf16")

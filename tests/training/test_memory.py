@@ -69,7 +69,8 @@ def test_what_linux_and_containers_say(tmp_path):
     (tmp_path / "memory.current").write_text("100\n")
     assert memory._free_in_group(tmp_path) == math.inf
     (tmp_path / "memory.max").write_text("1000\n")
-    assert memory._free_in_group(tmp_path) == 900
+    (tmp_path / "memory.stat").write_text("anon 40\ninactive_file 50\nactive_file 10\n")
+    assert memory._free_in_group(tmp_path) == 960
     assert memory.available_memory(CPU) > 0
 
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from dualkg.cli import options, show
+from dualkg.cli import analysis, options, show
+from dualkg.cli.search import search
 from dualkg.errors import DualkgError
 
 app = typer.Typer(
@@ -131,6 +132,9 @@ def resume(
     run_resume(run, device=device, threads=threads, as_json=as_json)
 
 
+app.command()(search)
+
+
 @app.command()
 def evaluate(
     run: options.RunPath,
@@ -206,6 +210,9 @@ def export(
 
     for path in write(load_run(run), out, format=format):
         print(path)
+
+
+app.add_typer(analysis.app)
 
 
 @app.callback(invoke_without_command=True)

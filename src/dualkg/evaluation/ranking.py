@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -193,10 +192,11 @@ def _compiled_count(kind: str) -> Count | None:
         from dualkg.kernels.gpu.counting import count_above as on_gpu
 
         return on_gpu
-    if kind == "cpu" and find_spec("numba") is not None:
+    if kind == "cpu":
+        from dualkg.kernels.cpu.compiling import HAS_NUMBA
         from dualkg.kernels.cpu.counting import count_above as on_cpu
 
-        return on_cpu
+        return on_cpu if HAS_NUMBA else None
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,54 @@ def load_weights(model: nn.Module, tensors: dict[str, Any], *, source: Path) -> 
     if expected != found:
         raise RequestError(f"{source} does not fit the recipe: tables {expected} were expected, {found} came.")
     model.load_state_dict(tensors)
+
+
+def save_weights(tables: Mapping[str, Tensor], path: Path, *, sparse: Collection[str] = ()) -> None:
+    """Write the tables of a model, those named in `sparse` as CSR: nothing of their zeros is kept."""
+    dense = {name: table for name, table in tables.items() if name not in sparse}
+    parts = {f"{name}/{part}": array for name in sparse for part, array in compress(tables[name]).items()}
+    about = {"shapes": {name: list(tables[name].shape) for name in sparse}} if sparse else {}
+    save_tensors({"model": dense, "csr": parts}, path, about=about)
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Every table of a model, those written as CSR filled up with their zeros."""
+    groups, about = load_tensors(path)
+    tables = dict(groups.get("model", {}))
+    for name, shape in about.get("shapes", {}).items():
+        try:
+            parts = [groups["csr"][f"{name}/{part}"] for part in ("values", "columns", "starts")]
+            tables[name] = expand(*parts, shape=shape)
+        except (KeyError, IndexError, RuntimeError):  # a part is missing, or is not of this table
+            raise RequestError(f"{path} cannot be read as a file of weights: its CSR of {name} is damaged.") from None
+    return tables
+
+
+def compress(table: Tensor) -> dict[str, Tensor]:
+    """A table `(rows, columns)` as CSR: its `values`, their `columns`, and where each row `starts`, then the end."""
+    table = table.detach().cpu()
+    there = table != 0
+    starts = torch.zeros(len(table) + 1, dtype=torch.int64)
+    torch.cumsum(there.sum(dim=1), dim=0, out=starts[1:])
+    columns = there.nonzero()[:, 1]
+    return {
+        "values": table[there],
+        "columns": columns.to(smallest_integer(table.shape[1] - 1)),
+        "starts": starts.to(smallest_integer(len(columns))),
+    }
+
+
+def expand(values: Tensor, columns: Tensor, starts: Tensor, *, shape: Sequence[int]) -> Tensor:
+    """The table that `compress` took apart; parts that do not fit each other or the shape raise."""
+    rows = torch.arange(len(starts) - 1).repeat_interleave(starts.long().diff())
+    if len(starts) != shape[0] + 1 or not len(rows) == len(columns) == len(values):
+        raise IndexError(f"{len(values)} values, {len(columns)} columns and {len(starts)} starts do not fit {shape}")
+    table = values.new_zeros(shape)
+    table[rows, columns.long()] = values
+    return table
+
+
+def smallest_integer(largest: int) -> torch.dtype:
+    """The narrowest type for whole numbers from 0 to `largest`."""
+    kinds = (torch.uint8, torch.uint16, torch.uint32, torch.int64)
+    return next(kind for kind in kinds if largest <= torch.iinfo(kind).max)

@@ -31,8 +31,8 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     if not FusedStep.applies_to(model):
         if engine == "fused" or precision == "bf16":
             raise RequestError(
-                f"The fused engine needs a bilinear model whose scores are one product; {type(model).__name__} is "
-                f"none. Use --engine plain and float32."
+                f"The fused engine needs a bilinear model whose scores are one product and whose tables are all "
+                f"trained; this {type(model).__name__} is none. Use --engine plain and float32."
             )
         return "plain"
     if engine == "plain":
@@ -43,9 +43,7 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     obstacle = _obstacle_to_bf16(recipe, model, regularizer)
     if precision == "bf16" and obstacle:
         raise RequestError(f"bf16 {obstacle}. Use --set training.precision=float32.")
-    # A GPU always gains from it; a CPU only where its matrix units know bfloat16.
-    wanted = precision == "bf16" or (precision == "auto" and (on_gpu or has_bf16_products()))
-    if obstacle or not wanted:
+    if obstacle or precision == "float32":
         return "fused"
     return "kernels" if on_gpu else "fused bf16"
 
@@ -67,7 +65,7 @@ def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) ->
     if model.bilinear.entities.dtype != torch.float32:
         return "is for tables of float32"
     if model.device.type == "cpu":
-        return None
+        return None if has_bf16_products() else "is not what this processor multiplies, and would be slow"
     if missing := obstacle_to_kernels():
         return f"on a GPU {missing}"
     if torch.cuda.get_device_capability(model.device) < (8, 0):

@@ -57,11 +57,15 @@ class FusedStep:
 
     @staticmethod
     def applies_to(model: Model) -> bool:
-        """Whether the scores of all tails and heads are the products that are fused here."""
+        """Whether all scores are the products that are fused here, and every table is trained."""
         kind = type(model)
-        return isinstance(model, BilinearModel) and all(
-            getattr(kind, name) is getattr(BilinearModel, name)
-            for name in ("tail_scores", "head_scores", "head_table", "tail_table", "factors")
+        return (
+            isinstance(model, BilinearModel)
+            and all(table.requires_grad for table in model.parameters())
+            and all(
+                getattr(kind, name) is getattr(BilinearModel, name)
+                for name in ("tail_scores", "head_scores", "head_table", "tail_table", "factors")
+            )
         )
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:

@@ -149,14 +149,13 @@ class Trainer:
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
             tally.add(self.step(batch, learning_rate(self.recipe.optimizer, done)))
             progress.step = number + 1
-            if progress.step % look_every == 0:
-                if (seen := tally.glance(progress.step)) is not None:
-                    self._look(seen)
-                if self._checkpoint_due():
-                    progress.loss_sum = self._look(Seen(tally.total(), progress.step))
-                    progress.seconds += time.perf_counter() - started
-                    started = time.perf_counter()
-                    self._pause()
+            if progress.step % look_every == 0 and (seen := tally.glance(progress.step)) is not None:
+                self._look(seen)
+            if self._checkpoint_due():
+                progress.loss_sum = self._look(Seen(tally.total(), progress.step))
+                progress.seconds += time.perf_counter() - started
+                started = time.perf_counter()
+                self._pause()
         progress.loss_sum = self._look(Seen(tally.total(), progress.step))
         progress.seconds += time.perf_counter() - started
         self._end_epoch()
@@ -263,6 +262,7 @@ class Trainer:
             )
         restore_optimizer(self.optimizer, groups.get("optimizer", {}))
         self.progress = Progress(**about["progress"])
+        del self.step  # before another is made: together they might not fit
         self.step = self._step()
         self.best = {name: value.to(self.model.device) for name, value in groups.get("best", {}).items()}
 

@@ -19,6 +19,7 @@ from dualkg.training.tables import rows_at_once
 
 ID = 8  # bytes
 HALF = 2
+MADE_OF_MATRICES = 8  # copies of the matrices of a batch, while autograd and the optimizer work on them
 LIBRARIES = 200 * 2**20  # that matrix products and compiled kernels keep for themselves
 
 
@@ -68,7 +69,7 @@ def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) 
     size = bilinear.entities.element_size()
     tables = {name: table.numel() * size for name, table in bilinear.named_parameters()}
     state = {"Adagrad": 1, "Adam": 2, "SGD": 0}[recipe.optimizer.name] * sum(tables.values())
-    need = _kernels(model) if engine == "kernels" else _autograd(model, engine, tables)
+    need = _kernels(model) if engine == "kernels" else _autograd(model, engine, tables, recipe.training.batch_size)
     kept = sum(tables.values()) if recipe.validation.keep == "best" else 0
     # The triples, in their order and shuffled; keys to sort by; and a block of the ranking, with what it is counted by.
     common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
@@ -76,12 +77,17 @@ def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) 
     return need._replace(fixed=need.fixed + state + kept + common + libraries)
 
 
-def _autograd(model: Model, engine: Engine, tables: dict[str, int]) -> Need:
+def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: int) -> Need:
     """A gradient for every table; scores, and what autograd or the softmax keep of them; vectors of the batch."""
     bilinear, on_gpu = model.bilinear, model.device.type == "cuda"
     size, width = bilinear.entities.element_size(), bilinear.entities.shape[1]
     num_entities, num_sides = bilinear.shape.num_entities, 1 if model.reciprocal else 2
     gradients = sum(tables.values())
+    if (
+        bilinear.relations.shape[1] > width and engine != "plain"
+    ):  # matrices, those of the batch and what is made of them
+        present = min(bilinear.num_relation_ids, batch_size) * bilinear.relations.shape[1] * size
+        gradients += MADE_OF_MATRICES * present - tables["relations"]
     if engine == "fused bf16":
         entities = sum(tables[name] for name in ("entities", "tails") if name in tables)
         fixed = gradients + 2 * entities * HALF / size
@@ -126,12 +132,14 @@ def _free_on_machine(description: Path = Path("/proc/meminfo")) -> float:
 
 
 def _free_in_group(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """What a container leaves, where it has a limit."""
+    """What a container leaves, where it has a limit; files that it holds in memory would make room."""
     try:
         limit = (folder / "memory.max").read_text().strip()
-        used = (folder / "memory.current").read_text().strip()
-        return math.inf if limit == "max" else max(float(limit) - float(used), 0.0)
-    except (OSError, ValueError):
+        used = float((folder / "memory.current").read_text())
+        held = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        files = float(held["inactive_file"]) + float(held["active_file"])
+        return math.inf if limit == "max" else max(float(limit) - used + files, 0.0)
+    except (OSError, ValueError, KeyError):
         return math.inf
 
 

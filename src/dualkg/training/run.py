@@ -2,6 +2,7 @@
 
 recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
 weights.safetensors  history.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
+sparsity.json (of a run whose entity tables were made sparse; its weights keep them so)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dualkg.evaluation import Report, evaluate, load_ranks, save_ranks
 from dualkg.evaluation import report_on as make_report
 from dualkg.files import read_json, replacing_folder, write_text
 from dualkg.models.base import Model
-from dualkg.training.checkpoint import load_tensors, load_weights, save_tensors
+from dualkg.training.checkpoint import load_weights, read_weights, save_weights
 from dualkg.training.choices import build_model
 from dualkg.training.environment import environment
 from dualkg.training.recipe import Recipe, load_recipe
@@ -37,6 +38,7 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, Report] = field(default_factory=dict)
     folder: Path | None = None
+    sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are those kept without their zeros
 
     @property
     def report(self) -> Report:
@@ -77,6 +79,7 @@ class RunFolder:
         self.weights = self.path / "weights.safetensors"
         self.history = self.path / "history.json"
         self.report = self.path / "report.json"
+        self.sparsity = self.path / "sparsity.json"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
@@ -132,7 +135,9 @@ class RunFolder:
 
     def finish(self, run: Run) -> None:
         """The results, the report last; then the checkpoint is of no more use."""
-        save_tensors({"model": run.model.state_dict()}, self.weights, about={})
+        save_weights(run.model.state_dict(), self.weights, sparse=run.sparsity["tables"] if run.sparsity else ())
+        if run.sparsity:
+            write_text(self.sparsity, json.dumps(run.sparsity, indent=1, ensure_ascii=False))
         write_text(self.history, json.dumps(run.history, indent=1))
         for split, report in run.reports.items():
             save_ranks(report.ranks, self.ranks(split))
@@ -177,10 +182,10 @@ def load_run(path: str | Path) -> Run:
         raise RequestError(f"The run {folder.path} is not finished. {folder.how_to_go_on()}")
     recipe, graph = load_recipe(folder.recipe), folder.load_graph()
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed)
-    groups, _ = load_tensors(folder.weights)
-    load_weights(model, groups.get("model", {}), source=folder.weights)
+    load_weights(model, read_weights(folder.weights), source=folder.weights)
     history = read_json(folder.history) if folder.history.exists() else []
-    return Run(model.eval(), graph, recipe, history, folder=folder.path)
+    sparsity = read_json(folder.sparsity) if folder.sparsity.exists() else None
+    return Run(model.eval(), graph, recipe, history, folder=folder.path, sparsity=sparsity)
 
 
 def _runs_nearby(path: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,12 @@ import torch
 from torch import Tensor
 
 # numba is an extra: without it the plain forms run, and what would have been compiled is never called.
-HAS_NUMBA = find_spec("numba") is not None
+try:
+    import numba
+
+    HAS_NUMBA = True
+except ImportError:  # also where numba is there, but not for this version of NumPy
+    HAS_NUMBA = False
 HALF, NOT_A_NUMBER = np.uint32(0x7FFF), np.uint32(0x7FC0)
 ONE, SIXTEEN = np.uint32(1), np.uint32(16)
 
@@ -22,13 +26,11 @@ def compiled(*flags: str) -> Callable[[Any], Any]:
     def decorate(function: Any) -> Any:
         if not HAS_NUMBA:
             return function
-        from numba import njit
-
         options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags)}
         try:
-            return njit(cache=True, **options)(function)
+            return numba.njit(cache=True, **options)(function)
         except RuntimeError:  # there is no folder to keep the compiled code in
-            return njit(**options)(function)
+            return numba.njit(**options)(function)
 
     return decorate
 

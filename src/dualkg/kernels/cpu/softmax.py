@@ -24,7 +24,7 @@ MANTISSA, BITS_OF_ONE = np.int32(23), np.int32(0x3F800000)
 
 def softmax_gradient_(scores: Tensor, targets: Tensor, num_columns: int) -> Tensor:
     """Overwrite scores `(batch, padded columns)` by softmax − one-hot of their first columns; losses `(batch,)`."""
-    if not HAS_NUMBA or scores.dtype == torch.float64:
+    if not HAS_NUMBA or scores.dtype not in (torch.float32, torch.bfloat16):
         return _in_blocks(scores, targets, num_columns)
     losses = torch.empty(len(scores))
     if len(scores):

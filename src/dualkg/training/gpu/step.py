@@ -16,6 +16,8 @@ from dualkg.training.gpu.table import Table
 from dualkg.training.gpu.vectors import Coordinates, Matrices
 from dualkg.training.optimizers import AnyOptimizer
 
+MOST_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
+
 
 class HalfStep:
     """Descend on loss plus regularizer for one batch; what `PlainStep` does, but for rounding in the products."""
@@ -46,7 +48,9 @@ class HalfStep:
     def applies_to(model: Model, regularizer: Regularizer, *, predicts_relations: bool) -> bool:
         """Whether model and regularizer are ours, so that kernels know what they do."""
         ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
-        return ours and (isinstance(model, DiagonalModel) or (isinstance(model, RESCAL) and not predicts_relations))
+        if isinstance(model, RESCAL):
+            return ours and not predicts_relations and model.num_relation_ids <= MOST_MATRICES
+        return ours and isinstance(model, DiagonalModel)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""

@@ -1,0 +1,84 @@
+"""`sparsify`, `sparsity` and `bound`, as people type them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+import dualkg as kg
+from dualkg.cli import main
+
+
+@pytest.fixture
+def dualkg(capsys, monkeypatch, tmp_path, small_graph):
+    """Types a command in a folder that holds a run of CP, and gives its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    kg.train(kg.CP(small_graph.shape, dim=5), small_graph, epochs=1, batch_size=50, out="run")
+
+    def typed(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return typed
+
+
+def test_sparsify_then_ask(dualkg, tmp_path):
+    code, out, err = dualkg("sparsify", "run", "--share", 0.7)
+    assert code == 0
+    assert "made test" in out
+    assert "entity tables, CSR" in out
+    assert "run-sparse-0.7" in err
+    assert dualkg("evaluate", "run-sparse-0.7", "--json")[0] == 0
+    assert dualkg("predict", "run-sparse-0.7", "--head", "e1", "--relation", "r1")[0] == 0
+    assert dualkg("export", "run-sparse-0.7", "--out", "tables")[0] == 0
+    told = json.loads(dualkg("sparsify", "run", "--share", 0.7, "--out", "other", "--json")[1])
+    assert told["sparsity"]["share"] == told["storage"]["share"] == 0.7
+    assert told["storage"]["on_disk"]["entity_tables"] == told["storage"]["entity_tables"]["CSR"]["bytes"]
+    assert told["reports"] == json.loads((tmp_path / "run-sparse-0.7" / "report.json").read_text())
+
+
+def test_sparsity(dualkg):
+    code, out, _ = dualkg("sparsity", "run")
+    assert code == 0
+    assert len(out.splitlines()) == 12
+    assert "95.0%" in out
+    told = json.loads(dualkg("sparsity", "run", "--shares", "0, 0.5", "--split", "valid", "--json")[1])
+    assert [point["share"] for point in told] == [0, 0.5]
+    assert told[0]["metrics"]["num_queries"] == 40
+
+
+def test_bound(dualkg):
+    code, out, _ = dualkg("bound", "run")
+    assert code == 0
+    assert "bound on the nuclear 2-norm" in out
+    told = json.loads(dualkg("bound", "run", "--plain", 0.5, "--mapped", 1.5, "--json")[1])
+    assert told["trained"]["bound"] > told["rebalanced"]["bound"]
+    assert told["rebalanced"]["bound"] == pytest.approx(told["trained"]["components"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["sparsify", "run", "--share", 1], "A share of zeros is at least 0 and below 1; 1 came."),
+        (["sparsify", "run", "--share", 0.5, "--out", "run"], "run exists already"),
+        (["sparsify", "nowhere", "--share", 0.5], "nowhere does not exist"),
+        (["sparsity", "run", "--shares", "half"], "--shares is a list of numbers such as 0,0.5,0.9; 'half' came."),
+        (["sparsity", "run", "--split", "tset"], "--split is one of train, valid, test"),
+        (["bound", "run", "--plain", 0], "both are above 0; plain is 0.0, mapped 1.0"),
+    ],
+)
+def test_nonsense_gets_a_sentence_and_exit_2(dualkg, words, sentence):
+    code, out, err = dualkg(*words)
+    assert (code, out) == (2, "")
+    assert sentence in err
