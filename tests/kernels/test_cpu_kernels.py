@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from dualkg.kernels.cpu import adagrad, compiling, softmax
+from dualkg.kernels.cpu import threads as pool_of_threads
 from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.processor import has_bf16_products
 from dualkg.kernels.cpu.softmax import softmax_gradient_
+from dualkg.training.processor import tiny_numbers_as_zero
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -210,3 +212,16 @@ def test_bf16_products_are_read_from_the_flags(tmp_path, text, expected):
 def test_a_processor_that_is_not_described_has_none(tmp_path):
     assert not has_bf16_products(tmp_path / "missing")
     assert isinstance(has_bf16_products(), bool)
+
+
+def test_threads_that_are_made_while_training_keep_tiny_numbers(monkeypatch):
+    """A thread would inherit the mode of the one that makes it, and keep it."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    pool_of_threads._pool.cache_clear()
+    found = {}
+    with tiny_numbers_as_zero():
+        pool_of_threads.in_parallel(
+            lambda first, last: found.update({first: float(torch.tensor([2.0**-126]) * 0.5)}), 2
+        )
+    assert found[0] == 0
+    assert found[1] > 0

@@ -83,9 +83,7 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
     size, width = bilinear.entities.element_size(), bilinear.entities.shape[1]
     num_entities, num_sides = bilinear.shape.num_entities, 1 if model.reciprocal else 2
     gradients = sum(tables.values())
-    if (
-        bilinear.relations.shape[1] > width and engine != "plain"
-    ):  # matrices, those of the batch and what is made of them
+    if bilinear.relations.shape[1] > width and engine != "plain":  # of matrices, only those of the batch
         present = min(bilinear.num_relation_ids, batch_size) * bilinear.relations.shape[1] * size
         gradients += MADE_OF_MATRICES * present - tables["relations"]
     if engine == "fused bf16":

@@ -26,7 +26,8 @@ def in_parallel(function: Callable[..., object], num_rows: int, *arguments: obje
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="dualkg")
+    # A thread inherits how its maker treats tiny numbers, for good; these are to calculate alike whenever made.
+    return ThreadPoolExecutor(os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,))
 
 
 if hasattr(os, "register_at_fork"):
