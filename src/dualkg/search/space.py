@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from dualkg.errors import RequestError, did_you_mean
-from dualkg.training.recipe import Recipe, Section, load_recipe, put, recipe_from
+from dualkg.training.recipe import Recipe, Section, load_recipe, put, read_tables, recipe_from
 
 Value = bool | int | float | str
 SectionT = TypeVar("SectionT", bound=Section)
@@ -114,12 +113,7 @@ class Space:
 def load_space(path: str | Path) -> Space:
     """Read and validate a space; a recipe that it names is looked for beside it."""
     path = Path(path)
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is not TOML: {error}.") from None
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}.") from None
+    tables = read_tables(path)
     return space_from(tables, source=str(path), name=_name_of(path), folder=path.parent)
 
 

@@ -122,15 +122,19 @@ class Recipe(Section):
         return "\n\n".join(parts) + "\n"
 
 
-def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Read and validate a recipe, with some choices changed."""
-    path = Path(path)
+def read_tables(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file, not yet validated."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} is not TOML: {error}.") from None
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """Read and validate a recipe, with some choices changed."""
+    tables = read_tables(path)
     for name, value in (changes or {}).items():
         put(tables, name, value)
     return recipe_from(tables, source=str(path))
