@@ -47,7 +47,7 @@ class Effort:
 
 EFFORTS = {
     "cuda": {"auto": Effort(1, 4, None), "plain": Effort(1, 3, 60)},
-    "cpu": {"auto": Effort(3, 3, 20), "plain": Effort(3, 3, 20)},
+    "cpu": {"auto": Effort(3, 3, 20), "plain": Effort(3, 3, 20), "PyKEEN": Effort(3, 3, 5)},
 }
 QUICK = Effort(1, 2, 3)
 
@@ -73,11 +73,11 @@ def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tu
         choice = {"engine": engine, "precision": precision, "epochs": effort.epochs, "steps": effort.steps}
         found[name] = effort, {"what": "dualkg", "job": asdict(job), "device": device, **choice}
     if device == "cpu":
-        effort = QUICK if quick else EFFORTS[device]["plain"]
-        steps = {"steps": (effort.epochs - 1) * (effort.steps or 1), "warm_up": effort.steps}
-        sized = {"arrays": arrays, "dim": job.dim, "batch": job.batch, "device": device, **steps}
-        found["tutorial"] = effort, {"what": "tutorial", **sized}
-        found["PyKEEN"] = effort, {"what": "train", **sized}
+        sized = {"arrays": arrays, "dim": job.dim, "batch": job.batch, "device": device}
+        for name, what, kind in (("tutorial", "tutorial", "plain"), ("PyKEEN", "train", "PyKEEN")):
+            effort = QUICK if quick else EFFORTS[device][kind]
+            steps = {"steps": (effort.epochs - 1) * (effort.steps or 1), "warm_up": effort.steps}
+            found[name] = effort, {"what": what, **sized, **steps}
     return found
 
 
