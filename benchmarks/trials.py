@@ -79,7 +79,7 @@ def train_epochs(recipe: Any, graph: Any, device: str) -> tuple[Any, dict[str, A
     return trainer, {
         "epoch_seconds": others,
         "seconds_per_epoch": usual,
-        "warm_up_seconds": max(building + first - usual, 0.0),
+        "warm_up_seconds": max(building + trainer.warm_up.seconds + first - usual, 0.0),
         "peak_mib": measuring.peak_mib(device),
     }
 

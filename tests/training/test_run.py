@@ -45,6 +45,7 @@ def run(small_graph, tmp_path) -> kg.Run:
 def test_a_run_leaves_everything_behind(run, small_graph):
     folder = RunFolder(run.folder)
     assert sorted(path.name for path in run.folder.iterdir()) == [
+        "costs.json",
         "environment.json",
         "graph",
         "history.json",

@@ -26,6 +26,7 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
+from dualkg.training.costs import Clock, WarmUp, reset_peak
 from dualkg.training.engines import Step, build_step, choose_engine
 from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
@@ -79,6 +80,8 @@ class Trainer:
         self.checkpoint_path: Path | None = None
         self.watch = watch or (lambda moment: None)
         self.engine = choose_engine(recipe, model, regularizer)
+        reset_peak(model.device)
+        self.warm_up = WarmUp(model.device)
         examples = self._examples()
         check_memory(recipe, model, self.engine, num_examples=len(examples))
         self.examples = torch.from_numpy(examples).to(model.device)
@@ -140,24 +143,24 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
-        started = time.perf_counter()
+        clock = Clock(self.warm_up)
         tally = Tally(self.model.device, progress.loss_sum)
         look_every = STEPS_BETWEEN_LOOKS if self.model.device.type == "cuda" else 1
         for number, batch in enumerate(self.batches(progress.epoch)):
             if number < progress.step:
                 continue
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
-            tally.add(self.step(batch, learning_rate(self.recipe.optimizer, done)))
+            tally.add(self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done)))
             progress.step = number + 1
             if progress.step % look_every == 0 and (seen := tally.glance(progress.step)) is not None:
                 self._look(seen)
             if self._checkpoint_due():
                 progress.loss_sum = self._look(Seen(tally.total(), progress.step))
-                progress.seconds += time.perf_counter() - started
-                started = time.perf_counter()
+                progress.seconds += clock.passed()
                 self._pause()
+                clock = Clock(self.warm_up)
         progress.loss_sum = self._look(Seen(tally.total(), progress.step))
-        progress.seconds += time.perf_counter() - started
+        progress.seconds += clock.passed()
         self._end_epoch()
 
     def _look(self, seen: Seen) -> float:

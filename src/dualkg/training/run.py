@@ -1,7 +1,7 @@
 """A run: a recipe, what came of it, and the folder that keeps both.
 
 recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
-weights.safetensors  history.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
+weights.safetensors  history.json  costs.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
 sparsity.json (of a run whose entity tables were made sparse; its weights keep them so)
 """
 
@@ -38,6 +38,7 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, Report] = field(default_factory=dict)
     folder: Path | None = None
+    costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory: training/costs.py
     sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are those kept without their zeros
 
     @property
@@ -78,6 +79,7 @@ class RunFolder:
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.weights = self.path / "weights.safetensors"
         self.history = self.path / "history.json"
+        self.costs = self.path / "costs.json"
         self.report = self.path / "report.json"
         self.sparsity = self.path / "sparsity.json"
 
@@ -139,6 +141,8 @@ class RunFolder:
         if run.sparsity:
             write_text(self.sparsity, json.dumps(run.sparsity, indent=1, ensure_ascii=False))
         write_text(self.history, json.dumps(run.history, indent=1))
+        if run.costs:
+            write_text(self.costs, json.dumps(run.costs, indent=1))
         for split, report in run.reports.items():
             save_ranks(report.ranks, self.ranks(split))
         reports = {split: report.as_dict() for split, report in run.reports.items()}
@@ -185,7 +189,8 @@ def load_run(path: str | Path) -> Run:
     load_weights(model, read_weights(folder.weights), source=folder.weights)
     history = read_json(folder.history) if folder.history.exists() else []
     sparsity = read_json(folder.sparsity) if folder.sparsity.exists() else None
-    return Run(model.eval(), graph, recipe, history, folder=folder.path, sparsity=sparsity)
+    costs = read_json(folder.costs) if folder.costs.exists() else None
+    return Run(model.eval(), graph, recipe, history, folder=folder.path, costs=costs, sparsity=sparsity)
 
 
 def _runs_nearby(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from dualkg.training.choices import (
     describe_model,
     describe_regularizer,
 )
+from dualkg.training.costs import Costs, peak_mib
 from dualkg.training.environment import environment
 from dualkg.training.loop import Moment, Trainer
 from dualkg.training.recipe import (
@@ -57,7 +59,7 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
         training=Training(batch_size=default_batch_size(graph)),
     )
     changes = dict(changes or {})
-    if changes.get("regularizer.name", "DURA") != "DURA":  # λ1 and λ2 are DURA's alone
+    if changes.get("regularizer.name", "DURA") not in ("DURA", "UnweightedDURA"):  # λ1 and λ2 are theirs alone
         base = base.model_copy(update={"regularizer": RegularizerChoice(weight=base.regularizer.weight)})
     return base.with_changes(changes)
 
@@ -210,9 +212,16 @@ def _begin(trainer: Trainer, folder: RunFolder | None, *, overwrite: bool = Fals
 def _go(trainer: Trainer, folder: RunFolder | None) -> Run:
     """Train to the end, evaluate, and keep the results."""
     trainer.run()
-    model, graph = trainer.model.eval(), trainer.graph
+    model, graph, history = trainer.model.eval(), trainer.graph, trainer.progress.history
+    peak, started = peak_mib(model.device), time.perf_counter()
     reports = evaluate_held_out(model, graph)
-    run = Run(model, graph, trainer.recipe, trainer.progress.history, reports, folder.path if folder else None)
+    costs = Costs(
+        warm_up_seconds=trainer.warm_up.seconds,
+        training_seconds=sum(entry["seconds"] for entry in history),
+        ranking_seconds=time.perf_counter() - started,
+        peak_mib=peak,
+    )
+    run = Run(model, graph, trainer.recipe, history, reports, folder.path if folder else None, costs=costs.as_dict())
     if folder:
         folder.finish(run)
     return run
