@@ -47,7 +47,7 @@ class Effort:
 
 EFFORTS = {
     "cuda": {"auto": Effort(1, 4, None), "plain": Effort(1, 3, 60)},
-    "cpu": {"auto": Effort(3, 3, 20), "plain": Effort(3, 3, 20), "PyKEEN": Effort(3, 3, 5)},
+    "cpu": {"auto": Effort(3, 3, 20), "plain": Effort(3, 3, 20), "PyKEEN": Effort(1, 3, 5)},
 }
 QUICK = Effort(1, 2, 3)
 

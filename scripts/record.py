@@ -1,4 +1,4 @@
-"""Keep finished runs as a record, and make records/RESULTS.md anew.
+"""Keep finished runs as a record, and make the pages anew: records/RESULTS.md, and the table in README.md.
 
 python scripts/record.py runs/umls-complex-dura --name umls/complex-dura
 python scripts/record.py                          # only make the pages anew
@@ -10,9 +10,11 @@ import argparse
 from pathlib import Path
 
 from dualkg.files import write_text
-from dualkg.reproduce.records import record, results_page
+from dualkg.reproduce.pages import readme_table, results_page, with_table
+from dualkg.reproduce.records import record
 
-ROOT = Path(__file__).parents[1] / "records"
+HOUSE = Path(__file__).parents[1]
+ROOT = HOUSE / "records"
 
 
 def main() -> None:
@@ -23,8 +25,10 @@ def main() -> None:
     if choices.runs:
         if not choices.name:
             parser.error("--name is needed with runs")
-        print(record(choices.runs, ROOT / choices.name))
+        print(record(choices.runs, ROOT / choices.name).folder)
     write_text(ROOT / "RESULTS.md", results_page(ROOT))
+    readme = HOUSE / "README.md"
+    write_text(readme, with_table(readme.read_text(encoding="utf-8"), readme_table(ROOT)))
 
 
 if __name__ == "__main__":

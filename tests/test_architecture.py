@@ -101,6 +101,8 @@ def test_the_public_surface():
         "Answer",
         "BasicDURA",
         "BilinearModel",
+        "compare_ranks",
+        "Comparison",
         "ComplEx",
         "CP",
         "DataError",
@@ -138,6 +140,7 @@ def test_the_public_surface():
         "Run",
         "train",
         "train_recipe",
+        "UnweightedDURA",
         "Validation",
         "Vocabulary",
     ]

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.analysis import nuclear_bound
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
+from tests.models import odd_models as odd
 from tests.models.test_by_hand import ONE, ZERO, model_by_hand
 
 # With the numbers of tests/models/test_by_hand.py, for one triple:
@@ -15,12 +17,18 @@ from tests.models.test_by_hand import ONE, ZERO, model_by_hand
 # CP           5    5    13     37   10
 # ComplEx      5    5    50     50   10
 # RESCAL       5    5   149    116   30
+# With all four triples of the two entities, of x = (1, 2) and y = (2, 1), the means are:
+#           ‖x‖² ‖y‖² ‖xR‖² ‖yR‖² ‖xRᵀ‖² ‖yRᵀ‖²   means: plain 5 and 5, mapped
+# CP           5    5    13    37     13     37            25 and 25
+# ComplEx      5    5    50    50     50     50            50 and 50
+# RESCAL       5    5   149    89    146    116           119 and 131
 EXPECTED = {
     "CP": {
         "Frobenius": 5 + 10 + 5,
         "N3": (1 + 8) + (27 + 1) + (8 + 1),
         "BasicDURA": 13 + 5,
         "DURA": 0.5 * (5 + 5) + 1.5 * (13 + 37),
+        "UnweightedDURA": 0.5 * (5 + 5) + 1.5 * (25 + 25),
         "RegP1": (1 + 3) + (5 + 3),  # |(3, −2) − (2, 1)| and |(6, −1) − (1, 2)|
     },
     "ComplEx": {
@@ -28,12 +36,14 @@ EXPECTED = {
         "N3": 5**1.5 + 10**1.5 + 5**1.5,
         "BasicDURA": 50 + 5,
         "DURA": 0.5 * (5 + 5) + 1.5 * (50 + 50),
+        "UnweightedDURA": 0.5 * (5 + 5) + 1.5 * (50 + 50),
         "RegP1": 5 + 5,  # |5+5i − (2+i)| = |3+4i| and |5+5i − (1+2i)| = |4+3i|
     },
     "RESCAL": {
         "Frobenius": 5 + 30 + 5,
         "BasicDURA": 149 + 5,
         "DURA": 0.5 * (5 + 5) + 1.5 * (149 + 116),
+        "UnweightedDURA": 0.5 * (5 + 5) + 1.5 * (119 + 131),
         "RegP1": (5 + 9) + (3 + 8),  # |(7, 10) − (2, 1)| and |(4, 10) − (1, 2)|
     },
 }
@@ -41,7 +51,8 @@ CASES = [(model, name, value) for model, row in EXPECTED.items() for name, value
 
 
 def build(name: str, weight: float) -> kg.Regularizer:
-    return kg.DURA(weight, plain=0.5, mapped=1.5) if name == "DURA" else REGULARIZERS[name](weight)
+    uneven = {"plain": 0.5, "mapped": 1.5} if name in ("DURA", "UnweightedDURA") else {}
+    return REGULARIZERS[name](weight, **uneven)
 
 
 @pytest.mark.parametrize(("model", "name", "value"), CASES)
@@ -87,6 +98,56 @@ def test_n3_explains_itself_to_a_model_with_matrices():
 def test_a_negative_weight_is_refused(make):
     with pytest.raises(kg.RequestError, match="at least 0"):
         make()
+
+
+class Flipped(kg.BilinearModel):
+    """One's own: scales each coordinate and turns their order round. It writes its maps, and no sums."""
+
+    def map_head(self, head, relations):
+        return (head * self.relations[relations]).flip(-1)
+
+    def map_tail(self, tail, relations):
+        return tail.flip(-1) * self.relations[relations]
+
+
+def all_triples(model: kg.Model) -> torch.Tensor:
+    ranges = [torch.arange(n) for n in (model.shape.num_entities, model.num_relation_ids, model.shape.num_entities)]
+    return torch.cartesian_prod(*ranges).T
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("kind", [*MODELS.values(), Flipped])
+def test_unweighted_dura_is_dura_over_all_triples(kind, reciprocal):
+    """The value and every gradient, against each triple taken one by one."""
+    model = kind(kg.GraphShape(5, 2), dim=3, reciprocal=reciprocal, init_scale=1.0).double()
+    one_by_one = build("DURA", 0.7)(model.factors(*all_triples(model)))
+    at_once = build("UnweightedDURA", 0.7)(model.factors(ZERO, ZERO, ONE))
+    torch.testing.assert_close(at_once, one_by_one, rtol=1e-12, atol=0)
+    for one, other in zip(*(torch.autograd.grad(v, model.parameters()) for v in (one_by_one, at_once)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
+        assert other.abs().sum(1).min() > 0  # every row, though the batch has two entities
+
+
+@pytest.mark.parametrize("kind", [kg.CP, kg.DistMult, kg.ComplEx])
+def test_unweighted_dura_times_its_triples_is_equation_9(kind):
+    model = kind(kg.GraphShape(5, 2), dim=3, init_scale=1.0)
+    tables = [model.head_table, model.relations, model.tail_table]
+    heads, relations, tails = (table.detach().double() for table in tables)
+    if kind is kg.ComplEx:
+        heads, relations, tails = (torch.complex(*table.chunk(2, dim=-1)) for table in (heads, relations, tails))
+    norms = [torch.stack([(table * r).abs().square().sum() for r in relations]).sum() for table in (heads, tails)]
+    plain = (heads.abs().square() + tails.abs().square()).sum()
+    printed = 5 * (norms[0] + norms[1] + 4 * plain)  # |E| Σ_j (‖H Rⱼ‖² + ‖T‖² + ‖T Rⱼᵀ‖² + ‖H‖²)
+    mean = kg.UnweightedDURA(1.0).mean_of_all(model)
+    assert (5 * 5 * 4 * mean).item() == pytest.approx(printed.item(), rel=1e-6)
+    assert nuclear_bound(model).dura == pytest.approx(printed.item(), rel=1e-12)
+
+
+def test_unweighted_dura_refuses_a_model_that_may_map_otherwise_than_the_one_it_is_derived_from():
+    with pytest.raises(kg.RequestError, match="that is RESCAL's, and TwoTables, .* BilinearModel, or use DURA"):
+        kg.UnweightedDURA(0.1).check(odd.TwoTables(kg.GraphShape(3, 2), dim=2))
+    with pytest.raises(kg.RequestError, match="UnweightedDURA's plain and mapped are at least 0; they are 1.0 and -2"):
+        kg.UnweightedDURA(0.1, mapped=-2)
 
 
 def test_dura_regularizes_a_dual_by_its_primal_s_factors():

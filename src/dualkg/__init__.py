@@ -12,9 +12,18 @@ from __future__ import annotations
 from dualkg.answers import Answer, Predictor
 from dualkg.data import Graph, GraphShape, KnownAnswers, Vocabulary, load_graph
 from dualkg.errors import DataError, DivergedError, DualkgError, RequestError
-from dualkg.evaluation import Metrics, Ranks, Report, evaluate, evaluate_relations, rank
+from dualkg.evaluation import Comparison, Metrics, Ranks, Report, compare_ranks, evaluate, evaluate_relations, rank
 from dualkg.models import CP, RESCAL, BilinearModel, ComplEx, DistMult, Dual, Model
-from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer
+from dualkg.regularizers import (
+    DURA,
+    N3,
+    BasicDURA,
+    Frobenius,
+    NoRegularizer,
+    RegP1,
+    Regularizer,
+    UnweightedDURA,
+)
 from dualkg.training import (
     Loss,
     Optimizer,
@@ -39,6 +48,7 @@ __all__ = [
     "Answer",
     "BasicDURA",
     "BilinearModel",
+    "Comparison",
     "ComplEx",
     "DataError",
     "DistMult",
@@ -62,8 +72,10 @@ __all__ = [
     "Report",
     "RequestError",
     "Run",
+    "UnweightedDURA",
     "Validation",
     "Vocabulary",
+    "compare_ranks",
     "evaluate",
     "evaluate_relations",
     "from_arrays",

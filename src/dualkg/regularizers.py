@@ -1,16 +1,19 @@
 """Regularizers, each weighted as the paper's experiments are: a mean over the triples of the batch.
 
-A regularizer sees `Factors` and nothing of the model, so that DURA is one formula for every bilinear model.
+A regularizer sees `Factors` and nothing of the model, so that DURA is one formula for every bilinear model. One alone,
+`UnweightedDURA`, is a mean over all triples that there could be instead, and looks at whole tables.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import TypeGuard
 
 from torch import Tensor
 
 from dualkg.errors import RequestError
+from dualkg.models import MODELS
 from dualkg.models.base import BilinearModel, Factors
 
 
@@ -127,23 +130,55 @@ class BasicDURA(PowerSum):
     shares: Mapping[str, float] = {"mapped_head": 1.0, "tail": 1.0}
 
 
-class DURA(PowerSum):
-    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²): what the duals on both sides leave; `plain` is λ1, `mapped` λ2."""
+class PlainAndMapped(Regularizer):
+    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²), over some triples; `plain` is λ1, `mapped` λ2."""
 
     def __init__(self, weight: float, *, plain: float = 1.0, mapped: float = 1.0) -> None:
         super().__init__(weight)
         if not (plain >= 0 and mapped >= 0):
-            raise RequestError(f"DURA's plain and mapped are at least 0; they are {plain} and {mapped}.")
+            name = type(self).__name__
+            raise RequestError(f"{name}'s plain and mapped are at least 0; they are {plain} and {mapped}.")
         self.plain = plain
         self.mapped = mapped
+
+    @property
+    def choices(self) -> dict[str, object]:
+        return {"weight": self.weight, "plain": self.plain, "mapped": self.mapped}
+
+
+class DURA(PlainAndMapped, PowerSum):
+    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²): what the duals on both sides leave; `plain` is λ1, `mapped` λ2."""
 
     @property
     def shares(self) -> Mapping[str, float]:
         return {"head": self.plain, "tail": self.plain, "mapped_head": self.mapped, "mapped_tail": self.mapped}
 
-    @property
-    def choices(self) -> dict[str, object]:
-        return {"weight": self.weight, "plain": self.plain, "mapped": self.mapped}
+
+class UnweightedDURA(PlainAndMapped):
+    """DURA's mean over every head with every relation id and every tail, in train or not: the same for each batch.
+
+    It is equation (9) of the paper over its |E|² |R| terms. Reciprocal relations are among R.
+    """
+
+    def per_triple(self, f: Factors) -> Tensor:
+        return self.mean_of_all(f.model).expand(len(f.heads))
+
+    def mean_of_all(self, model: BilinearModel) -> Tensor:
+        """The mean alone, without `weight`; a scalar. No triple is looked at: sums over the tables are enough."""
+        num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
+        heads, mapped_heads = model.sums_of_norms(transposed=False)
+        tails, mapped_tails = model.sums_of_norms(transposed=True)
+        plain, mapped = (heads + tails) / num_entities, (mapped_heads + mapped_tails) / (num_entities * num_relations)
+        return self.plain * plain + self.mapped * mapped
+
+    def check(self, model: BilinearModel) -> None:
+        kind = type(model)
+        if kind not in MODELS.values() and isinstance(model, tuple(MODELS.values())):
+            parent = next(base.__name__ for base in kind.__mro__ if base in MODELS.values())
+            raise RequestError(
+                f"UnweightedDURA sums over all triples in a closed form that is {parent}'s, and {kind.__name__}, which "
+                f"is derived from {parent}, may map otherwise. Derive it from BilinearModel, or use DURA."
+            )
 
 
 class RegP1(PowerSum):
@@ -159,5 +194,11 @@ REGULARIZERS: dict[str, type[Regularizer]] = {
     "N3": N3,
     "BasicDURA": BasicDURA,
     "DURA": DURA,
+    "UnweightedDURA": UnweightedDURA,
     "RegP1": RegP1,
 }
+
+
+def sees_batch_alone(regularizer: Regularizer) -> TypeGuard[PowerSum]:
+    """Whether it is one of ours that is powers of the vectors of a batch, and of nothing else in the tables."""
+    return isinstance(regularizer, PowerSum) and type(regularizer) in REGULARIZERS.values()

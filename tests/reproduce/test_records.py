@@ -2,10 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.reproduce.records import load_records, record, results_page, results_table
+from dualkg.analysis import sparsify
+from dualkg.reproduce.pages import results_page
+from dualkg.reproduce.records import load_records, record, whatever_seed
 from dualkg.training import train_seeds
 
 ROOT = Path(__file__).parents[2] / "records"
@@ -21,11 +24,30 @@ def runs(tmp_path) -> Path:
 def test_a_record_keeps_what_the_runs_came_to(runs, tmp_path):
     record([runs], tmp_path / "records" / "world" / "tiny")
     kept = load_records(tmp_path / "records")["world/tiny"]
-    assert [run["seed"] for run in kept["runs"]] == [0, 1]
-    mrr = [run["reports"]["test"]["metrics"]["mrr"] for run in kept["runs"]]
-    table = results_table(tmp_path / "records")
-    assert f"{sum(mrr) / 2:.4f} ± " in table
-    assert "world/tiny" in table
+    assert kept.seeds == [0, 1]
+    mrr = [run["reports"]["test"]["metrics"]["mrr"] for run in kept.runs]
+    page = results_page(tmp_path / "records")
+    assert f"{sum(mrr) / 2:.4f} ± " in page
+    assert "world/tiny" in page
+    assert kept.cost("training_seconds") > 0
+    assert kept.cost("peak_mib") > 0
+
+
+def test_a_record_keeps_the_rank_of_every_query(runs, tmp_path):
+    kept = record([runs], tmp_path / "records" / "world" / "tiny")
+    ranks = kept.ranks()
+    for number, seed in enumerate(kept.seeds):
+        own = kg.load_run(runs / f"seed-{seed}").report.ranks.mean
+        np.testing.assert_array_equal(ranks[number], own)
+    (tmp_path / "records" / "world" / "tiny" / "ranks.parquet").unlink()
+    assert kept.ranks() is None
+
+
+def test_a_run_that_was_made_sparse_is_no_record(runs, tmp_path):
+    sparse = sparsify(runs / "seed-0", share=0.5, out=tmp_path / "sparse")
+    with pytest.raises(kg.RequestError, match="made sparse after its training"):
+        record([sparse.folder], tmp_path / "records" / "x")
+    assert not (tmp_path / "records").exists()
 
 
 def test_runs_of_different_recipes_are_no_record(runs, tmp_path):
@@ -41,26 +63,21 @@ def test_nothing_finished_is_no_record(tmp_path):
         record([tmp_path], tmp_path / "records")
 
 
-def test_the_committed_page_is_made_from_the_committed_records():
-    assert (ROOT / "RESULTS.md").read_text(encoding="utf-8") == results_page(ROOT)
-
-
 def test_the_committed_records_are_of_shipped_recipes():
     """A number is published only for what anyone can run."""
     recipes = ROOT.parent / "recipes"
     for name, kept in load_records(ROOT).items():
         shipped = kg.load_recipe(recipes / f"{name}.toml")
-        assert shipped.with_changes({"training.seed": 0}) == kept["recipe"].with_changes({"training.seed": 0})
+        assert whatever_seed(shipped) == whatever_seed(kept.recipe)
 
 
 def mrr(name: str) -> float:
-    runs = load_records(ROOT)[name]["runs"]
-    return sum(run["reports"]["test"]["metrics"]["mrr"] for run in runs) / len(runs)
+    return load_records(ROOT)[name].metric("mrr")[0]
 
 
 @pytest.mark.parametrize("name", ["fb15k-237/complex-dura-500", "wn18rr/complex-dura-500"])
 def test_bfloat16_products_cost_no_accuracy(name):
-    half, exact = (load_records(ROOT)[found]["runs"] for found in (name, f"{name}-float32"))
+    half, exact = (load_records(ROOT)[found].runs for found in (name, f"{name}-float32"))
     assert [run["seed"] for run in half] == [run["seed"] for run in exact] == [0, 1, 2]
     assert {run["environment"]["engine"] for run in half} == {"kernels"}
     assert {run["environment"]["engine"] for run in exact} == {"fused"}

@@ -40,7 +40,8 @@ def build(kind, name, regularizer, loss, reciprocal, graph, *, optimizer="Adagra
     choices = dict(LOSSES[loss])
     if choices.get("entity_weights"):
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).to(device, dtype)
-    chosen = kg.DURA(0.1, plain=0.5, mapped=1.5) if regularizer == "DURA" else REGULARIZERS[regularizer](0.1)
+    uneven = {"plain": 0.5, "mapped": 1.5} if regularizer in ("DURA", "UnweightedDURA") else {}
+    chosen = REGULARIZERS[regularizer](0.1, **uneven)
     stepper = build_optimizer(Optimizer(name=optimizer), model.parameters(), one_pass=kind is not PlainStep)
     return kind(model, CrossEntropy(**choices), chosen, stepper)
 
@@ -165,11 +166,12 @@ def test_products_are_bfloat16_where_the_processor_is_made_for_them(small_graph,
     assert type(chosen(model.double()).tables) is ExactTables
 
 
+@pytest.mark.parametrize("regularizer", ["DURA", "UnweightedDURA"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reciprocal):
+def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reciprocal, regularizer):
     plain, half = (
-        build(kind, name, "DURA", "both", reciprocal, small_graph, dtype=torch.float32)
+        build(kind, name, regularizer, "both", reciprocal, small_graph, dtype=torch.float32)
         for kind in (PlainStep, partial(FusedStep, half=True))
     )
     for batch in batches(small_graph, reciprocal, 4):
@@ -180,6 +182,22 @@ def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reci
             assert (one.grad - gradient_of(half, table)).abs().max() <= 0.03 * one.grad.abs().max()
     half(batch, 0.1)
     assert torch.equal(half.tables.copies["head"], half.model.entities.detach().bfloat16())
+
+
+@pytest.mark.parametrize(("regularizer", "engine"), [(kg.DURA(0.1), "kernels"), (kg.UnweightedDURA(0.1), "fused")])
+@pytest.mark.parametrize("name", MODELS)
+def test_what_looks_at_whole_tables_leaves_the_kernels_of_a_gpu_by_itself(
+    small_graph, monkeypatch, name, regularizer, engine
+):
+    model = MODELS[name](small_graph.shape, dim=2)
+    monkeypatch.setattr(MODELS[name], "device", torch.device("cuda"))
+    monkeypatch.setattr(engines, "obstacle_to_kernels", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert engines.choose_engine(kg.Recipe(), model, regularizer) == engine
+    if engine == "fused":
+        asked = kg.Recipe().with_changes({"training.precision": "bf16"})
+        with pytest.raises(kg.RequestError, match="bf16 on a GPU .* other than UnweightedDURA.*precision=float32"):
+            engines.choose_engine(asked, model, regularizer)
 
 
 @pytest.mark.parametrize("table", ["entities", "relations"])

@@ -34,7 +34,10 @@ def test_the_loss_falls(small_graph, optimizer):
     assert run.history[-1]["loss"] < 0.95 * run.history[0]["loss"]
 
 
-@pytest.mark.parametrize("regularizer", [kg.DURA(0.1), kg.Frobenius(0.1), kg.BasicDURA(0.1), kg.RegP1(0.1), kg.N3(0.1)])
+@pytest.mark.parametrize(
+    "regularizer",
+    [kg.DURA(0.1), kg.UnweightedDURA(0.1), kg.Frobenius(0.1), kg.BasicDURA(0.1), kg.RegP1(0.1), kg.N3(0.1)],
+)
 def test_regularizers_shrink_the_weights(small_graph, regularizer):
     def norm(chosen):
         model = kg.ComplEx(small_graph.shape, dim=8, init_scale=0.1)

@@ -35,6 +35,13 @@ def test_keeping_the_best_weights_needs_them_twice():
     assert needs[0] - needs[1] == 84 * 4
 
 
+def test_a_regularizer_that_looks_at_whole_tables_needs_copies_of_the_largest():
+    model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
+    whole = kg.Recipe().with_changes({"regularizer.name": "UnweightedDURA", "regularizer.weight": 0.1})
+    needs = [predict(recipe, model, "fused", num_examples=5).fixed for recipe in (whole, kg.Recipe())]
+    assert needs[0] - needs[1] == 4 * 60 * 4
+
+
 def trained(graph: kg.Graph, batch_size: int) -> Trainer:
     recipe = kg.Recipe().with_changes({"training.batch_size": batch_size, "training.precision": "float32"})
     return Trainer(kg.ComplEx(graph.shape, dim=4), graph, recipe, kg.DURA(0.1))

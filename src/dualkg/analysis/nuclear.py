@@ -17,6 +17,7 @@ from torch import Tensor
 from dualkg.errors import RequestError
 from dualkg.models import CP, ComplEx, DistMult
 from dualkg.models.base import BilinearModel, Model
+from dualkg.regularizers import UnweightedDURA
 
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -46,9 +47,9 @@ def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> N
     _check(model, plain, mapped)
     head, relation, tail = component_norms(model.bilinear)
     num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
-    # (9) component by component: λ2 a²b² + λ2 c²b² + λ1 |R| c² + λ1 |R| a².
-    by_component = (head.square() + tail.square()) * (mapped * relation.square() + plain * num_relations)
-    dura = num_entities * float(by_component.sum())
+    with torch.no_grad():  # (9) is the sum that this is the mean of
+        mean = UnweightedDURA(1.0, plain=plain, mapped=mapped).mean_of_all(deepcopy(model.bilinear).double())
+    dura = num_entities**2 * num_relations * float(mean)
     return NuclearBound(
         dura=dura,
         bound=dura / (4 * num_entities * math.sqrt(plain) * math.sqrt(mapped) * math.sqrt(num_relations)),

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from dualkg.cli import analysis, options, show
+from dualkg.cli.compare import compare
+from dualkg.cli.reproduce import reproduce
 from dualkg.cli.search import search
 from dualkg.errors import DualkgError
 
@@ -72,7 +74,9 @@ def train(
         str, typer.Argument(metavar="SOURCE", help="A recipe (.toml), a graph's name, or a folder or file of triples.")
     ],
     model: Annotated[str | None, typer.Option(help="CP, DistMult, ComplEx, RESCAL, or package.module:Class.")] = None,
-    regularizer: Annotated[str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA or RegP1.")] = None,
+    regularizer: Annotated[
+        str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA, UnweightedDURA or RegP1.")
+    ] = None,
     weight: Annotated[float | None, typer.Option(help="The regularizer's weight, the paper's λ.")] = None,
     dim: Annotated[int | None, typer.Option(help="Size of an embedding.")] = None,
     epochs: Annotated[int | None, typer.Option(help="How often every triple is seen.")] = None,
@@ -158,6 +162,9 @@ def evaluate(
         show.print_report(report, by=by)
 
 
+app.command()(compare)
+
+
 @app.command()
 def predict(
     run: options.RunPath,
@@ -213,6 +220,7 @@ def export(
 
 
 app.add_typer(analysis.app)
+app.command()(reproduce)
 
 
 @app.callback(invoke_without_command=True)

@@ -12,6 +12,11 @@ COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_a
 """What tables show, by its title."""
 
 
+def gains(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What each rank adds to the means of `COLUMNS`, `(4, …)`: 1/rank, and 1 where it is within 1, 3 and 10."""
+    return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
+
+
 @dataclass(frozen=True)
 class Metrics:
     """Mean reciprocal rank, mean rank, and the share of ranks within 1, 3 and 10."""
@@ -30,8 +35,8 @@ class Metrics:
         if not len(ranks):
             nan = float("nan")
             return cls(nan, nan, nan, nan, nan, num_queries=0)
-        at_1, at_3, at_10 = (float((ranks <= k).mean()) for k in HITS)
-        return cls(float((1 / ranks).mean()), float(ranks.mean()), at_1, at_3, at_10, num_queries=len(ranks))
+        mrr, at_1, at_3, at_10 = (float(values.mean()) for values in gains(ranks))
+        return cls(mrr, float(ranks.mean()), at_1, at_3, at_10, num_queries=len(ranks))
 
     def as_dict(self) -> dict[str, float | None]:
         """Ready for JSON, which has no NaN: no queries give no numbers."""

@@ -212,8 +212,7 @@ class BilinearModel(Model):
         return f.mapped_tail @ self.head_table.T
 
     def relation_scores(self, f: Factors) -> Tensor:
-        images = self.map_by_every_relation(f.head)
-        return torch.stack([(image * f.tail).sum(-1) for image in images], dim=-1)
+        return torch.stack([(image * f.tail).sum(-1) for image in self.map_by_every_relation(f.head)], dim=-1)
 
     def map_by_every_relation(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
         """h R, or t Rᵀ, for each relation in turn: never batch × relations × width at once."""
@@ -226,6 +225,12 @@ class BilinearModel(Model):
         table, apply = (self.tail_table, self.map_tail) if transposed else (self.head_table, self.map_head)
         images = (apply(table, relation.expand(len(table))) for relation in relations)
         return torch.stack([image.square().sum(-1) for image in images])
+
+    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+        """Σ‖h‖² over all heads, and Σ‖h R‖² over all heads and relations; or those of tails, t and t Rᵀ."""
+        table = self.tail_table if transposed else self.head_table
+        relations = torch.arange(self.num_relation_ids, device=table.device)
+        return table.square().sum(), self.image_norms(relations, transposed=transposed).sum()
 
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""

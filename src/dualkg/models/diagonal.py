@@ -51,6 +51,11 @@ class DiagonalModel(BilinearModel):
         table = self.tail_table if transposed else self.head_table
         return self.squared_modulus(rows(self.relations, relations)) @ self.squared_modulus(table).T
 
+    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+        """Coordinate by coordinate: Σ|hᵢ|² times Σ|rᵢ|²."""
+        of_entities = self.squared_modulus(self.tail_table if transposed else self.head_table).sum(0)
+        return of_entities.sum(), of_entities @ self.squared_modulus(self.relations).sum(0)
+
     def squared_modulus(self, vectors: Tensor) -> Tensor:
         first, *others = (part.square() for part in self._parts(vectors))
         return sum(others, start=first)

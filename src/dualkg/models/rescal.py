@@ -25,6 +25,14 @@ class RESCAL(BilinearModel):
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         return self._grouped(tail, relations, transposed=True)
 
+    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+        """Through the Gram matrix G = HᵀH, without an image of any entity: Σ‖h R‖² is the trace of Rᵀ G R."""
+        table = self.tail_table if transposed else self.head_table
+        matrices = self.relations.view(-1, self.dim, self.dim)
+        matrices = matrices.mT if transposed else matrices
+        gram = table.T @ table
+        return gram.trace(), (gram @ matrices * matrices).sum()
+
     def _grouped(self, vectors: Tensor, relations: Tensor, *, transposed: bool) -> Tensor:
         order = torch.argsort(relations, stable=True)
         distinct, counts = torch.unique_consecutive(relations[order], return_counts=True)

@@ -1,1 +1,10 @@
-"""Reproduction: the numbers we publish, each with its recipe, environment and seeds."""
+"""Reproduction: the paper's tables and figures, each number with its recipe, environment and seeds."""
+
+from __future__ import annotations
+
+from dualkg.reproduce.pages import results_page
+from dualkg.reproduce.setting import Setting
+from dualkg.reproduce.sheets import Sheet
+from dualkg.reproduce.what import REPRODUCTIONS
+
+__all__ = ["REPRODUCTIONS", "Setting", "Sheet", "results_page"]

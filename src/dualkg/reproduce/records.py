@@ -1,34 +1,89 @@
-"""Records: what is kept of the runs behind a published number, and the tables that are made from them."""
+"""Records: what is kept of the runs behind a published number.
+
+recipe.toml  record.json  ranks.parquet (of every test query, a column for each seed)
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 from dualkg.errors import RequestError
-from dualkg.evaluation.metrics import COLUMNS
-from dualkg.files import write_text
-from dualkg.training import RunFolder, load_recipe
+from dualkg.evaluation import load_ranks
+from dualkg.files import read_json, replacing, write_text
+from dualkg.training import Recipe, RunFolder, load_recipe
 from dualkg.training.start import spread
 
 
-def record(runs: Sequence[Path], folder: Path) -> Path:
-    """Keep what runs of one recipe came to: recipe, environment, seeds, times, reports, and the hash of their ranks."""
+@dataclass(frozen=True)
+class Record:
+    """One recipe, and what its runs came to, one a seed."""
+
+    folder: Path
+    recipe: Recipe
+    graph: str
+    runs: list[dict[str, Any]]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run["seed"] for run in self.runs]
+
+    @property
+    def data(self) -> str:
+        """The hash of the data that the first run was trained on."""
+        return str(self.runs[0]["environment"]["data"])
+
+    def metric(self, name: str, *, split: str = "test") -> tuple[float, float]:
+        """Mean and standard deviation over the seeds."""
+        return spread([run["reports"][split]["metrics"][name] for run in self.runs])
+
+    def cost(self, name: str) -> float | None:
+        """The mean over the seeds of one of the costs, where it was kept."""
+        found = [run["costs"][name] for run in self.runs if run["costs"].get(name) is not None]
+        return spread(found)[0] if found else None
+
+    def ranks(self) -> npt.NDArray[np.float64] | None:
+        """The rank of every test query, `(seeds, 2, triples)`, tails first; none where they were not kept."""
+        path = self.folder / "ranks.parquet"
+        if not path.exists():
+            return None
+        table = pq.read_table(path)
+        columns = [table[f"seed-{seed}"].to_numpy() for seed in self.seeds]
+        return np.stack(columns).reshape(len(columns), 2, -1) / 2
+
+
+def record(runs: Sequence[Path], folder: Path) -> Record:
+    """Keep what runs of one recipe came to: recipe, environment, seeds, costs, reports, and their ranks."""
     folders = [RunFolder(path) for path in find_runs(runs)]
     recipes = [load_recipe(found.recipe) for found in folders]
-    same = {recipe.with_changes({"training.seed": 0}).as_toml() for recipe in recipes}
-    if len(same) != 1:
+    if len({whatever_seed(recipe) for recipe in recipes}) != 1:
         raise RequestError(f"The runs {', '.join(str(path) for path in runs)} are not of one recipe.")
+    sparse = [str(found.path) for found in folders if found.sparsity.exists()]
+    if sparse:
+        raise RequestError(f"{sparse[0]} was made sparse after its training; a record is of runs as they were trained.")
+    seeds = [recipe.training.seed for recipe in recipes]
+    _write_ranks(folders, seeds, folder / "ranks.parquet")
     kept = {
         "graph": folders[0].saved_reports()["test"]["graph"],
-        "runs": [_summary(found, recipe.training.seed) for found, recipe in zip(folders, recipes, strict=True)],
+        "runs": [_summary(found, seed) for found, seed in zip(folders, seeds, strict=True)],
     }
     write_text(folder / "recipe.toml", recipes[0].as_toml())
     write_text(folder / "record.json", json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
-    return folder
+    return load_record(folder)
+
+
+def whatever_seed(recipe: Recipe) -> str:
+    """What two runs of one recipe have in common."""
+    return recipe.with_changes({"training.seed": 0}).as_toml()
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
@@ -42,16 +97,29 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     return found
 
 
+def load_record(folder: Path) -> Record:
+    kept = read_json(folder / "record.json")
+    return Record(folder, load_recipe(folder / "recipe.toml"), kept["graph"], kept["runs"])
+
+
+def load_records(root: Path) -> dict[str, Record]:
+    """All records under a folder, by their path in it."""
+    return {
+        path.parent.relative_to(root).as_posix(): load_record(path.parent) for path in sorted(root.rglob("record.json"))
+    }
+
+
 def _summary(folder: RunFolder, seed: int) -> dict[str, Any]:
-    history = json.loads(folder.history.read_text(encoding="utf-8"))
     reports = folder.saved_reports()
     slim = {
         split: {key: value for key, value in report.items() if key != "by_relation"}
         for split, report in reports.items()
     }
+    history = read_json(folder.history)
+    costs = read_json(folder.costs) if folder.costs.exists() else {}
     return {
         "seed": seed,
-        "training_seconds": round(sum(entry["seconds"] for entry in history), 1),
+        "costs": {"training_seconds": round(sum(entry["seconds"] for entry in history), 3)} | costs,
         "epochs": len(history),
         "environment": folder.saved_environment,
         "ranks_sha256": {split: hashlib.sha256(folder.ranks(split).read_bytes()).hexdigest() for split in reports},
@@ -59,70 +127,11 @@ def _summary(folder: RunFolder, seed: int) -> dict[str, Any]:
     }
 
 
-def load_records(root: Path) -> dict[str, dict[str, Any]]:
-    """All records under a folder, by their path in it."""
-    return {
-        str(path.parent.relative_to(root)): json.loads(path.read_text(encoding="utf-8"))
-        | {"recipe": load_recipe(path.parent / "recipe.toml")}
-        for path in sorted(root.rglob("record.json"))
-    }
-
-
-def results_page(root: Path) -> str:
-    """RESULTS.md: every record, as Markdown."""
-    return "\n".join(
-        [
-            "# Results",
-            "",
-            "Made from the records in this folder by `make records`; do not edit. Filtered ranking of the test split,",
-            "both directions, every test triple kept, ties at their mean. Where there are several seeds: mean ± sd.",
-            "",
-            results_table(root),
-            "",
-        ]
-    )
-
-
-def results_table(root: Path) -> str:
-    """The records as a Markdown table."""
-    lines = [
-        f"| recipe | graph | model | dim | regularizer | seeds | {' | '.join(COLUMNS)} | valid MRR | training | on |",
-        f"|---|---|---|--:|---|--:|{'--:|' * len(COLUMNS)}--:|--:|---|",
-    ]
-    for name, kept in load_records(root).items():
-        recipe, runs = kept["recipe"], kept["runs"]
-        regularizer = recipe.regularizer.name
-        if regularizer != "none":
-            regularizer += f" λ={recipe.regularizer.weight:g}"
-        cells = [
-            f"[{name}]({name}/recipe.toml)",
-            kept["graph"],
-            recipe.model.name,
-            str(recipe.model.dim),
-            regularizer,
-            str(len(runs)),
-            *(_spread(run["reports"]["test"]["metrics"][key] for run in runs) for key in COLUMNS.values()),
-            _spread(run["reports"]["valid"]["metrics"]["mrr"] for run in runs),
-            _seconds(run["training_seconds"] for run in runs),
-            _hardware(runs[0]["environment"]),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _spread(values: Iterable[float]) -> str:
-    found = list(values)
-    mean, sd = spread(found)
-    return f"{mean:.4f}" if len(found) == 1 else f"{mean:.4f} ± {sd:.4f}"
-
-
-def _seconds(values: Iterable[float]) -> str:
-    mean, _ = spread(list(values))
-    return f"{mean:.0f} s" if mean < 600 else f"{mean / 60:.0f} min"
-
-
-def _hardware(environment: dict[str, Any]) -> str:
-    if environment["device"] != "cpu":
-        return str(environment["device"])
-    threads = environment["threads"]
-    return f"{threads} {'thread' if threads == 1 else 'threads'} of {environment['processor']}"
+def _write_ranks(folders: Sequence[RunFolder], seeds: Sequence[int], path: Path) -> None:
+    """Twice the mean rank, for the mean of ties may lie between two places."""
+    columns = {}
+    for folder, seed in zip(folders, seeds, strict=True):
+        ranks = load_ranks(folder.ranks("test"))
+        columns[f"seed-{seed}"] = (ranks.optimistic + ranks.pessimistic).reshape(-1).astype(np.int32)
+    with replacing(path) as fresh:
+        pq.write_table(pa.table(columns), fresh, compression="zstd", compression_level=19, use_dictionary=False)

@@ -71,5 +71,8 @@ def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) ->
     if torch.cuda.get_device_capability(model.device) < (8, 0):
         return "is not what this GPU multiplies"
     if not HalfStep.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):
-        return "on a GPU is for the models and regularizers of dualkg, and for RESCAL without relation prediction"
+        return (
+            "on a GPU is for the models and regularizers of dualkg, other than UnweightedDURA, and for RESCAL without "
+            "relation prediction"
+        )
     return None

@@ -17,7 +17,7 @@ from dualkg.losses import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
 from dualkg.models.base import BilinearModel, Factors, Model
 from dualkg.models.diagonal import DiagonalModel
-from dualkg.regularizers import REGULARIZERS, PowerSum, Regularizer
+from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
 from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
 from dualkg.training.tables import ExactTables, HalfTables
 
@@ -49,8 +49,8 @@ class FusedStep:
         self.optimizer = optimizer
         self.tables = HalfTables(model, optimizer) if half else ExactTables(model, optimizer)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
-        # Of classes that are not ours we cannot know what else they do with the ids of relations.
-        ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
+        # Of classes that are not ours we cannot know what else they do with the ids of relations, or with the tables.
+        ours = type(model) in MODELS.values() and sees_batch_alone(regularizer)
         large = model.relations.shape[1] > model.entities.shape[1]
         self.direct = ours and isinstance(model, DiagonalModel) and not loss.relation_weight
         self.by_row = ours and large and not loss.relation_weight and can_step_rows(optimizer)

@@ -19,6 +19,7 @@ from dualkg.training.tables import rows_at_once
 
 ID = 8  # bytes
 HALF = 2
+WHOLE_TABLE = 4  # copies of a table, where a regularizer looks at all of it and autograd takes its gradient
 MADE_OF_MATRICES = 8  # copies of the matrices of a batch, while autograd and the optimizer work on them
 LIBRARIES = 200 * 2**20  # that matrix products and compiled kernels keep for themselves
 
@@ -74,7 +75,8 @@ def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) 
     # The triples, in their order and shuffled; keys to sort by; and a block of the ranking, with what it is counted by.
     common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
     libraries = LIBRARIES if model.device.type == "cuda" else 0
-    return need._replace(fixed=need.fixed + state + kept + common + libraries)
+    looked_over = WHOLE_TABLE * max(tables.values()) if recipe.regularizer.name == "UnweightedDURA" else 0
+    return need._replace(fixed=need.fixed + state + kept + common + libraries + looked_over)
 
 
 def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: int) -> Need:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -13,8 +14,19 @@ from dualkg.models.base import BilinearModel
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.workspace import Workspace
 
+MKL = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 Side = Literal["head", "tail"]
-CACHED_SCORES, LEAST_ROWS = 8_000_000, 500
+SCORES_AT_ONCE, LEAST_ROWS = 16_000_000, 500
+# A block of scores that a core's second cache holds, in whole tiles of entities and never too few for a product.
+CACHED_BYTES, TILE, LEAST_TILES = 2**20, 64, 4
+
+
+class Queries(NamedTuple):
+    """Images `(batch, width)` to be scored, the entity that answers each, and its share `(batch, 1)` in the loss."""
+
+    images: Tensor
+    targets: Tensor
+    share: Tensor
 
 
 class LossAndGradient(NamedTuple):
@@ -30,7 +42,7 @@ class Tables(ABC):
     def __init__(self, model: BilinearModel, optimizer: AnyOptimizer) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.scores = Workspace()
+        self.scores, self.products = Workspace(), Workspace()
         self.gradients = {side: torch.empty_like(table.detach()) for side, table in _own_tables(model).items()}
 
     def cross_entropy(
@@ -44,16 +56,64 @@ class Tables(ABC):
         rows = rows_at_once(self.model)
         parts = [array.split(rows) for array in (images, targets, share)]  # type: ignore[no-untyped-call]
         found = [
-            self._part(side, *part, accumulate=accumulate or number > 0)
+            self._part(side, Queries(*part), accumulate=accumulate or number > 0)
             for number, part in enumerate(zip(*parts, strict=True))
         ]
         if len(found) == 1:
             return found[0]
         return LossAndGradient(torch.stack([one.loss for one in found]).sum(), torch.cat([one.images for one in found]))
 
-    @abstractmethod
-    def _part(self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool) -> LossAndGradient:
+    def _part(self, side: Side, queries: Queries, *, accumulate: bool) -> LossAndGradient:
         """The same for as many rows as are scored at once."""
+        table, gradient = self._scored(side), self.gradient(side)
+        size = entities_at_once(table, len(queries.images))
+        score = self._whole if size >= len(table) else partial(self._in_blocks, size=size)
+        losses, upstream = score(table, gradient, queries, accumulate=accumulate)
+        return LossAndGradient((queries.share.squeeze(-1) * losses).sum(), queries.share * upstream)
+
+    def _whole(self, table: Tensor, gradient: Tensor, queries: Queries, *, accumulate: bool) -> tuple[Tensor, Tensor]:
+        """Losses `(batch,)` and the gradients of their images: all scores, their softmax, both products with that."""
+        images, targets, share = queries
+        scores = self.scores.of(len(images), len(table), table)
+        torch.mm(images.to(table.dtype), table.T, out=scores)
+        losses = _softmax_gradient_(scores, targets)
+        self._add_product_(gradient, scores.T, (share * images).to(table.dtype), accumulate=accumulate)
+        return losses, (scores @ table).to(images.dtype)
+
+    def _in_blocks(
+        self, table: Tensor, gradient: Tensor, queries: Queries, *, size: int, accumulate: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The same, a block of entities at a time: its scores are exponentials before they leave the cache.
+
+        What these are to be divided by is known after the last block, and is put on the images and on the result.
+        """
+        from dualkg.kernels.cpu.blocks import BlockedSoftmax
+
+        images, targets, share = queries
+        scores = self.scores.of(len(table), len(images), table)
+        blocks = [slice(first, min(first + size, len(table))) for first in range(0, len(table), size)]
+        softmax, narrow = BlockedSoftmax(scores, targets), images.to(table.dtype)
+        for block in blocks:
+            torch.mm(table[block], narrow.T, out=scores[block])
+            softmax.take(block.start, block.stop)
+        losses, weights = softmax.finish()
+        weighted, upstream = (share * weights * images).to(table.dtype), torch.zeros_like(images)
+        for block in blocks:
+            self._add_product_(gradient[block], scores[block], weighted, accumulate=accumulate)
+            self._add_product_(upstream, scores[block].T, table[block], accumulate=True)
+        return losses, weights * upstream
+
+    def _add_product_(self, total: Tensor, one: Tensor, other: Tensor, *, accumulate: bool) -> None:
+        """Add a product to what is in `total`, or put it there; sums are kept in the precision of the model."""
+        if one.dtype == total.dtype:
+            torch.addmm(total, one, other, beta=int(accumulate), out=total)
+            return
+        product = torch.mm(one, other, out=self.products.of(len(one), other.shape[1], one))
+        total.add_(product) if accumulate else total.copy_(product)
+
+    @abstractmethod
+    def _scored(self, side: Side) -> Tensor:
+        """The table of a side in the precision of its products."""
 
     @abstractmethod
     def update(self, learning_rate: float) -> None:
@@ -78,12 +138,8 @@ class Tables(ABC):
 class ExactTables(Tables):
     """Tables and products in the precision of the model."""
 
-    def _part(self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool) -> LossAndGradient:
-        table, gradient = _table(self.model, side), self.gradient(side)
-        scores = torch.mm(images, table.T, out=self.scores.of(len(images), len(table), images))
-        losses = _softmax_gradient_(scores, targets)
-        torch.addmm(gradient, scores.T, share * images, beta=int(accumulate), out=gradient)
-        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * (scores @ table))
+    def _scored(self, side: Side) -> Tensor:
+        return _table(self.model, side)
 
     def update(self, learning_rate: float) -> None:
         self.model.entities.grad = self.gradients["head"]
@@ -101,16 +157,9 @@ class HalfTables(Tables):
     def __init__(self, model: BilinearModel, optimizer: AnyOptimizer) -> None:
         super().__init__(model, optimizer)
         self.copies = {side: table.detach().bfloat16() for side, table in _own_tables(model).items()}
-        self.products = Workspace()
 
-    def _part(self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool) -> LossAndGradient:
-        copy, gradient = self.copies.get(side, self.copies["head"]), self.gradient(side)
-        scores = torch.mm(images.bfloat16(), copy.T, out=self.scores.of(len(images), len(copy), copy))
-        losses = _softmax_gradient_(scores, targets)
-        product = torch.mm(scores.T, (share * images).bfloat16(), out=self.products.of(len(copy), copy.shape[1], copy))
-        gradient.add_(product) if accumulate else gradient.copy_(product)
-        upstream = torch.mm(copy.T, scores.T).T  # a third faster than scores @ copy, where a processor has AMX
-        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * upstream.float())
+    def _scored(self, side: Side) -> Tensor:
+        return self.copies.get(side, self.copies["head"])
 
     def update(self, learning_rate: float) -> None:
         from dualkg.kernels.cpu.adagrad import adagrad_
@@ -125,10 +174,28 @@ class HalfTables(Tables):
 
 
 def rows_at_once(model: BilinearModel) -> int:
-    """How many rows of scores exist at once: on a CPU as many as a cache may hold, but enough for full products."""
+    """How many rows of scores exist at once: on a CPU as many as memory is meant for, but enough for full products."""
     if model.device.type != "cpu":
         return sys.maxsize
-    return max(LEAST_ROWS, CACHED_SCORES // model.shape.num_entities)
+    return max(LEAST_ROWS, SCORES_AT_ONCE // model.shape.num_entities)
+
+
+def entities_at_once(table: Tensor, num_rows: int) -> int:
+    """How many entities are scored before the softmax goes over their scores: all, or as many as a cache holds."""
+    if not _blocks_pay(table):
+        return sys.maxsize
+    return TILE * max(LEAST_TILES, CACHED_BYTES // (max(1, num_rows) * table.element_size() * TILE))
+
+
+def _blocks_pay(table: Tensor) -> bool:
+    """Whether products are so fast that moving the scores between them weighs.
+
+    In bfloat16 the products of a processor made for it are. In float32 MKL's are, a quarter of whose time was moving;
+    but not OpenBLAS's on ARM, where blocks made a step 3 % slower, their scores being packed anew for each.
+    """
+    if table.device.type != "cpu":
+        return False
+    return table.dtype == torch.bfloat16 or (table.dtype == torch.float32 and MKL)
 
 
 def _softmax_gradient_(scores: Tensor, targets: Tensor) -> Tensor:

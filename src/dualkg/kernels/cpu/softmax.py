@@ -104,8 +104,8 @@ def _largest(bits, digits):
 
 
 @compiled("contract")
-def _exp(x):
-    """exp(x) for x ≤ 0, to 1e-7 of it: a call of the C library's would keep the loop from being vectorised."""
+def exp(x):
+    """exp(x) for x < 88, to 1e-7 of it: a call of the C library's would keep the loop from being vectorised."""
     shifted = x * LOG2_E + LARGE
     rest = x - (shifted - LARGE) * LN_2
     square = rest * rest
@@ -119,7 +119,7 @@ def _exponentials(values, top):
     """Overwrite numbers by exp(number − top) and sum them."""
     total = ZERO
     for place in range(len(values)):
-        values[place] = exponential = _exp(values[place] - top)
+        values[place] = exponential = exp(values[place] - top)
         total += exponential
     return total
 
@@ -128,7 +128,7 @@ def _exponentials(values, top):
 def _exponentials_of_halves(bits, values, top):
     total = ZERO
     for place in range(len(bits)):
-        values[place] = exponential = _exp(widened(bits[place]) - top)
+        values[place] = exponential = exp(widened(bits[place]) - top)
         total += exponential
     return total
 

@@ -10,7 +10,7 @@ from dualkg.models import MODELS
 from dualkg.models.base import BilinearModel, Model
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.rescal import RESCAL
-from dualkg.regularizers import REGULARIZERS, PowerSum, Regularizer
+from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
 from dualkg.training.fused import LeafFactors
 from dualkg.training.gpu.table import Table
 from dualkg.training.gpu.vectors import Coordinates, Matrices
@@ -46,8 +46,8 @@ class HalfStep:
 
     @staticmethod
     def applies_to(model: Model, regularizer: Regularizer, *, predicts_relations: bool) -> bool:
-        """Whether model and regularizer are ours, so that kernels know what they do."""
-        ours = type(model) in MODELS.values() and type(regularizer) in REGULARIZERS.values()
+        """Whether model and regularizer are ours, so that kernels know what they do, and look at the batch alone."""
+        ours = type(model) in MODELS.values() and sees_batch_alone(regularizer)
         if isinstance(model, RESCAL):
             return ours and not predicts_relations and model.num_relation_ids <= MOST_MATRICES
         return ours and isinstance(model, DiagonalModel)

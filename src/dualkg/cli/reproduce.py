@@ -1,0 +1,66 @@
+"""What `reproduce` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from dualkg.cli import options, show
+from dualkg.errors import DualkgError
+from dualkg.files import write_text
+
+if TYPE_CHECKING:
+    from dualkg.reproduce import Sheet
+
+WHAT = (
+    "main, regularizers, p1 or ablations (tables of trainings); datasets, hyperparameters or cost (tables of facts); "
+    "tsne, figure1 or sparsity (figures)."
+)
+
+
+def reproduce(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help=WHAT)],
+    dataset: Annotated[str | None, typer.Option(help="One graph (default: WN18RR and FB15k-237)")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="So many trainings of every row.")] = 3,
+    records: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("records"),
+    runs: Annotated[Path, typer.Option(help="Where runs are kept, with their weights.")] = Path("runs/reproduce"),
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Reproduce a table or figure of the paper: train what is missing, and show published beside measured."""
+    from dualkg.reproduce import REPRODUCTIONS, Setting, results_page
+
+    options.set_threads(threads)
+    options.check_choice("WHAT", what, list(REPRODUCTIONS))
+    with show.watching(what) as watch:
+        setting = Setting(
+            dataset=dataset, seeds=seeds, records=records, runs=runs, device=device, tell=_tell, watch=watch
+        )
+        sheets = REPRODUCTIONS[what](setting)
+    write_text(records / "RESULTS.md", results_page(records))
+    if not sheets:
+        raise DualkgError("There was nothing to show.")
+    if as_json:
+        show.print_json([sheet.as_dict() for sheet in sheets])
+    else:
+        for sheet in sheets:
+            print_sheet(sheet)
+        show.err.print(f"\nKept in [bold]{escape(str(records))}[/bold].", soft_wrap=True)
+
+
+def print_sheet(sheet: Sheet) -> None:
+    show.out.print(f"\n[bold]{escape(sheet.title)}[/bold]")
+    table = show.plain_table(*sheet.columns, left=sheet.num_left)
+    for row in sheet.rows:
+        table.add_row(*map(escape, row))
+    show.out.print(table)
+    for note in sheet.notes:
+        show.out.print(f"[dim]{escape(note)}[/dim]")
+
+
+def _tell(text: str) -> None:
+    show.err.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)

@@ -1,0 +1,259 @@
+"""Two runs on the same queries: how far apart they are, and whether that could be the luck of the draw.
+
+The bootstrap draws triples, each with both its directions: the two ask for the same fact, and are not independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dualkg.data.graph import Graph, Triples
+from dualkg.errors import RequestError
+from dualkg.evaluation.cardinality import cardinalities
+from dualkg.evaluation.metrics import COLUMNS, gains
+from dualkg.evaluation.ranking import Ranks
+from dualkg.evaluation.report import DIRECTIONS
+
+Floats = npt.NDArray[np.float64]
+
+TAILS = (0.025, 0.975)  # of a 95 % interval
+FEWEST_SAMPLES = 100
+FEWEST_TRIPLES = 10  # fewer are often all on one side, and then so is every sample of them
+ROUNDING = 1e-12  # what sums may be off by
+BLOCK_ELEMENTS = 250_000  # triples drawn at once by a thread: 10 MB
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A metric of both runs, `a` − `b`, its 95 % interval, and the two-sided p-value of there being none.
+
+    The interval and the p-value are NaN where there are too few triples to tell.
+    """
+
+    a: float
+    b: float
+    difference: float
+    low: float
+    high: float
+    p_value: float
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the interval includes 0, or is not known."""
+        return not (self.low > 0 or self.high < 0)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON, which has no NaN."""
+        numbers = {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
+        return {**numbers, "within_noise": self.within_noise}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference of two runs in each metric, and on which share of the triples `a` has the higher MRR."""
+
+    mrr: Difference
+    hits_at_1: Difference
+    hits_at_3: Difference
+    hits_at_10: Difference
+    better: float
+    worse: float
+    equal: float
+    num_triples: int
+    samples: int
+
+    @property
+    def within_noise(self) -> bool:
+        """Whether the difference in MRR is."""
+        return self.mrr.within_noise
+
+    @property
+    def differences(self) -> dict[str, Difference]:
+        """By the title of the metric, as tables show it."""
+        return {title: getattr(self, name) for title, name in COLUMNS.items()}
+
+    def sentence(self, a: str = "A", b: str = "B") -> str:
+        """What to say of it, given what the two are called."""
+        found = self.mrr
+        if math.isnan(found.low):
+            count = f"{self.num_triples:,} {'triple is' if self.num_triples == 1 else 'triples are'}"
+            return f"{count} too few to tell the difference of {in_short(found.difference)} MRR from noise."
+        low, high = found.low, found.high
+        if found.within_noise:
+            inside = f"(95 %: {in_short(low)} to {in_short(high)})"
+            return f"The difference of {in_short(found.difference)} is within noise {inside}."
+        ahead, (low, high) = (a, (low, high)) if low > 0 else (b, (-high, -low))
+        by = in_short(abs(found.difference))
+        return f"{ahead} is better by {by} MRR (95 %: {in_short(low)} to {in_short(high)})."
+
+    def as_dict(self) -> dict[str, Any]:
+        metrics = {name: getattr(self, name).as_dict() for name in COLUMNS.values()}
+        others = ("better", "worse", "equal", "num_triples", "samples")
+        return {**metrics, "within_noise": self.within_noise, **{name: getattr(self, name) for name in others}}
+
+
+def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> Comparison:
+    """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each; seeds may differ in number.
+
+    What a query gains is its mean over seeds. Triples are drawn anew, with replacement, as many as there are.
+    """
+    a, b = _checked(a, "A"), _checked(b, "B")
+    if a.shape[1:] != b.shape[1:]:
+        raise RequestError(
+            f"A has ranks of {a.shape[1]} × {a.shape[2]:,} queries and B of {b.shape[1]} × {b.shape[2]:,}: only ranks "
+            f"of the same split can be compared."
+        )
+    if samples < FEWEST_SAMPLES:
+        raise RequestError(f"A 95 % interval needs at least {FEWEST_SAMPLES} samples; {samples} were asked for.")
+    if seed < 0:
+        raise RequestError(f"A seed is at least 0; {seed} came.")
+    gained_a, gained_b = (gains(ranks).mean(axis=(1, 2)) for ranks in (a, b))  # (num_metrics, num_triples)
+    gap = gained_a - gained_b
+    gap[np.isclose(gained_a, gained_b, rtol=ROUNDING, atol=0)] = 0  # a mean over seeds depends on their order
+    means, whole = _bootstrap(np.ascontiguousarray(gap.T), samples, seed), gap.mean(axis=1)
+    mrr, at_1, at_3, at_10 = (
+        Difference(float(of_a.mean()), float(of_b.mean()), float(between), *_spread(drawn))
+        for of_a, of_b, between, drawn in zip(gained_a, gained_b, whole, means.T, strict=True)
+    )
+    better, worse, equal = (float(where.mean()) for where in (gap[0] > 0, gap[0] < 0, gap[0] == 0))
+    return Comparison(mrr, at_1, at_3, at_10, better, worse, equal, num_triples=gap.shape[1], samples=samples)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several parts that were compared, with the p-value of its MRR corrected for how many there are."""
+
+    comparison: Comparison
+    p_corrected: float
+
+    def as_dict(self) -> dict[str, Any]:
+        corrected = None if math.isnan(self.p_corrected) else self.p_corrected
+        return {**self.comparison.as_dict(), "p_corrected": corrected}
+
+
+def compare_by(
+    a: Floats, b: Floats, triples: Triples, graph: Graph, *, view: str, samples: int = 10_000, seed: int = 0
+) -> dict[str, Part]:
+    """The same by direction, relation or cardinality, most triples first."""
+    found = {
+        name: compare_ranks(a[where], b[where], samples=samples, seed=seed)
+        for name, where in _parts(triples, graph, view)
+    }
+    corrected = holm([one.mrr.p_value for one in found.values()])
+    parts = {name: Part(one, p) for (name, one), p in zip(found.items(), corrected, strict=True)}
+    return dict(sorted(parts.items(), key=lambda item: -item[1].comparison.num_triples))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values corrected for how many were looked at (Holm, 1979); NaN was no test and stays NaN."""
+    corrected, highest = list(p_values), 0.0
+    order = sorted((i for i, p in enumerate(p_values) if not math.isnan(p)), key=lambda i: p_values[i])
+    for done, i in enumerate(order):
+        highest = max(highest, min(1.0, p_values[i] * (len(order) - done)))
+        corrected[i] = highest
+    return corrected
+
+
+@dataclass(frozen=True)
+class Question:
+    """A query that two runs answer differently: ids, what is asked for, and the rank of the answer in each.
+
+    Of several seeds a rank is the harmonic mean, so that `difference` is 1/`rank_a` − 1/`rank_b`.
+    """
+
+    head: int
+    relation: int
+    tail: int
+    asked: str
+    rank_a: float
+    rank_b: float
+    difference: float
+
+
+def furthest_apart(a: Floats, b: Floats, triples: Triples, *, most: int) -> list[Question]:
+    """The queries on which two runs differ most in reciprocal rank, largest first."""
+    inverse_a, inverse_b = (gains(_checked(ranks, whose))[0].mean(axis=0) for ranks, whose in ((a, "A"), (b, "B")))
+    gap = (inverse_a - inverse_b).reshape(-1)
+    order = np.argsort(-np.abs(gap), kind="stable")[:most]
+    found = []
+    for place in order[~np.isclose(gap[order], 0, atol=ROUNDING)].tolist():
+        direction, row = divmod(place, len(triples))
+        of_a, of_b = (float(1 / inverse[direction, row]) for inverse in (inverse_a, inverse_b))
+        head, relation, tail = triples[row].tolist()
+        found.append(Question(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(gap[place])))
+    return found
+
+
+def of_seeds(ranks: Sequence[Ranks]) -> Floats:
+    """The mean ranks of runs that differ in their seed alone, `(num_seeds, 2, num_triples)`."""
+    first, *others = ranks
+    if any(not np.array_equal(first.triples, other.triples) for other in others):
+        raise RequestError("The runs do not rank the same triples in the same order, so their ranks have no mean.")
+    return np.stack([one.mean for one in ranks])
+
+
+def in_short(number: float) -> str:
+    """`.0123`, `−.0011`: four places, and no 0 before them."""
+    digits = f"{abs(number):.4f}"
+    sign = "−" if number < 0 and float(digits) else ""
+    return sign + digits.removeprefix("0")
+
+
+# -- the bootstrap ------------------------------------------------------------------------------------------
+
+
+def _bootstrap(gap: Floats, samples: int, seed: int) -> Floats:
+    """The means of rows drawn anew, `(samples, num_metrics)`; the same for a seed, however many threads there are."""
+    num_triples = len(gap)
+    if num_triples < FEWEST_TRIPLES:
+        return np.full((samples, gap.shape[1]), np.nan)
+    size = max(1, BLOCK_ELEMENTS // num_triples)
+    sizes = [min(size, samples - start) for start in range(0, samples, size)]
+    ones = np.ones(num_triples)
+
+    def draw(size: int, source: np.random.SeedSequence) -> Floats:
+        rows = np.random.default_rng(source).integers(0, num_triples, (size, num_triples))
+        means: Floats = ones @ gap.take(rows, axis=0) / num_triples
+        means[np.abs(means) < ROUNDING] = 0  # gains and losses that cancel
+        return means
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        return np.concatenate(list(threads.map(draw, sizes, np.random.SeedSequence(seed).spawn(len(sizes)))))
+
+
+def _spread(means: Floats) -> tuple[float, float, float]:
+    """The ends of the 95 % interval, and twice the share of samples on the rarer side of 0."""
+    if np.isnan(means[0]):
+        return math.nan, math.nan, math.nan
+    low, high = np.quantile(means, TAILS)
+    rarer = min(int((means <= 0).sum()), int((means >= 0).sum()))
+    return float(low), float(high), min(1.0, 2 * (rarer + 1) / (len(means) + 1))
+
+
+def _checked(ranks: Floats, whose: str) -> Floats:
+    ranks = np.asarray(ranks, dtype=np.float64)
+    if ranks.ndim != 3 or not ranks.size:
+        raise RequestError(
+            f"Ranks to compare are of the shape (num_seeds, 2, num_triples); those of {whose} are {ranks.shape}."
+        )
+    if not (np.isfinite(ranks).all() and ranks.min() >= 1):
+        raise RequestError(f"Ranks are numbers from 1 on; {whose} has others.")
+    return ranks
+
+
+def _parts(triples: Triples, graph: Graph, view: str) -> Iterator[tuple[str, Any]]:
+    """The names of a view's parts, and which of the ranks each has."""
+    if view == "direction":
+        yield from ((name, np.s_[:, row : row + 1]) for row, name in enumerate(DIRECTIONS))
+        return
+    kinds = graph.relations.names.to_pylist() if view == "relation" else cardinalities(graph.train, graph.shape)
+    of_triples = np.array(kinds, dtype=object)[triples[:, 1]]
+    yield from ((name, np.s_[:, :, of_triples == name]) for name in dict.fromkeys(of_triples.tolist()))

@@ -1,0 +1,116 @@
+"""What is reproduced: the rows of each of the paper's tables, and the recipe that each of them is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import dualkg
+from dualkg.errors import RequestError, did_you_mean
+from dualkg.training.recipe import Recipe, load_recipe
+
+GRAPHS = ("WN18RR", "FB15k-237", "YAGO3-10", "YAGO3-10-quarter")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its name as the paper has it, and the file name of its recipe on every graph."""
+
+    name: str
+    stem: str
+
+    def record_name(self, graph: str) -> str:
+        """Where recipe and record of this row lie, below `recipes` and `records`."""
+        return f"{graph.lower()}/{self.stem}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper: its rows, and the pairs of rows whose difference is its point."""
+
+    name: str
+    title: str
+    about: str
+    rows: tuple[Row, ...]
+    pairs: tuple[tuple[str, str], ...]
+
+
+MODELS = ("CP", "RESCAL", "ComplEx")
+_STEMS = {"": "none", "DURA": "dura", "FRO": "frobenius", "N3": "n3", "Reg_p1": "regp1"}
+
+
+def _row(name: str) -> Row:
+    model, _, regularizer = name.partition("-")
+    return Row(name, f"{model.lower()}-{_STEMS[regularizer]}")
+
+
+def _table(name: str, title: str, about: str, rows: tuple[str, ...], pairs: tuple[tuple[str, str], ...]) -> Table:
+    return Table(name, title, about, tuple(_row(row) for row in rows), pairs)
+
+
+MAIN = _table(
+    "main",
+    "Main results",
+    "Each model without a regularizer and with DURA (the paper's second table).",
+    (*MODELS, *(f"{model}-DURA" for model in MODELS)),
+    tuple((f"{model}-DURA", model) for model in MODELS),
+)
+REGULARIZERS = _table(
+    "regularizers",
+    "DURA against other regularizers",
+    "Frobenius, N3 and DURA; N3 is not defined for RESCAL.",
+    ("CP-FRO", "CP-N3", "CP-DURA", "ComplEx-FRO", "ComplEx-N3", "ComplEx-DURA", "RESCAL-FRO", "RESCAL-DURA"),
+    (("CP-DURA", "CP-N3"), ("ComplEx-DURA", "ComplEx-N3"), ("RESCAL-DURA", "RESCAL-FRO")),
+)
+P1 = _table(
+    "p1",
+    "p = 1",
+    "Reg_p1, the regularizer of Appendix B that the L1 distance leaves, against DURA.",
+    ("RESCAL-Reg_p1", "RESCAL-DURA", "ComplEx-Reg_p1", "ComplEx-DURA"),
+    (("RESCAL-DURA", "RESCAL-Reg_p1"), ("ComplEx-DURA", "ComplEx-Reg_p1")),
+)
+ABLATIONS = Table(
+    "ablations",
+    "Ablations",
+    "What the paper says in words: both duals against one (basic DURA), and a mean over the training triples against a "
+    "mean over all entities and relations (unweighted). ComplEx at dim 500.",
+    (
+        Row("DURA", "complex-dura-500"),
+        Row("basic DURA", "complex-basicdura-500"),
+        Row("unweighted DURA", "complex-unweighted-500"),
+    ),
+    (("DURA", "basic DURA"), ("DURA", "unweighted DURA")),
+)
+TABLES = {table.name: table for table in (MAIN, REGULARIZERS, P1, ABLATIONS)}
+
+
+def recipes_folder() -> Path:
+    """Where the recipes are: beside the sources, or in the working folder."""
+    places = (Path(dualkg.__file__).parents[2] / "recipes", Path("recipes"))
+    found = next((place for place in places if any(place.glob("*/*.toml"))), None)
+    if found is None:
+        raise RequestError("The recipes are in the repository's folder recipes: run this command from a clone.")
+    return found
+
+
+def recipe_of(row: Row, graph: str) -> Recipe:
+    """The recipe of a row on a graph."""
+    path = recipes_folder() / f"{row.record_name(graph)}.toml"
+    if not path.exists():
+        raise RequestError(f"There is no recipe of {row.name} on {graph}: {path} is missing.")
+    return load_recipe(path)
+
+
+def rows_with_recipes(table: Table, graph: str) -> list[Row]:
+    """The rows of a table that have a recipe on a graph."""
+    folder = recipes_folder()
+    return [row for row in table.rows if (folder / f"{row.record_name(graph)}.toml").exists()]
+
+
+def graph_named(name: str) -> str:
+    """The name of a graph of the paper as it is written, case aside."""
+    found = next((graph for graph in GRAPHS if graph.casefold() == name.casefold()), None)
+    if found is None:
+        near = did_you_mean(name, GRAPHS) or f" There are {', '.join(GRAPHS)}."
+        raise RequestError(f"'{name}' is no graph of the paper.{near}")
+    return found

@@ -1,0 +1,71 @@
+"""Everything that can be reproduced, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from dualkg.data.loading import load_graph
+from dualkg.errors import DataError
+from dualkg.reproduce import figures
+from dualkg.reproduce.cost import cost_sheet, measure_cost
+from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES, Table, recipe_of
+from dualkg.reproduce.records import load_records
+from dualkg.reproduce.setting import Setting
+from dualkg.reproduce.sheets import Sheet
+from dualkg.reproduce.start import reproduce
+from dualkg.reproduce.tables import datasets_sheet, hyperparameters_sheet, table_sheet
+from dualkg.training.start import choose_device, load_recipe_graph
+
+
+def _table(table: Table, setting: Setting) -> list[Sheet]:
+    for graph in setting.graphs:
+        reproduce(
+            table,
+            graph,
+            seeds=setting.seeds,
+            records=setting.records,
+            runs=setting.runs,
+            device=setting.device,
+            tell=setting.tell,
+            watch=setting.watch,
+        )
+    records = load_records(setting.records)
+    return [table_sheet(table, graph, records) for graph in setting.graphs]
+
+
+def _datasets(setting: Setting) -> list[Sheet]:
+    counts = {}
+    for graph in GRAPHS:
+        try:
+            counts[graph] = load_graph(graph).counts
+        except DataError as error:
+            setting.tell(f"{graph} is not here: {error}")
+    return [datasets_sheet(counts)]
+
+
+def _hyperparameters(setting: Setting) -> list[Sheet]:
+    return [hyperparameters_sheet()]
+
+
+def _cost(setting: Setting) -> list[Sheet]:
+    """A step of the main table's models with three regularizers; kept as a page of its own."""
+    found = []
+    for graph in setting.graphs:
+        for row in MAIN.rows:
+            if row.name.endswith("-DURA"):
+                recipe = recipe_of(row, graph)
+                setting.tell(f"{row.name} on {graph}: steps with three regularizers.")
+                found.append(measure_cost(recipe, load_recipe_graph(recipe), device=choose_device(setting.device)))
+    return [setting.keep("cost", cost_sheet(found), found)]
+
+
+REPRODUCTIONS: dict[str, Callable[[Setting], list[Sheet]]] = {
+    **{name: partial(_table, table) for name, table in TABLES.items()},
+    "datasets": _datasets,
+    "hyperparameters": _hyperparameters,
+    "cost": _cost,
+    "tsne": figures.tsne,
+    "figure1": figures.plane,
+    "sparsity": figures.sparsity,
+}

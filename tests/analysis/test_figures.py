@@ -1,0 +1,189 @@
+"""The figures: what is in their files, that the files do not change, and what cannot be drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dualkg as kg
+from dualkg.analysis.figures import Drawing, draw_ablation, draw_planes, draw_projections, draw_sparsity
+from dualkg.analysis.figures.style import in_style, spaced
+from dualkg.analysis.plane import Lengths, Plane
+from dualkg.analysis.projection import SHARED, Projection, Query, Silhouette
+
+NAMES = ["Germany · contains", "funk & soul · artists", "organ · role"]
+
+
+def projection(num_queries: int = 3) -> Projection:
+    random = np.random.default_rng(0)
+    queries = tuple(
+        Query(number, 0, (NAMES * num_queries)[number], np.arange(10 * number, 10 * number + 10))
+        for number in range(num_queries)
+    )
+    groups = np.repeat(np.arange(num_queries), 10)
+    groups[4] = SHARED
+    one = Silhouette(0.1234, dict.fromkeys(range(num_queries), 0.1))
+    return Projection(
+        queries=queries,
+        entities=np.arange(10 * num_queries),
+        groups=groups,
+        positions=random.normal(size=(10 * num_queries, 2)),
+        perplexity=9.5,
+        silhouettes={"euclidean": one, "cosine": Silhouette(0.5, one.by_group)},
+    )
+
+
+def plane(head: int = 0) -> Plane:
+    random = np.random.default_rng(1)
+    return Plane(
+        query=Query(head, 0, "felid · include", np.arange(6)),
+        mapped_head=np.array([1.0, -2.0]),
+        tails=random.normal(size=(6, 2)),
+        others=np.vstack([random.uniform(-1, 1, size=(150, 2)), [[90.0, 90.0]]]),
+        lengths=Lengths(0.25, 1.5),
+        typical=Lengths(0.375, 2.0),
+        num_queries=42,
+    )
+
+
+CURVE = {0.0: 0.36, 0.5: 0.35, 0.95: 0.05}
+CURVES = {"CP": {"CP-DURA": [CURVE, {share: mrr - 0.01 for share, mrr in CURVE.items()}], "CP-N3": [CURVE, CURVE]}}
+WEIGHTS = {(0.5, 0.5): 0.361, (0.5, 1.5): 0.366, (1.0, 0.5): 0.352}
+
+
+def all_drawings() -> dict[str, Drawing]:
+    return {
+        "projection": draw_projections({"CP": projection(), "CP-DURA": projection()}, graph="FB15k-237"),
+        "sparsity": draw_sparsity(CURVES, published={"CP-DURA": {0.6: 0.366}, "RESCAL": {0.0: 0.352}}, graph="UMLS"),
+        "plane": draw_planes({"CP": plane(), "CP-DURA": plane()}, graph="UMLS"),
+        "ablation": draw_ablation(WEIGHTS, chosen=(0.5, 1.5), title="CP-DURA"),
+    }
+
+
+def texts(svg: Path) -> list[str]:
+    return ["".join(one.itertext()).strip() for one in ET.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_files_are_written_and_the_same_figure_is_the_same_bytes(tmp_path):
+    for name, drawing in all_drawings().items():
+        first = drawing.save(tmp_path / "first" / name)
+        assert first == [tmp_path / "first" / f"{name}.png", tmp_path / "first" / f"{name}.svg"]
+        assert first[0].read_bytes().startswith(b"\x89PNG")
+        assert first[0].stat().st_size > 10_000
+        svg = first[1].read_text(encoding="utf-8")
+        assert not re.search(r"<dc:date>|20\d\d-\d\d-\d\d", svg)
+        assert "<text" in svg
+        again = all_drawings()[name].save(tmp_path / "again" / f"{name}.svg")
+        assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
+    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == sorted(
+        f"{name}.{kind}" for name in all_drawings() for kind in ("png", "svg")
+    )
+
+
+def test_a_dot_in_a_name_is_no_ending(tmp_path):
+    [png, _] = draw_ablation(WEIGHTS).save(tmp_path / "weight-0.05")
+    assert png.name == "weight-0.05.png"
+
+
+def test_the_projection_names_its_queries_and_says_what_the_rings_are(tmp_path):
+    drawing = all_drawings()["projection"]
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {*NAMES, "CP", "CP-DURA", "silhouette 0.123", "answers two or more"} <= set(found)
+    assert "Answers to 3 queries of FB15k-237, 30 entities" in drawing.caption
+    assert "the 1 entity that answers two or more" in drawing.caption
+    assert "by cosine it is CP 0.500, CP-DURA 0.500" in drawing.caption
+
+
+def test_lines_are_labelled_where_they_end_and_published_points_marked(tmp_path):
+    drawing = all_drawings()["sparsity"]
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {"CP", "CP-DURA", "CP-N3", "published", "MRR", "95%"} <= set(found)
+    assert "the mean of 2 seeds" in drawing.caption
+    assert "Diamonds are the numbers of the paper" in drawing.caption
+    bare = draw_sparsity({"": {"CP": [CURVE]}})
+    assert bare.caption == "MRR when the smallest entries of the entity embeddings are set to zero."
+    [axes] = bare.figure.axes
+    [line, _] = axes.lines
+    np.testing.assert_allclose(line.get_xydata(), list(CURVE.items()))
+
+
+def test_panels_of_the_plane_have_one_scale(tmp_path):
+    drawing = all_drawings()["plane"]
+    one, other = drawing.figure.axes
+    assert one.get_xlim() == other.get_xlim()
+    assert one.get_ylim() == other.get_ylim()
+    assert np.ptp(one.get_xlim()) == pytest.approx(np.ptp(one.get_ylim()))
+    assert "CP 0.38 and 2.00; CP-DURA 0.38 and 2.00" in drawing.caption
+    assert "Outside the frame: 1 of CP, 1 of CP-DURA." in drawing.caption
+    assert "Median of the 42 queries with 5 to 20 tails" in drawing.caption
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {"answers to felid · include", "hR", "tails from their centroid 0.25 · from hR 1.50"} <= set(found)
+
+
+def test_a_head_that_is_mapped_to_nothing_has_no_arrow(tmp_path):
+    nothing = dataclasses.replace(plane(), mapped_head=np.zeros(2))
+    found = texts(draw_planes({"CP": nothing}).save(tmp_path / "it")[1])
+    assert "hR" not in found
+    assert "answers to felid · include" in found
+
+
+def test_the_heat_map_has_its_numbers_and_a_dash_where_there_is_none(tmp_path):
+    drawing = all_drawings()["ablation"]
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {"0.361", "0.366", "0.352", "–"} <= set(found)
+    assert "Best is 0.366, at λ1 = 0.5 and λ2 = 1.5. Framed: λ1 = 0.5 and λ2 = 1.5." in drawing.caption
+
+
+def test_labels_keep_their_distance():
+    assert spaced([0.5, 0.1, 0.9], 0.1, least=0.0) == [0.5, 0.1, 0.9]
+    assert spaced([0.5, 0.5, 0.5], 0.1, least=0.0) == pytest.approx([0.4, 0.5, 0.6])
+    assert spaced([0.02, 0.0], 0.1, least=0.05) == pytest.approx([0.15, 0.05])
+
+
+def test_what_users_have_set_for_pictures_of_their_own_changes_nothing(tmp_path):
+    import matplotlib as mpl
+
+    expected = draw_ablation(WEIGHTS).save(tmp_path / "one")[1].read_bytes()
+    with mpl.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "black"}):
+        assert draw_ablation(WEIGHTS).save(tmp_path / "other")[1].read_bytes() == expected
+        assert mpl.rcParams["font.size"] == 30
+
+
+def test_what_cannot_be_drawn():
+    with pytest.raises(kg.RequestError, match="10 colours that can be told apart; 11 queries came"):
+        draw_projections({"CP": projection(11)})
+    with pytest.raises(kg.RequestError, match="they show the same queries in the same order"):
+        draw_projections({"CP": projection(3), "CP-DURA": projection(2)})
+    with pytest.raises(kg.RequestError, match="all of them show the same one"):
+        draw_planes({"CP": plane(0), "CP-DURA": plane(1)})
+    with pytest.raises(kg.RequestError, match="needs a panel with a line in it"):
+        draw_sparsity({"CP": {}})
+    with pytest.raises(kg.RequestError, match="The seeds of CP must have the same shares"):
+        draw_sparsity({"CP": {"CP": [CURVE, {0.0: 0.3}]}})
+    with pytest.raises(kg.RequestError, match="room for 6 lines; 7 came"):
+        draw_sparsity({"CP": {str(number): [CURVE] for number in range(7)}})
+    with pytest.raises(kg.RequestError, match="at least one pair of weights"):
+        draw_ablation({})
+
+
+def test_without_matplotlib_the_install_line_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    with pytest.raises(
+        kg.RequestError, match=r"A figure needs matplotlib. Install it: pip install 'dualkg\[analysis\]'"
+    ):
+        draw_ablation(WEIGHTS)
+    with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"), in_style():
+        pass
+
+
+def test_the_figures_are_imported_without_matplotlib():
+    code = "import dualkg.analysis.figures, dualkg.analysis.plane, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"matplotlib", "sklearn", "scipy"} & set(loaded)

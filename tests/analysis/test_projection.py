@@ -1,0 +1,270 @@
+"""The queries of a projection, their answers in the plane, their silhouettes; and the plane of models of dim 2."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.analysis.plane import pick_query, plane_of
+from dualkg.analysis.projection import (
+    SHARED,
+    Query,
+    find_queries,
+    group_answers,
+    project,
+    short_relation,
+    silhouette,
+    tail_embeddings,
+    tsne,
+    usual_perplexity,
+)
+from tests.conftest import graph_of
+
+LABELS = {"e0": "organ", "e1": "organ", "e2": "Germany", "e3": "funk", "e4": "funk"}
+
+
+@pytest.fixture
+def labelled() -> kg.Graph:
+    """Two organs, of which e1 plays r0 and neither r2; two funks, with one answer each to r1."""
+    graph = graph_of([(1, 0, 5), (1, 0, 6), (3, 1, 5), (4, 1, 6)], [(2, 0, 7)], [(1, 0, 8), (2, 2, 8)])
+    relations = kg.Vocabulary(["/music/role", "/music/genre/artists", "/a/b./c/is_in"], kind="relation")
+    return kg.Graph(
+        "made", kg.Vocabulary(graph.entities.names, LABELS), relations, graph.train, graph.valid, graph.test
+    )
+
+
+def query(*answers: int, name: str = "") -> Query:
+    return Query(0, 0, name, np.array(answers))
+
+
+# -- the queries ------------------------------------------------------------------------------------------
+
+
+def test_a_label_of_several_entities_means_the_one_with_answers(labelled):
+    organ, germany = find_queries(labelled, [("organ", "/music/role"), ["Germany", "/a/b./c/is_in"]])
+    assert (organ.head, organ.relation, organ.name) == (1, 0, "organ · role")
+    assert organ.answers.tolist() == [5, 6, 8]  # of train and of test
+    assert (germany.head, germany.name, germany.answers.tolist()) == (2, "Germany · is in", [8])
+
+
+def test_of_several_with_answers_the_one_with_the_most_is_meant(labelled):
+    more = np.concatenate([labelled.train, np.array([[4, 1, 7]], dtype=np.int32)])
+    graph = kg.Graph("made", labelled.entities, labelled.relations, more, labelled.valid, labelled.test)
+    [funk] = find_queries(graph, [("funk", "/music/genre/artists")])
+    assert (funk.head, funk.answers.tolist()) == (4, [6, 7])
+
+
+def test_answers_are_those_of_the_splits_asked_for(labelled):
+    [organ] = find_queries(labelled, [("organ", "/music/role")], splits=["train"])
+    assert organ.answers.tolist() == [5, 6]
+
+
+def test_a_name_will_do_and_case_is_forgiven(labelled):
+    by_name, by_case = find_queries(labelled, [("e1", "/music/role"), ("germany", "/music/role")])
+    assert (by_name.head, by_case.head) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (("Germani", "/music/role"), r"No entity is named 'Germani' among the 9 known. Did you mean 'Germany'\?$"),
+        (("Germany", "/music/rol"), r"No relation is named '/music/rol' among the 3 known."),
+        (
+            ("Germany", "/music/genre/artists"),
+            r"'Germany' has no answer to '/music/genre/artists' in train or valid or test of made. Ask another query.",
+        ),
+        (
+            ("organ", "/a/b./c/is_in"),
+            r"None of the 2 entities called 'organ' has an answer to '/a/b./c/is_in' in train",
+        ),
+        (
+            ("funk", "/music/genre/artists"),
+            r"'funk' stands for 2 entities of made with 1 answer each to '/music/genre/artists': 'e3', 'e4'. Ask by",
+        ),
+    ],
+)
+def test_a_query_that_is_not_there_is_told(labelled, asked, sentence):
+    with pytest.raises(kg.RequestError, match=sentence):
+        find_queries(labelled, [asked])
+
+
+def test_without_labels_the_way_to_them_is_told(small_graph):
+    with pytest.raises(
+        kg.RequestError, match=r"No entity is named 'Germany' .* read without labels; load_graph\(…, labels"
+    ):
+        find_queries(small_graph, [("Germany", "r0")])
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/location/location/contains", "contains"),
+        ("/a/degree./b/major_field_of_study", "major field of study"),
+        ("_member_meronym", "member meronym"),
+        ("borders", "borders"),
+        ("https://example.org/part_of/", "part of"),
+    ],
+)
+def test_a_relation_is_called_by_the_end_of_its_path(path, short):
+    assert short_relation(path) == short
+
+
+def test_the_ten_queries_of_the_paper_are_in_the_graph(data_folder):
+    paper = data_folder.parent / "paper" / "tables.json"
+    if not paper.is_file():
+        pytest.skip(f"the paper's tables are not here ({paper} is missing)")
+    graph = kg.load_graph("FB15k-237")
+    queries = find_queries(graph, json.loads(paper.read_text(encoding="utf-8"))["tsne_queries"])
+    assert len(queries) == 10
+    assert min(len(query.answers) for query in queries) > 50  # as Section 5.4 says
+    assert queries[2].name == "Germany · contains"
+    assert graph.entities.label(queries[8].head) == "organ"
+
+
+# -- their answers ----------------------------------------------------------------------------------------
+
+
+def test_an_entity_of_two_queries_is_there_once_and_in_no_group():
+    entities, groups = group_answers([query(3, 5), query(1, 5, 7), query(5)])
+    assert entities.tolist() == [1, 3, 5, 7]
+    assert groups.tolist() == [1, 0, SHARED, 1]
+
+
+def test_the_silhouette_by_hand():
+    """The example of docs/analysis.md."""
+    line = np.array([[0.0, 0.0], [1, 0], [4, 0], [6, 0]])
+    found = silhouette(line, np.array([0, 0, 1, 1]))
+    assert found.by_group == pytest.approx({0: (0.8 + 0.75) / 2, 1: (3 / 7 + 7 / 11) / 2})
+    assert found.mean == pytest.approx((0.8 + 0.75 + 3 / 7 + 7 / 11) / 4)
+
+
+def test_by_cosine_only_directions_count():
+    rays = np.array([[1.0, 0.0], [9, 0], [0, 1], [0, 50]])
+    assert silhouette(rays, np.array([0, 0, 1, 1]), metric="cosine").mean == pytest.approx(1)
+
+
+def test_shared_entities_are_left_out_of_the_silhouette():
+    line = np.array([[0.0, 0.0], [1, 0], [100, 7], [4, 0], [6, 0]])
+    found = silhouette(line, np.array([0, 0, SHARED, 1, 1]))
+    assert found == silhouette(np.delete(line, 2, axis=0), np.array([0, 0, 1, 1]))
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 0], [0, 1, 2], [0, SHARED, SHARED]])
+def test_a_silhouette_needs_groups(groups):
+    with pytest.raises(kg.RequestError, match="needs two or more, and more vectors than groups"):
+        silhouette(np.eye(3), np.array(groups))
+
+
+def test_the_same_seed_is_the_same_picture():
+    vectors = np.random.default_rng(0).normal(size=(40, 8))
+    first, again, other = tsne(vectors, seed=3), tsne(vectors, seed=3), tsne(vectors, perplexity=5, seed=3)
+    np.testing.assert_array_equal(first, again)
+    assert first.shape == (40, 2)
+    assert not np.allclose(first, other)
+
+
+def test_what_t_sne_cannot_draw():
+    with pytest.raises(kg.RequestError, match="needs 3 vectors of 2 numbers or more; 2 of 5 came"):
+        tsne(np.ones((2, 5)))
+    with pytest.raises(kg.RequestError, match="below the number of points, 6; 6 came"):
+        tsne(np.eye(6), perplexity=6)
+    assert (usual_perplexity(764), usual_perplexity(31)) == (30, 10)
+
+
+def test_tails_are_looked_up_where_the_model_does():
+    shape = kg.GraphShape(6, 2)
+    cp, distmult = kg.CP(shape, dim=3), kg.DistMult(shape, dim=3)
+    np.testing.assert_array_equal(tail_embeddings(cp, [4, 1]), cp.tails.detach().double()[[4, 1]].numpy())
+    np.testing.assert_array_equal(tail_embeddings(distmult, [2]), distmult.entities.detach().double()[[2]].numpy())
+    np.testing.assert_array_equal(tail_embeddings(kg.Dual(cp), [0]), tail_embeddings(cp, [0]))
+
+
+def test_a_projection_has_all_answers_and_its_numbers(labelled):
+    model = kg.CP(labelled.shape, dim=4, init_scale=1.0)
+    with torch.no_grad():
+        model.tails[5:7] += 20
+    queries = [query(5, 6, 8, name="one"), query(2, 3, 8, name="two"), query(8, name="three")]
+    found = project(model, queries, seed=1)
+    assert found.entities.tolist() == [2, 3, 5, 6, 8]
+    assert found.groups.tolist() == [1, 1, 0, 0, SHARED]
+    assert found.positions.shape == (5, 2)
+    assert found.num_shared == 1
+    told = json.loads(json.dumps(found.as_dict()))
+    assert [one["name"] for one in told["queries"]] == ["one", "two", "three"]
+    assert told["queries"][0]["silhouettes"]["euclidean"] > 0.5
+    assert told["queries"][2] == {
+        **{"head": 0, "relation": 0, "name": "three", "num_answers": 1},
+        "silhouettes": {"euclidean": None, "cosine": None},  # it has no answer of its own
+    }
+    with pytest.raises(kg.RequestError, match="and none came"):
+        project(model, [])
+
+
+def test_without_scikit_learn_the_install_line_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    with pytest.raises(
+        kg.RequestError, match=r"t-SNE needs scikit-learn. Install it: pip install 'dualkg\[analysis\]'"
+    ):
+        tsne(np.eye(4))
+    with pytest.raises(
+        kg.RequestError, match=r"silhouette needs scikit-learn. Install it: pip install 'dualkg\[analysis"
+    ):
+        silhouette(np.eye(4), np.array([0, 0, 1, 1]))
+
+
+# -- the plane --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_kinds() -> kg.Graph:
+    """Entities 1 to 5 answer three queries together; 6 to 10 share but one, though they have others."""
+    alike = [(head, 0, tail) for head in (0, 11, 12) for tail in range(1, 6)]
+    motley = [(0, 1, tail) for tail in range(6, 11)] + [(tail + 5, 1, tail) for tail in range(6, 11)]
+    return graph_of([*alike, *motley, (13, 0, 1)])
+
+
+def test_the_query_is_picked_whose_tails_have_most_in_common(two_kinds):
+    found = pick_query(two_kinds)
+    assert (found.head, found.relation, found.name) == (0, 0, "e0 · r0")
+    assert found.answers.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_lengths_in_the_plane_by_hand(two_kinds):
+    """Tails at (0, 0) but for one at (0, 5), h R at (0, −2), others at (3, 0) and (−3, 0), by the spread."""
+    model = kg.CP(two_kinds.shape, dim=2)
+    num_entities = two_kinds.shape.num_entities
+    with torch.no_grad():
+        model.tails.zero_()
+        model.tails[6:, 0] = torch.tensor([3.0, -3.0]).repeat(num_entities)[: num_entities - 6]
+        model.tails[5] = torch.tensor([0.0, 5.0])
+        model.entities[0] = torch.tensor([0.0, 4.0])
+        model.relations[0] = torch.tensor([1.0, -0.5])
+    tails = model.tails.detach().numpy()
+    spread = np.linalg.norm(tails - tails.mean(0), axis=1).mean()
+    found = plane_of(model, two_kinds, pick_query(two_kinds))
+    np.testing.assert_allclose(found.mapped_head * spread, [0, -2], atol=1e-6)
+    assert found.lengths.scatter * spread == pytest.approx((4 * 1 + 4) / 5)  # the centroid is (0, 1)
+    assert found.lengths.gap * spread == pytest.approx((4 * 2 + 7) / 5)
+    assert len(found.tails) + len(found.others) == num_entities
+    assert found.num_queries == 4  # three of r0, one of r1
+    assert json.loads(json.dumps(found.as_dict()))["typical"]["scatter"] == pytest.approx(found.lengths.scatter)
+
+
+def test_what_has_no_plane(two_kinds, small_graph):
+    with pytest.raises(kg.RequestError, match="of a CP or DistMult model with dim 2; this is CP with dim 3"):
+        plane_of(kg.CP(two_kinds.shape, dim=3), two_kinds, pick_query(two_kinds))
+    with pytest.raises(kg.RequestError, match="this is RESCAL with dim 2"):
+        plane_of(kg.RESCAL(two_kinds.shape, dim=2), two_kinds, pick_query(two_kinds))
+    with pytest.raises(kg.RequestError, match="The model was made for 30 entities"):
+        plane_of(kg.CP(small_graph.shape, dim=2), two_kinds, pick_query(two_kinds))
+    with pytest.raises(kg.RequestError, match="5 to 20 tails, and made has none in train. Take another graph."):
+        pick_query(graph_of([(0, 0, 1), (0, 0, 2)]))
+    still = kg.DistMult(two_kinds.shape, dim=2, init_scale=0.0)
+    with pytest.raises(kg.RequestError, match="All entities are at one point"):
+        plane_of(still, two_kinds, pick_query(two_kinds))

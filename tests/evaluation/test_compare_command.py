@@ -1,0 +1,158 @@
+"""`compare`, as people type it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+
+import dualkg as kg
+from dualkg.cli import main
+from dualkg.evaluation import compare_ranks, load_ranks
+from dualkg.training import train_seeds
+from tests.conftest import graph_of
+
+TINY = {"training.epochs": 1, "model.dim": 4, "training.batch_size": 50, "optimizer.learning_rate": 0.3}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """CP after one epoch, ComplEx with DURA after many, ComplEx with two seeds; and runs of other graphs."""
+    folder = tmp_path_factory.mktemp("compare")
+    triples = [(i, r, 40 + i % 5) for i in range(40) for r in range(3)]
+    valid, test = triples[2::10], triples[1::5]
+    train = [triple for triple in triples if triple not in valid + test]
+    graph = graph_of(train, valid, test)
+    kg.train(kg.CP(graph.shape, dim=4), graph, epochs=1, batch_size=50, out=folder / "cp")
+    kg.train(
+        kg.ComplEx(graph.shape, dim=9), graph, regularizer=kg.DURA(0.01), epochs=40, batch_size=20, out=folder / "dura"
+    )
+    train_seeds(kg.Recipe().with_changes(TINY), 2, graph=graph, out=folder / "seeds")
+    other = graph_of(train, valid, test[::-1])
+    kg.train(kg.CP(graph.shape, dim=4), other, epochs=1, batch_size=50, out=folder / "reordered")
+    world = kg.load_graph("world")
+    kg.train(kg.CP(world.shape, dim=2), world, epochs=1, out=folder / "world")
+    untested = graph_of(train, valid)
+    kg.train(kg.CP(untested.shape, dim=2), untested, epochs=1, out=folder / "untested")
+    return folder
+
+
+@pytest.fixture
+def dualkg(capsys, monkeypatch, runs):
+    """Types a command in the folder of the runs, and gives its exit code, stdout and stderr."""
+    monkeypatch.chdir(runs)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def typed(*words: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return typed
+
+
+def test_one_is_better(dualkg):
+    code, out, _ = dualkg("compare", "dura", "cp", "--samples", 500)
+    assert code == 0
+    assert "ComplEx-DURA is better by ." in out
+    assert "of the 24 triples." in out
+    for metric in ("MRR", "H@1", "H@3", "H@10"):
+        assert f"{metric} " in out
+    assert "ComplEx-DURA is better by ." in dualkg("compare", "cp", "dura", "--samples", 500)[1]
+
+
+def test_a_run_and_itself(dualkg):
+    code, out, _ = dualkg("compare", "dura", "dura", "--differences", 5)
+    assert code == 0
+    assert "The difference of .0000 is within noise (95 %: .0000 to .0000)." in out
+    assert "dura is better on 0%, worse on 0% and equal on 100% of the 24 triples." in out
+
+
+def test_json_is_what_the_arrays_say(dualkg, runs):
+    told = json.loads(dualkg("compare", "dura", "cp", "--seed", 3, "--samples", 500, "--json")[1])
+    one, other = (load_ranks(runs / name / "ranks-test.parquet").mean[None] for name in ("dura", "cp"))
+    expected = compare_ranks(one, other, samples=500, seed=3)
+    assert told["mrr"] == expected.mrr.as_dict()
+    assert told["within_noise"] is False
+    assert told["a"] == {"run": "dura", "name": "ComplEx-DURA", "seeds": [0]}
+    assert told["sentence"] == expected.sentence("ComplEx-DURA", "CP")
+    assert told["mrr"]["a"] == json.loads((runs / "dura" / "report.json").read_text())["test"]["metrics"]["mrr"]
+
+
+def test_a_folder_of_seeds_is_their_mean(dualkg, runs):
+    told = json.loads(dualkg("compare", "seeds", "dura", "--split", "valid", "--samples", 500, "--json")[1])
+    reports = [json.loads((runs / "seeds" / f"seed-{i}" / "report.json").read_text()) for i in range(2)]
+    assert told["mrr"]["a"] == pytest.approx(sum(report["valid"]["metrics"]["mrr"] for report in reports) / 2)
+    assert told["a"]["seeds"] == [0, 1]
+    assert "ComplEx is the mean of 2 seeds." in dualkg("compare", "seeds", "dura", "--samples", 500)[1]
+
+
+def test_seeds_that_are_not_finished_are_left_out_and_told(dualkg, runs, tmp_path):
+    shutil.copytree(runs / "seeds", tmp_path / "some")
+    (tmp_path / "some" / "seed-1" / "report.json").unlink()
+    code, _, err = dualkg("compare", tmp_path / "some", "dura", "--samples", 500)
+    assert code == 0
+    assert "1 of the 2 runs in" in err
+    (tmp_path / "some" / "seed-0" / "report.json").unlink()
+    code, _, err = dualkg("compare", tmp_path / "some", "dura")
+    assert code == 2
+    assert "holds no finished run. " in err
+
+
+def test_by_and_differences(dualkg):
+    code, out, _ = dualkg("compare", "dura", "cp", "--by", "direction", "--differences", 3, "--samples", 500)
+    assert code == 0
+    assert "p is corrected for 2 looks (Holm)" in out
+    assert out.count("(e") + out.count("(?, r") == 3
+    told = json.loads(
+        dualkg("compare", "dura", "cp", "--by", "relation", "--differences", 3, "--samples", 500, "--json")[1]
+    )
+    assert told["by_relation"].keys() == {"r0", "r1", "r2"}
+    assert told["by_relation"]["r0"]["p_corrected"] is None  # too few triples
+    gaps = [abs(question["difference"]) for question in told["differences"]]
+    assert gaps == sorted(gaps, reverse=True)
+    assert told["differences"][0]["head"].startswith("e")
+
+
+def test_ranks_that_were_not_kept_are_made(dualkg):
+    told = json.loads(dualkg("compare", "dura", "cp", "--split", "train", "--samples", 500, "--json")[1])
+    assert told["num_triples"] == 84
+
+
+def test_runs_of_different_recipes_have_no_mean(dualkg, runs, tmp_path):
+    for number, name in enumerate(("cp", "dura")):
+        shutil.copytree(runs / name, tmp_path / "mixed" / f"seed-{number}")
+    code, _, err = dualkg("compare", tmp_path / "mixed", "dura")
+    assert code == 2
+    assert "are not of one recipe, so they have no mean. Name one of them." in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["nowhere", "cp"], "nowhere does not exist"),
+        (["cp", "dura/recipe.toml"], "dura/recipe.toml is a file; the folder of a run was expected"),
+        (["cp", "world"], "cp is of made and world of world; only runs of the same graph can be compared."),
+        (["cp", "reordered"], "cp and reordered are both of made, but the data were not the same"),
+        (["untested", "untested"], "The graph of untested has no test triples to compare by."),
+        (["cp", "dura", "--samples", 5], "A 95 % interval needs at least 100 samples; 5 were asked for."),
+        (["cp", "dura", "--seed", -1], "A seed is at least 0; -1 came."),
+        (["cp", "dura", "--split", "tset"], "--split is one of train, valid, test; 'tset' came."),
+        (["cp", "dura", "--by", "colour"], "--by is one of relation, direction, cardinality; 'colour' came."),
+        (["cp", "dura", "--differences", -1], "--differences"),
+        (["cp"], "RUN_B"),
+    ],
+)
+def test_nonsense_gets_a_sentence_and_exit_2(dualkg, words, sentence):
+    code, out, err = dualkg("compare", *words)
+    assert (code, out) == (2, "")
+    assert sentence in err

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import pytest
+
+import dualkg as kg
+from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES, graph_named, recipe_of, rows_with_recipes
+from dualkg.reproduce.start import reproduce, trained_run
+from tests.reproduce.conftest import TINY
+
+
+def test_what_is_missing_is_trained_and_what_is_kept_is_not(recipes, tmp_path):
+    where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
+    told: list[str] = []
+    first = reproduce(TINY, "world", seeds=1, **where, tell=told.append)
+    assert list(first) == ["world/complex-none", "world/complex-dura"]  # RESCAL has no recipe
+    assert len(told) == 2
+    again = reproduce(TINY, "world", seeds=1, **where, tell=told.append)
+    assert len(told) == 2
+    assert again["world/complex-dura"].runs == first["world/complex-dura"].runs
+
+    more = reproduce(TINY, "world", seeds=2, **where, tell=told.append)
+    assert len(told) == 4
+    assert more["world/complex-dura"].seeds == [0, 1]
+    assert more["world/complex-dura"].runs[0] == first["world/complex-dura"].runs[0]  # not trained again
+
+
+def test_a_changed_recipe_is_trained_anew(recipes, tmp_path):
+    where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
+    reproduce(TINY, "world", seeds=1, **where)
+    path = recipes / "world" / "complex-none.toml"
+    path.write_text(kg.load_recipe(path, changes={"training.epochs": 1}).as_toml())
+    with pytest.raises(kg.RequestError, match="finished run"):
+        reproduce(TINY, "world", seeds=1, **where)
+    kept = reproduce(TINY, "world", seeds=1, records=where["records"], runs=tmp_path / "other runs")
+    assert kept["world/complex-none"].runs[0]["epochs"] == 1
+
+
+def test_weights_are_trained_where_only_a_record_is_kept(recipes, tmp_path):
+    graph = kg.load_graph("world")
+    folder = trained_run(TINY.rows[1], "world", graph, seed=1, runs=tmp_path / "runs", device="cpu")
+    run = kg.load_run(folder)
+    assert (run.recipe.regularizer.name, run.recipe.training.seed) == ("DURA", 1)
+    before = folder.stat().st_mtime_ns
+    assert trained_run(TINY.rows[1], "world", graph, seed=1, runs=tmp_path / "runs", device="cpu") == folder
+    assert folder.stat().st_mtime_ns == before
+
+
+def test_a_row_without_a_recipe_is_told(recipes):
+    with pytest.raises(kg.RequestError, match=r"no recipe of RESCAL on world: .*rescal-none\.toml is missing"):
+        recipe_of(TINY.rows[2], "world")
+
+
+def test_graphs_are_known_by_name():
+    assert graph_named("fb15K-237") == "FB15k-237"
+    with pytest.raises(kg.RequestError, match="'FB15k' is no graph of the paper"):
+        graph_named("FB15k")
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_main_table_has_its_recipes_on_every_graph(graph):
+    for row in MAIN.rows:
+        recipe = recipe_of(row, graph)
+        assert recipe.data.graph == graph
+        model, _, regularizer = row.name.partition("-")
+        assert recipe.model.name == model
+        assert recipe.regularizer.name == (regularizer or "none")
+
+
+@pytest.mark.parametrize("graph", GRAPHS[:2])
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_has_all_its_recipes_on_the_graphs_that_are_here(table, graph):
+    assert rows_with_recipes(TABLES[table], graph) == list(TABLES[table].rows)

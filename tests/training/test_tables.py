@@ -1,0 +1,93 @@
+"""The cross entropy in blocks of entities against all at once, and how large a block is."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.training import tables
+from dualkg.training.tables import ExactTables, HalfTables, LossAndGradient, entities_at_once, rows_at_once
+from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps
+
+WIDTH = 6
+
+
+def found_by(
+    kind: type, dtype: torch.dtype, size: int, *, side: str, batch: int, entities: int, seed: int, before: float | None
+) -> tuple[LossAndGradient, torch.Tensor]:
+    """The cross entropy, and the gradient of the table, with so many entities in a block; added to what was before."""
+    random = torch.Generator().manual_seed(seed)
+    model = kg.CP(kg.GraphShape(entities, 1), dim=WIDTH, init_scale=1.0, seed=seed).to(dtype)
+    found = kind(model, torch.optim.SGD(model.parameters()))
+    found.gradient(side).fill_(torch.nan if before is None else before)
+    images = torch.randn(batch, WIDTH, generator=random).to(dtype)
+    targets = torch.randint(0, min(entities, 3), (batch,), generator=random)  # so that they are repeated
+    share = torch.rand(batch, 1, generator=random).to(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "entities_at_once", lambda table, num_rows: size)
+        loss = found.cross_entropy(side, images, targets, share, accumulate=before is not None)
+    return loss, found.gradient(side)
+
+
+@given(
+    st.sampled_from([(ExactTables, torch.float64), (ExactTables, torch.float32), (HalfTables, torch.float32)]),
+    st.integers(1, 40),
+    st.fixed_dictionaries(
+        {
+            "side": st.sampled_from(["head", "tail"]),
+            "batch": st.integers(1, 20),
+            "entities": st.integers(1, 40),
+            "seed": st.integers(0, 2**31),
+            "before": st.sampled_from([None, 0.5]),
+        }
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_blocks_are_the_whole(kind, size, case):
+    (loss, images), gradient = found_by(*kind, size, **case)
+    (exact_loss, exact_images), exact_gradient = found_by(ExactTables, kind[1], sys.maxsize, **case)
+    tolerance = 0.03 if kind[0] is HalfTables else 1e-12 if kind[1] == torch.float64 else 1e-5
+    for one, other in [(loss, exact_loss), (images, exact_images), (gradient, exact_gradient)]:
+        assert one.dtype == other.dtype
+        assert (one - other).abs().max() <= tolerance * (other.abs().max() + 0.1)
+
+
+@pytest.mark.parametrize("name", ["CP", "ComplEx"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_steps_in_blocks_are_the_plain_ones(small_graph, monkeypatch, name, reciprocal):
+    monkeypatch.setattr(tables, "entities_at_once", lambda table, num_rows: 7)
+    twenty_steps(small_graph, name, "DURA", "weighted", reciprocal)
+    monkeypatch.setattr(tables, "rows_at_once", lambda model: 3)
+    twenty_steps(small_graph, name, "DURA", "both", reciprocal)
+
+
+@pytest.mark.parametrize("kind", [ExactTables, HalfTables])
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_a_table_that_is_no_number_shows_in_the_loss(monkeypatch, kind, poison):
+    monkeypatch.setattr(tables, "entities_at_once", lambda table, num_rows: 2)
+    model = kg.DistMult(kg.GraphShape(9, 1), dim=2)
+    model.entities.data[4] = poison
+    found = kind(model, torch.optim.SGD(model.parameters()))
+    loss, _ = found.cross_entropy("tail", torch.ones(3, 2), torch.tensor([0, 4, 8]), torch.ones(3, 1), accumulate=False)
+    assert not torch.isfinite(loss)
+
+
+def test_a_block_is_as_large_as_a_cache(monkeypatch):
+    half, single, double = (torch.zeros(1, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64))
+    assert [entities_at_once(half, rows) for rows in (0, 1, 500, 1000, 10**6)] == [2**19, 2**19, 1024, 512, 256]
+    assert entities_at_once(double, 1000) == sys.maxsize
+    for has_mkl, size in [(True, 256), (False, sys.maxsize)]:
+        monkeypatch.setattr(tables, "MKL", has_mkl)
+        assert entities_at_once(single, 1000) == size
+
+
+def test_scores_are_bounded_whatever_the_number_of_entities():
+    for num_entities in (1, 10**3, 10**6):
+        rows = rows_at_once(kg.DistMult(kg.GraphShape(num_entities, 1), dim=1))
+        assert rows >= 500
+        assert rows == 500 or rows * num_entities <= 16_000_000
