@@ -58,6 +58,13 @@ def test_runs_of_different_recipes_are_no_record(runs, tmp_path):
     assert not (tmp_path / "records").exists()
 
 
+def test_something_else_under_its_name_is_told(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "record.json").write_text('{"graph": "world", "runs": [{"seed": 0}]}')
+    with pytest.raises(kg.RequestError, match="is not a record as it is kept now"):
+        load_records(tmp_path)
+
+
 def test_nothing_finished_is_no_record(tmp_path):
     with pytest.raises(kg.RequestError, match="no finished run"):
         record([tmp_path], tmp_path / "records")

@@ -31,10 +31,11 @@ def test_a_table_shows_ours_beside_what_was_published(recipes, tmp_path, monkeyp
     mean, sd = found["world/complex-dura"].metric("mrr")
     row = next(row for row in sheet.rows if row[0] == "ComplEx-DURA")
     cells = dict(zip(sheet.columns, row, strict=True))
-    assert cells["MRR, published"] == "0.200"
-    assert cells["MRR, ours"] == f"{mean:.4f} ± {sd:.4f}"
-    assert cells["difference in MRR"] == f"{mean - 0.2:+.4f}"
-    assert cells["H@1, published"] == "–"
+    assert cells["published"] == "0.200"
+    assert cells["MRR"] == f"{mean:.4f} ± {sd:.4f}"
+    assert cells["difference"] == f"{mean - 0.2:+.4f}"
+    assert cells["H@1 (published)"] == f"{found['world/complex-dura'].metric('hits_at_1')[0]:.4f}"
+    assert cells["H@10 (published)"].endswith(" (0.400)")
     assert [row[0] for row in sheet.rows] == ["ComplEx", "ComplEx-DURA"]
     assert len(sheet.notes) == 1  # DURA against nothing, by a bootstrap
     assert "95 %" in sheet.notes[0]

@@ -86,6 +86,30 @@ def test_early_stopping_keeps_the_best_weights(small_graph):
     assert run.reports["valid"].mrr == max(seen)
 
 
+def test_the_mean_of_the_last_epochs_is_kept(small_graph):
+    """From half of six epochs on: the ends of the fourth, fifth and sixth."""
+    recipe = Recipe(training=Training(batch_size=16, epochs=6), optimizer=Optimizer(average_from=0.5))
+    trainer = Trainer(kg.CP(small_graph.shape, dim=4), small_graph, recipe, kg.NoRegularizer())
+    seen = []
+    end = trainer._end_epoch
+
+    def end_and_look() -> None:
+        end()
+        seen.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+
+    trainer._end_epoch = end_and_look
+    trainer.run()
+    assert trainer.progress.averaged == 3
+    for name, value in trainer.model.state_dict().items():
+        torch.testing.assert_close(value, torch.stack([one[name] for one in seen[3:]]).mean(0))
+        assert not torch.equal(value, seen[-1][name])
+
+
+def test_a_mean_and_the_best_are_not_both_kept():
+    with pytest.raises(kg.RequestError, match=r"optimizer\.average_from, or the best by validation\.keep; not both"):
+        Recipe().with_changes({"optimizer.average_from": 0.5, "validation.every": 1, "validation.keep": "best"})
+
+
 def stop_after(steps: int):
     """A watcher that presses Ctrl-C at a certain step."""
     seen = 0
@@ -100,14 +124,14 @@ def stop_after(steps: int):
 
 
 @pytest.mark.parametrize("steps", [1, 7, 16, 30, 47])
-@pytest.mark.parametrize("optimizer", ["Adagrad", "Adam"])
-def test_a_stopped_run_resumes_to_the_very_same_weights(small_graph, tmp_path, steps, optimizer):
+@pytest.mark.parametrize(("optimizer", "kept"), [("Adagrad", "best"), ("Adagrad", "mean"), ("Adam", "best")])
+def test_a_stopped_run_resumes_to_the_very_same_weights(small_graph, tmp_path, steps, optimizer, kept):
     choices = {
         "epochs": 3,
         "batch_size": 32,
-        "optimizer": Optimizer(name=optimizer, schedule="linear"),
+        "optimizer": Optimizer(name=optimizer, schedule="linear", average_from=0.3 if kept == "mean" else 1.0),
         "regularizer": kg.DURA(0.05),
-        "validation": Validation(every=1, keep="best"),
+        "validation": Validation(every=1, keep="best" if kept == "best" else "last"),
     }
     whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
     folder = tmp_path / "run"

@@ -51,9 +51,9 @@ def _time(records: Mapping[str, Record]) -> str:
 
 
 def figure_parts(root: Path) -> list[str]:
-    """What `dualkg reproduce` has drawn, each with the page that was written beside it."""
+    """What `dualkg reproduce` has drawn, counted or measured: the page that was written beside each."""
     pages = sorted((root / "figures").glob("*.md"))
-    return ["## Figures", *(page.read_text(encoding="utf-8").strip() for page in pages)] if pages else []
+    return ["## Figures and facts", *(page.read_text(encoding="utf-8").strip() for page in pages)] if pages else []
 
 
 def all_records(records: Mapping[str, Record]) -> Sheet:

@@ -16,19 +16,18 @@ NOTHING = "–"
 
 
 def table_sheet(table: Table, graph: str, records: Mapping[str, Record]) -> Sheet:
-    """One table on one graph: of each row the published figures, ours, and the difference in MRR."""
+    """One table on one graph: of each row our figures, what was published, and the difference in MRR."""
     with_published = any(published_metrics(row.name, graph) for row in table.rows)
-    sides = ("published", "ours") if with_published else ("ours",)
-    columns = ["", *(f"{name}, {side}" for name in COLUMNS for side in sides)]
-    columns += ["difference in MRR"] if with_published else []
-    columns += ["seeds", "training", "peak GPU or process, MiB"]
+    columns = ["", "MRR", *(["published", "difference"] if with_published else [])]
+    columns += [f"{name} (published)" if with_published else name for name in list(COLUMNS)[1:]]
+    columns += ["seeds", "training", "peak MiB"]
     rows, facts = [], []
     for row in table.rows:
         record, printed = records.get(row.record_name(graph)), published_metrics(row.name, graph)
         if record is None and not printed:
             continue
         facts.append({"row": row.name, "graph": graph, "published": printed, **_ours(record, printed)})
-        rows.append([row.name, *_cells(record, printed, sides)])
+        rows.append([row.name, *_metric_cells(record, printed, with_published=with_published), *_cost_cells(record)])
     return Sheet(f"{table.title}: {graph}", tuple(columns), rows, facts, notes=_notes(table, graph, records))
 
 
@@ -41,25 +40,25 @@ def _ours(record: Record | None, printed: Mapping[str, float]) -> dict[str, Any]
     return {"ours": ours, "difference": difference, "seeds": record.seeds, **costs}
 
 
-def _cells(record: Record | None, printed: Mapping[str, float], sides: tuple[str, ...]) -> list[str]:
-    cells = []
-    for key in COLUMNS.values():
-        shown = {
-            "published": f"{printed[key]:.3f}" if key in printed else NOTHING,
-            "ours": mean_and_sd(record.metric(key), len(record.runs)) if record else NOTHING,
-        }
-        cells += [shown[side] for side in sides]
-    if "published" in sides:
+def _metric_cells(record: Record | None, printed: Mapping[str, float], *, with_published: bool) -> list[str]:
+    """MRR ± sd, what was published, the difference; then the hits, each with the published one behind it."""
+    cells = [mean_and_sd(record.metric("mrr"), len(record.runs)) if record else NOTHING]
+    if with_published:
+        cells.append(f"{printed['mrr']:.3f}" if printed else NOTHING)
         cells.append(f"{record.metric('mrr')[0] - printed['mrr']:+.4f}" if record and printed else NOTHING)
+    for key in list(COLUMNS.values())[1:]:
+        ours = f"{record.metric(key)[0]:.4f}" if record else NOTHING
+        theirs = f" ({printed[key]:.3f})" if key in printed else ""
+        cells.append(ours + theirs)
+    return cells
+
+
+def _cost_cells(record: Record | None) -> list[str]:
     if record is None:
-        return [*cells, "0", NOTHING, NOTHING]
+        return ["0", NOTHING, NOTHING]
     peak = record.cost("peak_mib")
-    return [
-        *cells,
-        str(len(record.runs)),
-        duration(record.cost("training_seconds")),
-        NOTHING if peak is None else f"{peak:,.0f}",
-    ]
+    shown = NOTHING if peak is None else f"{peak:,.0f}"
+    return [str(len(record.runs)), duration(record.cost("training_seconds")), shown]
 
 
 def _notes(table: Table, graph: str, records: Mapping[str, Record]) -> list[str]:
@@ -71,7 +70,7 @@ def _notes(table: Table, graph: str, records: Mapping[str, Record]) -> list[str]
         ranks = [record.ranks() for record in ours if record is not None]
         if len(ranks) == 2 and ranks[0] is not None and ranks[1] is not None:
             found = compare_ranks(ranks[0], ranks[1], samples=SAMPLES, seed=0)
-            sentences.append(found.sentence(better, worse))
+            sentences.append(f"{better} against {worse}: {found.sentence(better, worse)}")
     return [" ".join(sentences)] if sentences else []
 
 

@@ -41,11 +41,13 @@ def _datasets(setting: Setting) -> list[Sheet]:
             counts[graph] = load_graph(graph).counts
         except DataError as error:
             setting.tell(f"{graph} is not here: {error}")
-    return [datasets_sheet(counts)]
+    sheet = datasets_sheet(counts)
+    return [setting.keep("datasets", sheet, sheet.facts)]
 
 
 def _hyperparameters(setting: Setting) -> list[Sheet]:
-    return [hyperparameters_sheet()]
+    sheet = hyperparameters_sheet()
+    return [setting.keep("hyperparameters", sheet, sheet.facts)]
 
 
 def _cost(setting: Setting) -> list[Sheet]:

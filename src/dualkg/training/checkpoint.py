@@ -29,6 +29,7 @@ class Progress:
     best_epoch: int = 0
     since_best: int = 0
     stopped: bool = False
+    averaged: int = 0  # epochs whose weights are in the mean
     history: list[dict[str, Any]] = field(default_factory=list)
 
 

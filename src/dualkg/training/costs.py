@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections import Counter
@@ -65,8 +66,9 @@ class Clock:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Count a GPU's memory from here; a process's own is counted from its start."""
+    """Count a GPU's memory from here, without what earlier runs left; a process's own is counted from its start."""
     if device.type == "cuda":
+        gc.collect()  # Python clears cycles by the number of objects, not by what they hold
         torch.cuda.reset_peak_memory_stats(device)
 
 

@@ -91,6 +91,7 @@ class Trainer:
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
+        self.mean: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
         self._stop_asked = False
 
@@ -140,6 +141,8 @@ class Trainer:
             self.save(self.checkpoint_path)
         if self.recipe.validation.keep == "best" and self.best:
             self.model.load_state_dict(self.best)
+        if self.mean:
+            self.model.load_state_dict(self.mean)
 
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
@@ -200,8 +203,19 @@ class Trainer:
         if choice.every and (progress.epoch % choice.every == 0 or progress.epoch == self.recipe.training.epochs):
             entry["valid_mrr"] = self._validate()
         progress.history.append(entry)
+        if progress.epoch > self.recipe.optimizer.average_from * self.recipe.training.epochs:
+            self._average()
         if self._checkpoint_due():
             self._pause()
+
+    def _average(self) -> None:
+        """Take the weights of this epoch into the mean of those before."""
+        self.progress.averaged += 1
+        for name, value in self.model.state_dict().items():
+            if name in self.mean:
+                self.mean[name].lerp_(value, 1 / self.progress.averaged)
+            else:
+                self.mean[name] = value.detach().clone()
 
     def _validate(self) -> float:
         progress, choice = self.progress, self.recipe.validation
@@ -243,8 +257,7 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write all that is needed to go on."""
         groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
-        if self.best:
-            groups["best"] = self.best
+        groups |= {name: kept for name, kept in (("best", self.best), ("mean", self.mean)) if kept}
         try:
             checkpoint.save_tensors(groups, path, about=self._about())
         except DivergedError:
@@ -267,7 +280,10 @@ class Trainer:
         self.progress = Progress(**about["progress"])
         del self.step  # before another is made: together they might not fit
         self.step = self._step()
-        self.best = {name: value.to(self.model.device) for name, value in groups.get("best", {}).items()}
+        self.best, self.mean = (
+            {name: value.to(self.model.device) for name, value in groups.get(kept, {}).items()}
+            for kept in ("best", "mean")
+        )
 
     @contextmanager
     def _stopping_gently(self) -> Iterator[None]:

@@ -71,7 +71,8 @@ def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) 
     tables = {name: table.numel() * size for name, table in bilinear.named_parameters()}
     state = {"Adagrad": 1, "Adam": 2, "SGD": 0}[recipe.optimizer.name] * sum(tables.values())
     need = _kernels(model) if engine == "kernels" else _autograd(model, engine, tables, recipe.training.batch_size)
-    kept = sum(tables.values()) if recipe.validation.keep == "best" else 0
+    twice = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
+    kept = sum(tables.values()) if twice else 0
     # The triples, in their order and shuffled; keys to sort by; and a block of the ranking, with what it is counted by.
     common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
     libraries = LIBRARIES if model.device.type == "cuda" else 0

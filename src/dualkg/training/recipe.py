@@ -58,12 +58,16 @@ class Loss(Section):
 
 
 class Optimizer(Section):
-    """The learning rate falls to zero, linearly or as a cosine, from the share `decay_from` of training on."""
+    """The learning rate falls to zero, linearly or as a cosine, from the share `decay_from` of training on.
+
+    From the share `average_from` on, the weights at the end of each epoch are averaged, and their mean is kept.
+    """
 
     name: Literal["Adagrad", "Adam", "SGD"] = "Adagrad"
     learning_rate: float = Field(0.1, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_from: float = Field(0.0, ge=0, lt=1)
+    average_from: float = Field(1.0, ge=0, le=1)
 
 
 class Validation(Section):
@@ -105,6 +109,14 @@ class Recipe(Section):
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
     validation: Validation = Validation()
+
+    @model_validator(mode="after")
+    def _one_choice_of_weights(self) -> Recipe:
+        if self.optimizer.average_from < 1 and self.validation.keep == "best":
+            raise ValueError(
+                "a mean of weights is kept by optimizer.average_from, or the best by validation.keep; not both"
+            )
+        return self
 
     def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
         """Another recipe with some choices changed, named as `training.epochs`."""
