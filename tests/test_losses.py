@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.losses import CrossEntropy, cross_entropy, frequency_weights
+from dualkg.data.graph import GraphShape
+from dualkg.losses import CrossEntropy, Dropout, cross_entropy, frequency_weights
 from tests.conftest import graph_of
 
 
@@ -66,3 +67,47 @@ def test_the_norm_of_the_mapped_head_counts_when_a_dual_predicts_relations():
 def test_a_negative_relation_weight_is_refused():
     with pytest.raises(kg.RequestError, match="at least 0"):
         CrossEntropy(relation_weight=-1)
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    model = kg.CP(GraphShape(50, 3), dim=400)
+    random = torch.Generator().manual_seed(0)
+    ids = [torch.randint(0, high, (300,), generator=random) for high in (50, 6, 50)]
+    f = model.factors(*ids)
+    mask = Dropout(0.25, seed=1).mask(f, f.mapped_head)
+    assert mask.unique().tolist() == pytest.approx([0, 4 / 3])
+    assert float((mask == 0).double().mean()) == pytest.approx(0.25, abs=0.005)
+    assert float(mask.double().mean()) == pytest.approx(1, abs=0.01)
+    of_rows, of_columns = (mask == 0).double().mean(1), (mask == 0).double().mean(0)
+    assert of_rows.max() < 0.4  # four and a half deviations of 400, of 300 rows
+    assert of_columns.max() < 0.4
+
+
+def test_dropout_is_another_for_each_seed_place_triple_and_side():
+    model = kg.CP(GraphShape(50, 3), dim=64)
+    f = model.factors(torch.tensor([1, 1, 2, 1]), torch.tensor([0, 0, 0, 0]), torch.tensor([5, 5, 5, 6]))
+    like = f.mapped_head
+    mask = Dropout(0.5).mask(f, like)
+    assert torch.equal(mask, Dropout(0.5).mask(f, like))
+    rows = [tuple(row.tolist()) for row in mask]
+    assert len(set(rows)) == 4
+    for other in (Dropout(0.5, seed=1).mask(f, like), Dropout(0.5).mask(f, like, backward=True)):
+        assert not torch.equal(mask, other)
+    more = Dropout(0.5).mask(model.factors(f.heads[:2], f.relations[:2], f.tails[:2]), like[:2])
+    assert torch.equal(more, mask[:2])  # whatever stands behind it in the batch
+
+
+def test_what_is_dropped_is_not_scored():
+    """All but one of two coordinates dropped, by hand: scores are of the one that is left, twice as large."""
+    model = kg.CP(GraphShape(3, 1), dim=2, init_scale=1.0)
+    f = model.factors(torch.tensor([0]), torch.tensor([0]), torch.tensor([2]))
+    dropout = Dropout(0.5)
+    mask = dropout.mask(f, f.mapped_head)
+    by_hand = cross_entropy((f.mapped_head * mask) @ model.tail_table.T, f.tails)
+    torch.testing.assert_close(CrossEntropy(dropout=dropout)(model, f), by_hand)
+    assert CrossEntropy(dropout=Dropout(0.0)).dropout is None
+
+
+def test_a_share_that_is_none_is_refused():
+    with pytest.raises(kg.RequestError, match="at least 0 and below 1; it is 1"):
+        Dropout(1.0)

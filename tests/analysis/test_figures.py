@@ -114,6 +114,17 @@ def test_lines_are_labelled_where_they_end_and_published_points_marked(tmp_path)
     np.testing.assert_allclose(line.get_xydata(), list(CURVE.items()))
 
 
+def test_a_regularizer_has_one_colour_in_all_panels():
+    one, other = {"CP": [CURVE], "CP-N3": [CURVE], "CP-DURA": [CURVE]}, {"RESCAL": [CURVE], "RESCAL-DURA": [CURVE]}
+    left, right = draw_sparsity({"CP": one, "RESCAL": other}).figure.axes
+    by_name = {text.get_text(): text.get_color() for axes in (left, right) for text in axes.texts}
+    assert by_name["CP-DURA"] == by_name["RESCAL-DURA"]
+    assert by_name["CP"] == by_name["RESCAL"]
+    assert len({by_name[name] for name in one}) == 3
+    [mixed] = draw_sparsity({"": {"CP-DURA": [CURVE], "RESCAL-DURA": [CURVE]}}).figure.axes
+    assert len({text.get_color() for text in mixed.texts}) == 2  # here the end of the name tells nothing
+
+
 def test_panels_of_the_plane_have_one_scale(tmp_path):
     drawing = all_drawings()["plane"]
     one, other = drawing.figure.axes
@@ -121,10 +132,27 @@ def test_panels_of_the_plane_have_one_scale(tmp_path):
     assert one.get_ylim() == other.get_ylim()
     assert np.ptp(one.get_xlim()) == pytest.approx(np.ptp(one.get_ylim()))
     assert "CP 0.38 and 2.00; CP-DURA 0.38 and 2.00" in drawing.caption
-    assert "Outside the frame: 1 of CP, 1 of CP-DURA." in drawing.caption
+    assert "Outside the frame: 1 entity of CP, 1 entity of CP-DURA." in drawing.caption
     assert "Median of the 42 queries with 5 to 20 tails" in drawing.caption
     found = texts(drawing.save(tmp_path / "it")[1])
     assert {"answers to felid · include", "hR", "tails from their centroid 0.25 · from hR 1.50"} <= set(found)
+
+
+def test_an_arrow_that_is_too_long_is_cut_at_the_frame(tmp_path):
+    far = dataclasses.replace(plane(), mapped_head=np.array([300.0, 0.0]))
+    drawing = draw_planes({"CP": far, "CP-DURA": plane()})
+    low, high = drawing.figure.axes[0].get_xlim()
+    assert high - low < 20
+    assert "The arrow of CP goes on beyond the frame." in drawing.caption
+    arrow = next(one for one in drawing.figure.axes[0].texts if not one.get_text())
+    assert arrow.xy == pytest.approx((high, 0))
+
+
+def test_very_many_entities_are_one_image_in_the_svg(tmp_path):
+    crowd = dataclasses.replace(plane(), others=np.random.default_rng(2).normal(size=(15_000, 2)))
+    first, again = (draw_planes({"CP": crowd}).save(tmp_path / name)[1] for name in ("first", "again"))
+    assert first.stat().st_size < 400_000
+    assert first.read_bytes() == again.read_bytes()
 
 
 def test_a_head_that_is_mapped_to_nothing_has_no_arrow(tmp_path):
@@ -167,8 +195,8 @@ def test_what_cannot_be_drawn():
         draw_sparsity({"CP": {}})
     with pytest.raises(kg.RequestError, match="The seeds of CP must have the same shares"):
         draw_sparsity({"CP": {"CP": [CURVE, {0.0: 0.3}]}})
-    with pytest.raises(kg.RequestError, match="room for 6 lines; 7 came"):
-        draw_sparsity({"CP": {str(number): [CURVE] for number in range(7)}})
+    with pytest.raises(kg.RequestError, match="6 colours left for lines to be told apart; 7 are needed"):
+        draw_sparsity({"CP": {f"CP-{number}": [CURVE] for number in range(7)}})
     with pytest.raises(kg.RequestError, match="at least one pair of weights"):
         draw_ablation({})
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.losses import CrossEntropy, frequency_weights
+from dualkg.losses import CrossEntropy, Dropout, frequency_weights
 from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import engines
@@ -27,6 +27,7 @@ LOSSES = {
     "weighted": {"entity_weights": True},
     "relations": {"relation_weight": 0.5},
     "both": {"entity_weights": True, "relation_weight": 2.0},
+    "dropout": {"dropout": Dropout(0.4, seed=3)},
 }
 CASES = [
     case

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.training.order import _mixed, shuffled
+from dualkg.kernels.mixing import mixed
+from dualkg.training.order import shuffled
 
 CPU = torch.device("cpu")
 
@@ -21,7 +22,7 @@ def splitmix(state: int) -> int:
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
 def test_bits_are_mixed_as_published(states):
     signed = torch.tensor([state - 2**64 if state >= 2**63 else state for state in states])
-    assert [value % 2**64 for value in _mixed(signed).tolist()] == [splitmix(state) for state in states]
+    assert [value % 2**64 for value in mixed(signed).tolist()] == [splitmix(state) for state in states]
 
 
 @given(st.integers(0, 200), st.integers(0, 2**32 - 1), st.integers(0, 1000))

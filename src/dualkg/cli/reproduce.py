@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 WHAT = (
     "main, regularizers, p1 or ablations (tables of trainings); datasets, hyperparameters or cost (tables of facts); "
-    "tsne, figure1 or sparsity (figures)."
+    "lambdas, tsne, figure1 or sparsity (figures)."
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from dualkg.analysis.curve import SHARES, CurvePoint, sparsity_curve
 from dualkg.analysis.plane import pick_query, plane_of
 from dualkg.analysis.projection import METRICS, Projection, find_queries, project
-from dualkg.reproduce.plan import Row
+from dualkg.reproduce.plan import Row, spaces_folder
 from dualkg.reproduce.published import published
 from dualkg.reproduce.setting import Setting
 from dualkg.reproduce.sheets import Sheet, mean_and_sd
@@ -87,6 +87,38 @@ def sparsity(setting: Setting) -> list[Sheet]:
     }
     drawing = draw_sparsity(panels, published=_published_points(), graph=graph.name)
     return [setting.keep("sparsity", _mrr_sheet(found, graph.name), facts, drawing), _storage(setting, found)]
+
+
+def lambdas(setting: Setting) -> list[Sheet]:
+    """MRR on valid over λ1 and λ2, a grid of trainings; called again, it goes on where it was."""
+    from dualkg.analysis.figures import draw_ablation
+    from dualkg.search import load_space, search
+
+    sheets = []
+    for graph in setting.graphs:
+        space = load_space(spaces_folder() / f"{graph.lower()}-lambdas.toml")
+        setting.tell(f"{space.num_trials} trainings of {space.base.model.name} on {graph}.")
+        kept = setting.records / "searches" / f"{graph.lower()}-lambdas"
+        result = search(space, out=setting.runs / "searches" / f"{graph.lower()}-lambdas", device=setting.device)
+        result.write(kept)
+        found = {
+            (float(row.values["regularizer.plain"]), float(row.values["regularizer.mapped"])): row.mrr
+            for row in result.ranked
+            if row.mrr is not None
+        }
+        chosen = space.base.regularizer
+        pair = None if chosen.plain is None or chosen.mapped is None else (chosen.plain, chosen.mapped)
+        drawing = draw_ablation(found, chosen=pair, title=f"λ1 and λ2 of DURA: ComplEx on {graph}")
+        mapped = sorted({other for _, other in found})
+        rows = [
+            [f"λ1 = {plain:g}", *(f"{found[plain, other]:.4f}" if (plain, other) in found else "–" for other in mapped)]
+            for plain in sorted({plain for plain, _ in found})
+        ]
+        facts = [{"plain": plain, "mapped": other, "valid_mrr": mrr} for (plain, other), mrr in sorted(found.items())]
+        columns = ("MRR on valid, filtered by train and valid", *(f"λ2 = {other:g}" for other in mapped))
+        sheet = Sheet(f"λ1 and λ2 around the best: {graph}", columns, rows, facts)
+        sheets.append(setting.keep(f"lambdas-{graph.lower()}", sheet, facts, drawing))
+    return sheets
 
 
 def _published_points() -> dict[str, dict[float, float]]:

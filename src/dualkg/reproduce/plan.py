@@ -85,11 +85,21 @@ TABLES = {table.name: table for table in (MAIN, REGULARIZERS, P1, ABLATIONS)}
 
 
 def recipes_folder() -> Path:
-    """Where the recipes are: beside the sources, or in the working folder."""
-    places = (Path(dualkg.__file__).parents[2] / "recipes", Path("recipes"))
-    found = next((place for place in places if any(place.glob("*/*.toml"))), None)
+    """Where the recipes are."""
+    return _shipped("recipes", "*/*.toml")
+
+
+def spaces_folder() -> Path:
+    """Where the spaces of the paper are."""
+    return _shipped("spaces", "paper/*.toml") / "paper"
+
+
+def _shipped(name: str, files: str) -> Path:
+    """A folder of the repository: beside the sources, or in the working folder."""
+    places = (Path(dualkg.__file__).parents[2] / name, Path(name))
+    found = next((place for place in places if any(place.glob(files))), None)
     if found is None:
-        raise RequestError("The recipes are in the repository's folder recipes: run this command from a clone.")
+        raise RequestError(f"The {name} are in the repository's folder {name}: run this command from a clone.")
     return found
 
 

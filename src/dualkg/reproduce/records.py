@@ -100,7 +100,9 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 def load_record(folder: Path) -> Record:
     kept = read_json(folder / "record.json")
     if not all({"seed", "costs", "environment", "reports"} <= set(run) for run in kept.get("runs", [{}])):
-        raise RequestError(f"{folder / 'record.json'} is not a record as it is kept now. Move it away, and record anew.")
+        raise RequestError(
+            f"{folder / 'record.json'} is not a record as it is kept now. Move it away, and record anew."
+        )
     return Record(folder, load_recipe(folder / "recipe.toml"), kept["graph"], kept["runs"])
 
 

@@ -32,7 +32,9 @@ def reproduce(
         loaded = loaded or load_recipe_graph(recipe)
         kept = find_record(records / name, recipe, loaded, seeds)
         if kept is None:
-            tell(f"{row.name} on {graph}: {recipe.training.epochs} epochs, {seeds} {'seed' if seeds == 1 else 'seeds'}.")
+            tell(
+                f"{row.name} on {graph}: {recipe.training.epochs} epochs, {seeds} {'seed' if seeds == 1 else 'seeds'}."
+            )
             kept = train_row(row, graph, loaded, seeds=seeds, records=records, runs=runs, device=device, watch=watch)
         found[name] = kept
     return found

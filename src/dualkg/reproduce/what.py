@@ -67,6 +67,7 @@ REPRODUCTIONS: dict[str, Callable[[Setting], list[Sheet]]] = {
     "datasets": _datasets,
     "hyperparameters": _hyperparameters,
     "cost": _cost,
+    "lambdas": figures.lambdas,
     "tsne": figures.tsne,
     "figure1": figures.plane,
     "sparsity": figures.sparsity,

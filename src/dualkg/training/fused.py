@@ -19,7 +19,7 @@ from dualkg.models.base import BilinearModel, Factors, Model
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
 from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
-from dualkg.training.tables import ExactTables, HalfTables
+from dualkg.training.tables import ExactTables, HalfTables, LossAndGradient, Side
 
 
 @dataclass
@@ -150,14 +150,25 @@ class FusedStep:
         model, tables = self.model, self.tables
         scale = 1.0 if model.reciprocal else 0.5
         share = scale * self._share(f.tails)
-        found = tables.cross_entropy("tail", f.mapped_head.detach(), f.tails, share, accumulate=False)
+        found = self._cross_entropy(f, "tail", share, accumulate=False)
         if model.reciprocal:
             if not tables.shared:
                 tables.gradient("head").zero_()
             return found.loss, [found.images]
         share = scale * self._share(f.heads)
-        other = tables.cross_entropy("head", f.mapped_tail.detach(), f.heads, share, accumulate=tables.shared)
+        other = self._cross_entropy(f, "head", share, accumulate=tables.shared)
         return found.loss + other.loss, [found.images, other.images]
+
+    def _cross_entropy(self, f: Factors, side: Side, share: Tensor, *, accumulate: bool) -> LossAndGradient:
+        """Of the entities of one side; through what is dropped of an image, nothing goes back."""
+        backward = side == "head"
+        images, targets = (f.mapped_tail, f.heads) if backward else (f.mapped_head, f.tails)
+        images = images.detach()
+        if self.loss.dropout is None:
+            return self.tables.cross_entropy(side, images, targets, share, accumulate=accumulate)
+        mask = self.loss.dropout.mask(f, images, backward=backward)
+        found = self.tables.cross_entropy(side, images * mask, targets, share, accumulate=accumulate)
+        return found._replace(images=found.images * mask)
 
     def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
         if to_head is not None:

@@ -21,7 +21,7 @@ from dualkg.data.graph import Graph
 from dualkg.data.known import KnownAnswers, with_reciprocals
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.evaluation import evaluate
-from dualkg.losses import CrossEntropy, frequency_weights
+from dualkg.losses import CrossEntropy, Dropout, frequency_weights
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
@@ -103,7 +103,8 @@ class Trainer:
         if choice.frequency_weight:
             weights = frequency_weights(self.graph.train, self.graph.shape.num_entities, choice.frequency_weight)
             weights = weights.to(self.model.device, next(self.model.parameters()).dtype)
-        return CrossEntropy(entity_weights=weights, relation_weight=choice.relation_weight)
+        dropout = Dropout(choice.dropout, seed=self.recipe.training.seed)
+        return CrossEntropy(entity_weights=weights, relation_weight=choice.relation_weight, dropout=dropout)
 
     def _step(self) -> Step:
         """A step that sees the weights as they are now: a fused one may hold copies of the tables."""

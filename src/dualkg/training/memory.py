@@ -21,6 +21,7 @@ ID = 8  # bytes
 HALF = 2
 WHOLE_TABLE = 4  # copies of a table, where a regularizer looks at all of it and autograd takes its gradient
 MADE_OF_MATRICES = 8  # copies of the matrices of a batch, while autograd and the optimizer work on them
+DRAWN = 4  # whole numbers for each of an image's, while it is drawn which are dropped
 LIBRARIES = 200 * 2**20  # that matrix products and compiled kernels keep for themselves
 
 
@@ -77,7 +78,9 @@ def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) 
     common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
     libraries = LIBRARIES if model.device.type == "cuda" else 0
     looked_over = WHOLE_TABLE * max(tables.values()) if recipe.regularizer.name == "UnweightedDURA" else 0
-    return need._replace(fixed=need.fixed + state + kept + common + libraries + looked_over)
+    drawn = DRAWN * ID * bilinear.entities.shape[1] if recipe.loss.dropout else 0
+    fixed = need.fixed + state + kept + common + libraries + looked_over
+    return need._replace(fixed=fixed, per_triple=need.per_triple + drawn)
 
 
 def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: int) -> Need:

@@ -51,10 +51,14 @@ class RegularizerChoice(Section):
 
 
 class Loss(Section):
-    """Cross entropy; `frequency_weight` is w0 of Appendix D.1, `relation_weight` adds relation prediction."""
+    """Cross entropy; `frequency_weight` is w0 of Appendix D.1, `relation_weight` adds relation prediction.
+
+    `dropout` is the share of each query's image that is set to zero while it is scored.
+    """
 
     frequency_weight: float = Field(0.0, ge=0, le=1)
     relation_weight: float = Field(0.0, ge=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
 
 
 class Optimizer(Section):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Curve = Mapping[float, float]  # share of zeros → MRR
-COLOURS = (style.ACCENT, style.CONTRAST, "#7a8791", "#3a9a7a", "#8a5aa8", "#b04a5a")
+FIXED = {"DURA": style.ACCENT, "N3": style.CONTRAST, "": "#7a8791"}  # by the end of a line's name: CP-DURA, CP-N3, CP
+OTHERS = ("#3a9a7a", "#8a5aa8", "#b04a5a", "#5b6fc4", "#9a8330", "#2f3b46")
 
 
 def draw_sparsity(
@@ -24,12 +25,13 @@ def draw_sparsity(
     published: Mapping[str, Curve] | None = None,
     graph: str = "",
 ) -> Drawing:
-    """Panel → line → one curve a seed. Lines in the same place of their panel have the same colour.
+    """Panel → line → one curve a seed. A regularizer has one colour in all panels.
 
     A line is the mean over its seeds, the band their least and greatest. `published` has points by the lines' names.
     """
     _check(panels)
     published = published or {}
+    colours = _colours(panels)
     top = 1.12 * max(
         mrr for lines in panels.values() for curves in lines.values() for one in curves for mrr in one.values()
     )
@@ -42,18 +44,21 @@ def draw_sparsity(
             axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 0.95])
             axes.yaxis.grid(True)
             axes.spines["left"].set_visible(False)
-            _lines(axes, lines, published)
+            axes.locator_params(axis="y", nbins=5)
+            _lines(axes, lines, published, colours)
         sheets[0].set_ylabel("MRR")
     marked = any(name in published for lines in panels.values() for name in lines)
     return Drawing(figure, _caption(panels, graph, published=marked))
 
 
-def _lines(axes: Axes, lines: Mapping[str, Sequence[Curve]], published: Mapping[str, Curve]) -> None:
+def _lines(
+    axes: Axes, lines: Mapping[str, Sequence[Curve]], published: Mapping[str, Curve], colours: Mapping[str, str]
+) -> None:
     from matplotlib.lines import Line2D
 
     ends = []
-    for (name, curves), colour in zip(lines.items(), COLOURS, strict=False):
-        shares = sorted(curves[0])
+    for name, curves in lines.items():
+        colour, shares = colours[name], sorted(curves[0])
         values = np.array([[one[share] for share in shares] for one in curves])
         axes.plot(shares, values.mean(0), color=colour, linewidth=1.8, clip_on=False, zorder=3)
         if len(curves) > 1:
@@ -82,17 +87,28 @@ def _lines(axes: Axes, lines: Mapping[str, Sequence[Curve]], published: Mapping[
     low, high = axes.get_ylim()
     gap = 0.068 * (high - low)
     places = style.spaced(ends, gap, least=low + gap / 2)
-    for name, colour, end, place in zip(lines, COLOURS, ends, places, strict=False):
-        axes.plot([0.95, 0.985], [end, place], color=colour, linewidth=0.7, clip_on=False)
-        axes.text(0.995, place, name, color=colour, fontweight="bold", fontsize=8.5, verticalalignment="center")
+    for name, end, place in zip(lines, ends, places, strict=True):
+        bold: dict[str, Any] = {"color": colours[name], "fontweight": "bold", "fontsize": 8.5}
+        axes.plot([0.95, 0.985], [end, place], color=colours[name], linewidth=0.7, clip_on=False)
+        axes.text(0.995, place, name, verticalalignment="center", **bold)
+
+
+def _colours(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> dict[str, str]:
+    """A colour for every line by what its name ends in, or where a panel has that twice by the whole name."""
+    ends = {name: name.partition("-")[2] for lines in panels.values() for name in lines}
+    if any(len({ends[name] for name in lines}) < len(lines) for lines in panels.values()):
+        ends = {name: name for name in ends}
+    free = [end for end in dict.fromkeys(ends.values()) if end not in FIXED]
+    if len(free) > len(OTHERS):
+        raise RequestError(f"There are {len(OTHERS)} colours left for lines to be told apart; {len(free)} are needed.")
+    colours = FIXED | dict(zip(free, OTHERS, strict=False))
+    return {name: colours[end] for name, end in ends.items()}
 
 
 def _check(panels: Mapping[str, Mapping[str, Sequence[Curve]]]) -> None:
     if not panels or not all(panels.values()):
         raise RequestError("A sparsity figure needs a panel with a line in it, and none came.")
     for lines in panels.values():
-        if len(lines) > len(COLOURS):
-            raise RequestError(f"A panel has room for {len(COLOURS)} lines; {len(lines)} came.")
         for name, curves in lines.items():
             if not curves or any(sorted(one) != sorted(curves[0]) for one in curves):
                 raise RequestError(

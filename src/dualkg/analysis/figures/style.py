@@ -84,10 +84,7 @@ class Drawing:
         with in_style():
             for target, metadata in zip(targets, about, strict=True):
                 with replacing(target) as fresh:
-                    kind = target.suffix[1:]
-                    self.figure.savefig(
-                        fresh, format=kind, dpi=DOTS_PER_INCH if kind == "png" else 72, metadata=metadata
-                    )
+                    self.figure.savefig(fresh, format=target.suffix[1:], dpi=DOTS_PER_INCH, metadata=metadata)
         return targets
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dualkg.losses import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
-from dualkg.models.base import BilinearModel, Model
+from dualkg.models.base import BilinearModel, Factors, Model
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.rescal import RESCAL
 from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
@@ -88,15 +88,20 @@ class HalfStep:
                 continue
             images = table.images.of(len(sides) * size, table.copy.shape[1], table.copy)
             scores = table.scores.of(len(sides) * size, len(table.copy), table.copy)
+            masks = {}
             for number, part in zip(sides, images.view(len(sides), size, -1), strict=True):
                 self.vectors.map(batch, self.sides[number][0], part)
+                if self.loss.dropout is not None:
+                    ids = Factors(self.model, *batch.unbind(-1))
+                    masks[number] = self.loss.dropout.mask(ids, part, backward=self.sides[number][1] == 0)
+                    part *= masks[number]
             torch.mm(images, table.copy.T, out=scores)
             for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
                 targets = batch[:, self.sides[number][1]]
                 softmax_gradient_(part, targets, self._share(targets), self.model.shape.num_entities, losses[number])
             found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
             for number, part in zip(sides, found, strict=True):
-                upstream[number] = part
+                upstream[number] = part.mul_(masks[number]) if masks else part
             self.beside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.beside):
                 torch.mm(scores.T, images, out=table.product)

@@ -1,0 +1,23 @@
+"""Whole numbers mixed until they look drawn: the same on every device, with no generator whose state would be kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Steele, Lea and Flood's SplitMix64: a bijection of 64 bits, so that no two numbers become the same.
+STEP, FIRST, SECOND = (
+    value - 2**64 if value >= 2**63 else value for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+
+
+def mixed(bits: Tensor) -> Tensor:
+    """Every bit of an int64 depends on all of them."""
+    for shift, factor in ((30, FIRST), (27, SECOND)):
+        bits = (bits ^ shifted(bits, shift)) * factor
+    return bits ^ shifted(bits, 31)
+
+
+def shifted(bits: Tensor, places: int) -> Tensor:
+    """To the right, zeros coming in: PyTorch's own shift repeats the sign."""
+    return torch.bitwise_and(bits >> places, 2 ** (64 - places) - 1)
