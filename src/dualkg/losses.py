@@ -46,7 +46,7 @@ class Dropout:
         self.seed = seed
 
     def mask(self, f: Factors, like: Tensor, *, backward: bool = False) -> Tensor:
-        """Factors of the images `like` `(batch, width)`: 0, or 1 / (1 − share); `backward` where heads are asked for."""
+        """Factors of images `like` these, `(batch, width)`: 0, or 1 / (1 − share); `backward` asks for heads."""
         rows = torch.arange(len(like), device=like.device)
         start = mixed(torch.full_like(rows, 2 * self.seed + backward) * STEP)
         for ids in (rows, f.heads, f.tails):

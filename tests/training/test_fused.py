@@ -75,7 +75,7 @@ def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, lo
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 def test_a_large_batch_in_parts_is_the_batch_as_a_whole(small_graph, monkeypatch, name, reciprocal):
-    monkeypatch.setattr("dualkg.training.tables.rows_at_once", lambda model: 3)
+    monkeypatch.setattr("dualkg.training.tables.rows_at_once", lambda model, size: 3)
     test_twenty_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
 
 

@@ -62,7 +62,7 @@ def test_blocks_are_the_whole(kind, size, case):
 def test_steps_in_blocks_are_the_plain_ones(small_graph, monkeypatch, name, reciprocal):
     monkeypatch.setattr(tables, "entities_at_once", lambda table, num_rows: 7)
     twenty_steps(small_graph, name, "DURA", "weighted", reciprocal)
-    monkeypatch.setattr(tables, "rows_at_once", lambda model: 3)
+    monkeypatch.setattr(tables, "rows_at_once", lambda model, size: 3)
     twenty_steps(small_graph, name, "DURA", "both", reciprocal)
 
 
@@ -77,17 +77,17 @@ def test_a_table_that_is_no_number_shows_in_the_loss(monkeypatch, kind, poison):
     assert not torch.isfinite(loss)
 
 
-def test_a_block_is_as_large_as_a_cache(monkeypatch):
-    half, single, double = (torch.zeros(1, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.float64))
-    assert [entities_at_once(half, rows) for rows in (0, 1, 500, 1000, 10**6)] == [2**19, 2**19, 1024, 512, 256]
-    assert entities_at_once(double, 1000) == sys.maxsize
-    for has_mkl, size in [(True, 256), (False, sys.maxsize)]:
-        monkeypatch.setattr(tables, "MKL", has_mkl)
-        assert entities_at_once(single, 1000) == size
+def test_a_block_is_as_large_as_the_caches(monkeypatch):
+    """Of two threads four mebibytes each; all entities where a thread would have less than 64 queries."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    half, single = (torch.zeros(1, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
+    assert [entities_at_once(half, rows) for rows in (128, 1000, 10**6)] == [2**15, 4160, 64]
+    assert entities_at_once(half, 127) == entities_at_once(single, 1000) == sys.maxsize
 
 
-def test_scores_are_bounded_whatever_the_number_of_entities():
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_scores_are_bounded_whatever_the_number_of_entities(size):
     for num_entities in (1, 10**3, 10**6):
-        rows = rows_at_once(kg.DistMult(kg.GraphShape(num_entities, 1), dim=1))
+        rows = rows_at_once(kg.DistMult(kg.GraphShape(num_entities, 1), dim=1), size)
         assert rows >= 500
-        assert rows == 500 or rows * num_entities <= 16_000_000
+        assert rows == 500 or rows * num_entities * size <= 32_000_000

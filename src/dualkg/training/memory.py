@@ -95,9 +95,9 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
     if engine == "fused bf16":
         entities = sum(tables[name] for name in ("entities", "tails") if name in tables)
         fixed = gradients + 2 * entities * HALF / size
-        return Need(fixed, 24 * num_sides * width * size, num_entities * HALF, rows_at_once(bilinear))
+        return Need(fixed, 24 * num_sides * width * size, num_entities * HALF, rows_at_once(bilinear, HALF))
     passes = max(tables.values()) if on_gpu or engine == "plain" else 0  # of an optimizer that needs several
-    at_once = rows_at_once(bilinear)
+    at_once = rows_at_once(bilinear, size)
     if engine == "plain":
         arrays, at_once = num_sides * (3 if model is bilinear else 5), sys.maxsize
         gradients += max(tables.values())  # the same table's gradient from its products and from its rows

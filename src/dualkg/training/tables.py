@@ -14,11 +14,11 @@ from dualkg.models.base import BilinearModel
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.workspace import Workspace
 
-MKL = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
 Side = Literal["head", "tail"]
-SCORES_AT_ONCE, LEAST_ROWS = 16_000_000, 500
-# A block of scores that a core's second cache holds, in whole tiles of entities and never too few for a product.
-CACHED_BYTES, TILE, LEAST_TILES = 2**20, 64, 4
+SCORE_BYTES, LEAST_ROWS = 32_000_000, 500
+# A block of scores is what the caches of a core hold beside the factors, in whole tiles of entities; but never so few
+# queries that they do not fill the vectors of each thread. Smaller blocks lose more to being called than they save.
+CACHED_BYTES, TILE, LEAST_QUERIES = 2**22, 64, 64
 
 
 class Queries(NamedTuple):
@@ -53,14 +53,13 @@ class Tables(ABC):
         In one array of batch × entities, and of a large batch in parts of it. Autograd would keep the scores, their
         log-softmax and both gradients; here the scores are turned into the gradient where they stand.
         """
-        rows = rows_at_once(self.model)
-        parts = [array.split(rows) for array in (images, targets, share)]  # type: ignore[no-untyped-call]
+        queries, rows = Queries(images, targets, share), rows_at_once(self.model, self._scored(side).element_size())
+        if len(images) <= rows:
+            return self._part(side, queries, accumulate=accumulate)
+        parts = zip(*(array.split(rows) for array in queries), strict=True)  # type: ignore[no-untyped-call]
         found = [
-            self._part(side, Queries(*part), accumulate=accumulate or number > 0)
-            for number, part in enumerate(zip(*parts, strict=True))
+            self._part(side, Queries(*part), accumulate=accumulate or number > 0) for number, part in enumerate(parts)
         ]
-        if len(found) == 1:
-            return found[0]
         return LossAndGradient(torch.stack([one.loss for one in found]).sum(), torch.cat([one.images for one in found]))
 
     def _part(self, side: Side, queries: Queries, *, accumulate: bool) -> LossAndGradient:
@@ -78,7 +77,9 @@ class Tables(ABC):
         torch.mm(images.to(table.dtype), table.T, out=scores)
         losses = _softmax_gradient_(scores, targets)
         self._add_product_(gradient, scores.T, (share * images).to(table.dtype), accumulate=accumulate)
-        return losses, (scores @ table).to(images.dtype)
+        if table.dtype == images.dtype:
+            return losses, scores @ table
+        return losses, torch.mm(table.T, scores.T).T.to(images.dtype)  # a third faster, where a processor has AMX
 
     def _in_blocks(
         self, table: Tensor, gradient: Tensor, queries: Queries, *, size: int, accumulate: bool
@@ -173,29 +174,24 @@ class HalfTables(Tables):
                 adagrad_(table.detach(), self.optimizer.state[table]["sum"], gradient, copy, learning_rate, eps=eps)
 
 
-def rows_at_once(model: BilinearModel) -> int:
+def rows_at_once(model: BilinearModel, bytes_of_score: int) -> int:
     """How many rows of scores exist at once: on a CPU as many as memory is meant for, but enough for full products."""
     if model.device.type != "cpu":
         return sys.maxsize
-    return max(LEAST_ROWS, SCORES_AT_ONCE // model.shape.num_entities)
+    return max(LEAST_ROWS, SCORE_BYTES // (bytes_of_score * model.shape.num_entities))
 
 
 def entities_at_once(table: Tensor, num_rows: int) -> int:
-    """How many entities are scored before the softmax goes over their scores: all, or as many as a cache holds."""
-    if not _blocks_pay(table):
-        return sys.maxsize
-    return TILE * max(LEAST_TILES, CACHED_BYTES // (max(1, num_rows) * table.element_size() * TILE))
+    """How many entities are scored before the softmax goes over their scores: all, or as many as caches hold.
 
-
-def _blocks_pay(table: Tensor) -> bool:
-    """Whether products are so fast that moving the scores between them weighs.
-
-    In bfloat16 the products of a processor made for it are. In float32 MKL's are, a quarter of whose time was moving;
-    but not OpenBLAS's on ARM, where blocks made a step 3 % slower, their scores being packed anew for each.
+    Blocks pay where products are so fast that moving the scores between them weighs: in bfloat16, on a processor made
+    for it. In float32 multiplying is nearly all of a step, and blocks are multiplied more slowly.
     """
-    if table.device.type != "cpu":
-        return False
-    return table.dtype == torch.bfloat16 or (table.dtype == torch.float32 and MKL)
+    num_threads = torch.get_num_threads()
+    if table.device.type != "cpu" or table.dtype != torch.bfloat16 or num_rows < num_threads * LEAST_QUERIES:
+        return sys.maxsize
+    held = num_threads * CACHED_BYTES // (num_rows * table.element_size())
+    return max(TILE, held // TILE * TILE)
 
 
 def _softmax_gradient_(scores: Tensor, targets: Tensor) -> Tensor:

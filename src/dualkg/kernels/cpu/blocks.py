@@ -4,7 +4,7 @@ With T the sum of the exponentials of all candidates but the target, and m = log
 
     loss = log(1 + eᵐ)        softmax − one-hot = (e_1, …, −T at the target, …, e_n) · sigmoid(m) / T
 
-So nothing is taken from one: a target that has nearly all keeps every digit of its small loss and gradient, although
+So nothing is taken from one: a target that has nearly all keeps the digits of its small loss and gradient, although
 the exponentials be bfloat16.
 """
 
@@ -60,7 +60,7 @@ class BlockedSoftmax:
         """Put what all others have in the place of each target."""
         margins = self.tops + self.totals.log() - self.chosen
         self.scores[self.targets, torch.arange(len(self.targets))] = -self.totals.to(self.scores.dtype)
-        losses = -torch.nn.functional.logsigmoid(-margins)
+        losses = torch.nn.functional.softplus(margins, threshold=40)  # from where on the 1 is less than a last digit
         weights = margins.sigmoid() / self.totals.clamp(min=1)  # less than 1 only where there are no others
         return Shares(losses.to(self.exact), weights.to(self.exact).unsqueeze(-1))
 
