@@ -33,8 +33,9 @@ def cross_entropy(scores: Tensor, targets: Tensor, weights: Tensor | None = None
 class Dropout:
     """Sets a share of each query's image to zero while it is scored, and makes the rest larger by as much.
 
-    What is dropped follows from the seed, the entities of the triple and its place in the batch, which is another in
-    every epoch: the same on every device and by every engine, and a run that goes on need not know where it was.
+    What is dropped follows from the seed, the entities of the triple and its place in the batch, which changes from
+    epoch to epoch: the same on every device and by every engine, and a run that goes on need not know where it was. So
+    a triple has as many masks as a batch has places, which is few where batches are small.
     """
 
     DIGITS = 24  # in which a drawn number is compared with the share

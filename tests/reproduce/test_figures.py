@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,21 +41,21 @@ def setting(tmp_path, monkeypatch) -> Setting:
 
 
 def pieces(setting: Setting, name: str) -> list[str]:
-    return sorted(path.suffix for path in (setting.records / "figures").glob(f"{name}.*"))
+    return sorted(path.suffix for path in (setting.records / "figures").glob(f"{name}-world.*"))
 
 
 def test_sparsity(setting):
     curves, storage = figures.sparsity(setting)
     assert [row[0] for row in curves.rows] == ["CP", "CP-N3", "CP-DURA", "RESCAL", "RESCAL-DURA"]
     assert pieces(setting, "sparsity") == [".json", ".md", ".png", ".svg"]
-    facts = json.loads((setting.records / "figures" / "sparsity.json").read_text())
+    facts = json.loads((setting.records / "figures" / "sparsity-world.json").read_text())["found"]
     dense = [one["points"][0]["metrics"]["mrr"] for one in facts if one["row"] == "CP-DURA"]
     run = kg.load_run(setting.runs / "world" / "cp-dura" / "seed-1")
     assert dense[1] == pytest.approx(run.report.mrr)
     assert curves.rows[2][1] == f"{sum(dense) / 2:.4f}"
     assert "40 % there" in storage.notes[0]
-    page = (setting.records / "figures" / "sparsity.md").read_text(encoding="utf-8")
-    assert "](figures/sparsity.png)" in page
+    page = (setting.records / "figures" / "sparsity-world.md").read_text(encoding="utf-8")
+    assert "](figures/sparsity-world.png)" in page
 
 
 def test_tsne(setting, monkeypatch):
@@ -77,7 +78,7 @@ def test_the_plane(setting):
 
 def test_the_two_weights_of_dura(setting, tmp_path, monkeypatch):
     pytest.importorskip("optuna")
-    space = tmp_path / "spaces" / "world-lambdas.toml"
+    space = tmp_path / "spaces" / "world-complex-lambdas.toml"
     space.parent.mkdir()
     recipe = (tmp_path / "recipes" / "world" / "cp-dura.toml").as_posix()
     grid = '"regularizer.plain" = [0.5, 1.0]\n"regularizer.mapped" = [0.5, 1.5]\n'
@@ -87,8 +88,24 @@ def test_the_two_weights_of_dura(setting, tmp_path, monkeypatch):
     [sheet] = figures.lambdas(one)
     assert [row[0] for row in sheet.rows] == ["λ1 = 0.5", "λ1 = 1"]
     assert len(sheet.facts) == 4
-    assert (setting.records / "searches" / "world-lambdas" / "trials.csv").exists()
-    assert pieces(setting, "lambdas-world") == [".json", ".md", ".png", ".svg"]
+    assert (setting.records / "searches" / "world-complex-lambdas" / "trials.csv").exists()
+    assert pieces(setting, "lambdas") == [".json", ".md", ".png", ".svg"]
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "sklearn"])
+@pytest.mark.parametrize("name", ["tsne", "plane", "sparsity", "lambdas"])
+def test_a_missing_extra_is_told_before_anything_is_trained(setting, monkeypatch, name, module):
+    for loaded in [key for key in sys.modules if key.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"):
+        getattr(figures, name)(setting)
+    assert not setting.runs.exists()
+
+
+def test_published_points_are_of_their_own_graph():
+    assert figures._published_points("FB15k-237")["CP-DURA"] == {0.6: 0.366}
+    assert figures._published_points("WN18RR") == {}
 
 
 def test_every_space_and_recipe_of_a_figure_ships():
@@ -96,4 +113,6 @@ def test_every_space_and_recipe_of_a_figure_ships():
     stems = [row.stem for rows in figures.SPARSE_PANELS.values() for row in rows]
     stems += [row.stem for row in figures.IN_THE_PLANE]
     assert all((root / "recipes" / "fb15k-237" / f"{stem}.toml").exists() for stem in stems)
-    assert all((root / "spaces" / "paper" / f"{graph}-lambdas.toml").exists() for graph in ("fb15k-237", "wn18rr"))
+    assert all(
+        (root / "spaces" / "paper" / f"{graph}-complex-lambdas.toml").exists() for graph in ("fb15k-237", "wn18rr")
+    )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -58,11 +59,50 @@ def test_runs_of_different_recipes_are_no_record(runs, tmp_path):
     assert not (tmp_path / "records").exists()
 
 
-def test_something_else_under_its_name_is_told(tmp_path):
+@pytest.mark.parametrize(
+    "text", ["[]", "{}", '{"runs": []}', '{"graph": "world", "runs": [1]}', '{"graph": "world", "runs": [{"seed": 0}]}']
+)
+def test_something_else_under_its_name_is_told(tmp_path, text):
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "record.json").write_text('{"graph": "world", "runs": [{"seed": 0}]}')
+    (tmp_path / "x" / "record.json").write_text(text)
     with pytest.raises(kg.RequestError, match="is not a record as it is kept now"):
         load_records(tmp_path)
+
+
+def test_damaged_ranks_are_told(runs, tmp_path):
+    kept = record([runs], tmp_path / "records" / "x")
+    (kept.folder / "ranks.parquet").write_bytes(b"no parquet")
+    with pytest.raises(kg.RequestError, match=r"ranks\.parquet cannot be read"):
+        kept.ranks()
+
+
+def test_a_seed_is_recorded_once(runs, tmp_path):
+    with pytest.raises(kg.RequestError, match="each seed once; those of the runs are 0, 1, 0"):
+        record([runs, runs / "seed-0"], tmp_path / "records" / "x")
+
+
+def test_a_record_that_is_interrupted_stays_as_it_was(runs, tmp_path, monkeypatch):
+    before = record([runs], tmp_path / "records" / "x")
+    other = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 3})
+    kg.train_recipe(other, out=tmp_path / "other")
+
+    def stop(path, text):
+        if path.name == "record.json":
+            raise KeyboardInterrupt
+        path.write_text(text)
+
+    monkeypatch.setattr("dualkg.reproduce.records.write_text", stop)
+    with pytest.raises(KeyboardInterrupt):
+        record([tmp_path / "other"], tmp_path / "records" / "x")
+    after = load_records(tmp_path / "records")["x"]
+    assert (after.recipe, after.runs) == (before.recipe, before.runs)
+
+
+def test_runs_on_other_data_are_no_record(runs, tmp_path):
+    path = runs / "seed-1" / "environment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data": "something else"}))
+    with pytest.raises(kg.RequestError, match="not trained on the same data"):
+        record([runs], tmp_path / "records" / "x")
 
 
 def test_nothing_finished_is_no_record(tmp_path):

@@ -13,23 +13,31 @@ def test_what_is_missing_is_trained_and_what_is_kept_is_not(recipes, tmp_path):
     told: list[str] = []
     first = reproduce(TINY, "world", seeds=1, **where, tell=told.append)
     assert list(first) == ["world/complex-none", "world/complex-dura"]  # RESCAL has no recipe
-    assert len(told) == 2
+    assert len(told) == 3  # two rows, and that RESCAL is left out
     again = reproduce(TINY, "world", seeds=1, **where, tell=told.append)
-    assert len(told) == 2
+    assert told[3:] == ["Without a recipe on world, and left out: RESCAL."]
     assert again["world/complex-dura"].runs == first["world/complex-dura"].runs
 
     more = reproduce(TINY, "world", seeds=2, **where, tell=told.append)
-    assert len(told) == 4
+    assert len(told) == 7
     assert more["world/complex-dura"].seeds == [0, 1]
     assert more["world/complex-dura"].runs[0] == first["world/complex-dura"].runs[0]  # not trained again
 
 
-def test_a_changed_recipe_is_trained_anew(recipes, tmp_path):
+def test_a_table_without_its_recipes_is_refused(recipes, tmp_path):
+    (recipes / "world" / "complex-none.toml").unlink()
+    told: list[str] = []
+    with pytest.raises(kg.RequestError, match="on world none has both its recipes"):
+        reproduce(TINY, "world", seeds=1, records=tmp_path / "records", runs=tmp_path / "runs", tell=told.append)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_changed_recipe_is_not_mixed_with_runs_of_the_old_one(recipes, tmp_path):
     where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
     reproduce(TINY, "world", seeds=1, **where)
     path = recipes / "world" / "complex-none.toml"
     path.write_text(kg.load_recipe(path, changes={"training.epochs": 1}).as_toml())
-    with pytest.raises(kg.RequestError, match="finished run"):
+    with pytest.raises(kg.RequestError, match="is of an older recipe of ComplEx. Move it away, or use another --runs"):
         reproduce(TINY, "world", seeds=1, **where)
     kept = reproduce(TINY, "world", seeds=1, records=where["records"], runs=tmp_path / "other runs")
     assert kept["world/complex-none"].runs[0]["epochs"] == 1

@@ -18,10 +18,10 @@ def slow_step(batch: torch.Tensor, learning_rate: float) -> torch.Tensor:
 def test_only_the_first_steps_are_warm_up():
     warm_up = WarmUp(torch.device("cpu"))
     clock = Clock(warm_up)
-    for _ in range(STEPS_OF_WARM_UP + 3):
+    for _ in range(STEPS_OF_WARM_UP["cpu"] + 3):
         warm_up.take(slow_step, torch.zeros(4), 0.1)
     after_first = warm_up.seconds
-    assert after_first >= 0.01 * STEPS_OF_WARM_UP
+    assert after_first >= 0.01 * STEPS_OF_WARM_UP["cpu"]
     assert clock.passed() >= 0.03
     for _ in range(3):  # a last, short batch: its first may compile something
         warm_up.take(slow_step, torch.zeros(3), 0.1)

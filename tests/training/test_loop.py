@@ -105,6 +105,18 @@ def test_the_mean_of_the_last_epochs_is_kept(small_graph):
         assert not torch.equal(value, seen[-1][name])
 
 
+def test_the_mean_is_what_is_validated(small_graph):
+    run = kg.train(
+        kg.CP(small_graph.shape, dim=4),
+        small_graph,
+        epochs=6,
+        batch_size=16,
+        optimizer=Optimizer(average_from=0.5),
+        validation=Validation(every=1),
+    )
+    assert run.history[-1]["valid_mrr"] == run.reports["valid"].mrr
+
+
 def test_a_mean_and_the_best_are_not_both_kept():
     with pytest.raises(kg.RequestError, match=r"optimizer\.average_from, or the best by validation\.keep; not both"):
         Recipe().with_changes({"optimizer.average_from": 0.5, "validation.every": 1, "validation.keep": "best"})

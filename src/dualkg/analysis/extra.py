@@ -15,3 +15,11 @@ def needing(package: str, *, to: str) -> Iterator[None]:
         yield
     except ImportError:
         raise RequestError(f"{to} needs {package}. Install it: pip install 'dualkg[analysis]'") from None
+
+
+def check_extra() -> None:
+    """Ask for what figures need before anything is trained for one."""
+    with needing("matplotlib", to="A figure"):
+        import matplotlib.figure  # noqa: F401
+    with needing("scikit-learn", to="A figure"):
+        import sklearn.manifold  # noqa: F401

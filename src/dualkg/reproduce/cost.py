@@ -55,14 +55,16 @@ def cost_sheet(found: Sequence[Mapping[str, Any]]) -> Sheet:
         more = [f"{step[name] / step['none'] - 1:+.1%}" for name in COMPARED[1:]]
         rows.append(
             [
-                f"{one['model']} on {one['graph']}",
+                one["model"],
                 str(one["dim"]),
                 str(one["batch"]),
                 *(f"{1000 * step[name]:.3f}" for name in COMPARED),
                 *more,
             ]
         )
-    return Sheet("What DURA costs (Appendix C)", columns, rows, [dict(one) for one in found])
+    first = found[0]
+    title = f"What DURA costs (Appendix C): {first['graph']} on {first['device']}"
+    return Sheet(title, columns, rows, [dict(one) for one in found])
 
 
 def _with_regularizer(recipe: Recipe, name: str) -> Recipe:

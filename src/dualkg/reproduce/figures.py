@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from dualkg.analysis.curve import SHARES, CurvePoint, sparsity_curve
+from dualkg.analysis.extra import check_extra
 from dualkg.analysis.plane import pick_query, plane_of
 from dualkg.analysis.projection import METRICS, Projection, find_queries, project
+from dualkg.data.graph import Graph
 from dualkg.reproduce.plan import Row, spaces_folder
 from dualkg.reproduce.published import published
 from dualkg.reproduce.setting import Setting
 from dualkg.reproduce.sheets import Sheet, mean_and_sd
-from dualkg.training.start import spread
+from dualkg.training.start import load_recipe_graph, spread
 
 FIGURES_GRAPH = "FB15k-237"
 CP, CP_N3, CP_DURA = Row("CP", "cp-none"), Row("CP-N3", "cp-n3"), Row("CP-DURA", "cp-dura")
@@ -24,6 +26,7 @@ def tsne(setting: Setting) -> list[Sheet]:
     """The answers to the ten queries of Appendix D.3 in the plane, and the silhouettes of their queries."""
     from dualkg.analysis.figures import draw_projections
 
+    check_extra()
     graph = setting.graph(FIGURES_GRAPH)
     queries = find_queries(graph, published()["tsne_queries"])
     first: dict[str, Projection] = {}
@@ -39,13 +42,14 @@ def tsne(setting: Setting) -> list[Sheet]:
         cells = [mean_and_sd(spread(found), len(found)) for found in values.values()]
         rows.append([name, *cells, str(setting.seeds)])
     sheet = Sheet(f"t-SNE: {graph.name}", ("silhouette of ten queries", *METRICS, "seeds"), rows, facts)
-    return [setting.keep("tsne", sheet, facts, draw_projections(first, graph=graph.name))]
+    return [setting.keep("tsne", sheet, facts, draw_projections(first, graph=graph.name), graph=graph)]
 
 
 def plane(setting: Setting) -> list[Sheet]:
     """Figure 1 of models of dim 2: the tails of one query, with and without DURA."""
     from dualkg.analysis.figures import draw_planes
 
+    check_extra()
     graph = setting.graph(FIGURES_GRAPH)
     query = pick_query(graph)
     planes = {row.name: plane_of(setting.trained(row, graph, 0).model, graph, query) for row in IN_THE_PLANE}
@@ -59,14 +63,19 @@ def plane(setting: Setting) -> list[Sheet]:
         ]
         for name, one in facts.items()
     ]
-    sheet = Sheet(f"Figure 1 at dim 2: {graph.name}", columns, rows, [facts])
-    return [setting.keep("figure1", sheet, facts, draw_planes(planes, graph=graph.name))]
+    note = (
+        "The paper draws tails that DURA brings into a small region near hR. How near they are to hR the second column "
+        "says; how near to each other, in each model's own spread, the first: it need not follow."
+    )
+    sheet = Sheet(f"Figure 1 at dim 2: {graph.name}", columns, rows, [facts], [note])
+    return [setting.keep("figure1", sheet, facts, draw_planes(planes, graph=graph.name), graph=graph)]
 
 
 def sparsity(setting: Setting) -> list[Sheet]:
     """MRR against the share of zeros, and what tables without zeros take."""
     from dualkg.analysis.figures import draw_sparsity
 
+    check_extra()
     graph = setting.graph(FIGURES_GRAPH)
     found: dict[str, list[list[CurvePoint]]] = {}
     for row in (row for rows in SPARSE_PANELS.values() for row in rows):
@@ -85,8 +94,9 @@ def sparsity(setting: Setting) -> list[Sheet]:
         }
         for panel, rows in SPARSE_PANELS.items()
     }
-    drawing = draw_sparsity(panels, published=_published_points(), graph=graph.name)
-    return [setting.keep("sparsity", _mrr_sheet(found, graph.name), facts, drawing), _storage(setting, found)]
+    drawing = draw_sparsity(panels, published=_published_points(graph.name), graph=graph.name)
+    curves = setting.keep("sparsity", _mrr_sheet(found, graph.name), facts, drawing, graph=graph)
+    return [curves, _storage(setting, graph, found)]
 
 
 def lambdas(setting: Setting) -> list[Sheet]:
@@ -94,12 +104,16 @@ def lambdas(setting: Setting) -> list[Sheet]:
     from dualkg.analysis.figures import draw_ablation
     from dualkg.search import load_space, search
 
+    check_extra()
     sheets = []
     for graph in setting.graphs:
-        space = load_space(spaces_folder() / f"{graph.lower()}-lambdas.toml")
+        name = f"{graph.lower()}-complex-lambdas"
+        space = load_space(spaces_folder() / f"{name}.toml")
         setting.tell(f"{space.num_trials} trainings of {space.base.model.name} on {graph}.")
-        kept = setting.records / "searches" / f"{graph.lower()}-lambdas"
-        result = search(space, out=setting.runs / "searches" / f"{graph.lower()}-lambdas", device=setting.device)
+        kept = setting.records / "searches" / f"{graph.lower()}-complex-lambdas"
+        result = search(
+            space, out=setting.runs / "searches" / f"{graph.lower()}-complex-lambdas", device=setting.device
+        )
         result.write(kept)
         found = {
             (float(row.values["regularizer.plain"]), float(row.values["regularizer.mapped"])): row.mrr
@@ -108,7 +122,7 @@ def lambdas(setting: Setting) -> list[Sheet]:
         }
         chosen = space.base.regularizer
         pair = None if chosen.plain is None or chosen.mapped is None else (chosen.plain, chosen.mapped)
-        drawing = draw_ablation(found, chosen=pair, title=f"λ1 and λ2 of DURA: ComplEx on {graph}")
+        drawing = draw_ablation(found, chosen=pair, title=f"λ1 and λ2 of DURA: {space.base.model.name} on {graph}")
         mapped = sorted({other for _, other in found})
         rows = [
             [f"λ1 = {plain:g}", *(f"{found[plain, other]:.4f}" if (plain, other) in found else "–" for other in mapped)]
@@ -117,29 +131,32 @@ def lambdas(setting: Setting) -> list[Sheet]:
         facts = [{"plain": plain, "mapped": other, "valid_mrr": mrr} for (plain, other), mrr in sorted(found.items())]
         columns = ("MRR on valid, filtered by train and valid", *(f"λ2 = {other:g}" for other in mapped))
         sheet = Sheet(f"λ1 and λ2 around the best: {graph}", columns, rows, facts)
-        sheets.append(setting.keep(f"lambdas-{graph.lower()}", sheet, facts, drawing))
+        sheets.append(setting.keep("lambdas", sheet, facts, drawing, graph=load_recipe_graph(space.base)))
     return sheets
 
 
-def _published_points() -> dict[str, dict[float, float]]:
-    """`mrr_at_60_percent` of a row → 0.6."""
+def _published_points(graph: str) -> dict[str, dict[float, float]]:
+    """`mrr_at_60_percent` of a row → 0.6; of the graph that the paper has them of."""
+    printed = published()["sparsity"]
     points: dict[str, dict[float, float]] = {}
-    for name, figures in published()["sparsity"].items():
+    for name, figures in printed.items() if printed["dataset"] == graph else ():
         if isinstance(figures, dict):
             points[name] = {int(key.split("_")[2]) / 100: mrr for key, mrr in figures.items()}
     return points
 
 
 def _mrr_sheet(found: dict[str, list[list[CurvePoint]]], graph: str) -> Sheet:
-    columns = ("entries set to zero", *(f"{share:.0%}" for share in SHARES))
-    rows = []
+    columns = ("entries set to zero", *(f"{share:.0%}" for share in SHARES), "seeds")
+    rows, facts = [], []
     for name, curves in found.items():
-        means = [spread([curve[place].metrics.mrr for curve in curves])[0] for place in range(len(SHARES))]
-        rows.append([name, *(f"{mean:.4f}" for mean in means)])
-    return Sheet(f"MRR against sparsity: {graph}", columns, rows)
+        spreads = [spread([curve[place].metrics.mrr for curve in curves]) for place in range(len(SHARES))]
+        rows.append([name, *(f"{mean:.4f}" for mean, _ in spreads), str(len(curves))])
+        points = zip(SHARES, spreads, strict=True)
+        facts.append({"row": name, "mrr": [{"share": share, "mean": mean, "sd": sd} for share, (mean, sd) in points]})
+    return Sheet(f"MRR against sparsity: {graph}", columns, rows, facts)
 
 
-def _storage(setting: Setting, found: dict[str, list[list[CurvePoint]]]) -> Sheet:
+def _storage(setting: Setting, graph: Graph, found: dict[str, list[list[CurvePoint]]]) -> Sheet:
     """How much less CSR takes than dense at some shares, as the paper counts and in bytes."""
     shares = (0.5, 0.6, 0.7, 0.8, 0.9)
     rows: list[list[str]] = []
@@ -155,4 +172,5 @@ def _storage(setting: Setting, found: dict[str, list[list[CurvePoint]]]) -> Shee
         "Numbers are the paper's 2a + n + 1; bytes have the narrowest indices that hold. The paper's 65 % less at 70 % "
         "zeros does not follow from its count, which saves 40 % there: 65 % takes 82.5 % zeros."
     )
-    return setting.keep("storage", Sheet("Storage of sparse tables", columns, rows, facts, [note]), facts)
+    sheet = Sheet(f"Storage of sparse tables: {graph.name}", columns, rows, facts, [note])
+    return setting.keep("storage", sheet, facts, graph=graph)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from dualkg.errors import RequestError
 from dualkg.evaluation import load_ranks
-from dualkg.files import read_json, replacing, write_text
+from dualkg.files import read_json, replacing_folder, write_text
 from dualkg.training import Recipe, RunFolder, load_recipe
 from dualkg.training.start import spread
 
@@ -56,8 +56,11 @@ class Record:
         path = self.folder / "ranks.parquet"
         if not path.exists():
             return None
-        table = pq.read_table(path)
-        columns = [table[f"seed-{seed}"].to_numpy() for seed in self.seeds]
+        try:
+            table = pq.read_table(path)
+            columns = [table[f"seed-{seed}"].to_numpy() for seed in self.seeds]
+        except (pa.ArrowInvalid, OSError, KeyError) as error:
+            raise RequestError(f"{path} cannot be read: {error}. Move the record away, and record anew.") from None
         return np.stack(columns).reshape(len(columns), 2, -1) / 2
 
 
@@ -71,13 +74,18 @@ def record(runs: Sequence[Path], folder: Path) -> Record:
     if sparse:
         raise RequestError(f"{sparse[0]} was made sparse after its training; a record is of runs as they were trained.")
     seeds = [recipe.training.seed for recipe in recipes]
-    _write_ranks(folders, seeds, folder / "ranks.parquet")
+    if len(set(seeds)) < len(seeds):
+        raise RequestError(f"A record has each seed once; those of the runs are {', '.join(map(str, seeds))}.")
+    if len({found.saved_environment.get("data") for found in folders}) > 1:
+        raise RequestError(f"The runs {', '.join(str(path) for path in runs)} were not trained on the same data.")
     kept = {
         "graph": folders[0].saved_reports()["test"]["graph"],
         "runs": [_summary(found, seed) for found, seed in zip(folders, seeds, strict=True)],
     }
-    write_text(folder / "recipe.toml", recipes[0].as_toml())
-    write_text(folder / "record.json", json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    with replacing_folder(folder, existing="replace") as fresh:  # never the ranks of one and the recipe of another
+        _write_ranks(folders, seeds, fresh / "ranks.parquet")
+        write_text(fresh / "recipe.toml", recipes[0].as_toml())
+        write_text(fresh / "record.json", json.dumps(kept, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return load_record(folder)
 
 
@@ -99,7 +107,14 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 def load_record(folder: Path) -> Record:
     kept = read_json(folder / "record.json")
-    if not all({"seed", "costs", "environment", "reports"} <= set(run) for run in kept.get("runs", [{}])):
+    try:
+        runs = [
+            run for run in kept["runs"] if {"seed", "costs", "environment"} <= run.keys() and run["reports"]["test"]
+        ]
+        whole = bool(runs) and len(runs) == len(kept["runs"]) and isinstance(kept["graph"], str)
+    except (KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
         raise RequestError(
             f"{folder / 'record.json'} is not a record as it is kept now. Move it away, and record anew."
         )
@@ -137,5 +152,4 @@ def _write_ranks(folders: Sequence[RunFolder], seeds: Sequence[int], path: Path)
     for folder, seed in zip(folders, seeds, strict=True):
         ranks = load_ranks(folder.ranks("test"))
         columns[f"seed-{seed}"] = (ranks.optimistic + ranks.pessimistic).reshape(-1).astype(np.int32)
-    with replacing(path) as fresh:
-        pq.write_table(pa.table(columns), fresh, compression="zstd", compression_level=19, use_dictionary=False)
+    pq.write_table(pa.table(columns), path, compression="zstd", compression_level=19, use_dictionary=False)

@@ -14,6 +14,7 @@ from dualkg.files import write_text
 from dualkg.reproduce.plan import Row, graph_named
 from dualkg.reproduce.sheets import Sheet
 from dualkg.reproduce.start import trained_run
+from dualkg.training.environment import environment
 from dualkg.training.run import Run, load_run
 from dualkg.training.start import Watch, choose_device
 
@@ -51,13 +52,23 @@ class Setting:
         run.model.to(choose_device(self.device))
         return run
 
-    def keep(self, name: str, sheet: Sheet, facts: Any, drawing: Drawing | None = None) -> Sheet:
-        """Write what was found as `figures/NAME.json`, its page as `.md`, and its picture as `.png` and `.svg`."""
+    def keep(
+        self, name: str, sheet: Sheet, facts: Any, drawing: Drawing | None = None, *, graph: Graph | None = None
+    ) -> Sheet:
+        """Write what was found as `figures/NAME.json`, its page as `.md`, and its picture as `.png` and `.svg`.
+
+        What is of one graph has that graph in its name, and beside it the environment that it was found in.
+        """
+        name = f"{name}-{graph.name.lower()}" if graph else name
+        made = environment(choose_device(self.device), fingerprint=graph.fingerprint) if graph else {}
         path = self.records / "figures" / name
         parts = [sheet.as_markdown()]
         if drawing is not None:
             drawing.save(path)
             parts += [f"![{sheet.title}](figures/{name}.png)", drawing.caption]
-        write_text(path.with_suffix(".json"), json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+        write_text(
+            path.with_suffix(".json"),
+            json.dumps({"environment": made, "found": facts}, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
+        )
         write_text(path.with_suffix(".md"), "\n\n".join(parts) + "\n")
         return sheet

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dualkg.data.graph import Graph
+from dualkg.errors import RequestError
 from dualkg.reproduce.plan import Row, Table, recipe_of, rows_with_recipes
 from dualkg.reproduce.records import Record, load_record, record, whatever_seed
-from dualkg.training.recipe import Recipe
+from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.run import RunFolder
 from dualkg.training.start import Watch, load_recipe_graph, train_seeds
 
 Tell = Callable[[str], None]
@@ -27,7 +29,13 @@ def reproduce(
 ) -> dict[str, Record]:
     """The rows of a table on one graph; those that have a record of so many seeds are not trained again."""
     found, loaded = {}, None
-    for row in rows_with_recipes(table, graph):
+    rows = rows_with_recipes(table, graph)
+    missing = [row.name for row in table.rows if row not in rows]
+    if not any(row.name in pair for row in rows for pair in table.pairs if not set(pair) & set(missing)):
+        raise RequestError(f"The table {table.name} compares rows, and on {graph} none has both its recipes.")
+    if missing:
+        tell(f"Without a recipe on {graph}, and left out: {', '.join(missing)}.")
+    for row in rows:
         recipe, name = recipe_of(row, graph), row.record_name(graph)
         loaded = loaded or load_recipe_graph(recipe)
         kept = find_record(records / name, recipe, loaded, seeds)
@@ -52,8 +60,12 @@ def train_row(
     watch: Watch | None = None,
 ) -> Record:
     """Train a row with so many seeds, or what is missing of them, and keep a record."""
-    name = row.record_name(graph)
-    train_seeds(recipe_of(row, graph), seeds, out=runs / name, graph=loaded, device=device, watch=watch)
+    name, recipe = row.record_name(graph), recipe_of(row, graph)
+    for seed in range(seeds):
+        old = RunFolder(runs / name / f"seed-{seed}")
+        if old.recipe.exists() and whatever_seed(load_recipe(old.recipe)) != whatever_seed(recipe):
+            raise RequestError(f"{old.path} is of an older recipe of {row.name}. Move it away, or use another --runs.")
+    train_seeds(recipe, seeds, out=runs / name, graph=loaded, device=device, watch=watch)
     return record([runs / name / f"seed-{seed}" for seed in range(seeds)], records / name)
 
 

@@ -110,9 +110,12 @@ def hyperparameters_sheet() -> Sheet:
     return Sheet("Hyper-parameters", ("", "graph", *names, "w0", "epochs"), rows, facts, [note], num_left=2)
 
 
-def training_time(table: Table, graphs: tuple[str, ...], records: Mapping[str, Record]) -> dict[str, float]:
-    """One seed of every DURA row, together: seconds of training, and of what is not training."""
+def training_time(table: Table, graphs: tuple[str, ...], records: Mapping[str, Record]) -> dict[str, float] | None:
+    """One seed of every DURA row, together: seconds of training, and of what is not; None where a row is missing."""
     names = [row.record_name(graph) for graph in graphs for row in table.rows if row.name.endswith("-DURA")]
     found = [records[name] for name in names if name in records]
     kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
-    return {"rows": len(found)} | {kind: sum(record.cost(kind) or 0.0 for record in found) for kind in kinds}
+    costs = {kind: [record.cost(kind) for record in found] for kind in kinds}
+    if len(found) < len(names) or any(cost is None for one in costs.values() for cost in one):
+        return None
+    return {kind: sum(cost for cost in one if cost is not None) for kind, one in costs.items()}

@@ -15,7 +15,7 @@ from dualkg.reproduce.setting import Setting
 from dualkg.reproduce.sheets import Sheet
 from dualkg.reproduce.start import reproduce
 from dualkg.reproduce.tables import datasets_sheet, hyperparameters_sheet, table_sheet
-from dualkg.training.start import choose_device, load_recipe_graph
+from dualkg.training.start import choose_device
 
 
 def _table(table: Table, setting: Setting) -> list[Sheet]:
@@ -51,15 +51,15 @@ def _hyperparameters(setting: Setting) -> list[Sheet]:
 
 
 def _cost(setting: Setting) -> list[Sheet]:
-    """A step of the main table's models with three regularizers; kept as a page of its own."""
-    found = []
-    for graph in setting.graphs:
-        for row in MAIN.rows:
-            if row.name.endswith("-DURA"):
-                recipe = recipe_of(row, graph)
-                setting.tell(f"{row.name} on {graph}: steps with three regularizers.")
-                found.append(measure_cost(recipe, load_recipe_graph(recipe), device=choose_device(setting.device)))
-    return [setting.keep("cost", cost_sheet(found), found)]
+    """A step of the main table's models with three regularizers."""
+    sheets = []
+    for name in setting.graphs:
+        graph, found = load_graph(name), []
+        for row in (row for row in MAIN.rows if row.name.endswith("-DURA")):
+            setting.tell(f"{row.name} on {name}: steps with three regularizers.")
+            found.append(measure_cost(recipe_of(row, name), graph, device=choose_device(setting.device)))
+        sheets.append(setting.keep("cost", cost_sheet(found), found, graph=graph))
+    return sheets
 
 
 REPRODUCTIONS: dict[str, Callable[[Setting], list[Sheet]]] = {

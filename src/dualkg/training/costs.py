@@ -12,12 +12,16 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-STEPS_OF_WARM_UP = 5  # in which kernels are compiled, and a step is captured as a graph
+# In these kernels are compiled, and on a GPU a step is captured as a graph.
+STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}
 
 
 @dataclass(frozen=True)
 class Costs:
-    """`training_seconds` are of the epochs, without their warm-up and without validation."""
+    """`training_seconds` are of the epochs, without their warm-up and without validation.
+
+    Of a run that was resumed, warm-up and peak are those of the last process.
+    """
 
     warm_up_seconds: float
     training_seconds: float
@@ -39,7 +43,7 @@ class WarmUp:
     def take(self, step: Callable[[Tensor, float], Tensor], batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step. On a GPU the host waits for the first ones, and never again."""
         first = next(iter(self._taken), len(batch))
-        if self._taken[len(batch)] >= (STEPS_OF_WARM_UP if len(batch) == first else 1):
+        if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if len(batch) == first else 1):
             return step(batch, learning_rate)
         self._taken[len(batch)] += 1
         self._wait()

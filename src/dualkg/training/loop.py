@@ -201,11 +201,11 @@ class Trainer:
             "seconds": round(progress.seconds, 4),
         }
         progress.epoch, progress.step, progress.loss_sum, progress.seconds = progress.epoch + 1, 0, 0.0, 0.0
+        if progress.epoch > self.recipe.optimizer.average_from * self.recipe.training.epochs:
+            self._average()
         if choice.every and (progress.epoch % choice.every == 0 or progress.epoch == self.recipe.training.epochs):
             entry["valid_mrr"] = self._validate()
         progress.history.append(entry)
-        if progress.epoch > self.recipe.optimizer.average_from * self.recipe.training.epochs:
-            self._average()
         if self._checkpoint_due():
             self._pause()
 
@@ -218,10 +218,24 @@ class Trainer:
             else:
                 self.mean[name] = value.detach().clone()
 
+    @contextmanager
+    def _as_kept(self) -> Iterator[None]:
+        """The model for a while with the mean of its weights, once there is one: that is what will be kept."""
+        if not self.mean:
+            yield
+            return
+        now = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self.mean)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(now)
+
     def _validate(self) -> float:
         progress, choice = self.progress, self.recipe.validation
         self._refuse_divergence()
-        mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
+        with self._as_kept():
+            mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
         if mrr > progress.best_mrr:
             progress.best_mrr, progress.best_epoch, progress.since_best = mrr, progress.epoch, 0
             if choice.keep == "best":

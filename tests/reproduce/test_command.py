@@ -1,0 +1,74 @@
+"""`reproduce`, as people type it."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from dualkg.cli import main
+from dualkg.reproduce import plan
+from tests.reproduce.conftest import TINY
+
+
+@pytest.fixture
+def dualkg(capsys, monkeypatch, tmp_path):
+    """Types a command in an empty folder, and gives its exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["dualkg", *words])
+        code = 0
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        done = capsys.readouterr()
+        return code, done.out, done.err
+
+    return typed
+
+
+def test_a_table_of_facts_is_shown_and_kept(dualkg, tmp_path):
+    code, out, _ = dualkg("reproduce", "hyperparameters")
+    assert code == 0
+    assert "512 → 256" in out
+    assert "### Hyper-parameters" in (tmp_path / "records" / "RESULTS.md").read_text(encoding="utf-8")
+    code, out, _ = dualkg("reproduce", "hyperparameters", "--json")
+    assert len(json.loads(out)[0]["rows"]) == 9
+
+
+def test_a_table_of_trainings_goes_to_the_records(dualkg, recipes, tmp_path, monkeypatch):
+    from dualkg.reproduce import what
+
+    monkeypatch.setattr(plan, "GRAPHS", ("world",))
+    monkeypatch.setitem(what.REPRODUCTIONS, "main", lambda setting: what._table(TINY, setting))
+    words = ("reproduce", "main", "--dataset", "world", "--seeds", "1", "--device", "cpu")
+    code, out, _ = dualkg(*words)
+    assert code == 0
+    assert "ComplEx-DURA against ComplEx" in out.replace("\n", " ")
+    assert (tmp_path / "records" / "world" / "complex-dura" / "ranks.parquet").exists()
+    assert (tmp_path / "runs" / "reproduce" / "world" / "complex-dura" / "seed-0" / "weights.safetensors").exists()
+    code, out, _ = dualkg(*words, "--json")
+    [sheet] = json.loads(out)
+    assert sheet["rows"][1]["ours"]["mrr"]["sd"] == 0
+
+    (tmp_path / "records" / "world" / "complex-dura" / "record.json").write_text("[]")
+    code, _, err = dualkg(*words)
+    assert code == 2
+    assert "is not a record as it is kept now" in err.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("nonsense",), "WHAT is one of main, regularizers"),
+        (("main", "--dataset", "FB15"), "'FB15' is no graph of the paper. Did you mean 'FB15k-237'?"),
+        (("main", "--seeds", "0"), "--seeds"),
+    ],
+)
+def test_what_cannot_be_done_is_told(dualkg, words, sentence):
+    code, _, err = dualkg("reproduce", *words)
+    assert code == 2
+    assert sentence in err
