@@ -24,6 +24,25 @@ def test_what_is_missing_is_trained_and_what_is_kept_is_not(recipes, tmp_path):
     assert more["world/complex-dura"].runs[0] == first["world/complex-dura"].runs[0]  # not trained again
 
 
+def test_a_record_gets_the_seeds_that_it_lacks_without_the_runs_of_the_others(recipes, tmp_path):
+    first = reproduce(TINY, "world", seeds=1, records=tmp_path / "records", runs=tmp_path / "runs")
+    more = reproduce(TINY, "world", seeds=3, records=tmp_path / "records", runs=tmp_path / "elsewhere")
+    assert sorted(path.name for path in (tmp_path / "elsewhere" / "world" / "complex-dura").glob("seed-*")) == [
+        "seed-1",
+        "seed-2",
+    ]
+    before, after = (found["world/complex-dura"] for found in (first, more))
+    assert after.seeds == [0, 1, 2]
+    assert after.runs[0] == before.runs[0]
+    for number, run in enumerate(after.runs):
+        assert (1 / after.ranks()[number]).mean() == pytest.approx(run["reports"]["test"]["metrics"]["mrr"])
+    assert whole(after.folder) == ["ranks.parquet", "recipe.toml", "record.json"]
+
+
+def whole(folder) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 def test_a_table_without_its_recipes_is_refused(recipes, tmp_path):
     (recipes / "world" / "complex-none.toml").unlink()
     told: list[str] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,11 @@ class Record:
         return np.stack(columns).reshape(len(columns), 2, -1) / 2
 
 
-def record(runs: Sequence[Path], folder: Path) -> Record:
-    """Keep what runs of one recipe came to: recipe, environment, seeds, costs, reports, and their ranks."""
+def record(runs: Sequence[Path], folder: Path, *, beside: Record | None = None) -> Record:
+    """Keep what runs of one recipe came to: recipe, environment, seeds, costs, reports, and their ranks.
+
+    `beside` is an earlier record of the same recipe and data, whose other seeds are taken over.
+    """
     folders = [RunFolder(path) for path in find_runs(runs)]
     recipes = [load_recipe(found.recipe) for found in folders]
     if len({whatever_seed(recipe) for recipe in recipes}) != 1:
@@ -78,12 +81,17 @@ def record(runs: Sequence[Path], folder: Path) -> Record:
         raise RequestError(f"A record has each seed once; those of the runs are {', '.join(map(str, seeds))}.")
     if len({found.saved_environment.get("data") for found in folders}) > 1:
         raise RequestError(f"The runs {', '.join(str(path) for path in runs)} were not trained on the same data.")
+    ranks = {seed: load_ranks(found.ranks("test")).mean for found, seed in zip(folders, seeds, strict=True)}
+    summaries = {seed: _summary(found, seed) for found, seed in zip(folders, seeds, strict=True)}
+    if beside is not None and (earlier := beside.ranks()) is not None:
+        ranks = dict(zip(beside.seeds, earlier, strict=True)) | ranks
+        summaries = dict(zip(beside.seeds, beside.runs, strict=True)) | summaries
     kept = {
         "graph": folders[0].saved_reports()["test"]["graph"],
-        "runs": [_summary(found, seed) for found, seed in zip(folders, seeds, strict=True)],
+        "runs": [summaries[seed] for seed in sorted(summaries)],
     }
     with replacing_folder(folder, existing="replace") as fresh:  # never the ranks of one and the recipe of another
-        _write_ranks(folders, seeds, fresh / "ranks.parquet")
+        _write_ranks(ranks, fresh / "ranks.parquet")
         write_text(fresh / "recipe.toml", recipes[0].as_toml())
         write_text(fresh / "record.json", json.dumps(kept, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return load_record(folder)
@@ -146,10 +154,7 @@ def _summary(folder: RunFolder, seed: int) -> dict[str, Any]:
     }
 
 
-def _write_ranks(folders: Sequence[RunFolder], seeds: Sequence[int], path: Path) -> None:
-    """Twice the mean rank, for the mean of ties may lie between two places."""
-    columns = {}
-    for folder, seed in zip(folders, seeds, strict=True):
-        ranks = load_ranks(folder.ranks("test"))
-        columns[f"seed-{seed}"] = (ranks.optimistic + ranks.pessimistic).reshape(-1).astype(np.int32)
+def _write_ranks(ranks: Mapping[int, npt.NDArray[np.float64]], path: Path) -> None:
+    """Twice the mean rank, by seed, for the mean of ties may lie between two places."""
+    columns = {f"seed-{seed}": (2 * ranks[seed]).reshape(-1).astype(np.int32) for seed in sorted(ranks)}
     pq.write_table(pa.table(columns), path, compression="zstd", compression_level=19, use_dictionary=False)
