@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
+from dualkg.cli import main
 
 DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -36,6 +41,38 @@ def data_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip(f"the benchmark archives are not here: name their folder in DUALKG_DATA ({DATA} is missing)")
     monkeypatch.setenv("DUALKG_DATA", str(DATA))
     return DATA
+
+
+class Typed(NamedTuple):
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def typed(capsys, monkeypatch) -> Callable[..., Typed]:
+    """Types a command as people do: `typed("train", "world")`."""
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def run(*words: object) -> Typed:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return Typed(code, out, err)
+
+    return run
 
 
 def graph_of(

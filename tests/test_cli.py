@@ -10,38 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dualkg.cli import main
-
-
-class Typed:
-    """What a command printed, and how it ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self):
-        return json.loads(self.out)
-
 
 @pytest.fixture
-def dualkg(capsys, monkeypatch, tmp_path):
+def dualkg(typed, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def run(*words: object) -> Typed:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return Typed(code, out, err)
-
-    return run
+    return typed
 
 
 QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1)

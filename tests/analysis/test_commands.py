@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 import dualkg as kg
-from dualkg.cli import main
 
 
 @pytest.fixture
-def dualkg(capsys, monkeypatch, tmp_path, small_graph):
-    """Types a command in a folder that holds a run of CP, and gives its exit code, stdout and stderr."""
+def dualkg(typed, monkeypatch, tmp_path, small_graph):
+    """Types a command in a folder that holds a run of CP."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
     kg.train(kg.CP(small_graph.shape, dim=5), small_graph, epochs=1, batch_size=50, out="run")
-
-    def typed(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
     return typed
 
 

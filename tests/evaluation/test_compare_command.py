@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 
 import pytest
 
 import dualkg as kg
-from dualkg.cli import main
 from dualkg.evaluation import compare_ranks, load_ranks
 from dualkg.training import train_seeds
 from tests.conftest import graph_of
@@ -40,23 +38,9 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def dualkg(capsys, monkeypatch, runs):
-    """Types a command in the folder of the runs, and gives its exit code, stdout and stderr."""
+def dualkg(typed, monkeypatch, runs):
+    """Types a command in the folder of the runs."""
     monkeypatch.chdir(runs)
-    monkeypatch.setenv("COLUMNS", "120")
-
-    def typed(*words: object) -> tuple[int, str, str]:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        out, err = capsys.readouterr()
-        assert "Traceback" not in err
-        return code, out, err
-
     return typed
 
 

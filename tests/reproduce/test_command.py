@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from dualkg.cli import main
 from dualkg.reproduce import plan
 from tests.reproduce.conftest import TINY
 
 
 @pytest.fixture
-def dualkg(capsys, monkeypatch, tmp_path):
-    """Types a command in an empty folder, and gives its exit code, stdout and stderr."""
+def dualkg(typed, monkeypatch, tmp_path):
+    """Types a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
-
-    def typed(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["dualkg", *words])
-        code = 0
-        try:
-            main()
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-        done = capsys.readouterr()
-        return code, done.out, done.err
-
     return typed
 
 

@@ -92,11 +92,13 @@ def readme_table(root: Path) -> str:
     records = load_records(root)
     columns = ("", *(f"{graph}, {side}" for graph in PUBLISHED_GRAPHS for side in ("published", "ours")))
     columns += ("seeds", "training")
-    rows = []
+    rows: list[list[str]] = []
+    shown: list[Record] = []
     for row in MAIN.rows:
         kept = {graph: records.get(row.record_name(graph)) for graph in PUBLISHED_GRAPHS}
         if not any(kept.values()):
             continue
+        shown += [record for record in kept.values() if record]
         cells = []
         for graph, record in kept.items():
             cells.append(f"{published_metrics(row.name, graph)['mrr']:.3f}")
@@ -104,7 +106,9 @@ def readme_table(root: Path) -> str:
         seeds = [str(len(record.runs)) if record else "0" for record in kept.values()]
         seconds = [record.cost("training_seconds") if record else None for record in kept.values()]
         rows.append([row.name, *cells, " / ".join(seeds), " / ".join(map(duration, seconds))])
-    return Sheet("", columns, rows).as_markdown(level=0)
+    machines = {hardware(run["environment"]) for record in shown for run in record.runs}
+    note = f"Trained on {' and '.join(sorted(machines))}." if machines else ""
+    return Sheet("", columns, rows, notes=[note] if note else []).as_markdown(level=0)
 
 
 def with_table(readme: str, table: str) -> str:
