@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import dualkg
@@ -145,3 +146,16 @@ def test_the_public_surface():
         "Vocabulary",
     ]
     assert all(hasattr(dualkg, name) for name in dualkg.__all__)
+
+
+def test_what_is_no_code_is_packed_too():
+    """An installed copy reads the same files as a clone."""
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    patterns = project["tool"]["setuptools"]["package-data"]["dualkg"]
+    packed = {path for pattern in patterns for path in SOURCE.glob(pattern)}
+    needed = {
+        path
+        for path in SOURCE.rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    assert needed <= packed

@@ -50,7 +50,7 @@ def sparsify(
 def sparsity(
     run: options.RunPath,
     shares: Annotated[str | None, typer.Option(help="Shares of zeros: 0,0.5,0.9 (default: 0 to 0.95)")] = None,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
+    split: options.Split = "test",
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -61,7 +61,7 @@ def sparsity(
     from dualkg.training.start import choose_device
 
     options.set_threads(threads)
-    options.check_choice("--split", split, ("train", "valid", "test"))
+    options.check_split(split)
     wanted = SHARES if shares is None else _numbers("--shares", shares)
     loaded = load_run(run)
     model = loaded.model.to(choose_device(device))

@@ -40,8 +40,8 @@ class Side:
 def compare(
     run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help=SIDE, show_default=False)],
     run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help=SIDE, show_default=False)],
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    by: Annotated[str | None, typer.Option(help="Also by relation, direction or cardinality.")] = None,
+    split: options.Split = "test",
+    by: options.By = None,
     differences: Annotated[int, typer.Option(min=0, help="Show so many questions that they answer most unlike.")] = 0,
     samples: Annotated[int, typer.Option(help="How often the triples are drawn anew.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
@@ -52,9 +52,8 @@ def compare(
     from dualkg.evaluation.comparison import compare_by, compare_ranks, furthest_apart
 
     options.set_threads(threads)
-    options.check_choice("--split", split, ("train", "valid", "test"))
-    if by is not None:
-        options.check_choice("--by", by, ("relation", "direction", "cardinality"))
+    options.check_split(split)
+    options.check_by(by)
     a, b = load_sides(run_a, run_b, cast("Split", split))
     whole = compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
     parts = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed) if by else {}

@@ -142,8 +142,8 @@ app.command()(search)
 @app.command()
 def evaluate(
     run: options.RunPath,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "test",
-    by: Annotated[str | None, typer.Option(help="Also by relation, direction or cardinality.")] = None,
+    split: options.Split = "test",
+    by: options.By = None,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -152,9 +152,8 @@ def evaluate(
     from dualkg.cli.asking import evaluate_run
 
     options.set_threads(threads)
-    options.check_choice("--split", split, ("train", "valid", "test"))
-    if by is not None:
-        options.check_choice("--by", by, ("relation", "direction", "cardinality"))
+    options.check_split(split)
+    options.check_by(by)
     report = evaluate_run(run, split=split, device=device)
     if as_json:
         print(report.as_json())

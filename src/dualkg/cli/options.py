@@ -13,6 +13,8 @@ from dualkg.errors import RequestError
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU where there is one)")]
+Split = Annotated[str, typer.Option(help="train, valid or test.")]
+By = Annotated[str | None, typer.Option(help="Also by relation, direction or cardinality.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores)")]
 
 
@@ -26,3 +28,12 @@ def set_threads(threads: int | None) -> None:
 def check_choice(option: str, value: str, choices: Sequence[str]) -> None:
     if value not in choices:
         raise RequestError(f"{option} is one of {', '.join(choices)}; '{value}' came.")
+
+
+def check_split(split: str) -> None:
+    check_choice("--split", split, ("train", "valid", "test"))
+
+
+def check_by(by: str | None) -> None:
+    if by is not None:
+        check_choice("--by", by, ("relation", "direction", "cardinality"))

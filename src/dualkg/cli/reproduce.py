@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.measure import Measurement
 
 from dualkg.cli import options, show
-from dualkg.errors import DualkgError
 from dualkg.files import write_text
 
 if TYPE_CHECKING:
@@ -43,14 +42,13 @@ def reproduce(
             dataset=dataset, seeds=seeds, records=records, runs=runs, device=device, tell=_tell, watch=watch
         )
         sheets = REPRODUCTIONS[what](setting)
-    write_text(records / "RESULTS.md", results_page(records))
-    if not sheets:
-        raise DualkgError("There was nothing to show.")
     if as_json:
         show.print_json([sheet.as_dict() for sheet in sheets])
     else:
         for sheet in sheets:
             print_sheet(sheet)
+    write_text(records / "RESULTS.md", results_page(records))  # after what was asked for: another record may be broken
+    if not as_json:
         show.err.print(f"\nKept in [bold]{escape(str(records))}[/bold].", soft_wrap=True)
 
 

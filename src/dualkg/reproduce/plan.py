@@ -34,6 +34,10 @@ class Table:
     rows: tuple[Row, ...]
     pairs: tuple[tuple[str, str], ...]
 
+    @property
+    def with_dura(self) -> list[Row]:
+        return [row for row in self.rows if row.name.endswith("-DURA")]
+
 
 MODELS = ("CP", "RESCAL", "ComplEx")
 _STEMS = {"": "none", "DURA": "dura", "FRO": "frobenius", "N3": "n3", "Reg_p1": "regp1"}

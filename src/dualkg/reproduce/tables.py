@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualkg.evaluation.comparison import compare_ranks
-from dualkg.reproduce.plan import GRAPHS, MAIN, MODELS, Table, graph_named, recipe_of
+from dualkg.reproduce.plan import GRAPHS, MAIN, MODELS, Table, recipe_of
 from dualkg.reproduce.published import COLUMNS, published, published_metrics
 from dualkg.reproduce.records import Record
 from dualkg.reproduce.sheets import Sheet, duration, mean_and_sd
@@ -98,7 +98,7 @@ def hyperparameters_sheet() -> Sheet:
     rows, facts = [], []
     for model in MODELS:
         for graph in GRAPHS[:3]:
-            recipe = recipe_of(next(row for row in MAIN.rows if row.name == f"{model}-DURA"), graph_named(graph))
+            recipe = recipe_of(next(row for row in MAIN.with_dura if row.name == f"{model}-DURA"), graph)
             kept = recipe.regularizer
             ours = [recipe.model.dim, recipe.training.batch_size, kept.weight, kept.plain, kept.mapped]
             pairs = zip(printed[model][graph], ours, strict=True)
@@ -112,7 +112,7 @@ def hyperparameters_sheet() -> Sheet:
 
 def training_time(table: Table, graphs: tuple[str, ...], records: Mapping[str, Record]) -> dict[str, float] | None:
     """One seed of every DURA row, together: seconds of training, and of what is not; None where a row is missing."""
-    names = [row.record_name(graph) for graph in graphs for row in table.rows if row.name.endswith("-DURA")]
+    names = [row.record_name(graph) for graph in graphs for row in table.with_dura]
     found = [records[name] for name in names if name in records]
     kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
     costs = {kind: [record.cost(kind) for record in found] for kind in kinds}

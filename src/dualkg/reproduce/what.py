@@ -55,7 +55,7 @@ def _cost(setting: Setting) -> list[Sheet]:
     sheets = []
     for name in setting.graphs:
         graph, found = load_graph(name), []
-        for row in (row for row in MAIN.rows if row.name.endswith("-DURA")):
+        for row in MAIN.with_dura:
             setting.tell(f"{row.name} on {name}: steps with three regularizers.")
             found.append(measure_cost(recipe_of(row, name), graph, device=choose_device(setting.device)))
         sheets.append(setting.keep("cost", cost_sheet(found), found, graph=graph))
