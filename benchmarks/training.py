@@ -10,7 +10,7 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -81,27 +81,28 @@ def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tu
     return found
 
 
-def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> dict[str, Any]:
-    """All variants in turn, as often as there are rounds, so that a busy minute hits them alike."""
+def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator[dict[str, Any]]:
+    """All variants in turn, as often as there are rounds, so that a busy minute hits them alike; a record a round."""
     with tempfile.TemporaryDirectory() as folder:
         arrays = str(Path(folder) / "graph.npz")
         asked = variants(job, device, arrays, quick=quick)
-        if device == "cuda":
-            rounds = run_together(asked)
-        else:
+        if device == "cpu":
             prepared = {"what": "prepare", "job": asdict(job), "arrays": arrays}
             done = measuring.in_fresh_process(Path(__file__), prepared)
             if "failed" in done:
                 sys.exit(f"{job.graph} cannot be read: {done['failed']}")
-            rounds = run_in_turn(asked, python)
-    found = {name: combined(measured) for name, measured in rounds.items()}
+        found: dict[str, dict[str, Any]] = {}
+        for rounds in run_in_turn(asked, python) if device == "cpu" else [run_together(asked)]:
+            found = {name: combined(measured) for name, measured in rounds.items() if measured}
+            yield {"job": asdict(job), "measured": found}
     for name, one in found.items():
         tell(job, name, one)
-    return {"job": asdict(job), "measured": found}
 
 
-def run_in_turn(asked: dict[str, tuple[Effort, dict[str, Any]]], python: Path) -> dict[str, list[dict[str, Any]]]:
-    """Each measurement in a process of its own; what has failed once is not tried again."""
+def run_in_turn(
+    asked: dict[str, tuple[Effort, dict[str, Any]]], python: Path
+) -> Iterator[dict[str, list[dict[str, Any]]]]:
+    """All rounds so far, after each; every measurement in its own process; what failed once is not tried again."""
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
     for number in range(max(effort.rounds for effort, _ in asked.values())):
         for name, (effort, task) in asked.items():
@@ -111,7 +112,7 @@ def run_in_turn(asked: dict[str, tuple[Effort, dict[str, Any]]], python: Path) -
             found = measuring.in_fresh_process(Path(__file__), task) if here else peers.ask(task, python)
             rounds[name].append(found)
             measuring.tell(f"round {number + 1}, {name}: {found.get('seconds_per_epoch', found)}")
-    return rounds
+        yield rounds
 
 
 def run_together(asked: dict[str, tuple[Effort, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
@@ -159,8 +160,8 @@ def main() -> None:
         return
     on = measuring.describe(device, commit=choices.commit)
     for name in chosen:
-        found = measure_job(jobs[name], device, quick=choices.quick, python=choices.peers)
-        measuring.save("training", name, found, on=on, folder=measuring.folder_of(choices))
+        for found in measure_job(jobs[name], device, quick=choices.quick, python=choices.peers):
+            measuring.save("training", name, found, on=on, folder=measuring.folder_of(choices))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,7 @@ from dualkg.models import MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import InterruptedRunError
 from dualkg.training.fused import FusedStep
+from dualkg.training.loop import Trainer
 from dualkg.training.step import PlainStep
 from tests.training.test_fused import CASES, batches, build, gradient_of
 from tests.training.test_loop import stop_after
@@ -97,3 +100,18 @@ def test_divergence_is_noticed_on_the_gpu(small_graph):
     optimizer = kg.Optimizer(name="SGD", learning_rate=1e8)
     with pytest.raises(kg.DivergedError, match="diverged"):
         kg.train(kg.CP(small_graph.shape, dim=8), small_graph, optimizer=optimizer, epochs=100, device="cuda")
+
+
+def test_one_training_after_the_other_keeps_no_memory(small_graph):
+    """A search trains hundreds of models in a process: after the second, each leaves what the one before left."""
+    held = []
+    for seed in range(4):
+        recipe = kg.Recipe().with_changes(
+            {"model.dim": 16, "training.epochs": 3, "training.batch_size": 32, "training.precision": "bf16"}
+        )
+        model = kg.ComplEx(small_graph.shape, dim=16, seed=seed).to("cuda")
+        Trainer(model, small_graph, recipe, kg.DURA(0.05)).run()
+        del model
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[1] == held[2] == held[3]

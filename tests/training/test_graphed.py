@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dualkg.training.gpu import graphed
 from dualkg.training.gpu.graphed import WARM_UP, GraphedStep
 
 
@@ -35,7 +36,6 @@ def done(monkeypatch):
     stream = SimpleNamespace(wait_stream=lambda other: None)
     graph = SimpleNamespace(replay=lambda: found.append(("replay", 0)))
     for name, value in {
-        "Stream": lambda device: stream,
         "current_stream": lambda: stream,
         "stream": lambda other: nullcontext(),
         "synchronize": lambda: None,
@@ -43,6 +43,7 @@ def done(monkeypatch):
         "graph": lambda graph, stream: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(graphed, "stream", lambda device, purpose: stream)
     return found
 
 

@@ -1,4 +1,4 @@
-"""The cross entropy in blocks of entities against all at once, and how large a block is."""
+"""The cross entropy with a table, in parts of a batch and all at once, exactly and in bfloat16."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.training import tables
-from dualkg.training.tables import ExactTables, HalfTables, LossAndGradient, entities_at_once, rows_at_once
+from dualkg.training.tables import ExactTables, HalfTables, LossAndGradient, rows_at_once
 from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps
 
 WIDTH = 6
 
 
 def found_by(
-    kind: type, dtype: torch.dtype, size: int, *, side: str, batch: int, entities: int, seed: int, before: float | None
+    kind: type, dtype: torch.dtype, rows: int, *, side: str, batch: int, entities: int, seed: int, before: float | None
 ) -> tuple[LossAndGradient, torch.Tensor]:
-    """The cross entropy, and the gradient of the table, with so many entities in a block; added to what was before."""
+    """The cross entropy, and the gradient of the table, so many rows at once; added to what was before."""
     random = torch.Generator().manual_seed(seed)
     model = kg.CP(kg.GraphShape(entities, 1), dim=WIDTH, init_scale=1.0, seed=seed).to(dtype)
     found = kind(model, torch.optim.SGD(model.parameters()))
@@ -29,14 +29,14 @@ def found_by(
     targets = torch.randint(0, min(entities, 3), (batch,), generator=random)  # so that they are repeated
     share = torch.rand(batch, 1, generator=random).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "entities_at_once", lambda table, num_rows: size)
+        patch.setattr(tables, "rows_at_once", lambda model, size: rows)
         loss = found.cross_entropy(side, images, targets, share, accumulate=before is not None)
     return loss, found.gradient(side)
 
 
 @given(
     st.sampled_from([(ExactTables, torch.float64), (ExactTables, torch.float32), (HalfTables, torch.float32)]),
-    st.integers(1, 40),
+    st.integers(1, 20),
     st.fixed_dictionaries(
         {
             "side": st.sampled_from(["head", "tail"]),
@@ -48,8 +48,8 @@ def found_by(
     ),
 )
 @settings(max_examples=100, deadline=None)
-def test_blocks_are_the_whole(kind, size, case):
-    (loss, images), gradient = found_by(*kind, size, **case)
+def test_parts_are_the_whole(kind, rows, case):
+    (loss, images), gradient = found_by(*kind, rows, **case)
     (exact_loss, exact_images), exact_gradient = found_by(ExactTables, kind[1], sys.maxsize, **case)
     tolerance = 0.03 if kind[0] is HalfTables else 1e-12 if kind[1] == torch.float64 else 1e-5
     for one, other in [(loss, exact_loss), (images, exact_images), (gradient, exact_gradient)]:
@@ -59,30 +59,19 @@ def test_blocks_are_the_whole(kind, size, case):
 
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_steps_in_blocks_are_the_plain_ones(small_graph, monkeypatch, name, reciprocal):
-    monkeypatch.setattr(tables, "entities_at_once", lambda table, num_rows: 7)
-    twenty_steps(small_graph, name, "DURA", "weighted", reciprocal)
+def test_steps_in_parts_are_the_plain_ones(small_graph, monkeypatch, name, reciprocal):
     monkeypatch.setattr(tables, "rows_at_once", lambda model, size: 3)
     twenty_steps(small_graph, name, "DURA", "both", reciprocal)
 
 
 @pytest.mark.parametrize("kind", [ExactTables, HalfTables])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_a_table_that_is_no_number_shows_in_the_loss(monkeypatch, kind, poison):
-    monkeypatch.setattr(tables, "entities_at_once", lambda table, num_rows: 2)
+def test_a_table_that_is_no_number_shows_in_the_loss(kind, poison):
     model = kg.DistMult(kg.GraphShape(9, 1), dim=2)
     model.entities.data[4] = poison
     found = kind(model, torch.optim.SGD(model.parameters()))
     loss, _ = found.cross_entropy("tail", torch.ones(3, 2), torch.tensor([0, 4, 8]), torch.ones(3, 1), accumulate=False)
     assert not torch.isfinite(loss)
-
-
-def test_a_block_is_as_large_as_the_caches(monkeypatch):
-    """Of two threads four mebibytes each; all entities where a thread would have less than 64 queries."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    half, single = (torch.zeros(1, 2, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
-    assert [entities_at_once(half, rows) for rows in (128, 1000, 10**6)] == [2**15, 4160, 64]
-    assert entities_at_once(half, 127) == entities_at_once(single, 1000) == sys.maxsize
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from functools import partial
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,9 +15,6 @@ from dualkg.training.workspace import Workspace
 
 Side = Literal["head", "tail"]
 SCORE_BYTES, LEAST_ROWS = 32_000_000, 500
-# A block of scores is what the caches of a core hold beside the factors, in whole tiles of entities; but never so few
-# queries that they do not fill the vectors of each thread. Smaller blocks lose more to being called than they save.
-CACHED_BYTES, TILE, LEAST_QUERIES = 2**22, 64, 64
 
 
 class Queries(NamedTuple):
@@ -64,45 +60,16 @@ class Tables(ABC):
 
     def _part(self, side: Side, queries: Queries, *, accumulate: bool) -> LossAndGradient:
         """The same for as many rows as are scored at once."""
-        table, gradient = self._scored(side), self.gradient(side)
-        size = entities_at_once(table, len(queries.images))
-        score = self._whole if size >= len(table) else partial(self._in_blocks, size=size)
-        losses, upstream = score(table, gradient, queries, accumulate=accumulate)
-        return LossAndGradient((queries.share.squeeze(-1) * losses).sum(), queries.share * upstream)
-
-    def _whole(self, table: Tensor, gradient: Tensor, queries: Queries, *, accumulate: bool) -> tuple[Tensor, Tensor]:
-        """Losses `(batch,)` and the gradients of their images: all scores, their softmax, both products with that."""
-        images, targets, share = queries
+        table, (images, targets, share) = self._scored(side), queries
         scores = self.scores.of(len(images), len(table), table)
         torch.mm(images.to(table.dtype), table.T, out=scores)
         losses = _softmax_gradient_(scores, targets)
-        self._add_product_(gradient, scores.T, (share * images).to(table.dtype), accumulate=accumulate)
+        self._add_product_(self.gradient(side), scores.T, (share * images).to(table.dtype), accumulate=accumulate)
         if table.dtype == images.dtype:
-            return losses, scores @ table
-        return losses, torch.mm(table.T, scores.T).T.to(images.dtype)  # a third faster, where a processor has AMX
-
-    def _in_blocks(
-        self, table: Tensor, gradient: Tensor, queries: Queries, *, size: int, accumulate: bool
-    ) -> tuple[Tensor, Tensor]:
-        """The same, a block of entities at a time: its scores are exponentials before they leave the cache.
-
-        What these are to be divided by is known after the last block, and is put on the images and on the result.
-        """
-        from dualkg.kernels.cpu.blocks import BlockedSoftmax
-
-        images, targets, share = queries
-        scores = self.scores.of(len(table), len(images), table)
-        blocks = [slice(first, min(first + size, len(table))) for first in range(0, len(table), size)]
-        softmax, narrow = BlockedSoftmax(scores, targets), images.to(table.dtype)
-        for block in blocks:
-            torch.mm(table[block], narrow.T, out=scores[block])
-            softmax.take(block.start, block.stop)
-        losses, weights = softmax.finish()
-        weighted, upstream = (share * weights * images).to(table.dtype), torch.zeros_like(images)
-        for block in blocks:
-            self._add_product_(gradient[block], scores[block], weighted, accumulate=accumulate)
-            self._add_product_(upstream, scores[block].T, table[block], accumulate=True)
-        return losses, weights * upstream
+            upstream = scores @ table
+        else:  # transposed it is a third faster, where a processor has AMX
+            upstream = torch.mm(table.T, scores.T).T.to(images.dtype)
+        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * upstream)
 
     def _add_product_(self, total: Tensor, one: Tensor, other: Tensor, *, accumulate: bool) -> None:
         """Add a product to what is in `total`, or put it there; sums are kept in the precision of the model."""
@@ -179,19 +146,6 @@ def rows_at_once(model: BilinearModel, bytes_of_score: int) -> int:
     if model.device.type != "cpu":
         return sys.maxsize
     return max(LEAST_ROWS, SCORE_BYTES // (bytes_of_score * model.shape.num_entities))
-
-
-def entities_at_once(table: Tensor, num_rows: int) -> int:
-    """How many entities are scored before the softmax goes over their scores: all, or as many as caches hold.
-
-    Blocks pay where products are so fast that moving the scores between them weighs: in bfloat16, on a processor made
-    for it. In float32 multiplying is nearly all of a step, and blocks are multiplied more slowly.
-    """
-    num_threads = torch.get_num_threads()
-    if table.device.type != "cpu" or table.dtype != torch.bfloat16 or num_rows < num_threads * LEAST_QUERIES:
-        return sys.maxsize
-    held = num_threads * CACHED_BYTES // (num_rows * table.element_size())
-    return max(TILE, held // TILE * TILE)
 
 
 def _softmax_gradient_(scores: Tensor, targets: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dualkg.training.gpu.step import HalfStep
+from dualkg.training.gpu.streams import stream
 
 WARM_UP = 3  # steps taken one operation at a time before one is captured: libraries set themselves up in them
 
@@ -15,7 +16,7 @@ class GraphedStep:
 
     def __init__(self, step: HalfStep) -> None:
         self.step = step
-        self.stream = torch.cuda.Stream(step.model.device)  # type: ignore[no-untyped-call]
+        self.stream = stream(step.model.device, "captured")
         self.num_taken = 0
         self.largest = 0
         self.graph: torch.cuda.CUDAGraph | None = None

@@ -12,6 +12,7 @@ from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.rescal import RESCAL
 from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
 from dualkg.training.fused import LeafFactors
+from dualkg.training.gpu.streams import stream
 from dualkg.training.gpu.table import Table
 from dualkg.training.gpu.vectors import Coordinates, Matrices
 from dualkg.training.optimizers import AnyOptimizer
@@ -42,7 +43,7 @@ class HalfStep:
         }
         kind = Coordinates if isinstance(model, DiagonalModel) else Matrices
         self.vectors = kind(self, regularizer)
-        self.beside = torch.cuda.Stream(model.device)  # type: ignore[no-untyped-call]
+        self.beside = stream(model.device, "beside")
 
     @staticmethod
     def applies_to(model: Model, regularizer: Regularizer, *, predicts_relations: bool) -> bool:
