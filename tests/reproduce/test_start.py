@@ -39,6 +39,15 @@ def test_a_record_gets_the_seeds_that_it_lacks_without_the_runs_of_the_others(re
     assert whole(after.folder) == ["ranks.parquet", "recipe.toml", "record.json"]
 
 
+def test_one_row_alone(recipes, tmp_path):
+    where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
+    found = reproduce(TINY, "world", seeds=1, only=["complex-dura"], **where)
+    assert list(found) == ["world/complex-dura"]
+    assert not (tmp_path / "runs" / "world" / "complex-none").exists()
+    with pytest.raises(kg.RequestError, match="The table tiny has no row 'ComplEx-DUR'. .*ComplEx-DURA"):
+        reproduce(TINY, "world", seeds=1, only=["ComplEx-DUR"], **where)
+
+
 def whole(folder) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 
 from dualkg.cli import options, show
+from dualkg.errors import RequestError
 from dualkg.files import write_text
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def reproduce(
     what: Annotated[str, typer.Argument(metavar="WHAT", help=WHAT)],
     dataset: Annotated[str | None, typer.Option(help="One graph (default: WN18RR and FB15k-237)")] = None,
     seeds: Annotated[int, typer.Option(min=1, help="So many trainings of every row.")] = 3,
+    row: Annotated[list[str] | None, typer.Option(help="Of a table of trainings only this row; repeatable.")] = None,
     records: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("records"),
     runs: Annotated[Path, typer.Option(help="Where runs are kept, with their weights.")] = Path("runs/reproduce"),
     device: options.Device = None,
@@ -33,13 +35,22 @@ def reproduce(
     as_json: options.Json = False,
 ) -> None:
     """Reproduce a table or figure of the paper: train what is missing, and show published beside measured."""
-    from dualkg.reproduce import REPRODUCTIONS, Setting, results_page
+    from dualkg.reproduce import REPRODUCTIONS, TABLES, Setting, results_page
 
     options.set_threads(threads)
     options.check_choice("WHAT", what, list(REPRODUCTIONS))
+    if row and what not in TABLES:
+        raise RequestError(f"--row is of tables of trainings: {', '.join(TABLES)}. {what} has no rows to choose from.")
     with show.watching(what) as watch:
         setting = Setting(
-            dataset=dataset, seeds=seeds, records=records, runs=runs, device=device, tell=_tell, watch=watch
+            dataset=dataset,
+            seeds=seeds,
+            rows=tuple(row or ()),
+            records=records,
+            runs=runs,
+            device=device,
+            tell=_tell,
+            watch=watch,
         )
         sheets = REPRODUCTIONS[what](setting)
     if as_json:

@@ -38,6 +38,15 @@ class Table:
     def with_dura(self) -> list[Row]:
         return [row for row in self.rows if row.name.endswith("-DURA")]
 
+    def row(self, name: str) -> Row:
+        """The row of a name, case aside."""
+        found = next((row for row in self.rows if row.name.casefold() == name.casefold()), None)
+        if found is None:
+            names = [row.name for row in self.rows]
+            near = did_you_mean(name, names) or f" Its rows are {', '.join(names)}."
+            raise RequestError(f"The table {self.name} has no row '{name}'.{near}")
+        return found
+
 
 MODELS = ("CP", "RESCAL", "ComplEx")
 _STEMS = {"": "none", "DURA": "dura", "FRO": "frobenius", "N3": "n3", "Reg_p1": "regp1"}

@@ -26,12 +26,13 @@ PUBLISHED_GRAPHS = ("WN18RR", "FB15k-237")
 
 @dataclass(frozen=True)
 class Setting:
-    """On which graph, with how many seeds, on what device; folders of results and of runs; and whom to tell."""
+    """On which graph, with how many seeds and rows, on what device; folders of results and runs; and whom to tell."""
 
     dataset: str | None
     seeds: int
     records: Path
     runs: Path
+    rows: tuple[str, ...] = ()  # all, where none is named
     device: str | None = None
     tell: Callable[[str], None] = lambda text: None
     watch: Watch | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dualkg.data.graph import Graph
@@ -23,11 +23,12 @@ def reproduce(
     seeds: int,
     records: Path,
     runs: Path,
+    only: Sequence[str] = (),
     device: str | None = None,
     tell: Tell = lambda text: None,
     watch: Watch | None = None,
 ) -> dict[str, Record]:
-    """The rows of a table on one graph; seeds that a record has are not trained again."""
+    """The rows of a table on one graph, or only some; seeds that a record has are not trained again."""
     found, loaded = {}, None
     rows = rows_with_recipes(table, graph)
     missing = [row.name for row in table.rows if row not in rows]
@@ -35,7 +36,8 @@ def reproduce(
         raise RequestError(f"The table {table.name} compares rows, and on {graph} none has both its recipes.")
     if missing:
         tell(f"Without a recipe on {graph}, and left out: {', '.join(missing)}.")
-    for row in rows:
+    chosen = [table.row(name) for name in only]
+    for row in [row for row in rows if not only or row in chosen]:
         recipe, name = recipe_of(row, graph), row.record_name(graph)
         loaded = loaded or load_recipe_graph(recipe)
         kept = find_record(records / name, recipe, loaded)

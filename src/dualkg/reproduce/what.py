@@ -26,6 +26,7 @@ def _table(table: Table, setting: Setting) -> list[Sheet]:
             seeds=setting.seeds,
             records=setting.records,
             runs=setting.runs,
+            only=setting.rows,
             device=setting.device,
             tell=setting.tell,
             watch=setting.watch,
