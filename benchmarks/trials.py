@@ -102,7 +102,7 @@ def measure_dualkg(
 
 def sizes(trainer: Any) -> dict[str, Any]:
     """What the limits of a step depend on."""
-    model = trainer.model.bilinear
+    model = trainer.model.embedding
     batches = [batch.cpu() for batch in islice(trainer.batches(0), BATCHES_LOOKED_AT)]
     return {
         "num_entities": model.shape.num_entities,

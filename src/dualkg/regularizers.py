@@ -14,7 +14,9 @@ from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.models import MODELS
-from dualkg.models.base import BilinearModel, Factors
+from dualkg.models.base import EmbeddingModel
+from dualkg.models.bilinear import BilinearModel
+from dualkg.models.factors import Factors
 
 
 class Regularizer(ABC):
@@ -33,7 +35,7 @@ class Regularizer(ABC):
     def per_triple(self, f: Factors) -> Tensor:
         """The penalty of each triple, `(batch,)`."""
 
-    def check(self, model: BilinearModel) -> None:  # noqa: B027 - most apply to every model
+    def check(self, model: EmbeddingModel) -> None:  # noqa: B027 - most apply to every model
         """Refuse a model that the formula does not apply to."""
 
     @property
@@ -42,7 +44,8 @@ class Regularizer(ABC):
         return {"weight": self.weight}
 
 
-# What a gap is the difference of.
+# The vectors of a triple that a relation has made, and what a gap is the difference of.
+MAPPED = {"mapped_head", "mapped_tail", "tail_gap", "head_gap"}
 PARTS_OF_GAPS = {"tail_gap": (("mapped_head", 1), ("tail", -1)), "head_gap": (("mapped_tail", 1), ("head", -1))}
 
 
@@ -59,6 +62,19 @@ class PowerSum(Regularizer):
     @abstractmethod
     def shares(self) -> Mapping[str, float]:
         """How much each vector of a triple counts; those left out do not."""
+
+    def check(self, model: EmbeddingModel) -> None:
+        name, kind = type(self).__name__, type(model).__name__
+        if self.shares and not model.euclidean:
+            raise RequestError(
+                f"{name} adds up powers of coordinates, and the numbers of {kind} are not coordinates of a vector "
+                f"space. Train {kind} without a regularizer."
+            )
+        if MAPPED & set(self.shares) and not model.two_maps:
+            raise RequestError(
+                f"{name} asks where a relation takes the head and where it takes the tail, and {kind} does not say "
+                f"both. Use Frobenius, or no regularizer."
+            )
 
     def per_triple(self, f: Factors) -> Tensor:
         terms = [share * self._size(f, name) for name, share in self.shares.items()]
@@ -77,12 +93,12 @@ class PowerSum(Regularizer):
                 found[target] = found[target].add(slope, alpha=sign) if target in found else slope * sign
         return found
 
-    def _slope(self, model: BilinearModel, vectors: Tensor) -> Tensor:
+    def _slope(self, model: EmbeddingModel, vectors: Tensor) -> Tensor:
         """∂|x|^power, of every coordinate, as a new array."""
         if self.power == 2:
             return 2 * vectors
-        numbers = vectors.view(len(vectors), model.numbers_per_coordinate, -1)
         modulus = model.modulus(vectors).unsqueeze(1)
+        numbers = vectors.view(len(vectors), -1, modulus.shape[-1])  # those that have one modulus, below each other
         if self.power == 1:
             return (numbers / modulus.masked_fill(modulus == 0, 1.0)).view_as(vectors)
         return (self.power * modulus.pow(self.power - 2) * numbers).view_as(vectors)
@@ -116,11 +132,12 @@ class N3(PowerSum):
     power = 3
     shares: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
 
-    def check(self, model: BilinearModel) -> None:
+    def check(self, model: EmbeddingModel) -> None:
+        super().check(model)
         if not model.diagonal:
             raise RequestError(
-                f"N3 bounds a norm of CP decompositions, so it needs a model whose relations are diagonal "
-                f"(CP, DistMult, ComplEx); those of {type(model).__name__} are not. Use DURA or Frobenius."
+                f"N3 bounds a norm of CP decompositions, so it needs a model whose relations are diagonal (CP, "
+                f"DistMult, ComplEx, SimplE, QuatE); those of {type(model).__name__} are not. Use DURA or Frobenius."
             )
 
 
@@ -161,6 +178,7 @@ class UnweightedDURA(PlainAndMapped):
     """
 
     def per_triple(self, f: Factors) -> Tensor:
+        assert isinstance(f.model, BilinearModel)
         return self.mean_of_all(f.model).expand(len(f.heads))
 
     def mean_of_all(self, model: BilinearModel) -> Tensor:
@@ -171,8 +189,13 @@ class UnweightedDURA(PlainAndMapped):
         plain, mapped = (heads + tails) / num_entities, (mapped_heads + mapped_tails) / (num_entities * num_relations)
         return self.plain * plain + self.mapped * mapped
 
-    def check(self, model: BilinearModel) -> None:
+    def check(self, model: EmbeddingModel) -> None:
         kind = type(model)
+        if not (isinstance(model, BilinearModel) and model.two_maps):
+            raise RequestError(
+                f"UnweightedDURA sums over all triples in a closed form that bilinear models have, and "
+                f"{kind.__name__} has none. Use DURA."
+            )
         if kind not in MODELS.values() and isinstance(model, tuple(MODELS.values())):
             parent = next(base.__name__ for base in kind.__mro__ if base in MODELS.values())
             raise RequestError(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.evaluation import ranking, relations
-from dualkg.models import MODELS
+from dualkg.models import BILINEAR
 from tests.evaluation.test_ranking import graphs
 
 
@@ -30,13 +30,15 @@ def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:
 
 
 @pytest.mark.parametrize("dual", [None, "tail", "head"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BILINEAR)
 @settings(max_examples=15, deadline=None)
 @given(graph=graphs(), seed=st.integers(0, 10))
 def test_ranks_equal_brute_force(name, dual, graph, seed):
-    model = MODELS[name](graph.shape, dim=2, seed=seed)
+    model = BILINEAR[name](graph.shape, dim=2, seed=seed)
     for parameter in model.parameters():
         parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(seed)).float()
+    if isinstance(model, kg.QuatE):
+        model.normalized = False  # division would round, and untie
     asked = kg.Dual(model, dual) if dual else model
     metrics = kg.evaluate_relations(asked, graph)
     ranks = np.array(brute_force(asked, graph))

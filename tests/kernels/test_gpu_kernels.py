@@ -93,12 +93,13 @@ def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
 
 
 @pytest.mark.parametrize("dim", [1, 33, 600])
-@pytest.mark.parametrize("name", ["CP", "ComplEx"])
+@pytest.mark.parametrize("name", ["CP", "ComplEx", "SimplE", "QuatE"])
 def test_rows_are_mapped(name, dim):
     from dualkg.kernels.gpu.coordinates import Algebra, map_rows_
 
     kind = MODELS[name]
-    model = kind(kg.GraphShape(50, 7), dim=dim, init_scale=1.0).cuda()
+    options = {"normalized": False} if name == "QuatE" else {}
+    model = kind(kg.GraphShape(50, 7), dim=dim, init_scale=1.0, **options).cuda()
     batch = torch.stack([torch.randint(0, high, (41,)) for high in (50, 14, 50)], dim=-1).cuda()
     width = model.entities.shape[1]
     algebra = Algebra.of(kind.numbers_per_coordinate, kind.times, kind.conjugate)
@@ -139,3 +140,30 @@ def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
 
 def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     return bool((found.double() - expected).norm() <= tolerance * expected.norm())
+
+
+@pytest.mark.parametrize("kind", ["one number", "two numbers", "sine"])
+@pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (100, 1000, 35), (0, 4, 3)])
+def test_sums_over_differences(kind, batch, others, dim):
+    """Values and both gradients; two of the rows are the same, where a modulus has no slope."""
+    from dualkg.kernels.gpu.distances import sums_of_moduli, sums_of_sines
+
+    parts = 2 if kind == "two numbers" else 1
+    one, other = (torch.randn(rows, parts * dim, device="cuda") for rows in (batch, others))
+    if batch:
+        other[0] = one[0]
+    one, other = one.requires_grad_(), other.requires_grad_()
+    exact_one, exact_other = (table.detach().double().requires_grad_() for table in (one, other))
+    found = sums_of_sines(one, other) if kind == "sine" else sums_of_moduli(one, other, parts=parts)
+    gap = exact_one[:, None] - exact_other
+    if kind == "sine":
+        exact = gap.sin().abs().sum(-1)
+    else:
+        squared = sum(part.square() for part in gap.chunk(parts, dim=-1))
+        exact = squared.masked_fill(squared == 0, 1.0).sqrt().masked_fill(squared == 0, 0.0).sum(-1)
+    upstream = torch.randn(others, batch, device="cuda").T  # not contiguous
+    found.backward(upstream)
+    exact.backward(upstream.double())
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    for mine, theirs in ((one, exact_one), (other, exact_other)):
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)

@@ -7,11 +7,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dualkg as kg
-from dualkg.models import MODELS
+from dualkg.models import BILINEAR, MODELS
 from tests.conftest import graph_of
 
 SHAPE = kg.GraphShape(7, 3)
-DUALS = [None, "tail", "head"]
+FORMS = [(name, None) for name in MODELS] + [(name, side) for name in BILINEAR for side in ("tail", "head")]
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def all_triples(model: kg.Model) -> tuple[torch.Tensor, torch.Tensor, torch.Tens
     return tuple(torch.cartesian_prod(*ranges).T)  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BILINEAR)
 def test_the_maps_are_transposes(name):
     model = build(name)
     heads, relations, tails = all_triples(model)
@@ -42,7 +42,7 @@ def test_the_maps_are_transposes(name):
     assert one.std() > 0.1
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BILINEAR)
 def test_the_maps_are_linear(name):
     model = build(name)
     relations = torch.tensor([0, 4, 4, 2])
@@ -52,8 +52,7 @@ def test_the_maps_are_linear(name):
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("dual", DUALS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dual"), FORMS)
 def test_one_by_one_equals_all_at_once(name, dual, reciprocal):
     model = build(name, dual=dual, reciprocal=reciprocal)
     heads, relations, tails = all_triples(model)
@@ -87,7 +86,8 @@ def test_saved_and_loaded_scores_are_the_same(name, tmp_path):
 def test_the_same_seed_gives_the_same_weights(name):
     one, same, other = (MODELS[name](SHAPE, dim=4, seed=seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), same.parameters(), strict=True))
-    assert not any(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert not torch.equal(one.entities, other.entities)
+    assert not torch.equal(one.relations, other.relations)
 
 
 def test_initial_weights_are_as_in_the_paper_s_code():
@@ -123,13 +123,19 @@ def test_an_obvious_graph_is_completed(name, reciprocal):
     shaped = [(thing, 1, shapes[thing % 4]) for thing in range(40)]
     withheld = [triple for triple in shaped if triple[0] % 3 == 0]
     graph = graph_of(seen + [triple for triple in shaped if triple not in withheld], withheld, withheld)
-    model = MODELS[name](graph.shape, dim=32, reciprocal=reciprocal)
-    run = kg.train(model, graph, regularizer=kg.DURA(0.05), epochs=40, batch_size=50)
-    assert run.report.by_direction["tail"].hits_at_1 >= 0.9
+    scale = None if name in BILINEAR or name == "MuRP" else 0.1  # numbers of the size of the steps of 0.1
+    model = MODELS[name](graph.shape, dim=32, reciprocal=reciprocal, init_scale=scale)
+    regularizer = kg.DURA(0.05) if model.two_maps else kg.Frobenius(0.02) if model.euclidean else kg.NoRegularizer()
+    run = kg.train(
+        model, graph, regularizer=regularizer, epochs=60 if name in ("ModE", "RotatE") else 40, batch_size=50
+    )
+    # Where both directions share a relation, relations that move both sides find most, not nearly all.
+    least = 0.6 if name in ("SE", "HAKE") and not reciprocal else 0.9
+    assert run.report.by_direction["tail"].hits_at_1 >= least
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BILINEAR)
 def test_norms_of_all_images(name, transposed):
     model = build(name)
     relations = torch.tensor([4, 0])

@@ -10,12 +10,13 @@ import torch
 
 import dualkg as kg
 from dualkg.losses import CrossEntropy
-from dualkg.models import MODELS
+from dualkg.models import BILINEAR, DISTANCE, MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import InterruptedRunError
 from dualkg.training.fused import FusedStep
 from dualkg.training.loop import Trainer
 from dualkg.training.step import PlainStep
+from tests.evaluation.test_ranking import FORMS, whole_numbers
 from tests.training.test_fused import CASES, batches, build, gradient_of
 from tests.training.test_loop import stop_after
 
@@ -25,14 +26,11 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("dual", [None, "tail", "head"])
 @pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "dual"), FORMS)
 def test_ranks_are_those_of_the_cpu(small_graph, name, reciprocal, dual):
     """Small whole numbers, so that scores are exact and ties are many on both."""
-    model = MODELS[name](small_graph.shape, dim=3, reciprocal=reciprocal)
-    for parameter in model.parameters():
-        parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(0)).float()
+    model = whole_numbers(MODELS[name](small_graph.shape, dim=3, reciprocal=reciprocal))
     asked = kg.Dual(model, dual) if dual else model
     here = kg.rank(asked, small_graph)
     there = kg.rank(asked.to("cuda"), small_graph)
@@ -41,13 +39,13 @@ def test_ranks_are_those_of_the_cpu(small_graph, name, reciprocal, dual):
 
 
 @pytest.mark.parametrize("regularizer", REGULARIZERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BILINEAR)
 def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
     if (name, regularizer) == ("RESCAL", "N3"):
         pytest.skip("N3 does not apply to RESCAL")
     gradients = []
     for device in ("cpu", "cuda"):
-        model = MODELS[name](small_graph.shape, dim=5, init_scale=0.5).double().to(device)
+        model = BILINEAR[name](small_graph.shape, dim=5, init_scale=0.5).double().to(device)
         chosen = REGULARIZERS[regularizer](0.1)
         step = PlainStep(model, CrossEntropy(relation_weight=0.5), chosen, torch.optim.SGD(model.parameters()))
         batch = torch.from_numpy(small_graph.train[:50].astype(np.int64)).to(device)
@@ -71,7 +69,7 @@ def test_fused_gradients_are_the_plain_ones(small_graph, name, regularizer, loss
             assert (one.grad - gradient_of(fused, table)).abs().max() <= 1e-5 * one.grad.abs().max()
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BILINEAR)
 def test_fused_steps_are_the_plain_ones_in_double_precision(small_graph, name):
     plain, fused = (
         build(kind, name, "DURA", "both", True, small_graph, device="cuda") for kind in (PlainStep, FusedStep)
@@ -115,3 +113,22 @@ def test_one_training_after_the_other_keeps_no_memory(small_graph):
         gc.collect()
         held.append(torch.cuda.memory_allocated())
     assert held[1] == held[2] == held[3]
+
+
+@pytest.mark.parametrize("side", ["tail", "head"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("name", DISTANCE)
+def test_distances_and_their_gradients_are_those_of_the_cpu(small_graph, name, reciprocal, side):
+    """By kernels there, by plain operations in float64 here."""
+    batch = torch.from_numpy(small_graph.train[:37].astype(np.int64))
+    found = []
+    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
+        model = DISTANCE[name](small_graph.shape, dim=19, reciprocal=reciprocal, init_scale=0.5).to(device, dtype)
+        factors = model.factors(*batch.to(device).unbind(-1))
+        scores = model.tail_scores(factors) if side == "tail" else model.head_scores(factors)
+        scores.log_softmax(-1)[:, 3].sum().backward()
+        found.append([scores, *(table.grad for table in model.parameters())])
+    for here, there in zip(*found, strict=True):
+        assert (here is None) == (there is None)
+        if here is not None:
+            assert (here - there.cpu()).abs().max() <= 2e-4 * here.abs().max()

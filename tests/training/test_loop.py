@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.models import MODELS
+from dualkg.models import BILINEAR
 from dualkg.training import InterruptedRunError, Moment, RunFolder
 from dualkg.training.loop import Trainer
 from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
@@ -47,9 +47,9 @@ def test_regularizers_shrink_the_weights(small_graph, regularizer):
     assert norm(regularizer) < norm(None)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", BILINEAR)
 def test_the_dual_can_be_trained(small_graph, name):
-    model = kg.Dual(MODELS[name](small_graph.shape, dim=8, init_scale=0.1), "tail")
+    model = kg.Dual(BILINEAR[name](small_graph.shape, dim=8, init_scale=0.1), "tail")
     run = kg.train(model, small_graph, regularizer=kg.DURA(0.01), epochs=10, batch_size=32)
     assert run.history[-1]["loss"] < run.history[0]["loss"]
     assert run.recipe.model.dual == "tail"

@@ -42,6 +42,27 @@ def test_a_regularizer_that_looks_at_whole_tables_needs_copies_of_the_largest():
     assert needs[0] - needs[1] == 4 * 60 * 4
 
 
+def test_the_need_of_a_loss_that_samples_by_hand():
+    """For each of 5 negatives 6 numbers and 4 ids; where a triple has its own, three copies of their 6 coordinates."""
+    model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
+    for negatives, vectors in (("uniform", 3 * 6 * 4), ("shared", 0)):
+        chosen = {"loss.kind": "margin", "loss.num_negatives": 5, "loss.negatives": negatives}
+        need = predict(kg.Recipe().with_changes(chosen), model, "plain", num_examples=8)
+        assert need.scores == 5 * (6 * 4 + 4 * 8 + vectors)
+        assert need.fixed == predict(kg.Recipe(), model, "plain", num_examples=8).fixed + 8 * 5 * 8
+    others = kg.Recipe().with_changes({"loss.kind": "margin", "loss.negatives": "batch", "training.batch_size": 7})
+    assert predict(others, model, "plain", num_examples=8).scores == 7 * (6 * 4 + 4 * 8)
+    assert predict(others, model, "plain", num_examples=3).scores == 3 * (6 * 4 + 4 * 8)
+
+
+@pytest.mark.parametrize("side", ["tail", "head"])
+def test_a_dual_has_vectors_of_its_own_for_shared_negatives_too(side):
+    model = kg.Dual(kg.ComplEx(kg.GraphShape(10, 2), dim=3), side)
+    chosen = {"loss.kind": "margin", "loss.num_negatives": 5, "loss.negatives": "shared"}
+    need = predict(kg.Recipe().with_changes(chosen), model, "plain", num_examples=8)
+    assert need.scores == 5 * (6 * 4 + 4 * 8 + 8 * 6 * 4)
+
+
 def trained(graph: kg.Graph, batch_size: int) -> Trainer:
     recipe = kg.Recipe().with_changes({"training.batch_size": batch_size, "training.precision": "float32"})
     return Trainer(kg.ComplEx(graph.shape, dim=4), graph, recipe, kg.DURA(0.1))
@@ -87,9 +108,9 @@ from dualkg.training.loop import Trainer
 from dualkg.training.memory import BLOCK_ELEMENTS, predict
 from tests.conftest import graph_of
 torch.set_num_threads(1)
-engine, size = sys.argv[1], int(sys.argv[2])
+engine, size, changes = sys.argv[1], int(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:])
 graph = graph_of([(i % 9, 0, i) for i in range(20000)])
-recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine})
+recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine, **changes})
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
 model = kg.ComplEx(graph.shape, dim=40)
@@ -114,6 +135,19 @@ def test_a_batch_takes_what_was_predicted(engine):
         found.append([float(number) for number in done.stdout.split()])
     grown, predicted = (large - small for small, large in zip(*found, strict=True))
     assert grown == pytest.approx(predicted, rel=0.35)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+@pytest.mark.parametrize(("negatives", "num"), [("uniform", 64), ("shared", 1000)])
+def test_a_batch_with_negatives_takes_no_more_than_was_predicted_and_not_much_less(negatives, num):
+    found = []
+    for size in (100, 2500):
+        chosen = ["loss.kind=negative sampling", f"loss.negatives={negatives}", f"loss.num_negatives={num}"]
+        words = ["plain", str(size), *chosen]
+        done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
+        found.append([float(number) for number in done.stdout.split()])
+    grown, predicted = (large - small for small, large in zip(*found, strict=True))
+    assert grown <= predicted <= 2 * grown
 
 
 @pytest.mark.gpu

@@ -104,7 +104,7 @@ def test_shipped_recipes_are_valid_and_name_what_exists():
     [
         (ModelChoice(name="Complex"), "No model is named 'Complex'. Did you mean 'ComplEx'?"),
         (ModelChoice(name="nowhere.at:all"), "'nowhere.at:all' cannot be imported"),
-        (ModelChoice(name="dualkg.models:MODELS"), "should be a subclass of dualkg's BilinearModel"),
+        (ModelChoice(name="dualkg.models:MODELS"), "should be a subclass of dualkg's EmbeddingModel"),
         (ModelChoice(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
     ],
 )

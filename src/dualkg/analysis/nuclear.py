@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.models import CP, ComplEx, DistMult
-from dualkg.models.base import BilinearModel, Model
+from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.bilinear import BilinearModel
 from dualkg.regularizers import UnweightedDURA
 
 ModelT = TypeVar("ModelT", bound=Model)
@@ -44,11 +45,11 @@ class NuclearBound:
 
 def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> NuclearBound:
     """Equation (9) weighted by λ1 (`plain`) and λ2 (`mapped`), and the bound that it implies."""
-    _check(model, plain, mapped)
-    head, relation, tail = component_norms(model.bilinear)
+    bilinear = _check(model, plain, mapped)
+    head, relation, tail = component_norms(bilinear)
     num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
     with torch.no_grad():  # (9) is the sum that this is the mean of
-        mean = UnweightedDURA(1.0, plain=plain, mapped=mapped).mean_of_all(deepcopy(model.bilinear).double())
+        mean = UnweightedDURA(1.0, plain=plain, mapped=mapped).mean_of_all(deepcopy(bilinear).double())
     dura = num_entities**2 * num_relations * float(mean)
     return NuclearBound(
         dura=dura,
@@ -69,7 +70,7 @@ def rebalanced(model: ModelT, *, plain: float = 1.0, mapped: float = 1.0) -> Mod
     zeros adds nothing to X, so all three become zero.
     """
     _check(model, plain, mapped)
-    head, relation, tail = component_norms(model.bilinear)
+    head, relation, tail = component_norms(model.embedding)
     wanted = math.sqrt(plain * model.num_relation_ids / mapped)
     alive = (head > 0) & (relation > 0) & (tail > 0)
     shrunk = relation / wanted  # what the relation gives up, the entities take
@@ -80,7 +81,7 @@ def rebalanced(model: ModelT, *, plain: float = 1.0, mapped: float = 1.0) -> Mod
     }
     copy = deepcopy(model)
     for name, table in copy.named_parameters():
-        scale = torch.where(alive, scales[name], 0.0).repeat(model.bilinear.numbers_per_coordinate)
+        scale = torch.where(alive, scales[name], 0.0).repeat(model.embedding.numbers_per_coordinate)
         table.copy_(table.double() * scale)
     return copy
 
@@ -92,7 +93,7 @@ def bound_before_and_after(model: Model, *, plain: float = 1.0, mapped: float = 
     return {name: nuclear_bound(form, plain=plain, mapped=mapped) for name, form in forms.items()}
 
 
-def component_norms(model: BilinearModel) -> tuple[Tensor, Tensor, Tensor]:
+def component_norms(model: EmbeddingModel) -> tuple[Tensor, Tensor, Tensor]:
     """‖h_d‖, ‖r_d‖ and ‖t_d‖ of every component, each `(dim,)`, in float64."""
     head, relation, tail = (
         model.squared_modulus(table.detach().double()).sum(0).sqrt()
@@ -101,16 +102,21 @@ def component_norms(model: BilinearModel) -> tuple[Tensor, Tensor, Tensor]:
     return head, relation, tail
 
 
-def _check(model: Model, plain: float, mapped: float) -> None:
-    if type(model) not in (CP, DistMult, ComplEx):  # one's own model may inherit their tables, but not their X
+def _check(model: Model, plain: float, mapped: float) -> BilinearModel:
+    if not isinstance(model, BilinearModel) or type(model) not in (
+        CP,
+        DistMult,
+        ComplEx,
+    ):  # one's own model may inherit their tables, but not their X
         raise RequestError(
             f"The bound is for models that add up components, CP, DistMult and ComplEx; this is "
             f"{_describe(model)}, and Theorem 1 says nothing of it."
         )
     if not (0 < plain < math.inf and 0 < mapped < math.inf):
         raise RequestError(f"The bound divides by λ1 and λ2, so both are above 0; plain is {plain}, mapped {mapped}.")
+    return model
 
 
 def _describe(model: Model) -> str:
-    own = type(model.bilinear).__name__
-    return own if model is model.bilinear else f"the dual of {own}"
+    own = type(model.embedding).__name__
+    return own if model is model.embedding else f"the dual of {own}"

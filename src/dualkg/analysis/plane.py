@@ -18,7 +18,8 @@ from dualkg.analysis.projection import Query, Vectors, short_relation, tail_embe
 from dualkg.data.graph import Graph
 from dualkg.data.known import Ids, KnownAnswers
 from dualkg.errors import RequestError
-from dualkg.models.base import BilinearModel, Model
+from dualkg.models.base import Model
+from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import RealDiagonalModel
 
 FEWEST, MOST = 5, 20  # tails of a query that make a picture
@@ -135,7 +136,7 @@ def _lengths(tails: Vectors, mapped_head: Vectors) -> Lengths:
 
 def _check(model: Model, graph: Graph) -> BilinearModel:
     model.check_shape(graph.shape)
-    bilinear = model.bilinear
+    bilinear = model.embedding
     if not isinstance(bilinear, RealDiagonalModel) or bilinear.dim != 2:
         raise RequestError(
             f"The plane is that of a CP or DistMult model with dim 2; this is {type(bilinear).__name__} with dim "

@@ -162,7 +162,7 @@ def project(model: Model, queries: Sequence[Query], *, perplexity: float | None 
 
 def tail_embeddings(model: Model, entities: npt.ArrayLike) -> Vectors:
     """Rows of the table that a model looks tails up in, `(num_entities, width)`: CP has one for tails alone."""
-    table = model.bilinear.tail_table.detach()
+    table = model.embedding.tail_table.detach()
     chosen = table[torch.as_tensor(np.asarray(entities, dtype=np.int64), device=table.device)]
     return chosen.double().cpu().numpy()
 

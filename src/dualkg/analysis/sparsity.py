@@ -22,11 +22,11 @@ ModelT = TypeVar("ModelT", bound=Model)
 
 def entity_tables(model: Model) -> dict[str, nn.Parameter]:
     """The tables of entities, by the names they are saved under: one, or CP's two."""
-    used = (model.bilinear.head_table, model.bilinear.tail_table)
+    used = (model.embedding.head_table, model.embedding.tail_table)
     found = {name: table for name, table in model.named_parameters() if any(table is one for one in used)}
     if not all(any(one is table for table in found.values()) for one in used):
         raise RequestError(
-            f"Sparsity is that of entity tables, and {type(model.bilinear).__name__} computes its entity vectors from "
+            f"Sparsity is that of entity tables, and {type(model.embedding).__name__} computes its entity vectors from "
             f"other parameters. Take a model whose head_table and tail_table are parameters."
         )
     return found

@@ -25,7 +25,7 @@ def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]
         raise RequestError(f"Embeddings are exported as {', '.join(FORMATS)}; '{format}' was asked for.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} exists already. Name a new folder with --out.")
-    tables = {name.rpartition(".")[2]: value.detach().cpu().numpy() for name, value in run.model.state_dict().items()}
+    tables = {name: value.detach().cpu().numpy() for name, value in run.model.embedding.state_dict().items()}
     with replacing_folder(folder) as fresh:
         FORMATS[format](tables, run, fresh)
         for vocabulary, name in ((run.graph.entities, "entities"), (run.graph.relations, "relations")):
@@ -52,11 +52,17 @@ def _safetensors(tables: Tables, run: Run, folder: Path) -> None:
 
 
 def _tsv(tables: Tables, run: Run, folder: Path) -> None:
-    for name, table in tables.items():
-        kind = "relations" if name == "relations" else "entities"
-        names = row_names(run.graph.relations if kind == "relations" else run.graph.entities, kind, run)
+    of_entities = row_names(run.graph.entities, "entities", run)
+    named = {
+        "entities": of_entities,
+        "tails": of_entities,
+        "biases": of_entities,
+        "relations": row_names(run.graph.relations, "relations", run),
+    }
+    for name, table in ((name, np.atleast_1d(table)) for name, table in tables.items()):
+        names = named.get(name) or [str(number) for number in range(len(table))]
         with (folder / f"{name}.tsv").open("w", encoding="utf-8") as file:
-            for row_name, row in zip(names, table, strict=True):
+            for row_name, row in zip(names, table.reshape(len(table), -1), strict=True):
                 # A tab or a line end inside a name would break the table; repr of a float32 reads back exactly.
                 clean = row_name.replace("\t", " ").replace("\n", " ").replace("\r", " ")
                 file.write("\t".join([clean, *(str(value) for value in row)]) + "\n")

@@ -73,7 +73,9 @@ def train(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="A recipe (.toml), a graph's name, or a folder or file of triples.")
     ],
-    model: Annotated[str | None, typer.Option(help="CP, DistMult, ComplEx, RESCAL, or package.module:Class.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="A model, such as ComplEx or RotatE, or package.module:Class.")
+    ] = None,
     regularizer: Annotated[
         str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA, UnweightedDURA or RegP1.")
     ] = None,

@@ -67,7 +67,7 @@ def rank(
     answers = known.on(device).answers
     counts = torch.empty(len(order), 2, dtype=torch.int32, device=device)
     done = 0
-    with full_precision():
+    with full_precision(), evaluating(model):
         for block in blocks:
             places = order[done : done + len(block.asked.rows)]
             counts[places] = count(block.scores(model), answers, block.asked)
@@ -172,6 +172,17 @@ def full_precision() -> Iterator[None]:
     finally:
         for matmul, precision in reduced:
             matmul.fp32_precision = precision
+
+
+@contextmanager
+def evaluating(model: Model) -> Iterator[None]:
+    """The model for a while as it answers, not as it learns: batch normalisation is another thing in the two."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 # -- counts -------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
 from dualkg.evaluation.metrics import Metrics
-from dualkg.evaluation.ranking import Asked, fastest_count, full_precision, refuse_nonfinite
+from dualkg.evaluation.ranking import Asked, evaluating, fastest_count, full_precision, refuse_nonfinite
 from dualkg.models.base import Model
 
 BLOCK = 1024  # queries scored at once
@@ -26,7 +26,7 @@ def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test") -> 
     known, first, last = (found.to(device) for found in _known_between(triples, graph))
     count = fastest_count(device.type, len(triples) * num_relations)
     counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
-    with full_precision():
+    with full_precision(), evaluating(model):
         for start in range(0, len(triples), BLOCK):
             block = slice(start, start + BLOCK)
             scores = model.score_relations(heads[block], tails[block])[:, :num_relations]

@@ -21,3 +21,11 @@ def mixed(bits: Tensor) -> Tensor:
 def shifted(bits: Tensor, places: int) -> Tensor:
     """To the right, zeros coming in: PyTorch's own shift repeats the sign."""
     return torch.bitwise_and(bits >> places, 2 ** (64 - places) - 1)
+
+
+def chained(seed: int, *columns: Tensor) -> Tensor:
+    """One number a row, from the seed and from what stands in each of several columns `(rows,)`, in their order."""
+    start = mixed(torch.full_like(columns[0], seed) * STEP)
+    for column in columns:
+        start = mixed(start + column * STEP)
+    return start

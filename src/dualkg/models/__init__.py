@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
-from dualkg.models.base import BilinearModel, Factors, Model
+from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.bilinear import BilinearModel
 from dualkg.models.complex import ComplEx
 from dualkg.models.cp import CP
+from dualkg.models.distance import DistanceModel
 from dualkg.models.distmult import DistMult
 from dualkg.models.dual import Dual
+from dualkg.models.factors import Factors
+from dualkg.models.hake import HAKE
+from dualkg.models.mode import ModE
+from dualkg.models.murp import MuRP
+from dualkg.models.quate import QuatE
 from dualkg.models.rescal import RESCAL
+from dualkg.models.rotate import RotatE
+from dualkg.models.se import SE
+from dualkg.models.simple import SimplE
+from dualkg.models.transe import TransE
+from dualkg.models.tucker import TuckER
 
-MODELS: dict[str, type[BilinearModel]] = {
+BILINEAR: dict[str, type[BilinearModel]] = {
     "CP": CP,
     "DistMult": DistMult,
     "ComplEx": ComplEx,
     "RESCAL": RESCAL,
+    "SimplE": SimplE,
+    "QuatE": QuatE,
+    "TuckER": TuckER,
 }
+DISTANCE: dict[str, type[DistanceModel]] = {
+    "TransE": TransE,
+    "RotatE": RotatE,
+    "ModE": ModE,
+    "SE": SE,
+    "HAKE": HAKE,
+    "MuRP": MuRP,
+}
+MODELS: dict[str, type[EmbeddingModel]] = {**BILINEAR, **DISTANCE}
 
-__all__ = ["CP", "MODELS", "RESCAL", "BilinearModel", "ComplEx", "DistMult", "Dual", "Factors", "Model"]
+__all__ = [
+    "BILINEAR",
+    "CP",
+    "DISTANCE",
+    "HAKE",
+    "MODELS",
+    "RESCAL",
+    "SE",
+    "BilinearModel",
+    "ComplEx",
+    "DistMult",
+    "DistanceModel",
+    "Dual",
+    "EmbeddingModel",
+    "Factors",
+    "ModE",
+    "Model",
+    "MuRP",
+    "QuatE",
+    "RotatE",
+    "SimplE",
+    "TransE",
+    "TuckER",
+]

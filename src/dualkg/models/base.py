@@ -1,27 +1,21 @@
-"""What every model offers, and what a bilinear one gets for its two maps.
-
-A relation is a linear map. A bilinear model writes that map and its transpose, `map_head` and `map_tail`,
-with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of one triple, of all tails, of all heads and of all
-relations, the dual models and the regularizers are all written once, in terms of the two.
-"""
+"""What every model offers: scores of triples, of all tails, of all heads, of all relations; and tables of vectors."""
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
+from dualkg.models.factors import Factors, rows
 
 InitScale = float | Literal["xavier"]
+Side = Literal["tail", "head"]
 
 
 class Model(nn.Module, ABC):
@@ -79,8 +73,8 @@ class Model(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def bilinear(self) -> BilinearModel:
-        """The bilinear model that holds the parameters: itself, or the one it is the dual of."""
+    def embedding(self) -> EmbeddingModel:
+        """The model that holds the tables: itself, or the one it is the dual of."""
 
     @property
     @abstractmethod
@@ -89,7 +83,7 @@ class Model(nn.Module, ABC):
 
     def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
         """The vectors of a batch of triples, or of queries, which leave out what they ask for."""
-        return Factors(self.bilinear, heads, relations, tails)
+        return Factors(self.embedding, heads, relations, tails)
 
     # -- what a kind of model writes ----------------------------------------------------------------------
 
@@ -109,6 +103,18 @@ class Model(nn.Module, ABC):
     def relation_scores(self, f: Factors) -> Tensor:
         """What `score_relations` gives."""
 
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        """Scores of some entities as tails, or heads, `(batch, n)`; the same `(n,)` for all, or `(batch, n)` ids."""
+        batch = len(f.relations)
+        candidates = candidates.expand(batch, candidates.shape[-1])
+        num = candidates.shape[1]
+        repeated = {"tail": f.given_heads, "head": f.given_tails}[side]
+        assert repeated is not None
+        given, relations = (ids.repeat_interleave(num) for ids in (repeated, f.relations))
+        asked = candidates.reshape(-1)
+        ids = (given, relations, asked) if side == "tail" else (asked, relations, given)
+        return self.score(*ids).view(batch, num)
+
     @abstractmethod
     def entity_vectors(self) -> Tensor:
         """One row an entity, `(num_entities, …)`: what makes two entities similar."""
@@ -118,10 +124,12 @@ class Model(nn.Module, ABC):
         return next(self.parameters()).device
 
 
-class BilinearModel(Model):
-    """A model that scores by ⟨h R, t⟩. A built model writes its tables and the two maps."""
+class EmbeddingModel(Model):
+    """A model with a row for every entity and every relation. Regularizers ask of it what its vectors mean."""
 
     diagonal = False  # whether a relation acts on each coordinate alone, as N3 asks
+    two_maps = False  # whether map_head and map_tail both say where a vector goes, as DURA asks
+    euclidean = True  # whether the numbers of an entity are coordinates, so that their powers add up to norms
     numbers_per_coordinate = 1  # real numbers that make one coordinate of an embedding
     two_entity_tables = False  # whether an entity is another vector as tail than as head
     usual_init_scale: InitScale = 1e-3
@@ -141,10 +149,10 @@ class BilinearModel(Model):
         self.dim = dim
         self.init_scale = self.usual_init_scale if init_scale is None else init_scale
         self._random = torch.Generator().manual_seed(seed)
-        width = dim * self.numbers_per_coordinate
+        width = self.entity_width(dim)
         self._check_size(width)
         self.entities = self.table(self.shape.num_entities, width)
-        self.relations = self.table(self.num_relation_ids, self.relation_width(dim))
+        self.relations = self.relation_table(self.num_relation_ids, self.relation_width(dim))
         if self.two_entity_tables:
             self.tails = self.table(self.shape.num_entities, width)
 
@@ -164,15 +172,19 @@ class BilinearModel(Model):
     def choices(self) -> dict[str, object]:
         return {"dim": self.dim, "reciprocal": self.reciprocal, "init_scale": self.init_scale}
 
-    # -- what a model writes ------------------------------------------------------------------------------
+    # -- what a kind of model writes ----------------------------------------------------------------------
 
     @abstractmethod
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → h R."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → where the relation takes the head."""
 
     @abstractmethod
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → t Rᵀ, the transpose of `map_head`."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → where the relation takes the tail."""
+
+    def entity_width(self, dim: int) -> int:
+        """How many real numbers an entity has."""
+        return dim * self.numbers_per_coordinate
 
     def relation_width(self, dim: int) -> int:
         """How many real numbers a relation has."""
@@ -185,6 +197,10 @@ class BilinearModel(Model):
     # -- what it gets -------------------------------------------------------------------------------------
 
     @property
+    def embedding(self) -> EmbeddingModel:
+        return self
+
+    @property
     def head_table(self) -> Tensor:
         """Embeddings of the entities as heads, `(num_entities, width)`."""
         return self.entities
@@ -195,42 +211,18 @@ class BilinearModel(Model):
         return self.tails if self.two_entity_tables else self.entities
 
     def table(self, rows: int, width: int) -> nn.Parameter:
-        """A table drawn from N(0, 1)·`init_scale`, or uniformly with Xavier's bound."""
+        """A table of fresh numbers."""
+        return nn.Parameter(self.init_noise(rows, width))
+
+    def init_noise(self, rows: int, width: int) -> Tensor:
+        """Numbers drawn from N(0, 1)·`init_scale`, or uniformly with Xavier's bound."""
         if self.init_scale == "xavier":
-            values = nn.init.xavier_uniform_(torch.empty(rows, width), generator=self._random)
-        else:
-            values = torch.randn(rows, width, generator=self._random) * self.init_scale
-        return nn.Parameter(values)
+            return nn.init.xavier_uniform_(torch.empty(rows, width), generator=self._random)
+        return torch.randn(rows, width, generator=self._random) * self.init_scale
 
-    def triple_scores(self, f: Factors) -> Tensor:
-        return (f.mapped_head * f.tail).sum(-1)
-
-    def tail_scores(self, f: Factors) -> Tensor:
-        return f.mapped_head @ self.tail_table.T
-
-    def head_scores(self, f: Factors) -> Tensor:
-        return f.mapped_tail @ self.head_table.T
-
-    def relation_scores(self, f: Factors) -> Tensor:
-        return torch.stack([(image * f.tail).sum(-1) for image in self.map_by_every_relation(f.head)], dim=-1)
-
-    def map_by_every_relation(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
-        """h R, or t Rᵀ, for each relation in turn: never batch × relations × width at once."""
-        apply = self.map_tail if transposed else self.map_head
-        for relation in range(self.num_relation_ids):
-            yield apply(vectors, torch.full((len(vectors),), relation, device=vectors.device))
-
-    def image_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
-        """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for some relations: `(num_relations asked, num_entities)`."""
-        table, apply = (self.tail_table, self.map_tail) if transposed else (self.head_table, self.map_head)
-        images = (apply(table, relation.expand(len(table))) for relation in relations)
-        return torch.stack([image.square().sum(-1) for image in images])
-
-    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """Σ‖h‖² over all heads, and Σ‖h R‖² over all heads and relations; or those of tails, t and t Rᵀ."""
-        table = self.tail_table if transposed else self.head_table
-        relations = torch.arange(self.num_relation_ids, device=table.device)
-        return table.square().sum(), self.image_norms(relations, transposed=transposed).sum()
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """Fresh relations; as entities are drawn, where a model does not say otherwise."""
+        return self.table(rows, width)
 
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""
@@ -242,79 +234,13 @@ class BilinearModel(Model):
         zero = squared == 0
         return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
-    @property
-    def bilinear(self) -> BilinearModel:
-        return self
+    def map_by_every_relation(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
+        """Where each relation takes heads, or tails, in turn: never batch × relations × width at once."""
+        apply = self.map_tail if transposed else self.map_head
+        for relation in range(self.num_relation_ids):
+            yield apply(vectors, torch.full((len(vectors),), relation, device=vectors.device))
 
     def entity_vectors(self) -> Tensor:
         if self.two_entity_tables:
             return torch.cat([self.head_table, self.tail_table], dim=-1)
         return self.entities
-
-
-@dataclass
-class Factors:
-    """The vectors of a batch, `(batch, width)`, each gathered or mapped when first asked for, and then kept."""
-
-    model: BilinearModel
-    given_heads: Tensor | None
-    given_relations: Tensor | None
-    given_tails: Tensor | None
-
-    @property
-    def heads(self) -> Tensor:
-        return _given(self.given_heads, "heads")
-
-    @property
-    def relations(self) -> Tensor:
-        return _given(self.given_relations, "relations")
-
-    @property
-    def tails(self) -> Tensor:
-        return _given(self.given_tails, "tails")
-
-    @cached_property
-    def head(self) -> Tensor:
-        return rows(self.model.head_table, self.heads)
-
-    @cached_property
-    def tail(self) -> Tensor:
-        return rows(self.model.tail_table, self.tails)
-
-    @cached_property
-    def relation(self) -> Tensor:
-        """The rows of the relations. Only for diagonal models: a matrix per triple must never be gathered."""
-        return rows(self.model.relations, self.relations)
-
-    @cached_property
-    def relation_norm(self) -> Tensor:
-        """Squared Frobenius norms of the relations, `(batch,)`."""
-        return self.model.relation_norms(self.relations)
-
-    @cached_property
-    def mapped_head(self) -> Tensor:
-        return self.model.map_head(self.head, self.relations)
-
-    @cached_property
-    def mapped_tail(self) -> Tensor:
-        return self.model.map_tail(self.tail, self.relations)
-
-    @property
-    def tail_gap(self) -> Tensor:
-        """What the tail lacks of the mapped head: the dual on the tail's side scores by its length."""
-        return self.mapped_head - self.tail
-
-    @property
-    def head_gap(self) -> Tensor:
-        return self.mapped_tail - self.head
-
-
-def rows(table: Tensor, ids: Tensor) -> Tensor:
-    """Rows of a table by id. An embedding look-up sums its gradient in a fixed order; indexing does not."""
-    return F.embedding(ids, table)
-
-
-def _given(ids: Tensor | None, what: str) -> Tensor:
-    if ids is None:
-        raise ValueError(f"these factors are of queries that do not give their {what}")
-    return ids

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.models.base import BilinearModel, Factors, Model, rows
-
-Side = Literal["tail", "head"]
+from dualkg.models.base import Model, Side
+from dualkg.models.bilinear import BilinearModel
+from dualkg.models.factors import Factors, rows
 
 
 class Dual(Model):
@@ -24,12 +22,17 @@ class Dual(Model):
     def __init__(self, primal: BilinearModel, side: Side = "tail") -> None:
         if side not in ("tail", "head"):
             raise RequestError(f"A dual has side 'tail' or 'head'; '{side}' was asked for.")
+        if not (isinstance(primal, BilinearModel) and primal.two_maps):
+            raise RequestError(
+                f"A dual is that of a bilinear model, whose relations are linear maps with a transpose; this "
+                f"{type(primal).__name__} is none. Leave model.dual out."
+            )
         super().__init__(primal.shape, reciprocal=primal.reciprocal)
         self.primal = primal
         self.side = side
 
     @property
-    def bilinear(self) -> BilinearModel:
+    def embedding(self) -> BilinearModel:
         return self.primal
 
     @property

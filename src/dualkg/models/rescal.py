@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from dualkg.models.base import BilinearModel, InitScale, rows
+from dualkg.models.base import InitScale
+from dualkg.models.bilinear import BilinearModel
+from dualkg.models.factors import rows
+from dualkg.models.groups import Groups, mapped_by
 
 
 class RESCAL(BilinearModel):
@@ -34,12 +36,6 @@ class RESCAL(BilinearModel):
         return gram.trace(), (gram @ matrices * matrices).sum()
 
     def _grouped(self, vectors: Tensor, relations: Tensor, *, transposed: bool) -> Tensor:
-        order = torch.argsort(relations, stable=True)
-        distinct, counts = torch.unique_consecutive(relations[order], return_counts=True)
-        matrices = rows(self.relations, distinct).view(-1, self.dim, self.dim)
-        groups = torch.split(rows(vectors, order), counts.tolist())
-        mapped = [
-            group @ (matrix.T if transposed else matrix)
-            for group, matrix in zip(groups, matrices.unbind(), strict=True)
-        ]
-        return rows(torch.cat(mapped), torch.argsort(order)) if mapped else vectors
+        groups = Groups(relations)
+        matrices = rows(self.relations, groups.distinct).view(-1, self.dim, self.dim)
+        return mapped_by(matrices.mT if transposed else matrices, groups, vectors)

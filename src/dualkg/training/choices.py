@@ -9,14 +9,14 @@ from typing import Any
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError, did_you_mean
-from dualkg.models import MODELS, BilinearModel, Dual, Model
+from dualkg.models import MODELS, Dual, EmbeddingModel, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.training.recipe import ModelChoice, RegularizerChoice, Section
 
 
 def build_model(choice: ModelChoice, shape: GraphShape, *, seed: int) -> Model:
     """The model that a recipe names, with fresh parameters."""
-    kind = find_class(choice.name, MODELS, BilinearModel)
+    kind = find_class(choice.name, MODELS, EmbeddingModel)
     keywords: dict[str, Any] = {"dim": choice.dim, "reciprocal": choice.reciprocal, **choice.options}
     if choice.init_scale is not None:
         keywords["init_scale"] = choice.init_scale
@@ -45,7 +45,7 @@ def build_regularizer(choice: RegularizerChoice) -> Regularizer:
 def describe_model(model: Model) -> ModelChoice:
     """The choice that makes a model like this one again."""
     own, options = _apart(model.choices, ModelChoice)
-    return ModelChoice.model_validate({"name": name_of(model.bilinear, MODELS), **own, "options": options})
+    return ModelChoice.model_validate({"name": name_of(model.embedding, MODELS), **own, "options": options})
 
 
 def describe_regularizer(regularizer: Regularizer) -> RegularizerChoice:
@@ -81,7 +81,7 @@ def find_class(name: str, known: dict[str, Any], base: type) -> Any:
     if name in known:
         return known[name]
     module_name, colon, class_name = name.partition(":")
-    kind = "model" if base is BilinearModel else base.__name__.lower()
+    kind = "model" if base is EmbeddingModel else base.__name__.lower()
     if not colon:
         near = did_you_mean(name, known) or f" There are {', '.join(known)}."
         raise RequestError(f"No {kind} is named '{name}'.{near} One's own is named package.module:Class.")

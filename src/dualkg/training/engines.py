@@ -11,9 +11,10 @@ from torch import Tensor
 from dualkg.errors import RequestError
 from dualkg.kernels.cpu.processor import has_bf16_products
 from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
-from dualkg.losses import CrossEntropy
+from dualkg.losses import AnyLoss, CrossEntropy
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
+from dualkg.training.forms import scores_are
 from dualkg.training.fused import FusedStep
 from dualkg.training.gpu.graphed import GraphedStep
 from dualkg.training.gpu.step import HalfStep
@@ -31,8 +32,16 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     if not FusedStep.applies_to(model):
         if engine == "fused" or precision == "bf16":
             raise RequestError(
-                f"The fused engine needs a bilinear model whose scores are one product and whose tables are all "
-                f"trained; this {type(model).__name__} is none. Use --engine plain and float32."
+                f"The fused engine needs a model whose scores are one product, as those of bilinear models and squared "
+                f"distances are, and whose tables are all trained; this {type(model).__name__} is none. Use --engine "
+                f"plain and float32."
+            )
+        return "plain"
+    if plain_alone := _loss_of_plain_engine(recipe):
+        if engine == "fused" or precision == "bf16":
+            raise RequestError(
+                f"The fused engine is for cross entropy, against whole answers; {plain_alone} was asked for. Use "
+                f"--engine plain and float32."
             )
         return "plain"
     if engine == "plain":
@@ -48,21 +57,30 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     return "kernels" if on_gpu else "fused bf16"
 
 
-def build_step(
-    engine: Engine, model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer
-) -> Step:
+def build_step(engine: Engine, model: Model, loss: AnyLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> Step:
     if engine == "plain":
         return PlainStep(model, loss, regularizer, optimizer)
+    if not isinstance(loss, CrossEntropy) or loss.label_smoothing:
+        raise ValueError(f"the engine '{engine}' is for cross entropy without label smoothing")
     if engine == "kernels":
         return GraphedStep(HalfStep(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
     return FusedStep(model, loss, regularizer, optimizer, half=engine == "fused bf16")
 
 
+def _loss_of_plain_engine(recipe: Recipe) -> str | None:
+    """What of a loss the fused engines do not know, where there is such."""
+    if recipe.loss.kind != "cross entropy":
+        return f"loss.kind = '{recipe.loss.kind}'"
+    return "loss.label_smoothing" if recipe.loss.label_smoothing else None
+
+
 def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) -> str | None:
     """Why products cannot be in bfloat16, as the end of a sentence."""
+    if scores_are(model) != "products":
+        return "is for models that score by products"
     if recipe.optimizer.name != "Adagrad":
         return f"is for training with Adagrad; {recipe.optimizer.name} was asked for"
-    if model.bilinear.entities.dtype != torch.float32:
+    if model.embedding.entities.dtype != torch.float32:
         return "is for tables of float32"
     if model.device.type == "cpu":
         return None if has_bf16_products() else "is not what this processor multiplies, and would be slow"
@@ -72,7 +90,7 @@ def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) ->
         return "is not what this GPU multiplies"
     if not HalfStep.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):
         return (
-            "on a GPU is for the models and regularizers of dualkg, other than UnweightedDURA, and for RESCAL without "
-            "relation prediction"
+            "on a GPU is for the models and regularizers of dualkg, other than UnweightedDURA, TuckER and QuatE with "
+            "normalized relations; for RESCAL without relation prediction, and for SimplE with sums of squares"
         )
     return None

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from dualkg.losses import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
-from dualkg.models.base import BilinearModel, Factors, Model
+from dualkg.models.base import Model
 from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.factors import Factors
 from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
+from dualkg.training.forms import scores_are
 from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
 from dualkg.training.tables import ExactTables, HalfTables, LossAndGradient, Side
 
@@ -43,30 +45,25 @@ class FusedStep:
         *,
         half: bool = False,
     ) -> None:
-        self.model = model = model.bilinear
+        self.asked = model
+        self.model = model = model.embedding
         self.loss = loss
         self.regularizer = regularizer
         self.optimizer = optimizer
-        self.tables = HalfTables(model, optimizer) if half else ExactTables(model, optimizer)
+        squared = scores_are(self.asked) == "squared distances"
+        self.tables = HalfTables(model, optimizer) if half else ExactTables(model, optimizer, squared=squared)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
         # Of classes that are not ours we cannot know what else they do with the ids of relations, or with the tables.
         ours = type(model) in MODELS.values() and sees_batch_alone(regularizer)
         large = model.relations.shape[1] > model.entities.shape[1]
-        self.direct = ours and isinstance(model, DiagonalModel) and not loss.relation_weight
+        linear = isinstance(model, DiagonalModel) and model.linear_in_relations
+        self.direct = ours and linear and not loss.relation_weight
         self.by_row = ours and large and not loss.relation_weight and can_step_rows(optimizer)
 
     @staticmethod
     def applies_to(model: Model) -> bool:
-        """Whether all scores are the products that are fused here, and every table is trained."""
-        kind = type(model)
-        return (
-            isinstance(model, BilinearModel)
-            and all(table.requires_grad for table in model.parameters())
-            and all(
-                getattr(kind, name) is getattr(BilinearModel, name)
-                for name in ("tail_scores", "head_scores", "head_table", "tail_table", "factors")
-            )
-        )
+        """Whether all scores are what is fused here, and every table is trained."""
+        return scores_are(model) is not None and all(table.requires_grad for table in model.parameters())
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -104,7 +101,7 @@ class FusedStep:
         """Whatever the maps and the regularizer do with the vectors of the batch."""
         f = LeafFactors(self.model, *batch.unbind(-1))
         objective, upstream = self._score(f)
-        images = [f.mapped_head, f.mapped_tail][: len(upstream)]
+        images = [f.mapped_head] if len(upstream) == 1 else [f.mapped_head, f.mapped_tail]
         small = self._small_terms(f)
         if small is not None:
             objective, images, upstream = (
@@ -189,7 +186,7 @@ class FusedStep:
         """What autograd can well do: relation prediction and the regularizer."""
         terms = []
         if self.loss.relation_weight:
-            terms.append(self.loss.relation_weight * cross_entropy(self.model.relation_scores(f), f.relations))
+            terms.append(self.loss.relation_weight * cross_entropy(self.asked.relation_scores(f), f.relations))
         if self.regularizer.weight:
             terms.append(self.regularizer(f))
         return torch.stack(terms).sum() if terms else None

@@ -11,7 +11,7 @@ import torch
 from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.models import MODELS, BilinearModel
+from dualkg.models import MODELS, EmbeddingModel, SimplE
 from dualkg.training.choices import find_class
 from dualkg.training.recipe import Data, ModelChoice, Recipe
 from dualkg.training.run import Run
@@ -36,7 +36,7 @@ def from_arrays(
     tables hold all real parts, then all imaginary parts; complex arrays are taken apart. Twice as many relation
     rows as relations are taken for reciprocals. CP needs `tails`, its second entity table.
     """
-    kind = find_class(model, MODELS, BilinearModel)
+    kind = find_class(model, MODELS, EmbeddingModel)
     given = {"entities": entities, "relations": relations, "tails": tails}
     tables = {name: _real(table, name, kind) for name, table in given.items() if table is not None}
     graph = graph or _without_triples(entity_names, relation_names)
@@ -59,13 +59,13 @@ def _without_triples(entity_names: Sequence[str] | None, relation_names: Sequenc
     return Graph("imported", entities, relations, NO_TRIPLES, NO_TRIPLES, NO_TRIPLES)
 
 
-def _real(table: Array, name: str, kind: type[BilinearModel]) -> torch.Tensor:
+def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> torch.Tensor:
     values = np.asarray(table)
     if values.ndim < 2:
         raise RequestError(f"{name} should be a table with a row for each name; its shape is {values.shape}.")
     values = values.reshape(len(values), -1)
     if np.iscomplexobj(values):
-        if kind.numbers_per_coordinate != 2:
+        if kind.numbers_per_coordinate != 2 or kind is SimplE:  # whose two numbers are one as head and one as tail
             raise RequestError(f"{name} are complex numbers; {kind.__name__} has real ones.")
         values = np.concatenate([values.real, values.imag], axis=1)
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
@@ -98,8 +98,8 @@ def _in_graph_order(table: torch.Tensor, names: Sequence[str], vocabulary: Vocab
 
 
 def _fill(
-    kind: type[BilinearModel], graph: Graph, tables: dict[str, torch.Tensor], *, reciprocal: bool
-) -> BilinearModel:
+    kind: type[EmbeddingModel], graph: Graph, tables: dict[str, torch.Tensor], *, reciprocal: bool
+) -> EmbeddingModel:
     dim = tables["entities"].shape[1] // kind.numbers_per_coordinate
     model = kind(graph.shape, dim=dim, reciprocal=reciprocal)
     expected = {key: tuple(value.shape) for key, value in model.state_dict().items()}

@@ -21,7 +21,6 @@ from dualkg.data.graph import Graph
 from dualkg.data.known import KnownAnswers, with_reciprocals
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.evaluation import evaluate
-from dualkg.losses import CrossEntropy, Dropout, frequency_weights
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
@@ -29,6 +28,7 @@ from dualkg.training.checkpoint import Progress
 from dualkg.training.costs import Clock, WarmUp, reset_peak
 from dualkg.training.engines import Step, build_step, choose_engine
 from dualkg.training.memory import check_memory
+from dualkg.training.objective import build_loss
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.order import shuffled
 from dualkg.training.processor import current, tiny_numbers_as_zero
@@ -73,7 +73,7 @@ class Trainer:
         watch: Callable[[Moment], None] | None = None,
     ) -> None:
         model.check_shape(graph.shape)
-        regularizer.check(model.bilinear)
+        regularizer.check(model.embedding)
         self.model = model
         self.graph = graph
         self.recipe = recipe
@@ -97,18 +97,11 @@ class Trainer:
 
     # -- what is trained on -------------------------------------------------------------------------------
 
-    def _loss(self) -> CrossEntropy:
-        choice = self.recipe.loss
-        weights = None
-        if choice.frequency_weight:
-            weights = frequency_weights(self.graph.train, self.graph.shape.num_entities, choice.frequency_weight)
-            weights = weights.to(self.model.device, next(self.model.parameters()).dtype)
-        dropout = Dropout(choice.dropout, seed=self.recipe.training.seed)
-        return CrossEntropy(entity_weights=weights, relation_weight=choice.relation_weight, dropout=dropout)
-
     def _step(self) -> Step:
         """A step that sees the weights as they are now: a fused one may hold copies of the tables."""
-        return build_step(self.engine, self.model, self._loss(), self.regularizer, self.optimizer)
+        return build_step(
+            self.engine, self.model, build_loss(self.recipe, self.model, self.graph), self.regularizer, self.optimizer
+        )
 
     def _examples(self) -> npt.NDArray[np.int64]:
         triples = self.graph.train

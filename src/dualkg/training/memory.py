@@ -12,6 +12,9 @@ import torch
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
+from dualkg.models.bilinear import BilinearModel
+from dualkg.models.distance import DistanceModel
+from dualkg.models.tucker import TuckER
 from dualkg.training.engines import Engine
 from dualkg.training.gpu.table import ALIGNED, TILE
 from dualkg.training.recipe import Recipe
@@ -22,6 +25,11 @@ HALF = 2
 WHOLE_TABLE = 4  # copies of a table, where a regularizer looks at all of it and autograd takes its gradient
 MADE_OF_MATRICES = 8  # copies of the matrices of a batch, while autograd and the optimizer work on them
 DRAWN = 4  # whole numbers for each of an image's, while it is drawn which are dropped
+# For each negative of a triple: its score and what autograd and the loss keep of it, and whole numbers it is drawn by.
+NUMBERS_OF_NEGATIVE, IDS_OF_NEGATIVE = 6, 4
+# Copies of its vector, where it is scored for one triple alone: by a product, and in any other way.
+VECTORS_OF_PRODUCT, VECTORS_OF_NEGATIVE = 3, 8
+IDS_OF_ANSWER = 5  # for each answer of training, and each query, at most as many
 LIBRARIES = 200 * 2**20  # that matrix products and compiled kernels keep for themselves
 
 
@@ -67,55 +75,79 @@ def check_memory(recipe: Recipe, model: Model, engine: Engine, *, num_examples: 
 
 def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) -> Need:
     """The peak of a run; tests hold it against what runs do take."""
-    bilinear = model.bilinear
-    size = bilinear.entities.element_size()
-    tables = {name: table.numel() * size for name, table in bilinear.named_parameters()}
+    held = model.embedding
+    size = held.entities.element_size()
+    tables = {name: table.numel() * size for name, table in held.named_parameters()}
     state = {"Adagrad": 1, "Adam": 2, "SGD": 0}[recipe.optimizer.name] * sum(tables.values())
     need = _kernels(model) if engine == "kernels" else _autograd(model, engine, tables, recipe.training.batch_size)
+    if recipe.loss.kind != "cross entropy":
+        need = _sampled(need, recipe, model, num_examples=num_examples)
     twice = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
     kept = sum(tables.values()) if twice else 0
     # The triples, in their order and shuffled; keys to sort by; and a block of the ranking, with what it is counted by.
     common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
     libraries = LIBRARIES if model.device.type == "cuda" else 0
     looked_over = WHOLE_TABLE * max(tables.values()) if recipe.regularizer.name == "UnweightedDURA" else 0
-    drawn = DRAWN * ID * bilinear.entities.shape[1] if recipe.loss.dropout else 0
+    drawn = DRAWN * ID * held.entities.shape[1] if recipe.loss.dropout else 0
     fixed = need.fixed + state + kept + common + libraries + looked_over
     return need._replace(fixed=fixed, per_triple=need.per_triple + drawn)
 
 
 def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: int) -> Need:
     """A gradient for every table; scores, and what autograd or the softmax keep of them; vectors of the batch."""
-    bilinear, on_gpu = model.bilinear, model.device.type == "cuda"
-    size, width = bilinear.entities.element_size(), bilinear.entities.shape[1]
-    num_entities, num_sides = bilinear.shape.num_entities, 1 if model.reciprocal else 2
+    held, on_gpu = model.embedding, model.device.type == "cuda"
+    size, width = held.entities.element_size(), held.entities.shape[1]
+    num_entities, num_sides = held.shape.num_entities, 1 if model.reciprocal else 2
     gradients = sum(tables.values())
-    if bilinear.relations.shape[1] > width and engine != "plain":  # of matrices, only those of the batch
-        present = min(bilinear.num_relation_ids, batch_size) * bilinear.relations.shape[1] * size
+    if held.relations.shape[1] > width and engine != "plain":  # of matrices, only those of the batch
+        present = min(held.num_relation_ids, batch_size) * held.relations.shape[1] * size
         gradients += MADE_OF_MATRICES * present - tables["relations"]
+    if isinstance(held, TuckER):  # whose matrices are stored nowhere, and are formed for each batch
+        gradients += MADE_OF_MATRICES * min(held.num_relation_ids, batch_size) * held.dim**2 * size
     if engine == "fused bf16":
         entities = sum(tables[name] for name in ("entities", "tails") if name in tables)
         fixed = gradients + 2 * entities * HALF / size
-        return Need(fixed, 24 * num_sides * width * size, num_entities * HALF, rows_at_once(bilinear, HALF))
+        return Need(fixed, 24 * num_sides * width * size, num_entities * HALF, rows_at_once(held, HALF))
     passes = max(tables.values()) if on_gpu or engine == "plain" else 0  # of an optimizer that needs several
-    at_once = rows_at_once(bilinear, size)
+    at_once = rows_at_once(held, size)
     if engine == "plain":
-        arrays, at_once = num_sides * (3 if model is bilinear else 5), sys.maxsize
+        arrays, at_once = num_sides * (3 if model is held else 5), sys.maxsize
         gradients += max(tables.values())  # the same table's gradient from its products and from its rows
     else:
         arrays = 2 if on_gpu else 1
     return Need(gradients + passes, 24 * num_sides * width * size, arrays * num_entities * size, at_once)
 
 
+def _sampled(need: Need, recipe: Recipe, model: Model, *, num_examples: int) -> Need:
+    """The same run with scores of negatives instead of all entities, and with the answers of training."""
+    choice, held = recipe.loss, model.embedding
+    size, width = held.entities.element_size(), held.entities.shape[1]
+    num = min(recipe.training.batch_size, num_examples) if choice.negatives == "batch" else choice.num_negatives
+    vectors = VECTORS_OF_PRODUCT if isinstance(model, BilinearModel) else VECTORS_OF_NEGATIVE
+    if choice.negatives != "uniform" and _scores_for_all_at_once(model):
+        vectors = 0
+    negative = (NUMBERS_OF_NEGATIVE + vectors * width) * size + IDS_OF_NEGATIVE * ID
+    answers = num_examples * (1 if model.reciprocal else 2) * IDS_OF_ANSWER * ID
+    return need._replace(fixed=need.fixed + answers, scores=num * negative, at_once=sys.maxsize)
+
+
+def _scores_for_all_at_once(model: Model) -> bool:
+    """Whether the same candidates for all triples have one vector each, not one for every triple."""
+    if isinstance(model, DistanceModel):
+        return not model.meets_between and (model.reciprocal or model.isometric)
+    return isinstance(model, BilinearModel)
+
+
 def _kernels(model: Model) -> Need:
     """Rows of gradients for every table but matrices; a copy and a gradient in bfloat16 where all rows are scored."""
-    bilinear = model.bilinear
-    (num_entities, width), num_sides = bilinear.entities.shape, 1 if model.reciprocal else 2
+    held = model.embedding
+    (num_entities, width), num_sides = held.entities.shape, 1 if model.reciprocal else 2
     padded = -(-num_entities // TILE) * TILE, -(-width // ALIGNED) * ALIGNED
-    num_tables = 2 if bilinear.two_entity_tables else 1
+    num_tables = 2 if held.two_entity_tables else 1
     num_scored = min(num_tables, num_sides)
-    rows = num_tables * bilinear.entities.numel() + (bilinear.relations.numel() if bilinear.diagonal else 0)
+    rows = num_tables * held.entities.numel() + (held.relations.numel() if held.diagonal else 0)
     fixed = 4 * rows + num_scored * padded[0] * padded[1] * 2 * HALF
-    vectors = num_sides * padded[1] * (HALF + 4) + (0 if bilinear.diagonal else 4 * 4 * width)
+    vectors = num_sides * padded[1] * (HALF + 4) + (0 if held.diagonal else 4 * 4 * width)
     return Need(fixed, vectors, num_sides * padded[0] * HALF, sys.maxsize)
 
 

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from dualkg.errors import RequestError, did_you_mean
 
@@ -50,15 +59,60 @@ class RegularizerChoice(Section):
     options: dict[str, Any] = {}
 
 
-class Loss(Section):
-    """Cross entropy; `frequency_weight` is w0 of Appendix D.1, `relation_weight` adds relation prediction.
+OF_CROSS_ENTROPY = ("frequency_weight", "relation_weight", "dropout", "label_smoothing")
+OF_SAMPLING = ("num_negatives", "negatives", "sides", "margin", "temperature", "subsampling", "known")
 
-    `dropout` is the share of each query's image that is set to zero while it is scored.
+
+class Loss(Section):
+    """Cross entropy over all entities, or a loss over negatives that are sampled; each kind has keys of its own.
+
+    `frequency_weight` is w0 of Appendix D.1, `relation_weight` adds relation prediction, `dropout` is the share of each
+    query's image that is set to zero while it is scored. `margin` is γ; left out, the loss's own.
     """
 
+    kind: Literal["cross entropy", "negative sampling", "margin"] = "cross entropy"
     frequency_weight: float = Field(0.0, ge=0, le=1)
     relation_weight: float = Field(0.0, ge=0)
     dropout: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    num_negatives: int = Field(64, ge=1)
+    negatives: Literal["uniform", "shared", "batch"] = "uniform"
+    sides: Literal["uniform", "bernoulli"] = "uniform"
+    margin: float | None = Field(None, ge=0)
+    temperature: float = Field(1.0, ge=0)
+    subsampling: bool = False
+    known: bool = False
+
+    def _idle(self) -> dict[str, str]:
+        """The keys that this choice has no use for, and why, as the middle of a sentence."""
+        if self.kind == "cross entropy":
+            return dict.fromkeys(OF_SAMPLING, "is for a loss that samples negatives, and loss.kind is 'cross entropy'")
+        idle = dict.fromkeys(OF_CROSS_ENTROPY, f"is for cross entropy, and loss.kind is '{self.kind}'")
+        if self.kind == "margin":
+            idle["temperature"] = "is for negative sampling, and loss.kind is 'margin'"
+        if self.negatives == "batch":
+            idle["num_negatives"] = "says how many are drawn, and loss.negatives = 'batch' draws none"
+        return idle
+
+    def _is_default(self, key: str) -> bool:
+        return bool(getattr(self, key) == type(self).model_fields[key].default)
+
+    @model_validator(mode="after")
+    def _all_is_of_use(self) -> Loss:
+        for key, why in self._idle().items():
+            if not self._is_default(key):
+                raise ValueError(f"{key} {why}; leave {key} out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Where choices left open are left out, so are keys of another kind: cross entropy is written as it was."""
+        found: dict[str, Any] = write(self)
+        if not info.exclude_none:
+            return found
+        silent = {"kind", "label_smoothing"} if self.kind == "cross entropy" else set()
+        left_out = {*self._idle(), *(key for key in silent if self._is_default(key))}
+        return {key: value for key, value in found.items() if key not in left_out}
 
 
 class Optimizer(Section):
@@ -119,6 +173,22 @@ class Recipe(Section):
         if self.optimizer.average_from < 1 and self.validation.keep == "best":
             raise ValueError(
                 "a mean of weights is kept by optimizer.average_from, or the best by validation.keep; not both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _negatives_can_be_drawn(self) -> Recipe:
+        if self.loss.kind == "cross entropy":
+            return self
+        if self.training.batch_size < 2:
+            raise ValueError(
+                "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
+                "training.batch_size should be at least 2; it is 1"
+            )
+        if self.loss.sides == "bernoulli" and self.model.reciprocal:
+            raise ValueError(
+                "with reciprocal relations tails alone are corrupted, so loss.sides = 'bernoulli' is for "
+                "model.reciprocal = false; it is true"
             )
         return self
 
@@ -199,7 +269,8 @@ def _sentence(error: ValidationError) -> str:
         near = did_you_mean(where[-1], known) or f" There are: {', '.join(known)}."
         return f"{name} is not {kind}.{near}"
     if first["type"] == "value_error":
-        return f"{name}: {first['msg'].removeprefix('Value error, ')}."
+        said = first["msg"].removeprefix("Value error, ")
+        return f"{name}: {said}." if name else f"{said}."
     came = json.dumps(first["input"], ensure_ascii=False, default=str)
     rule = first["msg"].removeprefix("Input should be ")
     return f"{name} should be {rule}; {came} came."

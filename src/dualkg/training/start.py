@@ -15,6 +15,7 @@ from dualkg.data.known import KnownAnswers
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation import Report, evaluate
+from dualkg.models import MODELS
 from dualkg.models.base import Model
 from dualkg.regularizers import NoRegularizer, Regularizer
 from dualkg.training.choices import (
@@ -50,7 +51,10 @@ def default_batch_size(graph: Graph) -> int:
 
 
 def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """What is trained where no recipe is given: ComplEx with DURA, chosen on several graphs' validation splits."""
+    """What is trained where no recipe is given: ComplEx with DURA, chosen on several graphs' validation splits.
+
+    A model that DURA is not defined for is trained without, unless a regularizer is asked for.
+    """
     base = Recipe(
         data=data,
         model=ModelChoice(name="ComplEx"),
@@ -59,6 +63,9 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
         training=Training(batch_size=default_batch_size(graph)),
     )
     changes = dict(changes or {})
+    kind = MODELS.get(changes.get("model.name", base.model.name))
+    if kind and not kind.two_maps:
+        changes.setdefault("regularizer.name", "none")
     if changes.get("regularizer.name", "DURA") not in ("DURA", "UnweightedDURA"):  # λ1 and λ2 are theirs alone
         base = base.model_copy(update={"regularizer": RegularizerChoice(weight=base.regularizer.weight)})
     return base.with_changes(changes)
@@ -211,6 +218,7 @@ def _begin(trainer: Trainer, folder: RunFolder | None, *, overwrite: bool = Fals
 
 def _go(trainer: Trainer, folder: RunFolder | None) -> Run:
     """Train to the end, evaluate, and keep the results."""
+    trainer.model.train()  # it may have been trained or asked before
     trainer.run()
     model, graph, history = trainer.model.eval(), trainer.graph, trainer.progress.history
     peak, started = peak_mib(model.device), time.perf_counter()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from dualkg.losses import CrossEntropy
+from dualkg.losses import AnyLoss
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training.optimizers import AnyOptimizer
@@ -13,7 +13,7 @@ from dualkg.training.optimizers import AnyOptimizer
 class PlainStep:
     """Descend on loss plus regularizer for one batch. The reference that faster steps are held against."""
 
-    def __init__(self, model: Model, loss: CrossEntropy, regularizer: Regularizer, optimizer: AnyOptimizer) -> None:
+    def __init__(self, model: Model, loss: AnyLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> None:
         self.model = model
         self.loss = loss
         self.regularizer = regularizer

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dualkg.models.base import BilinearModel
+from dualkg.models.base import EmbeddingModel
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.workspace import Workspace
 
@@ -33,9 +33,13 @@ class LossAndGradient(NamedTuple):
 
 
 class Tables(ABC):
-    """The entity tables of a model, a gradient for each, and what is done with them in a step."""
+    """The entity tables of a model, a gradient for each, and what is done with them in a step.
 
-    def __init__(self, model: BilinearModel, optimizer: AnyOptimizer) -> None:
+    With `squared`, a score is −‖x − t‖² rather than ⟨x, t⟩, of which the softmax does not see ‖x‖².
+    """
+
+    def __init__(self, model: EmbeddingModel, optimizer: AnyOptimizer, *, squared: bool = False) -> None:
+        self.squared = squared
         self.model = model
         self.optimizer = optimizer
         self.scores, self.products = Workspace(), Workspace()
@@ -44,7 +48,7 @@ class Tables(ABC):
     def cross_entropy(
         self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
     ) -> LossAndGradient:
-        """Σ share · −log softmax(images @ tableᵀ)[target], the gradient of the table kept here, or added to it.
+        """Σ share · −log softmax(scores)[target], the gradient of the table kept here, or added to it.
 
         In one array of batch × entities, and of a large batch in parts of it. Autograd would keep the scores, their
         log-softmax and both gradients; here the scores are turned into the gradient where they stand.
@@ -62,14 +66,21 @@ class Tables(ABC):
         """The same for as many rows as are scored at once."""
         table, (images, targets, share) = self._scored(side), queries
         scores = self.scores.of(len(images), len(table), table)
-        torch.mm(images.to(table.dtype), table.T, out=scores)
+        if self.squared:
+            images = 2 * images
+            torch.addmm(-table.square().sum(-1), images, table.T, out=scores)
+        else:
+            torch.mm(images.to(table.dtype), table.T, out=scores)
         losses = _softmax_gradient_(scores, targets)
         self._add_product_(self.gradient(side), scores.T, (share * images).to(table.dtype), accumulate=accumulate)
+        if self.squared:  # from the norms: each row is as often subtracted as it was asked for, less than it was it
+            self.gradient(side).addcmul_((share.T @ scores).T, table, value=-2)
         if table.dtype == images.dtype:
             upstream = scores @ table
         else:  # transposed it is a third faster, where a processor has AMX
             upstream = torch.mm(table.T, scores.T).T.to(images.dtype)
-        return LossAndGradient((share.squeeze(-1) * losses).sum(), share * upstream)
+        slope = 2 * share if self.squared else share
+        return LossAndGradient((share.squeeze(-1) * losses).sum(), slope * upstream)
 
     def _add_product_(self, total: Tensor, one: Tensor, other: Tensor, *, accumulate: bool) -> None:
         """Add a product to what is in `total`, or put it there; sums are kept in the precision of the model."""
@@ -122,7 +133,7 @@ class HalfTables(Tables):
     Each table has a bfloat16 copy that Adagrad writes in the same pass.
     """
 
-    def __init__(self, model: BilinearModel, optimizer: AnyOptimizer) -> None:
+    def __init__(self, model: EmbeddingModel, optimizer: AnyOptimizer) -> None:
         super().__init__(model, optimizer)
         self.copies = {side: table.detach().bfloat16() for side, table in _own_tables(model).items()}
 
@@ -141,7 +152,7 @@ class HalfTables(Tables):
                 adagrad_(table.detach(), self.optimizer.state[table]["sum"], gradient, copy, learning_rate, eps=eps)
 
 
-def rows_at_once(model: BilinearModel, bytes_of_score: int) -> int:
+def rows_at_once(model: EmbeddingModel, bytes_of_score: int) -> int:
     """How many rows of scores exist at once: on a CPU as many as memory is meant for, but enough for full products."""
     if model.device.type != "cpu":
         return sys.maxsize
@@ -161,10 +172,10 @@ def _softmax_gradient_(scores: Tensor, targets: Tensor) -> Tensor:
     return losses
 
 
-def _own_tables(model: BilinearModel) -> dict[Side, nn.Parameter]:
+def _own_tables(model: EmbeddingModel) -> dict[Side, nn.Parameter]:
     """The entity tables by side; one alone, the head's, where they are shared."""
     return {"head": model.entities, "tail": model.tails} if model.two_entity_tables else {"head": model.entities}
 
 
-def _table(model: BilinearModel, side: Side) -> Tensor:
+def _table(model: EmbeddingModel, side: Side) -> Tensor:
     return (model.head_table if side == "head" else model.tail_table).detach()

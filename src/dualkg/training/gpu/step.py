@@ -7,8 +7,10 @@ from torch import Tensor
 
 from dualkg.losses import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
-from dualkg.models.base import BilinearModel, Factors, Model
+from dualkg.models.base import Model
+from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.factors import Factors
 from dualkg.models.rescal import RESCAL
 from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
 from dualkg.training.fused import LeafFactors
@@ -48,10 +50,16 @@ class HalfStep:
     @staticmethod
     def applies_to(model: Model, regularizer: Regularizer, *, predicts_relations: bool) -> bool:
         """Whether model and regularizer are ours, so that kernels know what they do, and look at the batch alone."""
-        ours = type(model) in MODELS.values() and sees_batch_alone(regularizer)
+        if type(model) not in MODELS.values() or not sees_batch_alone(regularizer):
+            return False
         if isinstance(model, RESCAL):
-            return ours and not predicts_relations and model.num_relation_ids <= MOST_MATRICES
-        return ours and isinstance(model, DiagonalModel)
+            return not predicts_relations and model.num_relation_ids <= MOST_MATRICES
+        # The kernel of penalties takes one modulus of all numbers of a coordinate; of squares that is their sum anyway.
+        return (
+            isinstance(model, DiagonalModel)
+            and model.linear_in_relations
+            and (model.one_modulus or regularizer.power == 2)
+        )
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""

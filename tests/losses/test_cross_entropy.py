@@ -111,3 +111,32 @@ def test_what_is_dropped_is_not_scored():
 def test_a_share_that_is_none_is_refused():
     with pytest.raises(kg.RequestError, match="at least 0 and below 1; it is 1"):
         Dropout(1.0)
+
+
+def test_label_smoothing_by_hand():
+    """Chances 1/4 and 3/4; of the answer, the first, a tenth is spread over both, so that it keeps 0.95."""
+    scores, targets = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]]), torch.tensor([0, 1])
+    first = 0.95 * math.log(4) + 0.05 * math.log(4 / 3)
+    assert cross_entropy(scores, targets, smoothing=0.1).item() == pytest.approx((first + math.log(2)) / 2)
+    weights = torch.tensor([1.0, 0.25])  # of the answers; those of the others do not enter
+    expected = (first + 0.25 * math.log(2)) / 1.25
+    assert cross_entropy(scores, targets, weights, smoothing=0.1).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_labels_of_entities_are_smoothed_and_those_of_relations_are_not(reciprocal):
+    model = kg.ComplEx(kg.GraphShape(5, 2), dim=3, reciprocal=reciprocal, init_scale=1.0)
+    h, r, t = torch.tensor([[0, 1, 2], [3, 0, 1]]).T
+    smoothed = torch.nn.functional.cross_entropy(model.score_tails(h, r), t, label_smoothing=0.3)
+    if not reciprocal:
+        heads = torch.nn.functional.cross_entropy(model.score_heads(r, t), h, label_smoothing=0.3)
+        smoothed = (smoothed + heads) / 2
+    expected = smoothed + 0.5 * torch.nn.functional.cross_entropy(model.score_relations(h, t), r)
+    loss = CrossEntropy(relation_weight=0.5, label_smoothing=0.3)
+    torch.testing.assert_close(loss(model, model.factors(h, r, t)), expected)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_smoothing_that_leaves_no_answer_is_refused(share):
+    with pytest.raises(kg.RequestError, match="at least 0 and below 1"):
+        CrossEntropy(label_smoothing=share)

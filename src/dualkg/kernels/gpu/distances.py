@@ -1,0 +1,177 @@
+"""Sums over coordinates of a function of the difference, for all pairs of rows: no difference leaves the registers.
+
+A coordinate is one number or two; a row holds all its first numbers, then all its second ones. The function is the
+modulus, |d|, or |sin d|. Both are even, so that one kernel gives the gradient of either side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ROWS, COLUMNS, COORDINATES = 16, 16, 16  # of a tile: so many differences are in the registers of a program at once
+
+
+@triton.jit
+def _part(table, rows, coordinates, num_rows, num_coordinates, stride, part):
+    """Numbers of some rows and coordinates, 0 where there are none."""
+    inside = (rows < num_rows)[:, None] & (coordinates < num_coordinates)[None, :]
+    places = rows.to(tl.int64)[:, None] * stride + part * num_coordinates + coordinates[None, :]
+    return tl.load(table + places, mask=inside, other=0.0)
+
+
+@triton.jit
+def _sums(
+    one,
+    other,
+    found,
+    num_one,
+    num_other,
+    num_coordinates,
+    one_stride,
+    other_stride,
+    PARTS: tl.constexpr,
+    SINE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COORDINATES: tl.constexpr,
+):
+    """One program a tile of pairs; the sum over coordinates is over lanes only at the end."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    total = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
+    for first in range(0, num_coordinates, COORDINATES):
+        places = first + tl.arange(0, COORDINATES)
+        mine = _part(one, rows, places, num_one, num_coordinates, one_stride, 0)
+        theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 0)
+        gap = mine[:, None, :] - theirs[None, :, :]
+        if SINE:
+            total += tl.abs(tl.sin(gap))
+        elif PARTS == 1:
+            total += tl.abs(gap)
+        else:
+            mine = _part(one, rows, places, num_one, num_coordinates, one_stride, 1)
+            theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
+            second = mine[:, None, :] - theirs[None, :, :]
+            total += tl.sqrt(gap * gap + second * second)
+    inside = (rows < num_one)[:, None] & (columns < num_other)[None, :]
+    tl.store(found + rows.to(tl.int64)[:, None] * num_other + columns[None, :], tl.sum(total, axis=2), mask=inside)
+
+
+@triton.jit
+def _slopes(
+    one,
+    other,
+    upstream,
+    found,
+    num_one,
+    num_other,
+    num_coordinates,
+    one_stride,
+    other_stride,
+    row_stride,
+    column_stride,
+    PARTS: tl.constexpr,
+    SINE: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    COORDINATES: tl.constexpr,
+):
+    """One program a tile of one side's numbers: Σ over the other side of upstream · slope; 0 where a pair meets."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    places = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
+    mine = _part(one, rows, places, num_one, num_coordinates, one_stride, 0)
+    total = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
+    if PARTS == 2:
+        mine_second = _part(one, rows, places, num_one, num_coordinates, one_stride, 1)
+        total_second = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
+    for first in range(0, num_other, COLUMNS):
+        columns = first + tl.arange(0, COLUMNS)
+        asked = (rows < num_one)[:, None] & (columns < num_other)[None, :]
+        weights = tl.load(
+            upstream + rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride,
+            mask=asked,
+            other=0.0,
+        )[:, :, None]
+        theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 0)
+        gap = mine[:, None, :] - theirs[None, :, :]
+        if SINE:
+            sine = tl.sin(gap)
+            total += weights * tl.cos(gap) * tl.where(sine > 0, 1.0, tl.where(sine < 0, -1.0, 0.0))
+        elif PARTS == 1:
+            total += weights * tl.where(gap > 0, 1.0, tl.where(gap < 0, -1.0, 0.0))
+        else:
+            theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
+            second = mine_second[:, None, :] - theirs[None, :, :]
+            modulus = tl.sqrt(gap * gap + second * second)
+            scaled = weights / tl.where(modulus == 0, 1.0, modulus)
+            total += scaled * gap
+            total_second += scaled * second
+    start = found + rows.to(tl.int64)[:, None] * (PARTS * num_coordinates) + places[None, :]
+    inside = (rows < num_one)[:, None] & (places < num_coordinates)[None, :]
+    tl.store(start, tl.sum(total, axis=1), mask=inside)
+    if PARTS == 2:
+        tl.store(start + num_coordinates, tl.sum(total_second, axis=1), mask=inside)
+
+
+class _Distances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: Tensor, other: Tensor, parts: int, sine: bool) -> Tensor:
+        one, other = one.contiguous(), other.contiguous()
+        ctx.save_for_backward(one, other)
+        ctx.parts, ctx.sine = parts, sine
+        found = torch.empty(len(one), len(other), device=one.device)
+        if found.numel():
+            grid = (triton.cdiv(len(one), ROWS), triton.cdiv(len(other), COLUMNS))
+            _sums[grid](one, other, found, *_sizes(one, other, parts), parts, sine, *_TILE)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        one, other = ctx.saved_tensors
+        slope = upstream[0]
+        to_one = _gradient(one, other, slope, ctx.parts, sine=ctx.sine) if ctx.needs_input_grad[0] else None
+        to_other = _gradient(other, one, slope.T, ctx.parts, sine=ctx.sine) if ctx.needs_input_grad[1] else None
+        return to_one, to_other, None, None
+
+
+_TILE = (ROWS, COLUMNS, COORDINATES)
+
+
+def _sizes(one: Tensor, other: Tensor, parts: int) -> tuple[int, int, int, int, int]:
+    return len(one), len(other), one.shape[1] // parts, one.stride(0), other.stride(0)
+
+
+def _gradient(one: Tensor, other: Tensor, upstream: Tensor, parts: int, *, sine: bool) -> Tensor:
+    """With respect to `one`, of the sum of upstream · distances."""
+    found = torch.zeros_like(one)
+    if one.numel() and len(other):
+        grid = (triton.cdiv(len(one), ROWS), triton.cdiv(one.shape[1] // parts, COORDINATES))
+        _slopes[grid](
+            one,
+            other,
+            upstream,
+            found,
+            *_sizes(one, other, parts),
+            *upstream.stride(),
+            parts,
+            sine,
+            *_TILE,
+        )
+    return found
+
+
+def sums_of_moduli(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
+    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, by coordinates of some numbers: `(batch, n)`."""
+    found: Tensor = _Distances.apply(one, other, parts, False)  # type: ignore[no-untyped-call]
+    return found
+
+
+def sums_of_sines(one: Tensor, other: Tensor) -> Tensor:
+    """Σ|sin(x − y)| for each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
+    found: Tensor = _Distances.apply(one, other, 1, True)  # type: ignore[no-untyped-call]
+    return found

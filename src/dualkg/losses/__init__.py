@@ -1,0 +1,28 @@
+"""Losses: cross entropy over all entities, and those that sample negatives."""
+
+from __future__ import annotations
+
+from dualkg.losses.cross_entropy import CrossEntropy, cross_entropy, frequency_weights
+from dualkg.losses.dropout import Dropout
+from dualkg.losses.sampled import MarginRanking, NegativeSampling, SampledLoss
+from dualkg.losses.sampling import BatchSampler, Sampler, SharedSampler, Sides, UniformSampler
+from dualkg.losses.training_answers import TrainingAnswers
+
+AnyLoss = CrossEntropy | SampledLoss
+
+__all__ = [
+    "AnyLoss",
+    "BatchSampler",
+    "CrossEntropy",
+    "Dropout",
+    "MarginRanking",
+    "NegativeSampling",
+    "SampledLoss",
+    "Sampler",
+    "SharedSampler",
+    "Sides",
+    "TrainingAnswers",
+    "UniformSampler",
+    "cross_entropy",
+    "frequency_weights",
+]

@@ -1,0 +1,59 @@
+"""What a bilinear model gets for its two maps.
+
+A relation is a linear map. A bilinear model writes that map and its transpose, `map_head` and `map_tail`,
+with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of one triple, of all tails, of all heads and of all
+relations, the dual models and the regularizers are all written once, in terms of the two.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from dualkg.models.base import EmbeddingModel, Side
+from dualkg.models.factors import Factors, rows
+
+
+class BilinearModel(EmbeddingModel):
+    """A model that scores by ⟨h R, t⟩. A built model writes its tables and the two maps."""
+
+    two_maps = True
+
+    @abstractmethod
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        """Vectors `(batch, width)` and relation ids `(batch,)` → h R."""
+
+    @abstractmethod
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        """Vectors `(batch, width)` and relation ids `(batch,)` → t Rᵀ, the transpose of `map_head`."""
+
+    def triple_scores(self, f: Factors) -> Tensor:
+        return (f.mapped_head * f.tail).sum(-1)
+
+    def tail_scores(self, f: Factors) -> Tensor:
+        return f.mapped_head @ self.tail_table.T
+
+    def head_scores(self, f: Factors) -> Tensor:
+        return f.mapped_tail @ self.head_table.T
+
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        image, table = (f.mapped_head, self.tail_table) if side == "tail" else (f.mapped_tail, self.head_table)
+        chosen = rows(table, candidates)
+        return image @ chosen.T if candidates.dim() == 1 else (chosen @ image.unsqueeze(-1)).squeeze(-1)
+
+    def relation_scores(self, f: Factors) -> Tensor:
+        return torch.stack([(image * f.tail).sum(-1) for image in self.map_by_every_relation(f.head)], dim=-1)
+
+    def image_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
+        """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for some relations: `(num_relations asked, num_entities)`."""
+        table, apply = (self.tail_table, self.map_tail) if transposed else (self.head_table, self.map_head)
+        images = (apply(table, relation.expand(len(table))) for relation in relations)
+        return torch.stack([image.square().sum(-1) for image in images])
+
+    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+        """Σ‖h‖² over all heads, and Σ‖h R‖² over all heads and relations; or those of tails, t and t Rᵀ."""
+        table = self.tail_table if transposed else self.head_table
+        relations = torch.arange(self.num_relation_ids, device=table.device)
+        return table.square().sum(), self.image_norms(relations, transposed=transposed).sum()

@@ -1,0 +1,157 @@
+"""What a model gets that scores by minus a distance: of one pair, of all pairs in bounded memory, of all relations."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from dualkg.data.graph import GraphShape
+from dualkg.errors import RequestError
+from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
+from dualkg.models.base import EmbeddingModel, InitScale, Side
+from dualkg.models.factors import Factors, rows
+from dualkg.models.groups import Groups
+
+Norm = Literal[1, 2, "squared"]
+# How many differences between two vectors exist at once; a distance makes a few such arrays of them.
+DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
+
+
+def has_kernels(vectors: Tensor) -> bool:
+    """Whether all pairs of such vectors can be gone over in a kernel."""
+    return vectors.is_cuda and vectors.dtype == torch.float32 and obstacle_to_kernels() is None
+
+
+def in_parts(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
+    """Distances from each of `(batch, width)` to each of `(n, width)`, a part of the second at a time: `(batch, n)`.
+
+    A backward pass makes the differences of each part again, rather than keep batch × n × width of them.
+    """
+    size = max(1, DIFFERENCES[one.device.type] // max(one.numel(), 1))
+    parts = other.split(size)  # type: ignore[no-untyped-call]
+    if not (torch.is_grad_enabled() and (one.requires_grad or other.requires_grad)):
+        return torch.cat([distance(one.unsqueeze(1), part) for part in parts], dim=-1)
+    found = [
+        checkpoint(distance, one.unsqueeze(1), part, use_reentrant=False, preserve_rng_state=False) for part in parts
+    ]
+    return torch.cat(found, dim=-1)
+
+
+class DistanceModel(EmbeddingModel):
+    """A model that scores by −d(where the relation takes the head, the tail).
+
+    Where `meets_between`, the relation moves the tail too, and the two meet in a third place. Where `isometric`, the
+    distance from the mapped head to the tail is that from the head to the mapped tail, so that heads are looked for
+    as tails are.
+    """
+
+    meets_between = False
+    isometric = False
+    usual_init_scale: InitScale = 1e-2
+
+    @abstractmethod
+    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+        """Vectors `(…, width)` twice, which broadcast → distances `(…)`."""
+
+    def distances(self, one: Tensor, other: Tensor) -> Tensor:
+        """From each of `(batch, width)` to each of `(n, width)`: `(batch, n)`."""
+        return in_parts(self.distance, one, other)
+
+    def triple_scores(self, f: Factors) -> Tensor:
+        return -self.distance(f.mapped_head, self._target(f))
+
+    def tail_scores(self, f: Factors) -> Tensor:
+        if self.meets_between:
+            return -self._to_images(f.mapped_head, f.relations, self.tail_table, self.map_tail)
+        return -self.distances(f.mapped_head, self.tail_table)
+
+    def head_scores(self, f: Factors) -> Tensor:
+        if self.isometric:
+            return -self.distances(f.mapped_tail, self.head_table)
+        return -self._to_images(self._target(f), f.relations, self.head_table, self.map_head)
+
+    def relation_scores(self, f: Factors) -> Tensor:
+        heads = self.map_by_every_relation(f.head)
+        if not self.meets_between:
+            return torch.stack([-self.distance(image, f.tail) for image in heads], dim=-1)
+        tails = self.map_by_every_relation(f.tail, transposed=True)
+        return torch.stack([-self.distance(*images) for images in zip(heads, tails, strict=True)], dim=-1)
+
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        if self.meets_between or (side == "head" and not self.isometric):
+            return super().candidate_scores(f, candidates, side)
+        image, table = (f.mapped_head, self.tail_table) if side == "tail" else (f.mapped_tail, self.head_table)
+        chosen = rows(table, candidates)
+        if candidates.dim() == 1:
+            return -self.distances(image, chosen)
+        return -self.distance(image.unsqueeze(1), chosen)
+
+    def _target(self, f: Factors) -> Tensor:
+        return f.mapped_tail if self.meets_between else f.tail
+
+    def _to_images(
+        self, points: Tensor, relations: Tensor, table: Tensor, apply: Callable[[Tensor, Tensor], Tensor]
+    ) -> Tensor:
+        """From each point to where its relation takes every row of a table; a table is mapped once a relation."""
+        groups = Groups(relations)
+        found = [
+            self.distances(group, apply(table, relation.expand(len(table))))
+            for relation, group in zip(groups.distinct, groups.of(points), strict=True)
+        ]
+        return groups.joined(found, empty=points.new_zeros(0, len(table)))
+
+
+class NormModel(DistanceModel):
+    """A model whose distance is a norm of the difference: `norm` 1, 2, or the square of 2.
+
+    Norm 1 adds up the modulus of each coordinate, which is a complex number in some models.
+    """
+
+    usual_norm: Norm = 1
+
+    def __init__(
+        self,
+        shape: GraphShape,
+        *,
+        dim: int,
+        reciprocal: bool = True,
+        init_scale: InitScale | None = None,
+        seed: int = 0,
+        norm: Norm | None = None,
+    ) -> None:
+        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
+        self.norm: Norm = self.usual_norm if norm is None else norm
+        if self.norm not in (1, 2, "squared"):
+            raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was asked for.")
+
+    @property
+    def choices(self) -> dict[str, object]:
+        return {**super().choices, "norm": self.norm}
+
+    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+        difference = one - other
+        if self.norm == 1:
+            return self.modulus(difference).sum(-1)
+        if self.norm == 2:
+            length: Tensor = torch.linalg.vector_norm(difference, dim=-1)  # whose gradient at zero is zero
+            return length
+        return difference.square().sum(-1)
+
+    def distances(self, one: Tensor, other: Tensor) -> Tensor:
+        """Without a difference of any two vectors, but for the sum of complex moduli."""
+        if self.norm == "squared":
+            squares: Tensor = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
+            return squares - 2 * one @ other.T
+        if self.norm == 1 and has_kernels(one):
+            from dualkg.kernels.gpu.distances import sums_of_moduli
+
+            return sums_of_moduli(one, other, parts=self.numbers_per_coordinate)
+        if self.norm == 2 or self.numbers_per_coordinate == 1:
+            # By differences: from products, the distance of near vectors would be what rounding leaves of it.
+            return torch.cdist(one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist")
+        return super().distances(one, other)

@@ -1,0 +1,122 @@
+"""HAKE."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dualkg.data.graph import GraphShape
+from dualkg.models.angles import AngleModel
+from dualkg.models.base import InitScale, Side
+from dualkg.models.distance import has_kernels, in_parts
+from dualkg.models.factors import Factors, rows
+
+LEAST = 1e-12  # of a squared distance that is nothing but rounding
+
+
+class HAKE(AngleModel):
+    """Entities in polar coordinates, relations stretch and turn them (Zhang et al., 2020).
+
+    −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
+    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned.
+    """
+
+    meets_between = True
+    euclidean = False
+    numbers_per_coordinate = 2
+
+    def __init__(
+        self,
+        shape: GraphShape,
+        *,
+        dim: int,
+        reciprocal: bool = True,
+        init_scale: InitScale | None = None,
+        seed: int = 0,
+        modulus_weight: float = 1.0,
+        phase_weight: float = 0.5,
+    ) -> None:
+        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
+        self.usual_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
+        self.weights = nn.Parameter(torch.tensor([modulus_weight, phase_weight]))
+
+    @property
+    def choices(self) -> dict[str, object]:
+        return {**super().choices, **self.usual_weights}
+
+    def relation_width(self, dim: int) -> int:
+        return 3 * dim
+
+    def table(self, rows: int, width: int) -> nn.Parameter:
+        moduli = self.init_noise(rows, width // 2)
+        return nn.Parameter(torch.cat([moduli, self.fresh_angles(rows, width // 2)], dim=-1))
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """It begins by stretching nothing: r_m is 1 and r_b is 0."""
+        ones, zeros = torch.ones(rows, self.dim), torch.zeros(rows, self.dim)
+        return nn.Parameter(torch.cat([ones, zeros, self.fresh_angles(rows, self.dim)], dim=-1))
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        (modulus, phase), (stretch, bias, turn) = head.chunk(2, dim=-1), self._relation(relations)
+        return torch.cat([modulus * (stretch + bias), phase + turn], dim=-1)
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        (modulus, phase), (_, bias, _) = tail.chunk(2, dim=-1), self._relation(relations)
+        return torch.cat([modulus * (1 - bias), phase], dim=-1)
+
+    def _relation(self, relations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        stretch, bias, turn = rows(self.relations, relations).chunk(3, dim=-1)
+        stretch = stretch.abs()
+        return stretch, torch.maximum(bias.clamp(max=1.0), -stretch), turn
+
+    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+        modulus, phase = (one - other).chunk(2, dim=-1)
+        apart = torch.linalg.vector_norm(modulus, dim=-1)
+        return self._weighted(apart, self._sines(phase))
+
+    def tail_scores(self, f: Factors) -> Tensor:
+        return -self._to_stretched(*self._asked(f, "tail"), self.tail_table)
+
+    def head_scores(self, f: Factors) -> Tensor:
+        return -self._to_stretched(*self._asked(f, "head"), self.head_table)
+
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        points, stretch = self._asked(f, side)
+        chosen = rows(self.tail_table if side == "tail" else self.head_table, candidates)
+        if candidates.dim() == 1:
+            return -self._to_stretched(points, stretch, chosen)
+        moduli, phases = chosen.chunk(2, dim=-1)
+        return -self.distance(points.unsqueeze(1), torch.cat([moduli * stretch.unsqueeze(1), phases], dim=-1))
+
+    def _asked(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
+        """Where an answer should be, `(batch, width)`, once its moduli are stretched by `(batch, dim)`."""
+        stretch, bias, turn = self._relation(f.relations)
+        if side == "tail":
+            return f.mapped_head, 1 - bias
+        modulus, phase = f.mapped_tail.chunk(2, dim=-1)
+        return torch.cat([modulus, phase - turn], dim=-1), stretch + bias
+
+    def _to_stretched(self, points: Tensor, stretch: Tensor, table: Tensor) -> Tensor:
+        """From each point to every row of a table, its moduli stretched as the point's relation does it.
+
+        ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y², so that no row is stretched; angles are not stretched at all.
+        """
+        (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), table.chunk(2, dim=-1)
+        crossed = 2 * (modulus * stretch) @ moduli.T
+        squared = modulus.square().sum(-1, keepdim=True) - crossed + stretch.square() @ moduli.square().T
+        near = squared <= LEAST
+        apart = squared.masked_fill(near, 1.0).sqrt().masked_fill(near, 0.0)
+        return self._weighted(apart, self._sines_of_all(phase, phases))
+
+    def _sines_of_all(self, one: Tensor, other: Tensor) -> Tensor:
+        if has_kernels(one):
+            from dualkg.kernels.gpu.distances import sums_of_sines
+
+            return sums_of_sines(self.angles(one) / 2, self.angles(other) / 2)
+        return in_parts(lambda phase, part: self._sines(phase - part), one, other)
+
+    def _sines(self, phase: Tensor) -> Tensor:
+        return (self.angles(phase) / 2).sin().abs().sum(-1)
+
+    def _weighted(self, apart: Tensor, turned: Tensor) -> Tensor:
+        return self.weights[0] * apart + self.weights[1] * turned

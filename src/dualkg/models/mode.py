@@ -1,0 +1,30 @@
+"""ModE."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from dualkg.models.distance import NormModel
+from dualkg.models.factors import rows
+
+
+class ModE(NormModel):
+    """A relation stretches each coordinate: −‖h∘r − t‖ with r ≥ 0 (Zhang et al., 2020, as the first half of HAKE).
+
+    It is the dual of a DistMult whose relations are not negative, with a norm in place of the square. A row of a
+    relation is taken by its absolute values.
+    """
+
+    two_maps = True
+    diagonal = True
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """Near 1, so that entities begin where their neighbours are, and not at zero."""
+        return nn.Parameter(1 + self.init_noise(rows, width))
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return head * rows(self.relations, relations).abs()
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        """The transpose, which is the same: where DURA asks for the tail, not where the distance would have it."""
+        return self.map_head(tail, relations)

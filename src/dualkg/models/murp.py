@@ -1,0 +1,114 @@
+"""MuRP."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dualkg.data.graph import GraphShape
+from dualkg.models.base import InitScale
+from dualkg.models.distance import DistanceModel
+from dualkg.models.factors import Factors, rows
+
+EDGE = 1 - 1e-5  # how far from the middle a point of the ball may be: at 1, float32 would have it infinitely far
+LEAST = 1e-15  # where a square is nothing but rounding
+
+
+class MuRP(DistanceModel):
+    """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t, with R diagonal (Balažević et al., 2019).
+
+    An entity is stored as the tangent at the middle of the ball that leads to it, so that optimizers of flat space
+    serve, and R h is R times that tangent. A row of a relation holds R, then the tangent that leads to r. Distances
+    of all pairs are made of products: no vector t ⊕ r exists for a tail and a relation.
+    """
+
+    meets_between = True
+    euclidean = False
+
+    def __init__(
+        self,
+        shape: GraphShape,
+        *,
+        dim: int,
+        reciprocal: bool = True,
+        init_scale: InitScale | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
+        self.biases = nn.Parameter(torch.zeros(self.shape.num_entities, 2))  # as head, as tail
+
+    def relation_width(self, dim: int) -> int:
+        return 2 * dim
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """R begins near the identity."""
+        noise = self.init_noise(rows, width)
+        noise[:, : self.dim] += 1
+        return nn.Parameter(noise)
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return _to_ball(head * self._diagonal(relations))
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        point, step = _to_ball(tail), self._step(relations)
+        between, norm, step_norm = _dot(point, step), _dot(point, point), _dot(step, step)
+        sum_ = (1 + 2 * between + step_norm) * point + (1 - norm) * step
+        return sum_ / (1 + 2 * between + norm * step_norm)
+
+    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+        """The square of the distance in the ball."""
+        gap, norm, other_norm = one - other, _dot(one, one), _dot(other, other)
+        return _squared_distance(_dot(gap, gap), norm, other_norm).squeeze(-1)
+
+    def triple_scores(self, f: Factors) -> Tensor:
+        return super().triple_scores(f) + rows(self.biases, f.heads)[:, 0] + rows(self.biases, f.tails)[:, 1]
+
+    def relation_scores(self, f: Factors) -> Tensor:
+        biases = rows(self.biases, f.heads)[:, 0] + rows(self.biases, f.tails)[:, 1]
+        return super().relation_scores(f) + biases.unsqueeze(-1)
+
+    def tail_scores(self, f: Factors) -> Tensor:
+        """With x = R h, and y = t ⊕ r for every t: x·y and ‖y‖² follow from x·t, r·t, x·r and the norms."""
+        x, step, points = f.mapped_head, self._step(f.relations), _to_ball(self.tail_table)
+        x_norm, step_norm, norm = _dot(x, x), _dot(step, step), _dot(points, points).squeeze(-1)
+        between = 2 * step @ points.T
+        whole = 1 + between + norm * step_norm
+        product = ((1 + between + step_norm) * (x @ points.T) + (1 - norm) * _dot(x, step)) / whole
+        y_norm = (norm + between + step_norm) / whole
+        found = _squared_distance(x_norm - 2 * product + y_norm, x_norm, y_norm)
+        return self.biases[:, 1] + rows(self.biases, f.heads)[:, :1] - found
+
+    def head_scores(self, f: Factors) -> Tensor:
+        """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents v."""
+        y, diagonal, tangents = f.mapped_tail, self._diagonal(f.relations), self.head_table
+        y_norm, squared = _dot(y, y), diagonal.square() @ tangents.square().T
+        shrink = _shrink(squared)
+        product, x_norm = shrink * ((diagonal * y) @ tangents.T), shrink.square() * squared
+        found = _squared_distance(x_norm - 2 * product + y_norm, x_norm, y_norm)
+        return self.biases[:, 0] + rows(self.biases, f.tails)[:, 1:] - found
+
+    def _diagonal(self, relations: Tensor) -> Tensor:
+        return rows(self.relations, relations)[..., : self.dim]
+
+    def _step(self, relations: Tensor) -> Tensor:
+        return _to_ball(rows(self.relations, relations)[..., self.dim :])
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    return (one * other).sum(-1, keepdim=True)
+
+
+def _shrink(squared_lengths: Tensor) -> Tensor:
+    """What a tangent of a squared length is multiplied by to be the point that it leads to: tanh(‖v‖) / ‖v‖."""
+    length = squared_lengths.clamp(min=LEAST).sqrt()
+    return length.tanh().clamp(max=EDGE) / length
+
+
+def _to_ball(tangents: Tensor) -> Tensor:
+    return tangents * _shrink(_dot(tangents, tangents))
+
+
+def _squared_distance(gap: Tensor, norm: Tensor, other_norm: Tensor) -> Tensor:
+    """(2 arsinh √(‖x − y‖² / ((1 − ‖x‖²)(1 − ‖y‖²))))², from squares."""
+    room = ((1 - norm) * (1 - other_norm)).clamp(min=LEAST)
+    return 4 * (gap.clamp(min=0) / room).clamp(min=LEAST).sqrt().asinh().square()

@@ -1,0 +1,63 @@
+"""From the loss that a recipe names to the object that computes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dualkg.data.graph import Graph
+from dualkg.losses import (
+    AnyLoss,
+    BatchSampler,
+    CrossEntropy,
+    Dropout,
+    MarginRanking,
+    NegativeSampling,
+    Sampler,
+    SharedSampler,
+    Sides,
+    TrainingAnswers,
+    UniformSampler,
+    frequency_weights,
+)
+from dualkg.models.base import Model
+from dualkg.training.recipe import Loss, Recipe
+
+
+def build_loss(recipe: Recipe, model: Model, graph: Graph) -> AnyLoss:
+    """The loss of a recipe, with all that it knows of a graph where the model is."""
+    choice, seed = recipe.loss, recipe.training.seed
+    if choice.kind == "cross entropy":
+        return _cross_entropy(choice, model, graph, seed=seed)
+    answers = TrainingAnswers(graph.train, graph.shape, device=model.device)
+    bernoulli = choice.sides == "bernoulli" and not model.reciprocal
+    keywords: dict[str, Any] = {
+        "sides": Sides(answers.head_chances() if bernoulli else None),
+        "subsampling": answers if choice.subsampling else None,
+        "seed": seed,
+    }
+    if choice.margin is not None:
+        keywords["margin"] = choice.margin
+    sampler = _sampler(choice, graph.shape.num_entities, known=None if choice.known else answers)
+    if choice.kind == "margin":
+        return MarginRanking(sampler, **keywords)
+    return NegativeSampling(sampler, temperature=choice.temperature, **keywords)
+
+
+def _cross_entropy(choice: Loss, model: Model, graph: Graph, *, seed: int) -> CrossEntropy:
+    weights = None
+    if choice.frequency_weight:
+        weights = frequency_weights(graph.train, graph.shape.num_entities, choice.frequency_weight)
+        weights = weights.to(model.device, next(model.parameters()).dtype)
+    return CrossEntropy(
+        entity_weights=weights,
+        relation_weight=choice.relation_weight,
+        dropout=Dropout(choice.dropout, seed=seed),
+        label_smoothing=choice.label_smoothing,
+    )
+
+
+def _sampler(choice: Loss, num_entities: int, *, known: TrainingAnswers | None) -> Sampler:
+    if choice.negatives == "batch":
+        return BatchSampler(known=known)
+    kind = {"uniform": UniformSampler, "shared": SharedSampler}[choice.negatives]
+    return kind(num_entities, num_negatives=choice.num_negatives, known=known)

@@ -1,0 +1,195 @@
+"""Which negatives are drawn: reproducibly, evenly, and never a known answer that counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.losses import BatchSampler, Sampler, SharedSampler, Sides, TrainingAnswers, UniformSampler
+from dualkg.losses.sampling import Asked, Draws
+from tests.losses.test_training_answers import CPU, answers_of
+
+NEW = {"uniform": UniformSampler, "shared": SharedSampler}
+
+
+def factors_of(batch, *, num_entities: int = 7, num_relations: int = 3, reciprocal: bool = False):
+    model = kg.DistMult(kg.GraphShape(num_entities, num_relations), dim=2, reciprocal=reciprocal)
+    return model, model.factors(*torch.tensor(batch).T)
+
+
+def asked_of(batch, *, seed: int = 0, side: str = "tail", **shape) -> Asked:
+    _, f = factors_of(batch, **shape)
+    return Asked(f, side, Draws.of(f, seed=seed), f.tails if side == "tail" else f.heads)
+
+
+def sampler_of(kind: str, known: TrainingAnswers | None, num_negatives: int = 5) -> Sampler:
+    if kind == "batch":
+        return BatchSampler(known=known)
+    return NEW[kind](known.shape.num_entities if known else 7, num_negatives=num_negatives, known=known)
+
+
+# -- draws --------------------------------------------------------------------------------------------------
+
+
+def test_the_same_batch_draws_the_same_and_another_does_not():
+    batch = [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
+    draws = [Draws.of(factors_of(rows)[1], seed=seed).entities(50, 10**6) for rows, seed in ((batch, 0), (batch, 0))]
+    assert torch.equal(*draws)
+    others = [
+        Draws.of(factors_of(rows)[1], seed=seed)
+        for rows, seed in ((batch, 1), ([batch[0], batch[2], batch[1]], 0), ([batch[0], batch[1], (4, 2, 6)], 0))
+    ]
+    for other in others:  # another seed, another order behind it, another triple behind it
+        assert not torch.equal(other.entities(50, 10**6)[0], draws[0][0])
+
+
+def test_triples_of_a_batch_draw_apart_even_where_they_are_the_same():
+    drawn = Draws.of(factors_of([(0, 0, 1), (0, 0, 1)])[1], seed=0).entities(50, 10**6)
+    assert (drawn[0] != drawn[1]).all()
+
+
+def test_a_redraw_is_another_draw():
+    draws = Draws.of(factors_of([(0, 0, 1), (2, 1, 3)])[1], seed=0)
+    first, second = (draws.entities(50, 10**6, redraw=redraw) for redraw in (0, 1))
+    assert not torch.isin(first, second).any()
+
+
+def test_entities_are_drawn_evenly():
+    draws = Draws.of(factors_of([(0, 0, 1)] * 400)[1], seed=3)
+    for drawn in (draws.entities(100, 10), draws.shared_entities(40_000, 10)):
+        counts = torch.bincount(drawn.flatten(), minlength=10)
+        assert len(counts) == 10
+        assert (counts - 4000).abs().max() < 5 * 60  # five deviations of √(40,000 · 0.1 · 0.9)
+
+
+def test_some_triples_draw_what_they_draw_in_the_whole_batch():
+    draws = Draws.of(factors_of([(0, 0, 1), (2, 1, 3), (4, 2, 5)])[1], seed=0)
+    rows = torch.tensor([2, 0])
+    assert torch.equal(draws.at(rows).entities(9, 100), draws.entities(9, 100)[rows])
+    assert torch.equal(draws.at(rows).shared_entities(9, 100), draws.shared_entities(9, 100))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+@pytest.mark.parametrize("kind", ["uniform", "shared", "batch"])
+def test_a_gpu_draws_the_same(kind):
+    triples = [(i % 7, i % 3, (3 * i + i // 7) % 7) for i in range(60)]
+    found = []
+    for device in (CPU, torch.device("cuda")):
+        known = TrainingAnswers(torch.tensor(triples).int().numpy(), kg.GraphShape(7, 3), device=device)
+        f = kg.DistMult(known.shape, dim=2).to(device).factors(*torch.tensor(triples, device=device).T)
+        draws = Draws.of(f, seed=5)
+        candidates, allowed = sampler_of(kind, known)(Asked(f, "tail", draws, f.tails))
+        found.append([draws.sides().cpu(), candidates.cpu(), allowed.cpu()])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+# -- what counts --------------------------------------------------------------------------------------------
+
+
+def test_negatives_of_the_batch_by_hand():
+    """(0, r, 1), (0, r, 2), (3, r, 1): for 0 both tails are known, for 3 only 1 is."""
+    batch = [(0, 0, 1), (0, 0, 2), (3, 0, 1)]
+    known = answers_of(batch, 7, 3)
+    candidates, allowed = BatchSampler(known=known)(asked_of(batch))
+    assert candidates.tolist() == [1, 2, 1]
+    assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
+    assert BatchSampler()(asked_of(batch)).allowed.int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    candidates, allowed = BatchSampler(known=known)(asked_of(batch, side="head"))
+    assert candidates.tolist() == [0, 0, 3]
+    assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_known_answers_are_drawn_again():
+    """Half of all entities are known; without another draw half of the negatives would not count."""
+    batch = [(0, 0, tail) for tail in range(50)]
+    known = answers_of(batch, 100, 1)
+    asked = asked_of(batch, num_entities=100, num_relations=1)
+    allowed = UniformSampler(100, num_negatives=200, known=known)(asked).allowed
+    assert float(allowed.double().mean()) == pytest.approx(1 - 0.5**3, abs=0.02)
+    shared = SharedSampler(100, num_negatives=200, known=known)(asked)
+    assert shared.candidates.shape == (200,)
+    assert float(shared.allowed.double().mean()) == pytest.approx(0.5, abs=0.15)
+
+
+triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=2, max_size=40)
+
+
+@settings(deadline=None)
+@given(triples, st.integers(0, 2**32 - 1), st.sampled_from(["uniform", "shared", "batch"]), st.booleans())
+def test_no_known_answer_ever_counts(found, seed, kind, reciprocal):
+    """On both sides, and whatever part of the training triples is the batch."""
+    both = found + [(t, r + 3, h) for h, r, t in found] if reciprocal else found
+    model, f = factors_of(both, reciprocal=reciprocal)
+    sampler = sampler_of(kind, answers_of(found, 7, 3))
+    seen = 0
+    for asked in Sides()(model, f, Draws.of(f, seed=seed)):
+        candidates, allowed = sampler(asked)
+        candidates = candidates.expand(allowed.shape)
+        ids = torch.stack([asked.factors.heads, asked.factors.relations, asked.factors.tails], dim=1)
+        for (h, r, t), row, good in zip(ids.tolist(), candidates.tolist(), allowed.tolist(), strict=True):
+            made = [(h, r, entity) if asked.side == "tail" else (entity, r, t) for entity in row]
+            assert good == [triple not in both for triple in made]
+            seen += 1
+    assert seen == len(both)
+
+
+@settings(deadline=None)
+@given(triples, st.sampled_from(["uniform", "shared", "batch"]))
+def test_where_known_answers_may_be_negatives_only_the_own_answer_is_not(found, kind):
+    asked = asked_of(found)
+    candidates, allowed = sampler_of(kind, None)(asked)
+    assert torch.equal(allowed, candidates.expand(allowed.shape) != asked.answers[:, None])
+
+
+def test_the_own_answer_does_not_count_even_where_it_is_not_known():
+    """A batch may hold triples that training does not."""
+    batch, known = [(0, 0, 1), (2, 0, 3)], answers_of([(5, 1, 6)], 7, 3)
+    for kind in ("uniform", "shared", "batch"):
+        candidates, allowed = sampler_of(kind, known, 50)(asked_of(batch))
+        assert torch.equal(allowed, candidates.expand(allowed.shape) != torch.tensor([[1], [3]]))
+
+
+def test_less_than_one_negative_is_refused():
+    with pytest.raises(kg.RequestError, match="at least one negative; num_negatives is 0"):
+        SharedSampler(5, num_negatives=0)
+
+
+# -- sides --------------------------------------------------------------------------------------------------
+
+
+def test_with_reciprocals_tails_alone_are_corrupted():
+    model, f = factors_of([(0, 0, 1), (1, 3, 0)], reciprocal=True)
+    (asked,) = Sides()(model, f, Draws.of(f, seed=0))
+    assert asked.factors is f
+    assert (asked.side, asked.given.tolist(), asked.answers.tolist()) == ("tail", [0, 1], [1, 0])
+
+
+def test_without_them_each_triple_is_asked_for_one_side():
+    batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(2000)]
+    model, f = factors_of(batch)
+    tails, heads = Sides()(model, f, Draws.of(f, seed=0))
+    assert (tails.side, heads.side) == ("tail", "head")
+    assert len(heads.given) == pytest.approx(1000, abs=5 * 22.4)
+    assert torch.equal(heads.given, heads.factors.tails)
+    joined = torch.cat(
+        [torch.stack([p.factors.heads, p.factors.relations, p.factors.tails], 1) for p in (tails, heads)]
+    )
+    assert sorted(map(tuple, joined.tolist())) == sorted(batch)
+
+
+def test_the_chance_of_the_relation_decides():
+    batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(3000)]
+    model, f = factors_of(batch)
+    _, heads = Sides(torch.tensor([0.0, 0.25, 1.0]))(model, f, Draws.of(f, seed=0))
+    counts = torch.bincount(heads.factors.relations, minlength=3).tolist()
+    assert counts == [0, pytest.approx(250, abs=5 * 13.7), 1000]
+
+
+def test_a_side_that_no_triple_has_is_left_out():
+    model, f = factors_of([(0, 0, 1), (2, 0, 3)])
+    (asked,) = Sides(torch.tensor([1.0, 0.5, 0.5]))(model, f, Draws.of(f, seed=0))
+    assert asked.side == "head"

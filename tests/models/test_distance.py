@@ -1,0 +1,204 @@
+"""Distance models: scores worked out by hand, all pairs against single ones, and what they refuse."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.models import DISTANCE, distance
+from dualkg.regularizers import REGULARIZERS
+from dualkg.training.engines import choose_engine
+from tests.models.test_contract import all_triples, build
+
+SHAPE = kg.GraphShape(7, 3)
+ONE = kg.GraphShape(2, 1)
+
+
+@pytest.fixture(autouse=True)
+def _in_double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def score_of(model: kg.Model, *, entities, relations) -> float:
+    """The score of (entity 0, relation 0, entity 1) with these rows."""
+    model.entities.data = torch.tensor(entities)
+    model.relations.data = torch.tensor(relations)
+    zero = torch.tensor([0])
+    return model.score(zero, zero, torch.tensor([1])).item()
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(1, -5.0), (2, -math.sqrt(13)), ("squared", -13.0)])
+def test_transe_by_hand(norm, expected):
+    """(1, 2) + (0, −1) − (3, −2) = (−2, 3)."""
+    model = kg.TransE(ONE, dim=2, reciprocal=False, norm=norm)
+    assert score_of(model, entities=[[1.0, 2.0], [3.0, -2.0]], relations=[[0.0, -1.0]]) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("norm", "expected"), [(1, -5.0), (2, -5.0), ("squared", -25.0)])
+def test_rotate_by_hand(norm, expected):
+    """A quarter turn takes 1 + 2i to −2 + i; from there to 1 + 5i it is −3 − 4i, of modulus 5."""
+    model = kg.RotatE(ONE, dim=1, reciprocal=False, norm=norm, init_scale=0.25)
+    quarter = math.sqrt(3) * 0.25 / 2
+    assert score_of(model, entities=[[1.0, 2.0], [1.0, 5.0]], relations=[[quarter]]) == pytest.approx(expected)
+
+
+def test_mode_by_hand():
+    """(1, 2)∘|(−2, ½)| − (5, −3) = (−3, 4), of length 5: relations stretch, and never turn about."""
+    model = kg.ModE(ONE, dim=2, reciprocal=False, norm=2)
+    assert score_of(model, entities=[[1.0, 2.0], [5.0, -3.0]], relations=[[-2.0, 0.5]]) == pytest.approx(-5)
+
+
+def test_se_by_hand():
+    """(1, 2)·[[0, 1], [1, 0]] = (2, 1), and (3, 1)·2 = (6, 2): apart by 4 + 1."""
+    model = kg.SE(ONE, dim=2, reciprocal=False)
+    swap, double = [0.0, 1.0, 1.0, 0.0], [2.0, 0.0, 0.0, 2.0]
+    assert score_of(model, entities=[[1.0, 2.0], [3.0, 1.0]], relations=[swap + double]) == pytest.approx(-5)
+
+
+def test_hake_by_hand():
+    """Moduli 2·(3 + ½) = 7 and 4·(1 − ½) = 2 are 5 apart; angles π/2 + π/6 and π/3 are π/3, whose half has sine ½."""
+    model = kg.HAKE(ONE, dim=1, reciprocal=False, init_scale=1.0, modulus_weight=2.0, phase_weight=0.5)
+    turn = math.sqrt(3)
+    found = score_of(model, entities=[[2.0, turn / 2], [4.0, turn / 3]], relations=[[-3.0, 0.5, turn / 6]])
+    assert found == pytest.approx(-(2 * 5 + 0.5 * 0.5))
+
+
+@pytest.mark.parametrize(("stored", "used"), [(-9.0, -3.0), (4.0, 1.0), (-1.0, -1.0)])
+def test_the_bias_of_hake_stays_between_minus_the_modulus_and_one(stored, used):
+    model = kg.HAKE(ONE, dim=1, reciprocal=False)
+    model.relations.data = torch.tensor([[3.0, stored, 0.0]])
+    _, bias, _ = model._relation(torch.tensor([0]))
+    assert bias.item() == used
+
+
+def test_murp_by_hand():
+    """On a line the ball's distance is twice that of tangents: from R h = 2·0.3 to t ⊕ r = 0.5 − 0.2, that is 0.6."""
+    model = kg.MuRP(ONE, dim=1, reciprocal=False)
+    model.biases.data = torch.tensor([[0.25, 9.0], [9.0, 0.5]])
+    found = score_of(model, entities=[[0.3], [0.5]], relations=[[2.0, -0.2]])
+    assert found == pytest.approx(-((2 * 0.3) ** 2) + 0.25 + 0.5)
+
+
+@pytest.mark.parametrize("name", DISTANCE)
+@pytest.mark.parametrize("side", ["tail", "head"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_candidates_are_scored_as_among_all(name, side, reciprocal):
+    model = build(name, reciprocal=reciprocal)
+    heads, relations, tails = torch.tensor([0, 3, 3, 6]), torch.tensor([2, 0, 1, 0]), torch.tensor([5, 1, 0, 2])
+    f = model.factors(heads, relations, tails)
+    every = model.score_tails(heads, relations) if side == "tail" else model.score_heads(relations, tails)
+    own = torch.tensor([[0, 1], [6, 6], [2, 0], [5, 3]])
+    torch.testing.assert_close(model.candidate_scores(f, own, side), every.gather(1, own))
+    shared = torch.tensor([4, 0, 4])
+    torch.testing.assert_close(model.candidate_scores(f, shared, side), every[:, shared])
+
+
+@given(st.sampled_from(list(DISTANCE)), st.integers(1, 200))
+@settings(max_examples=40, deadline=None)
+def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differences):
+    """All pairs at once, with autograd over the differences, against parts that are made again."""
+    model = build(name)
+    one, other = (torch.randn(size, model.entities.shape[1]).requires_grad_() for size in (3, 5))
+    upstream = torch.randn(3, 5)
+    whole = model.distance(one.unsqueeze(1), other)
+    expected = torch.autograd.grad(whole, (one, other), upstream)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(distance.DIFFERENCES, "cpu", differences)
+        found = model.distances(one, other)
+        gradients = torch.autograd.grad(found, (one, other), upstream)
+    torch.testing.assert_close(found, whole)
+    for mine, exact in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, exact)
+
+
+@pytest.mark.parametrize("norm", [1, 2, "squared"])
+@pytest.mark.parametrize("name", ["TransE", "RotatE", "ModE", "SE"])
+def test_a_distance_of_zero_has_a_gradient(name, norm):
+    model = DISTANCE[name](SHAPE, dim=3, norm=norm)
+    model.entities.data.zero_()
+    model.relations.data.zero_()
+    loss = -model.score_tails(torch.tensor([0, 1]), torch.tensor([0, 0])).sum()
+    loss.backward()
+    assert loss == 0
+    assert all(torch.isfinite(table.grad).all() for table in model.parameters() if table.grad is not None)
+
+
+def test_points_of_the_ball_stay_in_it():
+    torch.set_default_dtype(torch.float32)
+    model = kg.MuRP(SHAPE, dim=4, init_scale=50.0)
+    scores = model.score(*all_triples(model))
+    scores.sum().backward()
+    assert torch.isfinite(scores).all()
+    assert all(torch.isfinite(table.grad).all() for table in model.parameters())
+
+
+def test_dura_of_transe_is_made_of_steps_there_and_back():
+    """h = (1, 0), r = (1, 2), t = (0, 1): ‖h‖² + ‖t‖² = 2, ‖h + r‖² = 8, ‖t − r‖² = 2."""
+    model = kg.TransE(ONE, dim=2, reciprocal=False)
+    model.entities.data, model.relations.data = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 2.0]])
+    ids = [torch.tensor([id]) for id in (0, 0, 1)]
+    assert kg.DURA(1.0, plain=10, mapped=1)(model.factors(*ids)).item() == pytest.approx(10 * 2 + 8 + 2)
+
+
+# What a model's vectors do not mean.
+UNDEFINED = {
+    "SE": {"BasicDURA", "DURA", "RegP1"},
+    "HAKE": {"Frobenius", "BasicDURA", "DURA", "RegP1"},
+    "MuRP": {"Frobenius", "BasicDURA", "DURA", "RegP1"},
+}
+
+
+@pytest.mark.parametrize("regularizer", REGULARIZERS)
+@pytest.mark.parametrize("name", DISTANCE)
+def test_regularizers_that_a_model_does_not_define_are_refused(name, regularizer):
+    model = build(name)
+    refused = UNDEFINED.get(name, set()) | {"UnweightedDURA"} | ({"N3"} if name != "ModE" else set())
+    f = model.factors(torch.tensor([0]), torch.tensor([1]), torch.tensor([2]))
+    chosen = REGULARIZERS[regularizer](0.5)
+    if regularizer in refused:
+        with pytest.raises(kg.RequestError, match=regularizer):
+            chosen(f)
+    else:
+        assert torch.isfinite(chosen(f))
+
+
+@pytest.mark.parametrize("name", DISTANCE)
+def test_a_distance_has_no_dual_and_no_fused_step(name):
+    with pytest.raises(
+        kg.RequestError, match=f"linear maps with a transpose; this {name} is none. Leave model.dual out"
+    ):
+        kg.Dual(build(name))
+    with pytest.raises(kg.RequestError, match="needs a model whose scores are one product"):
+        choose_engine(kg.Recipe().with_changes({"training.engine": "fused"}), build(name), kg.NoRegularizer())
+
+
+def test_choices_that_make_no_sense_are_told():
+    with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; '3' was asked for"):
+        kg.TransE(SHAPE, dim=2, norm=3)
+    with pytest.raises(kg.RequestError, match="RotatE stores angles in units of init_scale"):
+        kg.RotatE(SHAPE, dim=2, init_scale="xavier")
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_rotate_is_the_dual_of_a_complex_whose_relations_have_modulus_one(reciprocal):
+    rotate = kg.RotatE(SHAPE, dim=4, reciprocal=reciprocal, norm="squared", init_scale=0.5)
+    primal = kg.ComplEx(SHAPE, dim=4, reciprocal=reciprocal)
+    angles = rotate.angles(rotate.relations.detach())
+    primal.entities.data, primal.relations.data = rotate.entities.data, torch.cat([angles.cos(), angles.sin()], dim=-1)
+    ids = all_triples(rotate)
+    torch.testing.assert_close(rotate.score(*ids), kg.Dual(primal, "tail").score(*ids))
+    torch.testing.assert_close(rotate.score(*ids), kg.Dual(primal, "head").score(*ids))  # |r| = 1 keeps lengths
+
+
+def test_mode_is_the_dual_of_a_distmult_whose_relations_are_not_negative():
+    mode, primal = kg.ModE(SHAPE, dim=4, norm="squared"), kg.DistMult(SHAPE, dim=4)
+    primal.entities.data, primal.relations.data = mode.entities.data, mode.relations.data.abs()
+    ids = all_triples(mode)
+    torch.testing.assert_close(mode.score(*ids), kg.Dual(primal, "tail").score(*ids))

@@ -1,0 +1,88 @@
+"""Relations of QuatE as rotations: lengths, relations of zeros, and the steps that ask for linear ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.losses import CrossEntropy
+from dualkg.training.fused import FusedStep
+from dualkg.training.gpu.step import HalfStep
+from dualkg.training.optimizers import build_optimizer
+from dualkg.training.recipe import Optimizer
+from dualkg.training.step import PlainStep
+
+SHAPE = kg.GraphShape(5, 2)
+IDS = tuple(torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(5)).T)
+
+
+def build(*, normalized: bool = True) -> kg.QuatE:
+    return kg.QuatE(SHAPE, dim=3, init_scale=1.0, seed=2, normalized=normalized).double()
+
+
+def test_a_relation_changes_no_length():
+    f = build().factors(*IDS)
+    for image, vector in ((f.mapped_head, f.head), (f.mapped_tail, f.tail)):
+        torch.testing.assert_close(image.square().sum(-1), vector.square().sum(-1))
+
+
+def test_only_the_direction_of_a_relation_counts():
+    model = build()
+    before = model.score(*IDS)
+    with torch.no_grad():
+        model.relations *= 7
+    torch.testing.assert_close(model.score(*IDS), before)
+    model.normalized = False
+    assert not torch.allclose(model.score(*IDS), before)
+
+
+def test_unit_quaternions_are_used_as_they_are():
+    """One after the other, rotations by r and by s are one by r s, as of quaternions."""
+    model = build()
+    h, r, s = (vectors.detach()[:1] for vectors in (model.entities, model.multipliers, model.multipliers[1:]))
+    product = model._joined(model.times(model._parts(r), model._parts(s)))
+    both = model.map_head(model.map_head(h, torch.tensor([0])), torch.tensor([1]))
+    torch.testing.assert_close(both, model._joined(model.times(model._parts(h), model._parts(product))))
+
+
+@pytest.mark.parametrize("part", ["a whole relation", "one quaternion"])
+def test_a_relation_of_zeros_gives_numbers(part):
+    model = build()
+    with torch.no_grad():
+        if part == "a whole relation":
+            model.relations[1] = 0
+        else:
+            model.relations[1].view(4, 3)[:, 2] = 0
+    scores = model.score_tails(*IDS[:2])
+    loss = scores.logsumexp(-1).sum() + kg.DURA(0.1)(model.factors(*IDS)) + kg.UnweightedDURA(0.1)(model.factors(*IDS))
+    loss.backward()
+    assert torch.isfinite(scores).all()
+    assert all(torch.isfinite(table.grad).all() for table in model.parameters())
+    if part == "a whole relation":
+        assert not model.score(IDS[0], torch.ones_like(IDS[1]), IDS[2]).any()
+
+
+def step(kind: type, *, normalized: bool, relation_weight: float = 0.0):
+    model = build(normalized=normalized)
+    optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is FusedStep)
+    return kind(model, CrossEntropy(relation_weight=relation_weight), kg.DURA(0.1), optimizer)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_gradients_without_autograd_are_for_relations_as_they_are_stored(normalized):
+    plain, fused = (step(kind, normalized=normalized) for kind in (PlainStep, FusedStep))
+    assert fused.direct != normalized
+    assert HalfStep.applies_to(fused.model, kg.DURA(0.1), predicts_relations=True) != normalized
+    batch = torch.stack(IDS, dim=-1)[::7]
+    for _ in range(5):
+        torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
+    for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
+
+
+def test_a_run_remembers_whether_relations_were_normalized(small_graph, tmp_path):
+    model = kg.QuatE(small_graph.shape, dim=2, normalized=False)
+    run = kg.train(model, small_graph, epochs=1, out=tmp_path / "run")
+    assert run.recipe.model.options == {"normalized": False}
+    assert not kg.load_run(tmp_path / "run").model.normalized

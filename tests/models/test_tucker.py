@@ -1,0 +1,153 @@
+"""The core of TuckER, formed as seldom as can be; and what batch normalisation takes from it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.answers.export import export
+from dualkg.losses import CrossEntropy
+from dualkg.training.fused import FusedStep
+from dualkg.training.memory import MADE_OF_MATRICES, predict
+from dualkg.training.optimizers import build_optimizer
+from dualkg.training.recipe import Loss, Optimizer, Validation
+from dualkg.training.step import PlainStep
+from tests.training.test_loop import stop_after
+
+SHAPE = kg.GraphShape(30, 4)
+BATCH = torch.tensor([[0, 1, 2], [3, 1, 4], [5, 6, 0], [0, 6, 1], [7, 1, 7]])
+
+
+def test_the_score_is_the_core_s_product_with_three_vectors():
+    model = kg.TuckER(SHAPE, dim=3, relation_dim=2, init_scale=1.0).double()
+    f = model.factors(*BATCH.T)
+    expected = torch.einsum("kij,bk,bi,bj->b", model.core, f.relation, f.head, f.tail)
+    torch.testing.assert_close(model.score(*BATCH.T), expected)
+
+
+@pytest.mark.parametrize("use", ["mapped_head", "mapped_tail", "relation_norm"])
+def test_a_matrix_is_formed_once_for_all_triples_of_its_relation(monkeypatch, use):
+    model, formed = kg.TuckER(SHAPE, dim=3), []
+    real = kg.TuckER.matrices
+    monkeypatch.setattr(kg.TuckER, "matrices", lambda self, ids: formed.append(ids.tolist()) or real(self, ids))
+    assert len(getattr(model.factors(*BATCH.T), use)) == 5
+    assert formed == [[1, 6]]
+
+
+def test_the_norm_of_a_relation_is_its_matrix_s():
+    model = kg.TuckER(SHAPE, dim=3, relation_dim=5, init_scale=1.0).double()
+    relations = BATCH[:, 1]
+    expected = torch.stack([matrix.square().sum() for matrix in model.matrices(relations)])
+    torch.testing.assert_close(model.relation_norms(relations), expected)
+
+
+def test_relation_dim_is_dim_unless_it_is_said():
+    assert kg.TuckER(SHAPE, dim=3).choices["relation_dim"] == 3
+    model = kg.TuckER(SHAPE, dim=3, relation_dim=5)
+    assert (model.relations.shape, model.core.shape) == ((8, 5), (5, 3, 3))
+    with pytest.raises(kg.RequestError, match="relation_dim must be at least 1; it is 0"):
+        kg.TuckER(SHAPE, dim=3, relation_dim=0)
+
+
+def test_memory_counts_the_matrices_that_a_batch_forms():
+    recipe = kg.Recipe().with_changes({"training.batch_size": 5})
+    model = kg.TuckER(SHAPE, dim=3)
+    numbers = sum(table.numel() for table in model.parameters())
+    need, other = (predict(recipe, one, "fused", num_examples=9) for one in (model, kg.DistMult(SHAPE, dim=3)))
+    assert need.fixed - other.fixed == 4 * (2 * 27 + MADE_OF_MATRICES * 5 * 9)
+    assert numbers == 30 * 3 + 8 * 3 + 27
+
+
+# -- batch normalisation -----------------------------------------------------------------------------------------
+
+
+def normalised(**choices) -> kg.TuckER:
+    return kg.TuckER(SHAPE, dim=4, batch_norm=True, init_scale=0.5, **choices)
+
+
+def test_the_images_of_a_batch_have_mean_0_and_variance_1_in_training():
+    model = normalised()
+    images = model.factors(*BATCH.T).mapped_head
+    torch.testing.assert_close(images.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
+    torch.testing.assert_close(images.var(0, correction=0), torch.ones(4), rtol=0, atol=0.05)
+
+
+def test_an_answer_depends_on_no_other_question():
+    model = normalised().eval()
+    whole = model.score_tails(BATCH[:, 0], BATCH[:, 1])
+    torch.testing.assert_close(whole[:1], model.score_tails(BATCH[:1, 0], BATCH[:1, 1]))
+    cube = model.score(*torch.cartesian_prod(torch.arange(30), torch.arange(8), torch.arange(30)).T).view(30, 8, 30)
+    torch.testing.assert_close(whole, cube[BATCH[:, 0], BATCH[:, 1]])
+    torch.testing.assert_close(model.score_relations(BATCH[:, 0], BATCH[:, 2]), cube[BATCH[:, 0], :, BATCH[:, 2]])
+
+
+def test_what_needs_the_transpose_is_refused(small_graph):
+    model = normalised()
+    with pytest.raises(kg.RequestError, match="is not a linear map and has no transpose.*Set batch_norm to false"):
+        model.score_heads(BATCH[:, 1], BATCH[:, 2])
+    with pytest.raises(kg.RequestError, match="heads can only be asked for through reciprocal relations"):
+        normalised(reciprocal=False)
+    with pytest.raises(kg.RequestError, match="A dual is that of a bilinear model"):
+        kg.Dual(model)
+    for regularizer in (kg.DURA(0.1), kg.RegP1(0.1), kg.UnweightedDURA(0.1)):
+        with pytest.raises(kg.RequestError, match="TuckER"):
+            kg.train(model, small_graph, regularizer=regularizer, epochs=1)
+    with pytest.raises(kg.RequestError, match="Set loss.relation_weight to 0"):
+        kg.train(model, small_graph, loss=Loss(relation_weight=1.0), epochs=1)
+
+
+def test_the_fused_steps_are_the_plain_ones():
+    """Scores are products of images, however those came about; a batch of one is normalised as in evaluation."""
+    found = []
+    for kind in (PlainStep, FusedStep):
+        model = normalised().double()
+        optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is FusedStep)
+        step = kind(model, CrossEntropy(), kg.Frobenius(0.1), optimizer)
+        for batch in [BATCH, BATCH[:1], BATCH[2:]] * 4:
+            step(batch, 0.1)
+        found.append(model.state_dict())
+    for name, one in found[0].items():
+        torch.testing.assert_close(one, found[1][name], rtol=1e-9, atol=1e-12)
+
+
+def test_ranking_neither_learns_nor_ends_learning(small_graph):
+    model = normalised()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    one, other = kg.evaluate(model, small_graph).mrr, kg.evaluate(model.eval(), small_graph).mrr
+    kg.evaluate_relations(model.train(), small_graph)
+    assert one == other
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(small_graph, tmp_path):
+    """Running statistics are in checkpoints and in what is kept."""
+    choices = {"epochs": 3, "batch_size": 32, "validation": Validation(every=1, keep="best")}
+    whole = kg.train(normalised(), small_graph, **choices)
+    with pytest.raises(kg.DualkgError):
+        kg.train(normalised(), small_graph, out=tmp_path / "run", watch=stop_after(9), **choices)
+    resumed = kg.resume(tmp_path / "run")
+    loaded = kg.load_run(tmp_path / "run")
+    assert whole.model.before.mean.any()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name])
+        assert torch.equal(value, loaded.model.state_dict()[name])
+    assert loaded.model.choices == whole.model.choices
+
+
+def test_a_model_that_was_asked_can_be_trained_again(small_graph):
+    run = kg.train(normalised(), small_graph, epochs=1)
+    before = run.model.before.mean.clone()
+    again = kg.train(run.model, small_graph, epochs=1)
+    assert not torch.equal(again.model.before.mean, before)
+    assert not again.model.training
+
+
+def test_every_table_is_exported(small_graph, tmp_path):
+    run = kg.Run(normalised(relation_dim=2), small_graph, kg.Recipe())
+    export(run, tmp_path / "out", format="tsv")
+    lines = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in (tmp_path / "out").glob("*.tsv")}
+    assert lines.keys() == run.model.state_dict().keys()
+    assert [len(line.split("\t")) for line in lines["core"]] == [17, 17]
+    assert [line.split("\t")[0] for line in lines["relations"][:2]] == ["r0", "r1"]
