@@ -170,3 +170,15 @@ def test_what_is_no_code_is_packed_too():
         if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
     }
     assert needed <= packed
+
+
+def test_every_folder_of_recipes_and_spaces_is_installed():
+    house = SOURCE.parents[1]
+    project = tomllib.loads((house / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = {
+        path.parent.relative_to(house).as_posix()
+        for path in [*house.glob("recipes/**/*.toml"), *house.glob("spaces/**/*.toml")]
+    }
+    assert {"recipes/umls", "spaces/paper"} <= folders
+    installed = project["tool"]["setuptools"]["data-files"]
+    assert installed == {f"share/dualkg/{folder}": [f"{folder}/*.toml"] for folder in folders}

@@ -16,6 +16,7 @@ from dualkg.kernels.cpu import threads as pool_of_threads
 from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.processor import has_bf16_products
 from dualkg.kernels.cpu.softmax import softmax_gradient_
+from dualkg.kernels.distances import sums_of_moduli
 from dualkg.training.processor import tiny_numbers_as_zero
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -172,6 +173,7 @@ sys.modules["numba"] = None
 import torch
 from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.softmax import softmax_gradient_
+from dualkg.kernels.distances import sums_of_moduli
 print(softmax_gradient_(torch.zeros(1, 2), torch.tensor([0]), 2).exp().item())
 table, sums = torch.ones(2), torch.zeros(2)
 adagrad_(table, sums, torch.tensor([3.0, 4.0]), None, 0.5, eps=0.0)
@@ -226,3 +228,35 @@ def test_threads_that_are_made_while_training_keep_tiny_numbers(monkeypatch):
         )
     assert found[0] == 0
     assert found[1] > 0
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (8, 200, 35), (0, 4, 3)])
+def test_sums_of_moduli(threads, dtype, parts, batch, others, dim):
+    """Values and both gradients against float64; two of the rows are the same, where a modulus has no slope."""
+    one, other = (torch.randn(rows, parts * dim, dtype=dtype) for rows in (batch, others))
+    if batch:
+        other[0] = one[0]
+    one, other = one.requires_grad_(), other.requires_grad_()
+    exact_one, exact_other = (table.detach().double().requires_grad_() for table in (one, other))
+    squared = sum(part.square() for part in (exact_one[:, None] - exact_other).chunk(parts, dim=-1))
+    exact = squared.masked_fill(squared == 0, 1.0).sqrt().masked_fill(squared == 0, 0.0).sum(-1)
+    found, upstream = sums_of_moduli(one, other, parts=parts), torch.randn(others, batch, dtype=dtype).T
+    found.backward(upstream)
+    exact.backward(upstream.double())
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
+    for mine, theirs in ((one, exact_one), (other, exact_other)):
+        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_coordinate_that_is_no_number_makes_none(parts):
+    one, other = torch.zeros(2, 2 * parts), torch.zeros(3, 2 * parts)
+    other[1, -1] = torch.nan
+    found = sums_of_moduli(one, other, parts=parts)
+    assert found[:, 1].isnan().all()
+    assert not found[:, [0, 2]].any()

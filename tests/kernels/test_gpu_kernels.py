@@ -146,7 +146,7 @@ def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
 @pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (100, 1000, 35), (0, 4, 3)])
 def test_sums_over_differences(kind, batch, others, dim):
     """Values and both gradients; two of the rows are the same, where a modulus has no slope."""
-    from dualkg.kernels.gpu.distances import sums_of_moduli, sums_of_sines
+    from dualkg.kernels.distances import sums_of_moduli, sums_of_sines
 
     parts = 2 if kind == "two numbers" else 1
     one, other = (torch.randn(rows, parts * dim, device="cuda") for rows in (batch, others))

@@ -100,10 +100,10 @@ def test_candidates_are_scored_as_among_all(name, side, reciprocal):
     torch.testing.assert_close(model.candidate_scores(f, shared, side), every[:, shared])
 
 
-@given(st.sampled_from(list(DISTANCE)), st.integers(1, 200))
-@settings(max_examples=40, deadline=None)
-def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differences):
-    """All pairs at once, with autograd over the differences, against parts that are made again."""
+@given(st.sampled_from(list(DISTANCE)), st.integers(1, 200), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differences, compiled):
+    """All pairs at once, with autograd over the differences, against parts that are made again, and against kernels."""
     model = build(name)
     one, other = (torch.randn(size, model.entities.shape[1]).requires_grad_() for size in (3, 5))
     upstream = torch.randn(3, 5)
@@ -111,6 +111,8 @@ def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differenc
     expected = torch.autograd.grad(whole, (one, other), upstream)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(distance.DIFFERENCES, "cpu", differences)
+        if not compiled:
+            patch.setattr("dualkg.kernels.distances.HAS_NUMBA", False)
         found = model.distances(one, other)
         gradients = torch.autograd.grad(found, (one, other), upstream)
     torch.testing.assert_close(found, whole)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
-from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
+from dualkg.kernels import distances as kernels
 from dualkg.models.base import EmbeddingModel, InitScale, Side
 from dualkg.models.factors import Factors, rows
 from dualkg.models.groups import Groups
@@ -20,11 +20,6 @@ from dualkg.models.groups import Groups
 Norm = Literal[1, 2, "squared"]
 # How many differences between two vectors exist at once; a distance makes a few such arrays of them.
 DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
-
-
-def has_kernels(vectors: Tensor) -> bool:
-    """Whether all pairs of such vectors can be gone over in a kernel."""
-    return vectors.is_cuda and vectors.dtype == torch.float32 and obstacle_to_kernels() is None
 
 
 def in_parts(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
@@ -147,10 +142,8 @@ class NormModel(DistanceModel):
         if self.norm == "squared":
             squares: Tensor = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
             return squares - 2 * one @ other.T
-        if self.norm == 1 and has_kernels(one):
-            from dualkg.kernels.gpu.distances import sums_of_moduli
-
-            return sums_of_moduli(one, other, parts=self.numbers_per_coordinate)
+        if self.norm == 1 and kernels.apply_to(one):
+            return kernels.sums_of_moduli(one, other, parts=self.numbers_per_coordinate)
         if self.norm == 2 or self.numbers_per_coordinate == 1:
             # By differences: from products, the distance of near vectors would be what rounding leaves of it.
             return torch.cdist(one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist")

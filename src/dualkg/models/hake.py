@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
+from dualkg.kernels import distances as kernels
 from dualkg.models.angles import AngleModel
 from dualkg.models.base import InitScale, Side
-from dualkg.models.distance import has_kernels, in_parts
+from dualkg.models.distance import in_parts
 from dualkg.models.factors import Factors, rows
 
 LEAST = 1e-12  # of a squared distance that is nothing but rounding
@@ -109,10 +110,8 @@ class HAKE(AngleModel):
         return self._weighted(apart, self._sines_of_all(phase, phases))
 
     def _sines_of_all(self, one: Tensor, other: Tensor) -> Tensor:
-        if has_kernels(one):
-            from dualkg.kernels.gpu.distances import sums_of_sines
-
-            return sums_of_sines(self.angles(one) / 2, self.angles(other) / 2)
+        if kernels.apply_to(one, sine=True):
+            return kernels.sums_of_sines(self.angles(one) / 2, self.angles(other) / 2)
         return in_parts(lambda phase, part: self._sines(phase - part), one, other)
 
     def _sines(self, phase: Tensor) -> Tensor:

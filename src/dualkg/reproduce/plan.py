@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,11 +109,11 @@ def spaces_folder() -> Path:
 
 
 def _shipped(name: str, files: str) -> Path:
-    """A folder of the repository: beside the sources, or in the working folder."""
-    places = (Path(dualkg.__file__).parents[2] / name, Path(name))
+    """A folder of the repository: beside the sources, in the working folder, or as it was installed."""
+    places = (Path(dualkg.__file__).parents[2] / name, Path(name), Path(sys.prefix) / "share" / "dualkg" / name)
     found = next((place for place in places if any(place.glob(files))), None)
     if found is None:
-        raise RequestError(f"The {name} are in the repository's folder {name}: run this command from a clone.")
+        raise RequestError(f"The {name} were not installed with dualkg: run this command from a clone of the repository.")
     return found
 
 

@@ -1,12 +1,6 @@
-"""Sums over coordinates of a function of the difference, for all pairs of rows: no difference leaves the registers.
-
-A coordinate is one number or two; a row holds all its first numbers, then all its second ones. The function is the
-modulus, |d|, or |sin d|. Both are even, so that one kernel gives the gradient of either side.
-"""
+"""Sums over coordinates of |d| or |sin d|, d the difference, for all pairs of rows: no difference leaves registers."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -118,60 +112,27 @@ def _slopes(
         tl.store(start + num_coordinates, tl.sum(total_second, axis=1), mask=inside)
 
 
-class _Distances(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, one: Tensor, other: Tensor, parts: int, sine: bool) -> Tensor:
-        one, other = one.contiguous(), other.contiguous()
-        ctx.save_for_backward(one, other)
-        ctx.parts, ctx.sine = parts, sine
-        found = torch.empty(len(one), len(other), device=one.device)
-        if found.numel():
-            grid = (triton.cdiv(len(one), ROWS), triton.cdiv(len(other), COLUMNS))
-            _sums[grid](one, other, found, *_sizes(one, other, parts), parts, sine, *_TILE)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        one, other = ctx.saved_tensors
-        slope = upstream[0]
-        to_one = _gradient(one, other, slope, ctx.parts, sine=ctx.sine) if ctx.needs_input_grad[0] else None
-        to_other = _gradient(other, one, slope.T, ctx.parts, sine=ctx.sine) if ctx.needs_input_grad[1] else None
-        return to_one, to_other, None, None
-
-
 _TILE = (ROWS, COLUMNS, COORDINATES)
+
+
+def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
+    """For each of `(batch, width)` and each of `(n, width)`, contiguous float32: `(batch, n)`."""
+    found = torch.empty(len(one), len(other), device=one.device)
+    if found.numel():
+        grid = (triton.cdiv(len(one), ROWS), triton.cdiv(len(other), COLUMNS))
+        _sums[grid](one, other, found, *_sizes(one, other, parts), parts, sine, *_TILE)
+    return found
+
+
+def gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
+    """Of Σ upstream · sums, `(batch, n)`, with respect to `one`; 0 where two coordinates are the same."""
+    found = torch.zeros_like(one)
+    if one.numel() and len(other):
+        grid = (triton.cdiv(len(one), ROWS), triton.cdiv(one.shape[1] // parts, COORDINATES))
+        sizes = *_sizes(one, other, parts), *upstream.stride()
+        _slopes[grid](one, other, upstream, found, *sizes, parts, sine, *_TILE)
+    return found
 
 
 def _sizes(one: Tensor, other: Tensor, parts: int) -> tuple[int, int, int, int, int]:
     return len(one), len(other), one.shape[1] // parts, one.stride(0), other.stride(0)
-
-
-def _gradient(one: Tensor, other: Tensor, upstream: Tensor, parts: int, *, sine: bool) -> Tensor:
-    """With respect to `one`, of the sum of upstream · distances."""
-    found = torch.zeros_like(one)
-    if one.numel() and len(other):
-        grid = (triton.cdiv(len(one), ROWS), triton.cdiv(one.shape[1] // parts, COORDINATES))
-        _slopes[grid](
-            one,
-            other,
-            upstream,
-            found,
-            *_sizes(one, other, parts),
-            *upstream.stride(),
-            parts,
-            sine,
-            *_TILE,
-        )
-    return found
-
-
-def sums_of_moduli(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
-    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, by coordinates of some numbers: `(batch, n)`."""
-    found: Tensor = _Distances.apply(one, other, parts, False)  # type: ignore[no-untyped-call]
-    return found
-
-
-def sums_of_sines(one: Tensor, other: Tensor) -> Tensor:
-    """Σ|sin(x − y)| for each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
-    found: Tensor = _Distances.apply(one, other, 1, True)  # type: ignore[no-untyped-call]
-    return found
