@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualkg.kernels.cpu.compiling import HAS_NUMBA
 from dualkg.kernels.gpu import obstacle
 
 
@@ -20,7 +19,9 @@ def apply_to(vectors: Tensor, *, sine: bool = False) -> bool:
     """Whether there is a kernel for such vectors here."""
     if vectors.is_cuda:
         return vectors.dtype == torch.float32 and obstacle() is None
-    return HAS_NUMBA and not sine and vectors.dtype in (torch.float32, torch.float64)
+    from dualkg.kernels.cpu import compiling  # here, for it imports numba
+
+    return compiling.HAS_NUMBA and not sine and vectors.dtype in (torch.float32, torch.float64)
 
 
 def sums_of_moduli(one: Tensor, other: Tensor, *, parts: int) -> Tensor:

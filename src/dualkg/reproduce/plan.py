@@ -113,7 +113,7 @@ def _shipped(name: str, files: str) -> Path:
     places = (Path(dualkg.__file__).parents[2] / name, Path(name), Path(sys.prefix) / "share" / "dualkg" / name)
     found = next((place for place in places if any(place.glob(files))), None)
     if found is None:
-        raise RequestError(f"The {name} were not installed with dualkg: run this command from a clone of the repository.")
+        raise RequestError(f"The {name} were not installed with dualkg: run this command from a clone.")
     return found
 
 
