@@ -6,4 +6,4 @@ from dualkg.models.diagonal import RealDiagonalModel
 
 
 class DistMult(RealDiagonalModel):
-    """A relation scales each coordinate (Yang et al., 2015), so without reciprocals all are symmetric."""
+    """A relation scales each coordinate (Yang et al., 2015), so all are symmetric."""

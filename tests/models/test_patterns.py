@@ -1,0 +1,252 @@
+"""What each model can say: trained on graphs of one pattern each, held against the algebra and against the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.models import BILINEAR, MODELS
+from dualkg.training.fused import FusedStep
+from dualkg.training.gpu.step import HalfStep
+from tests.models.patterns import (
+    CAPABILITIES,
+    FOUND,
+    IN_PRINCIPLE,
+    MISSED,
+    NO,
+    PATTERNS,
+    YES,
+    all_above_their_reverse,
+    trained,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
+SHAPE = kg.GraphShape(30, 3)
+EVERY_PAIR = [(a, b) for a in range(30) for b in range(30) if a != b]
+NORMS = (1, 2, "squared")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """On graphs this small, threads would wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def cells(word: str) -> set[tuple[str, str]]:
+    return {(name, pattern) for name, row in CAPABILITIES.items() for pattern, said in row.items() if said == word}
+
+
+# -- trained ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("name", MODELS)
+def test_what_follows_is_found_where_the_table_says_so(name, pattern):
+    chosen = PATTERNS[pattern]
+    run = trained(name, chosen.graph)
+    if CAPABILITIES[name][pattern] != YES:
+        assert run.report.mrr <= MISSED
+        return
+    assert run.report.mrr >= FOUND
+    if pattern == "antisymmetry":
+        assert all_above_their_reverse(run.model, chosen.withheld)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_what_is_withheld_is_news_about_entities_that_are_known(pattern):
+    assert pattern.withheld
+    assert not set(pattern.train) & set(pattern.withheld)
+    seen = {entity for head, _, tail in pattern.train for entity in (head, tail)}
+    assert seen == set(range(pattern.graph.shape.num_entities))
+
+
+def test_reciprocal_relations_tie_the_two_vectors_that_cp_has_of_an_entity():
+    """Of r(a, b), a is a head and b a tail; of its inverse, b is a head and a a tail."""
+    run = trained("CP", PATTERNS["inversion"].graph, reciprocal=True)
+    assert run.report.mrr >= FOUND
+
+
+# -- why not: what holds of any numbers -----------------------------------------------------------------------
+
+
+def drawn(name: str, **options: object) -> kg.EmbeddingModel:
+    """A model of any numbers at all."""
+    return MODELS[name](SHAPE, dim=4, init_scale=1.0, **options)
+
+
+def scores(model: kg.Model, pairs: list[tuple[int, int]], relation: int = 0) -> torch.Tensor:
+    heads, tails = torch.tensor(pairs).T
+    return model.score(heads, torch.full_like(heads, relation), tails)
+
+
+def reverses(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    return [(b, a) for a, b in pairs]
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_distmult_scores_a_triple_and_its_reverse_alike(reciprocal):
+    """No for antisymmetry and inversion; a reciprocal relation is symmetric like any other."""
+    model = drawn("DistMult", reciprocal=reciprocal)
+    for relation in range(model.num_relation_ids):
+        torch.testing.assert_close(scores(model, EVERY_PAIR, relation), scores(model, reverses(EVERY_PAIR), relation))
+
+
+def test_a_triple_and_its_reverse_share_no_vector_of_an_entity_in_cp():
+    """No for symmetry and inversion, and for composition: b is a tail in r(a, b) and a head in r′(b, c)."""
+    model = drawn("CP", reciprocal=False)
+    one, other = (
+        torch.autograd.grad(scores(model, [pair]), (model.entities, model.tails)) for pair in ((4, 9), (9, 4))
+    )
+    for of_one, of_other in zip(one, other, strict=True):
+        assert of_one.any()
+        assert of_other.any()
+        assert not (of_one * of_other).any()
+
+
+def gain_on_loops(model: kg.Model) -> torch.Tensor:
+    """By how much r(a, b) and r(b, a) both score above r(a, a) and r(b, b): the lesser of the two, for every pair."""
+    loops = scores(model, [(a, a) for a in range(30)])
+    there, back = scores(model, EVERY_PAIR), scores(model, reverses(EVERY_PAIR))
+    one, other = torch.tensor(EVERY_PAIR).T
+    return torch.minimum(there - loops[one], back - loops[other])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", ["TransE", "ModE"])
+def test_a_step_and_a_stretch_never_put_both_directions_of_a_pair_above_its_loops(name, norm):
+    """No for symmetry: the middle of r − d and r + d is r, and stretched numbers keep their order."""
+    assert gain_on_loops(drawn(name, norm=norm)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["ComplEx", "RotatE", "SE", "MuRP"])
+def test_other_models_can_put_both_directions_of_a_pair_above_its_loops(name):
+    model = drawn(name)
+    if name == "MuRP":
+        model.relations.data[:, : model.dim] -= 2  # from near the identity to near its opposite
+    assert gain_on_loops(model).max() > 0.01
+
+
+# -- in principle: numbers that say it, written down -----------------------------------------------------------
+
+
+def test_all_that_is_said_to_be_possible_in_principle_is_shown():
+    assert cells(IN_PRINCIPLE) == {("MuRP", "symmetry"), ("SimplE", "composition")}
+
+
+def test_murp_says_symmetry_by_a_point_reflection():
+    """R = −1 takes b to a where it takes a to b, and no entity to itself."""
+    graph = PATTERNS["symmetry"].graph
+    model = kg.MuRP(graph.shape, dim=6, reciprocal=False, init_scale=0.3)
+    model.entities.data[1::2] = -model.entities.data[::2]
+    model.relations.data = torch.tensor([[-1.0] * 6 + [0.0] * 6])
+    assert kg.evaluate(model, graph).mrr == 1
+
+
+def test_simple_with_equal_halves_is_distmult_and_so_says_composition():
+    primal = drawn("DistMult", reciprocal=False)
+    model = drawn("SimplE", reciprocal=False)
+    model.entities.data = primal.entities.data.repeat(1, 2)
+    model.relations.data = primal.relations.data.repeat(1, 2)
+    torch.testing.assert_close(scores(model, EVERY_PAIR), scores(primal, EVERY_PAIR))
+    assert CAPABILITIES["DistMult"]["composition"] == YES
+
+
+def test_two_maps_of_simple_are_never_a_third():
+    """One map exchanges the halves of a vector, so two of them leave each in its place."""
+    model = drawn("SimplE", reciprocal=False)
+    half = torch.cat([torch.ones(1, 4), torch.zeros(1, 4)], dim=-1)
+    once = model.map_head(half, torch.tensor([0]))
+    twice = model.map_head(once, torch.tensor([1]))
+    assert not once[:, :4].any()
+    assert not twice[:, 4:].any()
+    assert once[:, 4:].all()
+    assert twice[:, :4].all()
+
+
+# -- the distance model behind a factorization model ---------------------------------------------------------------
+
+
+def test_se_that_leaves_tails_where_they_are_is_the_dual_of_rescal():
+    """As RotatE is of ComplEx and ModE of DistMult, in test_distance.py."""
+    model, primal = drawn("SE", norm="squared"), drawn("RESCAL")
+    same = torch.eye(4).flatten().expand(len(primal.relations), -1)
+    model.entities.data, model.relations.data = primal.entities.data, torch.cat([primal.relations.data, same], dim=-1)
+    found, expected = scores(model, EVERY_PAIR), scores(kg.Dual(primal, "tail"), EVERY_PAIR)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+# -- the page ----------------------------------------------------------------------------------------------
+
+
+def table(first: str) -> dict[str, dict[str, str]]:
+    """The page's table whose header begins with these columns: for each model, the cells by column."""
+    text = PAGE.read_text(encoding="utf-8")
+    found = re.search(rf"^(\| {re.escape(first)} .*\|)\n\|[-|]+\|\n((?:\|.*\|\n)+)", text, re.M)
+    assert found, f"docs/models.md has no table that begins with {first}"
+    _, *columns = _cells(found[1])
+    rows = [_cells(line) for line in found[2].splitlines()]
+    return {re.sub(r"\W", "", name): dict(zip(columns, rest, strict=True)) for name, *rest in rows}
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_page_has_the_table_of_patterns():
+    assert table("model | symmetry") == CAPABILITIES
+
+
+def test_every_no_and_every_in_principle_has_its_reason_on_the_page():
+    text = PAGE.read_text(encoding="utf-8")
+    for word in (NO, IN_PRINCIPLE):
+        for name, pattern in cells(word):
+            reasons = re.findall(rf"^- \*\*{name}\*\*, ([^:]*): {word}", text, re.M)
+            assert any(pattern in reason for reason in reasons), f"{name}, {pattern}: {word}"
+
+
+def test_the_page_says_what_applies_to_which_model():
+    def says(name: str) -> dict[str, str]:
+        model = MODELS[name](SHAPE, dim=2)
+        return {
+            "dual": "yes" if name in BILINEAR else "no",
+            "DURA": "yes" if model.two_maps else "no",
+            "N3": "yes" if model.diagonal and model.euclidean else "no",
+            "fused step": "yes" if FusedStep.applies_to(model) else "no",
+            "GPU kernels": "yes" if HalfStep.applies_to(model, kg.DURA(1.0), predicts_relations=False) else "no",
+        }
+
+    expected = {name: says(name) for name in MODELS}
+    for name in ("TransE", "RotatE", "ModE"):
+        expected[name]["fused step"] = 'norm "squared"'
+        assert FusedStep.applies_to(MODELS[name](SHAPE, dim=2, norm="squared"))
+    expected["QuatE"]["GPU kernels"] = "not normalized"
+    assert HalfStep.applies_to(kg.QuatE(SHAPE, dim=2, normalized=False), kg.DURA(1.0), predicts_relations=False)
+    assert table("model | dual") == expected
+
+
+def test_the_page_counts_the_numbers_of_entities_and_relations():
+    said = {**table("bilinear model | h R"), **table("distance model | the head goes to")}
+    assert list(said) == list(MODELS)
+    for name, row in said.items():
+        model, dim = MODELS[name](SHAPE, dim=3, **({"relation_dim": 5} if name == "TuckER" else {})), 3
+        counted = {"dim": dim, "dim²": dim * dim, "relation_dim": 5}
+        entity = sum(table.shape[1] for table in model.parameters() if table.shape[0] == SHAPE.num_entities)
+        for found, column in ((entity, "numbers an entity"), (model.relations.shape[1], "numbers a relation")):
+            assert _count(row[column], counted) == found, f"{name}, {column}"
+
+
+def _count(text: str, counted: dict[str, int]) -> int:
+    """`2 · dim + 2`, or `dim as head, dim as tail`, with numbers for its words."""
+    terms = re.split(r" \+ |, ", re.sub(r" as \w+", "", text.replace("`", "")))
+    total = 0
+    for term in terms:
+        *times, word = term.split(" · ")
+        total += (int(times[0]) if times else 1) * (counted[word] if word in counted else int(word))
+    return total
