@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -107,21 +107,10 @@ class NormModel(DistanceModel):
     Norm 1 adds up the modulus of each coordinate, which is a complex number in some models.
     """
 
-    usual_norm: Norm = 1
-
-    def __init__(
-        self,
-        shape: GraphShape,
-        *,
-        dim: int,
-        reciprocal: bool = True,
-        init_scale: InitScale | None = None,
-        seed: int = 0,
-        norm: Norm | None = None,
-    ) -> None:
-        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
-        self.norm: Norm = self.usual_norm if norm is None else norm
-        if self.norm not in (1, 2, "squared"):
+    def __init__(self, shape: GraphShape, *, norm: Norm = 1, **choices: Any) -> None:
+        super().__init__(shape, **choices)
+        self.norm: Norm = norm
+        if norm not in (1, 2, "squared"):
             raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was asked for.")
 
     @property

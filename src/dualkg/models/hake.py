@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
 from dualkg.kernels import distances as kernels
 from dualkg.models.angles import AngleModel
-from dualkg.models.base import InitScale, Side
+from dualkg.models.base import Side
 from dualkg.models.distance import in_parts
 from dualkg.models.factors import Factors, rows
 
@@ -27,17 +29,9 @@ class HAKE(AngleModel):
     numbers_per_coordinate = 2
 
     def __init__(
-        self,
-        shape: GraphShape,
-        *,
-        dim: int,
-        reciprocal: bool = True,
-        init_scale: InitScale | None = None,
-        seed: int = 0,
-        modulus_weight: float = 1.0,
-        phase_weight: float = 0.5,
+        self, shape: GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **choices: Any
     ) -> None:
-        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
+        super().__init__(shape, **choices)
         self.usual_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
         self.weights = nn.Parameter(torch.tensor([modulus_weight, phase_weight]))
 

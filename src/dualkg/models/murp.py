@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
-from dualkg.models.base import InitScale
 from dualkg.models.distance import DistanceModel
 from dualkg.models.factors import Factors, rows
 
@@ -25,16 +26,8 @@ class MuRP(DistanceModel):
     meets_between = True
     euclidean = False
 
-    def __init__(
-        self,
-        shape: GraphShape,
-        *,
-        dim: int,
-        reciprocal: bool = True,
-        init_scale: InitScale | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(shape, dim=dim, reciprocal=reciprocal, init_scale=init_scale, seed=seed)
+    def __init__(self, shape: GraphShape, **choices: Any) -> None:
+        super().__init__(shape, **choices)
         self.biases = nn.Parameter(torch.zeros(self.shape.num_entities, 2))  # as head, as tail
 
     def relation_width(self, dim: int) -> int:
