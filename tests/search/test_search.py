@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import optuna
@@ -224,7 +225,11 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "No trial came to its end; see bad/trials.csv. The first: ComplEx cannot be made" in capsys.readouterr().err
 
 
-def test_ctrl_c_tells_the_command_to_go_on_with(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_tells_the_command_to_go_on_with(tmp_path, monkeypatch, capsys, request):
+    # What is started in the background may have been told to ignore it.
+    request.addfinalizer(
+        partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+    )
     (tmp_path / "mine.toml").write_text(SPACE)
     monkeypatch.setattr("dualkg.search.work.Worker.work", lambda self: os.kill(os.getpid(), signal.SIGINT))
     words = ("search", tmp_path / "mine.toml", "--out", tmp_path / "out")

@@ -47,10 +47,12 @@ def processor() -> str:
 
 
 def _version(name: str) -> str | None:
+    if name == "torch":  # which also names the build, as in 2.13.0+cpu
+        return str(torch.__version__)
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return str(torch.__version__) if name == "torch" else None
+        return None
 
 
 def _commit() -> str | None:
