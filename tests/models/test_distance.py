@@ -132,6 +132,53 @@ def test_a_distance_of_zero_has_a_gradient(name, norm):
     assert all(torch.isfinite(table.grad).all() for table in model.parameters() if table.grad is not None)
 
 
+@pytest.mark.parametrize("dim", [1, 2, 20])
+def test_a_step_from_one_edge_of_the_ball_towards_the_other_is_a_number(dim):
+    """Where 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² would be nothing in float32."""
+    torch.set_default_dtype(torch.float32)
+    model = kg.MuRP(SHAPE, dim=dim)
+    model.entities.data[0, 0] = 8.0
+    model.relations.data[0, dim] = -8.0
+    some, first = torch.tensor([0, 1]), torch.tensor([0, 0])
+    scores = torch.cat([model.score_tails(some, first), model.score_heads(first, some)])
+    scores.sum().backward()
+    assert torch.isfinite(scores).all()
+    assert torch.isfinite(model.score(some, first, some)).all()
+    assert all(torch.isfinite(table.grad).all() for table in model.parameters())
+
+
+@pytest.mark.parametrize("length", [0.5, 2.0])
+def test_all_pairs_in_the_ball_are_exact_enough_in_float32(length):
+    exact = kg.MuRP(kg.GraphShape(50, 3), dim=20)
+    for table, first in ((exact.entities, 0), (exact.relations, 20)):
+        table.data[:, first:] = torch.nn.functional.normalize(torch.randn_like(table[:, first:]), dim=-1) * length
+    rounded = kg.MuRP(exact.shape, dim=20).float()
+    rounded.load_state_dict(exact.state_dict())
+    entities, relations = torch.arange(50), torch.arange(50) % 6
+    for ask, ids in (("score_tails", (entities, relations)), ("score_heads", (relations, entities))):
+        mine, true = getattr(rounded, ask)(*ids), getattr(exact, ask)(*ids)
+        assert ((mine - true) / true).abs().max() < 1e-3
+
+
+def test_a_turn_of_all_angles_leaves_an_entity_of_hake_what_it_was():
+    model = kg.HAKE(SHAPE, dim=3, init_scale=0.5)
+    before = model.entity_vectors().detach().clone()
+    model.entities.data[:, 3:] += 2 * model.half_turn
+    torch.testing.assert_close(model.entity_vectors().detach(), before)
+
+
+@pytest.mark.parametrize("name", ["HAKE", "MuRP"])
+def test_dropout_of_what_is_no_coordinate_is_refused(name, small_graph):
+    torch.set_default_dtype(torch.float32)
+    with pytest.raises(kg.RequestError, match=f"the numbers of {name} are not coordinates"):
+        kg.train(DISTANCE[name](small_graph.shape, dim=2), small_graph, epochs=1, loss=kg.Loss(dropout=0.5))
+
+
+def test_a_core_that_no_machine_could_hold_is_refused():
+    with pytest.raises(kg.RequestError, match="TuckER with dim 200,000 needs .* GiB for its tables"):
+        kg.TuckER(SHAPE, dim=200_000)
+
+
 def test_points_of_the_ball_stay_in_it():
     torch.set_default_dtype(torch.float32)
     model = kg.MuRP(SHAPE, dim=4, init_scale=50.0)
@@ -184,6 +231,8 @@ def test_a_distance_has_no_dual_and_no_fused_step(name):
 def test_choices_that_make_no_sense_are_told():
     with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; '3' was asked for"):
         kg.TransE(SHAPE, dim=2, norm=3)
+    with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; 'True' was asked for"):
+        kg.TransE(SHAPE, dim=2, norm=True)
     with pytest.raises(kg.RequestError, match="RotatE stores angles in units of init_scale"):
         kg.RotatE(SHAPE, dim=2, init_scale="xavier")
 

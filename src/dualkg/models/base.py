@@ -132,6 +132,7 @@ class EmbeddingModel(Model):
     euclidean = True  # whether the numbers of an entity are coordinates, so that their powers add up to norms
     numbers_per_coordinate = 1  # real numbers that make one coordinate of an embedding
     two_entity_tables = False  # whether an entity is another vector as tail than as head
+    score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
     usual_init_scale: InitScale = 1e-3
 
     def __init__(
@@ -160,7 +161,7 @@ class EmbeddingModel(Model):
         """Refuse tables that this machine could not hold, before they are made."""
         num_tables = 2 if self.two_entity_tables else 1
         numbers = self.shape.num_entities * width * num_tables
-        numbers += self.num_relation_ids * self.relation_width(self.dim)
+        numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_numbers(self.dim)
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 4 * numbers > there:
             raise RequestError(
@@ -189,6 +190,10 @@ class EmbeddingModel(Model):
     def relation_width(self, dim: int) -> int:
         """How many real numbers a relation has."""
         return dim * self.numbers_per_coordinate
+
+    def num_shared_numbers(self, dim: int) -> int:
+        """How many real numbers belong to no entity and no relation."""
+        return 0
 
     def squared_modulus(self, vectors: Tensor) -> Tensor:
         """|x|² of every coordinate; complex models fold their pairs."""

@@ -29,12 +29,15 @@ def in_parts(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: T
     """
     size = max(1, DIFFERENCES[one.device.type] // max(one.numel(), 1))
     parts = other.split(size)  # type: ignore[no-untyped-call]
-    if not (torch.is_grad_enabled() and (one.requires_grad or other.requires_grad)):
-        return torch.cat([distance(one.unsqueeze(1), part) for part in parts], dim=-1)
-    found = [
-        checkpoint(distance, one.unsqueeze(1), part, use_reentrant=False, preserve_rng_state=False) for part in parts
-    ]
-    return torch.cat(found, dim=-1)
+    return torch.cat([made_again(distance, one.unsqueeze(1), part) for part in parts], dim=-1)
+
+
+def made_again(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
+    """What a function gives, of which nothing is kept for a backward pass: that calls it again."""
+    if not torch.is_grad_enabled():
+        return function(one, other)
+    found: Tensor = checkpoint(function, one, other, use_reentrant=False, preserve_rng_state=False)
+    return found
 
 
 class DistanceModel(EmbeddingModel):
@@ -94,10 +97,12 @@ class DistanceModel(EmbeddingModel):
     ) -> Tensor:
         """From each point to where its relation takes every row of a table; a table is mapped once a relation."""
         groups = Groups(relations)
-        found = [
-            self.distances(group, apply(table, relation.expand(len(table))))
-            for relation, group in zip(groups.distinct, groups.of(points), strict=True)
-        ]
+
+        def to_images(group: Tensor, relation: Tensor) -> Tensor:
+            return self.distances(group, apply(table, relation.expand(len(table))))
+
+        pairs = zip(groups.of(points), groups.distinct, strict=True)
+        found = [made_again(to_images, group, relation) for group, relation in pairs]
         return groups.joined(found, empty=points.new_zeros(0, len(table)))
 
 
@@ -110,7 +115,7 @@ class NormModel(DistanceModel):
     def __init__(self, shape: GraphShape, *, norm: Norm = 1, **choices: Any) -> None:
         super().__init__(shape, **choices)
         self.norm: Norm = norm
-        if norm not in (1, 2, "squared"):
+        if isinstance(norm, bool) or norm not in (1, 2, "squared"):
             raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was asked for.")
 
     @property

@@ -14,7 +14,7 @@ from dualkg.models.base import Side
 from dualkg.models.distance import in_parts
 from dualkg.models.factors import Factors, rows
 
-LEAST = 1e-12  # of a squared distance that is nothing but rounding
+ROUNDING = 8  # how many units of the last digit of what it is the difference of a squared distance is in doubt
 
 
 class HAKE(AngleModel):
@@ -26,6 +26,7 @@ class HAKE(AngleModel):
 
     meets_between = True
     euclidean = False
+    score_arrays = 8
     numbers_per_coordinate = 2
 
     def __init__(
@@ -64,6 +65,12 @@ class HAKE(AngleModel):
         stretch = stretch.abs()
         return stretch, torch.maximum(bias.clamp(max=1.0), -stretch), turn
 
+    def entity_vectors(self) -> Tensor:
+        """Moduli, and points on the circle: the same whatever turn an angle was stored with."""
+        modulus, phase = self.entities.chunk(2, dim=-1)
+        angles = self.angles(phase)
+        return torch.cat([modulus, angles.cos(), angles.sin()], dim=-1)
+
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         modulus, phase = (one - other).chunk(2, dim=-1)
         apart = torch.linalg.vector_norm(modulus, dim=-1)
@@ -97,9 +104,9 @@ class HAKE(AngleModel):
         ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y², so that no row is stretched; angles are not stretched at all.
         """
         (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), table.chunk(2, dim=-1)
-        crossed = 2 * (modulus * stretch) @ moduli.T
-        squared = modulus.square().sum(-1, keepdim=True) - crossed + stretch.square() @ moduli.square().T
-        near = squared <= LEAST
+        added = modulus.square().sum(-1, keepdim=True) + stretch.square() @ moduli.square().T
+        squared = added - 2 * (modulus * stretch) @ moduli.T
+        near = squared <= ROUNDING * torch.finfo(added.dtype).eps * added
         apart = squared.masked_fill(near, 1.0).sqrt().masked_fill(near, 0.0)
         return self._weighted(apart, self._sines_of_all(phase, phases))
 

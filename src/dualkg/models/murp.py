@@ -13,6 +13,7 @@ from dualkg.models.factors import Factors, rows
 
 EDGE = 1 - 1e-5  # how far from the middle a point of the ball may be: at 1, float32 would have it infinitely far
 LEAST = 1e-15  # where a square is nothing but rounding
+LEAST_ROOM = 1 - EDGE**2  # between a point and the edge
 
 
 class MuRP(DistanceModel):
@@ -25,6 +26,7 @@ class MuRP(DistanceModel):
 
     meets_between = True
     euclidean = False
+    score_arrays = 20
 
     def __init__(self, shape: GraphShape, **choices: Any) -> None:
         super().__init__(shape, **choices)
@@ -43,15 +45,17 @@ class MuRP(DistanceModel):
         return _to_ball(head * self._diagonal(relations))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of what is not negative."""
         point, step = _to_ball(tail), self._step(relations)
-        between, norm, step_norm = _dot(point, step), _dot(point, point), _dot(step, step)
-        sum_ = (1 + 2 * between + step_norm) * point + (1 - norm) * step
-        return sum_ / (1 + 2 * between + norm * step_norm)
+        between, step_norm = _dot(point, step), _dot(step, step)
+        room, whole_room = _room(point), _room(point) * _room(step)
+        whole = _dot(point + step, point + step) + whole_room
+        return ((1 + 2 * between + step_norm) * point + room * step) / whole
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         """The square of the distance in the ball."""
-        gap, norm, other_norm = one - other, _dot(one, one), _dot(other, other)
-        return _squared_distance(_dot(gap, gap), norm, other_norm).squeeze(-1)
+        gap = one - other
+        return _squared_distance(_dot(gap, gap), _room(one) * _room(other)).squeeze(-1)
 
     def triple_scores(self, f: Factors) -> Tensor:
         return super().triple_scores(f) + rows(self.biases, f.heads)[:, 0] + rows(self.biases, f.tails)[:, 1]
@@ -63,12 +67,14 @@ class MuRP(DistanceModel):
     def tail_scores(self, f: Factors) -> Tensor:
         """With x = R h, and y = t ⊕ r for every t: x·y and ‖y‖² follow from x·t, r·t, x·r and the norms."""
         x, step, points = f.mapped_head, self._step(f.relations), _to_ball(self.tail_table)
-        x_norm, step_norm, norm = _dot(x, x), _dot(step, step), _dot(points, points).squeeze(-1)
+        step_norm, norm = _dot(step, step), _dot(points, points).squeeze(-1)
+        room, step_room = _room(points).squeeze(-1), _room(step)
         between = 2 * step @ points.T
-        whole = 1 + between + norm * step_norm
-        product = ((1 + between + step_norm) * (x @ points.T) + (1 - norm) * _dot(x, step)) / whole
-        y_norm = (norm + between + step_norm) / whole
-        found = _squared_distance(x_norm - 2 * product + y_norm, x_norm, y_norm)
+        whole = (norm + between + step_norm).clamp(min=0) + room * step_room
+        product = ((1 + between + step_norm) * (x @ points.T) + room * _dot(x, step)) / whole
+        y_norm = (norm + between + step_norm).clamp(min=0) / whole
+        gap = _dot(x, x) - 2 * product + y_norm
+        found = _squared_distance(gap, _room(x) * room * step_room / whole)
         return self.biases[:, 1] + rows(self.biases, f.heads)[:, :1] - found
 
     def head_scores(self, f: Factors) -> Tensor:
@@ -77,7 +83,7 @@ class MuRP(DistanceModel):
         y_norm, squared = _dot(y, y), diagonal.square() @ tangents.square().T
         shrink = _shrink(squared)
         product, x_norm = shrink * ((diagonal * y) @ tangents.T), shrink.square() * squared
-        found = _squared_distance(x_norm - 2 * product + y_norm, x_norm, y_norm)
+        found = _squared_distance(x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y))
         return self.biases[:, 0] + rows(self.biases, f.tails)[:, 1:] - found
 
     def _diagonal(self, relations: Tensor) -> Tensor:
@@ -101,7 +107,11 @@ def _to_ball(tangents: Tensor) -> Tensor:
     return tangents * _shrink(_dot(tangents, tangents))
 
 
-def _squared_distance(gap: Tensor, norm: Tensor, other_norm: Tensor) -> Tensor:
-    """(2 arsinh √(‖x − y‖² / ((1 − ‖x‖²)(1 − ‖y‖²))))², from squares."""
-    room = ((1 - norm) * (1 - other_norm)).clamp(min=LEAST)
-    return 4 * (gap.clamp(min=0) / room).clamp(min=LEAST).sqrt().asinh().square()
+def _room(points: Tensor) -> Tensor:
+    """1 − ‖x‖², which no point of the ball lacks."""
+    return (1 - _dot(points, points)).clamp(min=LEAST_ROOM)
+
+
+def _squared_distance(gap: Tensor, room: Tensor) -> Tensor:
+    """(2 arsinh √(‖x − y‖² / ((1 − ‖x‖²)(1 − ‖y‖²))))², the product below being the room."""
+    return 4 * (gap / room).clamp(min=LEAST).sqrt().asinh().square()

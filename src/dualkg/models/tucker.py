@@ -53,6 +53,9 @@ class TuckER(BilinearModel):
     def relation_width(self, dim: int) -> int:
         return self.relation_dim
 
+    def num_shared_numbers(self, dim: int) -> int:
+        return self.relation_dim * dim * dim
+
     def matrices(self, relations: Tensor) -> Tensor:
         """Of relations that are each named once, for they are formed here: `(num_relations named, dim, dim)`."""
         mixed = rows(self.relations, relations) @ self.core.flatten(1)

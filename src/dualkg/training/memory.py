@@ -111,7 +111,7 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
     passes = max(tables.values()) if on_gpu or engine == "plain" else 0  # of an optimizer that needs several
     at_once = rows_at_once(held, size)
     if engine == "plain":
-        arrays, at_once = num_sides * (3 if model is held else 5), sys.maxsize
+        arrays, at_once = num_sides * (held.score_arrays if model is held else 5), sys.maxsize
         gradients += max(tables.values())  # the same table's gradient from its products and from its rows
     else:
         arrays = 2 if on_gpu else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dualkg.data.graph import Graph
+from dualkg.errors import RequestError
 from dualkg.losses import (
     AnyLoss,
     BatchSampler,
@@ -44,6 +45,11 @@ def build_loss(recipe: Recipe, model: Model, graph: Graph) -> AnyLoss:
 
 
 def _cross_entropy(choice: Loss, model: Model, graph: Graph, *, seed: int) -> CrossEntropy:
+    if choice.dropout and not model.embedding.euclidean:
+        raise RequestError(
+            f"Dropout sets coordinates to zero, and the numbers of {type(model).__name__} are not coordinates of a "
+            f"vector space. Set loss.dropout to 0."
+        )
     weights = None
     if choice.frequency_weight:
         weights = frequency_weights(graph.train, graph.shape.num_entities, choice.frequency_weight)

@@ -35,8 +35,8 @@ def _sums(
     COORDINATES: tl.constexpr,
 ):
     """One program a tile of pairs; the sum over coordinates is over lanes only at the end."""
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
     for first in range(0, num_coordinates, COORDINATES):
         places = first + tl.arange(0, COORDINATES)
@@ -119,7 +119,7 @@ def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
     """For each of `(batch, width)` and each of `(n, width)`, contiguous float32: `(batch, n)`."""
     found = torch.empty(len(one), len(other), device=one.device)
     if found.numel():
-        grid = (triton.cdiv(len(one), ROWS), triton.cdiv(len(other), COLUMNS))
+        grid = (triton.cdiv(len(other), COLUMNS), triton.cdiv(len(one), ROWS))  # the second is at most 65,535
         _sums[grid](one, other, found, *_sizes(one, other, parts), parts, sine, *_TILE)
     return found
 
