@@ -77,6 +77,14 @@ def test_valid_and_test_keep_to_their_shares_but_neither_stays_empty_for_roundin
         assert len({tuple(sorted((head, tail))) for head, _, tail in [*valid.tolist(), *test.tolist()]}) == 1
 
 
+def test_what_valid_leaves_of_its_share_is_not_given_to_test() -> None:
+    """Pairs of 1, 2 and 1 triples for two splits of 2: valid takes one, and test the two, not three."""
+    tails = {(0, 0): range(7), (0, 1): range(4), (0, 2): range(2), (1, 0): range(5), (1, 1): range(1), (3, 0): [1]}
+    triples = np.array([(head, relation, tail) for (head, relation), ids in tails.items() for tail in ids], np.int32)
+    _, valid, test = split_triples(triples, SHARES, seed=1)
+    assert (len(valid), len(test)) == (1, 2)
+
+
 def test_the_shares_are_met_where_the_graph_allows_it() -> None:
     triples = easy_graph()
     train, valid, test = split_triples(triples, (0.7, 0.2, 0.1), seed=0)

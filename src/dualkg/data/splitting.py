@@ -36,8 +36,10 @@ def split_triples(
     wanted = np.rint(wanted * min(1.0, available / max(wanted.sum(), 1.0)))
     # 0 is train, 1 valid, 2 test.
     split_of_pair = np.zeros(len(sizes), dtype=np.int8)
-    split_of_pair[spare[filled <= wanted.sum()]] = 2
-    split_of_pair[spare[filled <= wanted[0]]] = 1
+    first = filled <= wanted[0]
+    split_of_pair[spare[first]] = 1
+    filled = filled - sizes[spare[first]].sum()  # what valid left of its share is not test's
+    split_of_pair[spare[~first & (filled <= wanted[1])]] = 2
     _leave_none_empty(split_of_pair, free, shares)
     split = split_of_pair[places]
     return triples[split == 0], triples[split == 1], triples[split == 2]
