@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dualkg.analysis.sparsity import entity_tables, find_thresholds, share_of_zeros, sparsified
+from dualkg.analysis.sparsity import entity_tables, share_of_zeros, sparsified
 from dualkg.analysis.storage import Storage, storage_of
+from dualkg.analysis.thresholds import find_thresholds
 from dualkg.data.graph import Graph, Split
 from dualkg.data.known import KnownAnswers
 from dualkg.errors import RequestError

@@ -22,6 +22,7 @@ app = typer.Typer()
 def sparsify(
     run: options.RunPath,
     share: Annotated[float, typer.Option(help="How much of the entity tables becomes zero: 0.7 is 70 %.")],
+    turn: Annotated[bool, typer.Option("--turn", help="RESCAL: first turn its axes so that zeros cost least.")] = False,
     out: Annotated[Path | None, typer.Option(help="A new folder (default: RUN-sparse-SHARE)")] = None,
     device: options.Device = None,
     threads: options.Threads = None,
@@ -33,7 +34,7 @@ def sparsify(
     from dualkg.training import RunFolder
 
     options.set_threads(threads)
-    made = make_sparse(run, share=share, out=out, device=device)
+    made = make_sparse(run, share=share, turn=turn, out=out, device=device)
     folder = RunFolder(made.folder or "")
     storage = storage_of(made.model, weights=folder.weights)
     if as_json:
@@ -50,13 +51,14 @@ def sparsify(
 def sparsity(
     run: options.RunPath,
     shares: Annotated[str | None, typer.Option(help="Shares of zeros: 0,0.5,0.9 (default: 0 to 0.95)")] = None,
+    turn: Annotated[float | None, typer.Option(help="RESCAL: turn its axes for this share of zeros.")] = None,
     split: options.Split = "test",
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
     """Rank a run with more and more of its entries set to zero."""
-    from dualkg.analysis import SHARES, sparsity_curve
+    from dualkg.analysis import SHARES, sparsity_curve, turned
     from dualkg.training import load_run
     from dualkg.training.start import choose_device
 
@@ -65,6 +67,7 @@ def sparsity(
     wanted = SHARES if shares is None else _numbers("--shares", shares)
     loaded = load_run(run)
     model = loaded.model.to(choose_device(device))
+    model = model if turn is None else turned(model, share=turn)
     points = sparsity_curve(model, loaded.graph, shares=wanted, split=cast("Split", split))
     if as_json:
         show.print_json([point.as_dict() for point in points])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from dualkg.models.base import InitScale
@@ -34,6 +35,13 @@ class RESCAL(BilinearModel):
         matrices = matrices.mT if transposed else matrices
         gram = table.T @ table
         return gram.trace(), (gram @ matrices * matrices).sum()
+
+    @torch.no_grad()
+    def turn_(self, axes: Tensor) -> None:
+        """Write all vectors in other axes, an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q, and scores stay."""
+        self.entities.copy_(self.entities @ axes)
+        for matrix in self.relations.view(-1, self.dim, self.dim):
+            matrix.copy_(axes.T @ matrix @ axes)
 
     def _grouped(self, vectors: Tensor, relations: Tensor, *, transposed: bool) -> Tensor:
         groups = Groups(relations)

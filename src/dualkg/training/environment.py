@@ -56,7 +56,12 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this source tree, marked where files differ from it; None outside of one."""
+    """The commit of this source tree, marked where files differ from it; None outside of one.
+
+    `DUALKG_COMMIT` says it where git cannot, as in a copy of the tree.
+    """
+    if said := os.environ.get("DUALKG_COMMIT"):
+        return said
     here = Path(__file__).parent
     if "site-packages" in here.parts or sys.platform == "win32":
         return None
