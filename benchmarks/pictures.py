@@ -95,7 +95,7 @@ def bars(groups: Bars, title: str) -> Figure:
     columns = min(COLUMNS, len(groups))
     num_rows = -(-len(groups) // columns)
     figure = Figure(figsize=(5 * columns, 0.6 + num_rows * (0.45 + 0.22 * num_bars)), layout="constrained")
-    figure.suptitle(title, fontsize=12)
+    figure.suptitle(title, fontsize=11 if columns == 1 else 12, x=0.01, horizontalalignment="left")
     grid = list(figure.subplots(num_rows, columns, squeeze=False).flat)
     for place in grid:
         place.set_axis_off()

@@ -20,7 +20,11 @@ FIGURES_GRAPH = "FB15k-237"
 CP, CP_N3, CP_DURA = Row("CP", "cp-none"), Row("CP-N3", "cp-n3"), Row("CP-DURA", "cp-dura")
 RESCAL, RESCAL_DURA = Row("RESCAL", "rescal-none"), Row("RESCAL-DURA", "rescal-dura")
 SPARSE_PANELS = {"CP": (CP, CP_N3, CP_DURA), "RESCAL": (RESCAL, RESCAL_DURA)}
-TURNED, TURNED_FOR = "RESCAL-DURA, turned", 0.8  # written in the axes in which 80 % of zeros cost least
+TURNED, TURNED_FOR = "RESCAL-DURA, turned", 0.8
+ABOUT_TURNING = (
+    f"A turned model is the same one in the axes in which {100 * TURNED_FOR:.0f} % of zeros cost least: no score differs "
+    f"while nothing is zero."
+)
 IN_THE_PLANE = (Row("CP", "cp-none-2"), Row("CP-DURA", "cp-dura-2"))
 
 
@@ -157,7 +161,7 @@ def _mrr_sheet(found: dict[str, list[list[CurvePoint]]], graph: str) -> Sheet:
         rows.append([name, *(f"{mean:.4f}" for mean, _ in spreads), str(len(curves))])
         points = zip(SHARES, spreads, strict=True)
         facts.append({"row": name, "mrr": [{"share": share, "mean": mean, "sd": sd} for share, (mean, sd) in points]})
-    return Sheet(f"MRR against sparsity: {graph}", columns, rows, facts)
+    return Sheet(f"MRR against sparsity: {graph}", columns, rows, facts, [ABOUT_TURNING])
 
 
 def _storage(setting: Setting, graph: Graph, found: dict[str, list[list[CurvePoint]]]) -> Sheet:
