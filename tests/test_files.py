@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dualkg.files import replacing, replacing_folder, write_text
+from dualkg.files import link_or_copy, replacing, replacing_folder, write_text
 
 
 @pytest.fixture
@@ -131,3 +131,17 @@ def test_a_file_in_the_way_of_a_folder_is_a_failure(tmp_path: Path) -> None:
         pass
     assert (tmp_path / "one").read_text() == "a file"
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_second_name_has_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError("this file system knows no links")
+
+    if not linked:
+        monkeypatch.setattr(Path, "hardlink_to", refuse)
+    (tmp_path / "old").write_text("new")
+    (tmp_path / "other").write_text("former")
+    link_or_copy(tmp_path / "old", tmp_path / "other")
+    (tmp_path / "old").unlink()
+    assert (tmp_path / "other").read_text() == "new"

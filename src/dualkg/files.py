@@ -73,6 +73,16 @@ def _swap(fresh: Path, path: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file under a second name, or a copy where the file system knows no such thing."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        with replacing(target) as fresh:
+            shutil.copyfile(source, fresh)
+
+
 def read_json(path: Path) -> Any:
     """What a JSON file of ours holds; one that is damaged is told in a sentence."""
     try:

@@ -11,9 +11,12 @@ import torch
 import dualkg as kg
 from dualkg.evaluation import load_ranks
 from dualkg.training import RunFolder, load_recipe, train_seeds
+from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.choices import build_regularizer
+from dualkg.training.loop import InterruptedRunError
 from dualkg.training.recipe import Recipe
 from tests.models import odd_models as odd
+from tests.training.test_loop import stop_after
 
 
 class Shifted(kg.BilinearModel):
@@ -219,6 +222,50 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
         start(7, tmp_path / "run", kill)
     resumed = kg.resume(tmp_path / "run")
     assert torch.equal(resumed.model.entities, start(7).model.entities)
+
+
+def test_a_recipe_begins_with_no_weights_on_disk_and_resumes_from_its_seed(small_graph, tmp_path):
+    recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 40, "training.seed": 3})
+
+    def kill(moment):
+        assert folder.checkpoint.stat().st_size < 1000
+        raise RuntimeError("killed")
+
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(RuntimeError, match="killed"):
+        kg.train_recipe(recipe, graph=small_graph, out=folder.path, watch=kill)
+    resumed = kg.resume(folder.path)
+    assert torch.equal(resumed.model.entities, kg.train_recipe(recipe, graph=small_graph).model.entities)
+
+
+@pytest.mark.parametrize("changes", [{}, {"validation.keep": "best"}, {"optimizer.average_from": 0.3}])
+def test_what_is_interrupted_after_training_goes_on_without_a_step(small_graph, tmp_path, monkeypatch, changes):
+    recipe = Recipe().with_changes({"training.epochs": 4, "model.dim": 4, "validation.every": 1, **changes})
+
+    def kill(model, graph):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("dualkg.training.start.evaluate_held_out", kill)
+        with pytest.raises(RuntimeError, match="killed"):
+            kg.train_recipe(recipe, graph=small_graph, out=tmp_path / "run")
+    told = []
+    resumed = kg.resume(tmp_path / "run", watch=told.append)
+    assert not told
+    whole = kg.train_recipe(recipe, graph=small_graph)
+    assert torch.equal(resumed.model.entities, whole.model.entities)
+    assert [entry["loss"] for entry in resumed.history] == [entry["loss"] for entry in whole.history]
+    assert torch.equal(kg.load_run(tmp_path / "run").model.entities, whole.model.entities)
+
+
+def test_a_checkpoint_without_its_weights_is_told(small_graph, tmp_path):
+    with pytest.raises(InterruptedRunError):
+        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=tmp_path / "run", watch=stop_after(1))
+    checkpoint = RunFolder(tmp_path / "run").checkpoint
+    _, about = load_tensors(checkpoint)
+    save_tensors({}, checkpoint, about=about)
+    with pytest.raises(kg.RequestError, match="does not fit the recipe"):
+        kg.resume(tmp_path / "run")
 
 
 def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -16,6 +18,17 @@ from dualkg.models.factors import Factors, rows
 
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
+_blank: ContextVar[bool] = ContextVar("blank", default=False)
+
+
+@contextmanager
+def blank() -> Iterator[None]:
+    """Models that are made meanwhile have zeros for noise: drawing it takes seconds, and other weights come at once."""
+    token = _blank.set(True)
+    try:
+        yield
+    finally:
+        _blank.reset(token)
 
 
 class Model(nn.Module, ABC):
@@ -221,6 +234,8 @@ class EmbeddingModel(Model):
 
     def init_noise(self, rows: int, width: int) -> Tensor:
         """Numbers drawn from N(0, 1)·`init_scale`, or uniformly with Xavier's bound."""
+        if _blank.get():
+            return torch.zeros(rows, width)
         if self.init_scale == "xavier":
             return nn.init.xavier_uniform_(torch.empty(rows, width), generator=self._random)
         return torch.randn(rows, width, generator=self._random) * self.init_scale

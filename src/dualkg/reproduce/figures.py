@@ -22,8 +22,8 @@ RESCAL, RESCAL_DURA = Row("RESCAL", "rescal-none"), Row("RESCAL-DURA", "rescal-d
 SPARSE_PANELS = {"CP": (CP, CP_N3, CP_DURA), "RESCAL": (RESCAL, RESCAL_DURA)}
 TURNED, TURNED_FOR = "RESCAL-DURA, turned", 0.8
 ABOUT_TURNING = (
-    f"A turned model is the same one in the axes in which {100 * TURNED_FOR:.0f} % of zeros cost least: no score differs "
-    f"while nothing is zero."
+    f"A turned model is the same one in the axes in which {100 * TURNED_FOR:.0f} % of zeros cost least: no score "
+    f"differs while nothing is zero."
 )
 IN_THE_PLANE = (Row("CP", "cp-none-2"), Row("CP-DURA", "cp-dura-2"))
 

@@ -1,4 +1,7 @@
-"""Checkpoints: everything that training needs to go on, in one file that is whole or not there."""
+"""Checkpoints: everything that training needs to go on, in one file that is whole or not there.
+
+At the start of a recipe that is nothing, for its seed makes the same model again; at the end it is the weights to keep.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +38,11 @@ class Progress:
 
 def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dict[str, Any]) -> None:
     """Write named groups of tensors and a JSON note, atomically. Tables with NaN or infinity are refused."""
-    tensors = {
-        f"{group}/{name}": value.detach().cpu().contiguous()
-        for group, members in groups.items()
-        for name, value in members.items()
-    }
-    for name, value in tensors.items():
+    found = {f"{group}/{name}": value.detach() for group, members in groups.items() for name, value in members.items()}
+    for name, value in found.items():  # where they are: a GPU sees it at once
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise DivergedError(f"{name} holds NaN or infinity, so it was not saved; {path.name} is as it was.")
+    tensors = {name: value.cpu().contiguous() for name, value in found.items()}
     with replacing(path) as fresh:
         try:
             save_file(tensors, fresh, metadata={"about": json.dumps(about)})

@@ -131,12 +131,12 @@ class Trainer:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
         self._refuse_divergence()
-        if self.checkpoint_path:  # what comes after training may be interrupted too
-            self.save(self.checkpoint_path)
         if self.recipe.validation.keep == "best" and self.best:
             self.model.load_state_dict(self.best)
         if self.mean:
             self.model.load_state_dict(self.mean)
+        if self.checkpoint_path:  # what comes after training may be interrupted too
+            self.save_end(self.checkpoint_path)
 
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
@@ -266,25 +266,37 @@ class Trainer:
         """Write all that is needed to go on."""
         groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
         groups |= {name: kept for name, kept in (("best", self.best), ("mean", self.mean)) if kept}
+        self._write(groups, path, when="between")
+
+    def save_start(self, path: Path, *, by_seed: bool) -> None:
+        """Write what is needed to begin: the model, unless the recipe's seed makes it again. No step is done yet."""
+        self._write({} if by_seed else {"model": self.model.state_dict()}, path, when="start")
+
+    def save_end(self, path: Path) -> None:
+        """Write the weights to keep: no step is left."""
+        self._write({"model": self.model.state_dict()}, path, when="end")
+
+    def _write(self, groups: dict[str, dict[str, Tensor]], path: Path, *, when: str) -> None:
+        about = {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
         try:
-            checkpoint.save_tensors(groups, path, about=self._about())
+            checkpoint.save_tensors(groups, path, about=about)
         except DivergedError:
             raise DivergedError(self._divergence("the weights hold NaN or infinity")) from None
         self._saved_at = time.monotonic()
 
-    def _about(self) -> dict[str, object]:
-        return {"optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
-
     def restore(self, path: Path) -> None:
         """Go back to where a checkpoint was written."""
         groups, about = checkpoint.load_tensors(path)
-        checkpoint.load_weights(self.model, groups.get("model", {}), source=path)
+        when = about.get("when", "between")
+        if groups or when != "start":
+            checkpoint.load_weights(self.model, groups.get("model", {}), source=path)
         if about.get("optimizer") != self.recipe.optimizer.name:
             raise RequestError(
                 f"{path} was written with {about.get('optimizer')}; the recipe says {self.recipe.optimizer.name}. "
                 f"A recipe is not changed half-way: begin anew."
             )
-        restore_optimizer(self.optimizer, groups.get("optimizer", {}))
+        if when == "between":
+            restore_optimizer(self.optimizer, groups.get("optimizer", {}))
         self.progress = Progress(**about["progress"])
         del self.step  # before another is made: together they might not fit
         self.step = self._step()

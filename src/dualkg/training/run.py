@@ -20,8 +20,8 @@ from dualkg.data.storage import load_saved_graph, save_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation import Report, evaluate, load_ranks, save_ranks
 from dualkg.evaluation import report_on as make_report
-from dualkg.files import read_json, replacing_folder, write_text
-from dualkg.models.base import Model
+from dualkg.files import link_or_copy, read_json, replacing_folder, write_text
+from dualkg.models.base import Model, blank
 from dualkg.training.checkpoint import load_weights, read_weights, save_weights
 from dualkg.training.choices import build_model
 from dualkg.training.environment import environment
@@ -135,9 +135,15 @@ class RunFolder:
             write_text(fresh.recipe, recipe.as_toml())
             yield fresh
 
-    def finish(self, run: Run) -> None:
-        """The results, the report last; then the checkpoint is of no more use."""
-        save_weights(run.model.state_dict(), self.weights, sparse=run.sparsity["tables"] if run.sparsity else ())
+    def finish(self, run: Run, *, trained: Path | None = None) -> None:
+        """The results, the report last; then the checkpoint is of no more use.
+
+        `trained` is a file that has the weights already: the checkpoint that training ended with.
+        """
+        if trained:
+            link_or_copy(trained, self.weights)
+        else:
+            save_weights(run.model.state_dict(), self.weights, sparse=run.sparsity["tables"] if run.sparsity else ())
         if run.sparsity:
             write_text(self.sparsity, json.dumps(run.sparsity, indent=1, ensure_ascii=False))
         write_text(self.history, json.dumps(run.history, indent=1))
@@ -185,7 +191,8 @@ def load_run(path: str | Path) -> Run:
     if not folder.finished:
         raise RequestError(f"The run {folder.path} is not finished. {folder.how_to_go_on()}")
     recipe, graph = load_recipe(folder.recipe), folder.load_graph()
-    model = build_model(recipe.model, graph.shape, seed=recipe.training.seed)
+    with blank():
+        model = build_model(recipe.model, graph.shape, seed=recipe.training.seed)
     load_weights(model, read_weights(folder.weights), source=folder.weights)
     history = read_json(folder.history) if folder.history.exists() else []
     sparsity = read_json(folder.sparsity) if folder.sparsity.exists() else None

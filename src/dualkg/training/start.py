@@ -124,7 +124,7 @@ def train(
         check_can_be_named(recipe.model.name)
         check_can_be_named(recipe.regularizer.name)
     model.to(choose_device(device))
-    return _begin(Trainer(model, graph, recipe, regularizer, watch=watch), folder)
+    return _begin(Trainer(model, graph, recipe, regularizer, watch=watch), folder, by_seed=False)
 
 
 def train_recipe(
@@ -143,7 +143,7 @@ def train_recipe(
     graph = graph or load_recipe_graph(recipe)
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
     trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), watch=watch)
-    return _begin(trainer, folder, overwrite=overwrite)
+    return _begin(trainer, folder, by_seed=True, overwrite=overwrite)
 
 
 def load_recipe_graph(recipe: Recipe) -> Graph:
@@ -206,12 +206,15 @@ def spread(values: list[float]) -> tuple[float, float]:
     return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-def _begin(trainer: Trainer, folder: RunFolder | None, *, overwrite: bool = False) -> Run:
-    """Train from the start. The folder appears with the first checkpoint in it, so the model's own start is kept."""
+def _begin(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwrite: bool = False) -> Run:
+    """Train from the start. The folder appears with the first checkpoint in it, so the model's own start is kept.
+
+    `by_seed`: the recipe's seed makes the same model again, so that its weights need not be written.
+    """
     if folder:
         about = environment(trainer.model.device, engine=trainer.engine, fingerprint=trainer.graph.fingerprint)
         with folder.beginning(trainer.recipe, trainer.graph, about, overwrite=overwrite) as fresh:
-            trainer.save(fresh.checkpoint)
+            trainer.save_start(fresh.checkpoint, by_seed=by_seed)
         trainer.checkpoint_path = folder.checkpoint
     return _go(trainer, folder)
 
@@ -231,7 +234,7 @@ def _go(trainer: Trainer, folder: RunFolder | None) -> Run:
     )
     run = Run(model, graph, trainer.recipe, history, reports, folder.path if folder else None, costs=costs.as_dict())
     if folder:
-        folder.finish(run)
+        folder.finish(run, trained=folder.checkpoint)
     return run
 
 
