@@ -67,7 +67,7 @@ def test_hake_by_hand():
     model = kg.HAKE(ONE, dim=1, reciprocal=False, init_scale=1.0, modulus_weight=2.0, phase_weight=0.5)
     turn = math.sqrt(3)
     found = score_of(model, entities=[[2.0, turn / 2], [4.0, turn / 3]], relations=[[-3.0, 0.5, turn / 6]])
-    assert found == pytest.approx(-(2 * 5 + 0.5 * 0.5))
+    assert found == pytest.approx(-(2 * 5 + 0.5 * turn * 0.5))
 
 
 @pytest.mark.parametrize(("stored", "used"), [(-9.0, -3.0), (4.0, 1.0), (-1.0, -1.0)])

@@ -105,4 +105,4 @@ def test_the_main_table_has_its_recipes_on_every_graph(graph):
 @pytest.mark.parametrize("graph", GRAPHS[:2])
 @pytest.mark.parametrize("table", TABLES)
 def test_every_table_has_all_its_recipes_on_the_graphs_that_are_here(table, graph):
-    assert rows_with_recipes(TABLES[table], graph) == list(TABLES[table].rows)
+    assert rows_with_recipes(TABLES[table].rows, graph) == list(TABLES[table].rows)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dualkg.reproduce import Sheet
 
 WHAT = (
-    "main, regularizers, p1 or ablations (tables of trainings); datasets, hyperparameters or cost (tables of facts); "
-    "lambdas, tsne, figure1 or sparsity (figures)."
+    "main, regularizers, p1 or ablations (tables of trainings); datasets, hyperparameters, cost or duality (tables of "
+    "facts); lambdas, tsne, figure1 or sparsity (figures)."
 )
 
 

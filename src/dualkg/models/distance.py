@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,11 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
 from dualkg.kernels import distances as kernels
-from dualkg.models.base import EmbeddingModel, InitScale, Side
+from dualkg.models.base import EmbeddingModel, InitScale, Side, blank
+from dualkg.models.bilinear import BilinearModel
 from dualkg.models.factors import Factors, rows
 from dualkg.models.groups import Groups
 
 Norm = Literal[1, 2, "squared"]
+BilinearT = TypeVar("BilinearT", bound=BilinearModel)
 # How many differences between two vectors exist at once; a distance makes a few such arrays of them.
 DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
 
@@ -142,3 +144,11 @@ class NormModel(DistanceModel):
             # By differences: from products, the distance of near vectors would be what rounding leaves of it.
             return torch.cdist(one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist")
         return super().distances(one, other)
+
+
+def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) -> BilinearT:
+    """A bilinear model with the entities of a distance model, and these relations."""
+    with blank():
+        found = kind(model.shape, dim=model.dim, reciprocal=model.reciprocal)
+    found.load_state_dict({"entities": model.entities, "relations": relations})
+    return found.to(model.entities)

@@ -21,7 +21,8 @@ class HAKE(AngleModel):
     """Entities in polar coordinates, relations stretch and turn them (Zhang et al., 2020).
 
     −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
-    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned.
+    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned; b is kept
+    in units of half a turn as it is stored, so that both distances are of the size of the numbers in the tables.
     """
 
     meets_between = True
@@ -119,4 +120,4 @@ class HAKE(AngleModel):
         return (self.angles(phase) / 2).sin().abs().sum(-1)
 
     def _weighted(self, apart: Tensor, turned: Tensor) -> Tensor:
-        return self.weights[0] * apart + self.weights[1] * turned
+        return self.weights[0] * apart + self.weights[1] * self.half_turn * turned

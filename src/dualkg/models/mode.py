@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from dualkg.models.distance import NormModel
+from dualkg.models.distance import NormModel, primal_of
+from dualkg.models.distmult import DistMult
 from dualkg.models.factors import rows
 
 
@@ -28,3 +30,8 @@ class ModE(NormModel):
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         """The transpose, which is the same: where DURA asks for the tail, not where the distance would have it."""
         return self.map_head(tail, relations)
+
+    @torch.no_grad()
+    def primal(self) -> DistMult:
+        """The DistMult whose dual this is, but for the norm: the same entities, relations that are not negative."""
+        return primal_of(self, DistMult, self.relations.abs())

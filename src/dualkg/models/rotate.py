@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dualkg.models.angles import AngleModel
 from dualkg.models.complex import ComplEx
-from dualkg.models.distance import NormModel
+from dualkg.models.distance import NormModel, primal_of
 from dualkg.models.factors import rows
 
 
@@ -40,6 +40,13 @@ class RotatE(NormModel, AngleModel):
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         return self._turned(tail, -rows(self.relations, relations))
+
+    @torch.no_grad()
+    def primal(self) -> ComplEx:
+        """The ComplEx whose dual this is, but for the norm: the same entities, relations of modulus 1."""
+        angles = self.angles(self.relations)
+        relations = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        return primal_of(self, ComplEx, relations)
 
     def _turned(self, vectors: Tensor, stored: Tensor) -> Tensor:
         angles = self.angles(stored)

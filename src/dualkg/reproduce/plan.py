@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -125,10 +126,10 @@ def recipe_of(row: Row, graph: str) -> Recipe:
     return load_recipe(path)
 
 
-def rows_with_recipes(table: Table, graph: str) -> list[Row]:
-    """The rows of a table that have a recipe on a graph."""
+def rows_with_recipes(rows: Iterable[Row], graph: str) -> list[Row]:
+    """Those rows that have a recipe on a graph."""
     folder = recipes_folder()
-    return [row for row in table.rows if (folder / f"{row.record_name(graph)}.toml").exists()]
+    return [row for row in rows if (folder / f"{row.record_name(graph)}.toml").exists()]
 
 
 def graph_named(name: str) -> str:

@@ -9,6 +9,7 @@ from dualkg.data.loading import load_graph
 from dualkg.errors import DataError
 from dualkg.reproduce import figures
 from dualkg.reproduce.cost import cost_sheet, measure_cost
+from dualkg.reproduce.duality import duality
 from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES, Table, recipe_of
 from dualkg.reproduce.records import load_records
 from dualkg.reproduce.setting import Setting
@@ -68,6 +69,7 @@ REPRODUCTIONS: dict[str, Callable[[Setting], list[Sheet]]] = {
     "datasets": _datasets,
     "hyperparameters": _hyperparameters,
     "cost": _cost,
+    "duality": duality,
     "lambdas": figures.lambdas,
     "tsne": figures.tsne,
     "figure1": figures.plane,
