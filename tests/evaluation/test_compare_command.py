@@ -9,6 +9,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.evaluation import compare_ranks, load_ranks
+from dualkg.reproduce.records import record
 from dualkg.training import train_seeds
 from tests.conftest import graph_of
 
@@ -140,3 +141,25 @@ def test_nonsense_gets_a_sentence_and_exit_2(dualkg, words, sentence):
     code, out, err = dualkg("compare", *words)
     assert (code, out) == (2, "")
     assert sentence in err
+
+
+def test_a_record_is_compared_as_the_runs_it_was_made_of(dualkg, runs, tmp_path):
+    kept = record([runs / "world"], tmp_path / "records" / "cp").folder
+    told = json.loads(dualkg("compare", kept, "world", "--samples", 100, "--differences", 1, "--json")[1])
+    assert told["a"]["seeds"] == told["b"]["seeds"] == [0]
+    assert told["differences"] == []  # there is no question on which they differ
+    assert told["equal"] == 1
+    code, _, err = dualkg("compare", kept, "world", "--split", "valid")
+    assert code == 2
+    assert "has those of test alone. Compare the runs instead." in err
+    (kept / "ranks.parquet").unlink()
+    assert "has none. Compare the runs instead." in dualkg("compare", kept, "world")[2]
+
+
+def test_a_record_of_other_data_is_told(dualkg, runs, tmp_path):
+    kept = record([runs / "world"], tmp_path / "records" / "cp").folder
+    found = json.loads((kept / "record.json").read_text())
+    for run in found["runs"]:
+        run["environment"]["data"] = "other"
+    (kept / "record.json").write_text(json.dumps(found))
+    assert "was recorded on other data than world is here" in dualkg("compare", kept, "world")[2]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,30 +11,13 @@ import typer
 from rich.markup import escape
 
 from dualkg.cli import options, show
-from dualkg.errors import RequestError
+from dualkg.cli.sides import Side, load_sides
 
 if TYPE_CHECKING:
-    from dualkg.data.graph import Graph, Split, Triples
-    from dualkg.evaluation.comparison import Comparison, Difference, Floats, Part, Question
-    from dualkg.evaluation.ranking import Ranks
-    from dualkg.training import RunFolder
+    from dualkg.data.graph import Graph, Split
+    from dualkg.evaluation.comparison import Comparison, Difference, Part, Question
 
-SIDE = "The folder of a run, or of runs of several seeds."
-
-
-@dataclass(frozen=True)
-class Side:
-    """One of the two: what it is called, the runs that it is the mean of, and their ranks."""
-
-    path: Path
-    name: str
-    seeds: list[int]
-    graph: Graph
-    triples: Triples
-    ranks: Floats
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"run": str(self.path), "name": self.name, "seeds": self.seeds}
+SIDE = "The folder of a run, of runs of several seeds, or of a record."
 
 
 def compare(
@@ -70,78 +53,6 @@ def compare(
         print_parts(parts, a, b, title=by)
     if differences:
         print_questions(apart, a, b)
-
-
-def load_sides(run_a: Path, run_b: Path, split: Split) -> tuple[Side, Side]:
-    """Both sides; refused where they are not of the same triples of the same graph."""
-    a, b = load_side(run_a, split), load_side(run_b, split)
-    same_names = a.graph.entities == b.graph.entities and a.graph.relations == b.graph.relations
-    same_triples = a.triples.shape == b.triples.shape and bool((a.triples == b.triples).all())
-    if a.graph.fingerprint != b.graph.fingerprint or not (same_names and same_triples):
-        if a.graph.name != b.graph.name:
-            of = f"{run_a} is of {a.graph.name} and {run_b} of {b.graph.name}"
-            raise RequestError(f"{of}; only runs of the same graph can be compared.")
-        raise RequestError(
-            f"{run_a} and {run_b} are both of {a.graph.name}, but the data were not the same: other triples, another "
-            f"split, or another order. Train both on the same files."
-        )
-    if a.name == b.name:  # then what they are kept in tells them apart
-        a, b = (replace(side, name=str(side.path)) for side in (a, b))
-    return a, b
-
-
-def load_side(path: Path, split: Split) -> Side:
-    from dualkg.evaluation.comparison import of_seeds
-    from dualkg.reproduce.records import whatever_seed
-    from dualkg.training import load_recipe
-
-    folders = finished_runs(path)
-    recipes = [load_recipe(folder.recipe) for folder in folders]
-    if len({whatever_seed(recipe) for recipe in recipes}) > 1:
-        raise RequestError(f"The runs in {path} are not of one recipe, so they have no mean. Name one of them.")
-    if len({folder.saved_environment.get("data") for folder in folders}) > 1:
-        raise RequestError(f"The runs in {path} are not of the same data, so they have no mean. Name one of them.")
-    graph = folders[0].load_graph()
-    if not len(graph.split(split)):
-        raise RequestError(f"The graph of {path} has no {split} triples to compare by.")
-    ranks = [saved_ranks(folder, split) for folder in folders]
-    choice, kept_small = recipes[0].model, recipes[0].regularizer.name
-    dual = "" if choice.dual == "none" else f"-dual-{choice.dual}"
-    return Side(
-        path=path,
-        name=choice.name + dual + ("" if kept_small == "none" else f"-{kept_small}"),
-        seeds=[recipe.training.seed for recipe in recipes],
-        graph=graph,
-        triples=ranks[0].triples,
-        ranks=of_seeds(ranks),
-    )
-
-
-def finished_runs(path: Path) -> list[RunFolder]:
-    """The run that a folder is, or the finished ones that lie in it."""
-    from dualkg.reproduce.records import find_runs
-    from dualkg.training import RunFolder
-
-    own = RunFolder(path)
-    inside = [own] if own.recipe.exists() else [RunFolder(found.parent) for found in path.glob("seed-*/recipe.toml")]
-    if not inside:
-        own.check_is_run()
-    unfinished = [folder for folder in inside if not folder.finished]
-    if len(unfinished) == len(inside):
-        raise RequestError(f"{path} holds no finished run. {unfinished[0].how_to_go_on()}")
-    if unfinished:
-        count = f"{len(unfinished)} of the {len(inside)} runs in {path}"
-        show.err.print(f"[dim]{escape(count)} are not finished, and left out.[/dim]", soft_wrap=True)
-    return [RunFolder(found) for found in find_runs([path])]
-
-
-def saved_ranks(folder: RunFolder, split: Split) -> Ranks:
-    """The ranks that are kept with the run, or where they are not, as for train, those of its model."""
-    from dualkg.evaluation import load_ranks
-    from dualkg.training import load_run
-
-    kept = folder.ranks(split)
-    return load_ranks(kept) if kept.exists() else load_run(folder.path).report_on(split).ranks
 
 
 def named(question: Question, graph: Graph) -> dict[str, Any]:
