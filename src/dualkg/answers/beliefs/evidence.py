@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.evaluation.ranking import evaluating, full_precision
 from dualkg.models.base import Model
 
 Ids = npt.NDArray[np.int64]
@@ -32,8 +33,9 @@ def queries_at_once(model: Model) -> int:
 def evidence_of(model: Model, triples: Ids) -> Tensor:
     """Triples `(n, 3)` of ids → their evidence `(n,)`; a question is scored once, however many triples share it."""
     heads, relations, tails = np.asarray(triples, dtype=np.int64).T
-    of_tails = _log_probabilities(model, model.ask_tails, (heads, relations), tails)
-    of_heads = _log_probabilities(model, model.ask_heads, (relations, tails), heads)
+    with full_precision(), evaluating(model):
+        of_tails = _log_probabilities(model, model.ask_tails, (heads, relations), tails)
+        of_heads = _log_probabilities(model, model.ask_heads, (relations, tails), heads)
     return (of_tails + of_heads) / 2
 
 
