@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
+from dualkg.answers.beliefs import AnswerSets, Calibration, evidence_of
 from tests.conftest import graph_of
 
 
@@ -89,3 +91,32 @@ def test_odd_requests_are_refused(predictor):
         predictor.tails("e3", "r0", known="hide")
     with pytest.raises(kg.RequestError, match="The model was made for"):
         kg.Predictor(kg.CP(kg.GraphShape(2, 1), dim=1), predictor.graph)
+
+
+def test_probabilities_with_a_calibration(predictor):
+    half = torch.full((2,), 0.5)
+    calibration = Calibration(slopes=half, offsets=half, own=torch.tensor([True, False]))
+    believing = kg.Predictor(predictor.model, predictor.graph, calibration=calibration)
+    answers = believing.tails("e3", "r0", k=4)
+    triples = np.array([(3, 0, id) for id in (2, 1, 0)])
+    expected = calibration.probability(evidence_of(predictor.model, triples), torch.zeros(3, dtype=torch.long))
+    assert answers[0].probability is None  # what train has is no candidate
+    assert [a.probability for a in answers[1:]] == pytest.approx(expected.tolist())
+    assert believing.judge("e3", "r0", "e0").probability == answers[3].probability
+    assert {a.id: a.probability for a in believing.heads("r0", "e0")}[3] == pytest.approx(answers[3].probability)
+    assert {a.id: a.probability for a in believing.relations("e3", "e0")}[0] == pytest.approx(answers[3].probability)
+    assert all(a.probability is None for a in predictor.tails("e3", "r0"))
+
+
+def test_answer_sets_by_name(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
+    predictor, sets = kg.Predictor(model, small_graph), AnswerSets.fitted(model, small_graph)
+    tails, heads = predictor.answer_set("e5", "r2", coverage=0.6), predictor.answer_set(None, "r2", "e5", coverage=0.6)
+    known = kg.KnownAnswers.of(small_graph)
+    assert [a.id for a in tails] == sets.of(model, known, 5, 2, coverage=0.6).entities.tolist()
+    assert [a.id for a in heads] == sets.of(model, known, 5, 2, side="head", coverage=0.6).entities.tolist()
+    assert not any(a.known for a in tails + heads)
+    best = predictor.tails("e5", "r2", k=len(tails), known="omit")
+    assert [(a.id, a.score) for a in tails] == [(a.id, pytest.approx(a.score)) for a in best]
+    with pytest.raises(kg.RequestError, match="by a relation and one of head and tail"):
+        predictor.answer_set("e5", "r2", "e6")

@@ -196,7 +196,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(small_graph, tmp_path
 
     through, stopped, resumed = trainer(), trainer(), trainer()
     through.run()
-    stopped.checkpoint_path, stopped._stop_asked = tmp_path / "checkpoint.safetensors", True
+    stopped.checkpoint_path, stopped.stop.asked = tmp_path / "checkpoint.safetensors", True
     with pytest.raises(InterruptedRunError):
         stopped.run()
     resumed.restore(stopped.checkpoint_path)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -10,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualkg.answers.beliefs import AnswerSets, Calibration, evidence_of
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.known import KnownAnswers
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.models.base import Model
+from dualkg.models.base import Model, Side
 
 Name = str | int
 Known = Literal["mark", "omit"]
@@ -22,13 +24,14 @@ Known = Literal["mark", "omit"]
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: what it is, its score, and whether the graph already has it (and in which split)."""
+    """One answer: what it is, its score, whether the graph already has it (and in which split), how probable it is."""
 
     name: str
     label: str
     id: int
     score: float
     split: str | None = None
+    probability: float | None = None  # where there is a calibration; never of what train has, which is no candidate
 
     @property
     def known(self) -> bool:
@@ -53,21 +56,35 @@ class Predictor:
     with each other, not with those of another question.
     """
 
-    def __init__(self, model: Model, graph: Graph) -> None:
+    def __init__(
+        self,
+        model: Model,
+        graph: Graph,
+        *,
+        calibration: Calibration | None = None,
+        answer_sets: AnswerSets | None = None,
+    ) -> None:
         model.check_shape(graph.shape)
         self.model = model.eval()
         self.graph = graph
+        self.calibration = calibration
+        self._answer_sets = answer_sets
 
     @cached_property
     def _known(self) -> dict[str, KnownAnswers]:
         return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
+
+    @cached_property
+    def _all_known(self) -> KnownAnswers:
+        return KnownAnswers.of(self.graph)
 
     @torch.no_grad()
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
         """Answer (head, relation, ?), best first."""
         h, r = self.graph.entities.id(head), self.graph.relations.id(relation)
         scores = self.model.ask_tails(self._ids(h), self._ids(r))[0]
-        return self._best(scores, self.graph.entities, self._splits_of(h, r), k=k, known=known)
+        answers = self._best(scores, self.graph.entities, self._splits_of(h, r), k=k, known=known)
+        return self._believed(answers, lambda id: (h, r, id))
 
     @torch.no_grad()
     def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
@@ -75,14 +92,16 @@ class Predictor:
         r, t = self.graph.relations.id(relation), self.graph.entities.id(tail)
         scores = self.model.ask_heads(self._ids(r), self._ids(t))[0]
         inverse = r + self.graph.shape.num_relations
-        return self._best(scores, self.graph.entities, self._splits_of(t, inverse), k=k, known=known)
+        answers = self._best(scores, self.graph.entities, self._splits_of(t, inverse), k=k, known=known)
+        return self._believed(answers, lambda id: (id, r, t))
 
     @torch.no_grad()
     def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
         """Answer (head, ?, tail) among the graph's own relations, best first."""
         h, t = self.graph.entities.id(head), self.graph.entities.id(tail)
         scores = self.model.score_relations(self._ids(h), self._ids(t))[0, : self.graph.shape.num_relations]
-        return self._best(scores, self.graph.relations, self._splits_between(h, t), k=k, known=known)
+        answers = self._best(scores, self.graph.relations, self._splits_between(h, t), k=k, known=known)
+        return self._believed(answers, lambda id: (h, id, t))
 
     @torch.no_grad()
     def score(self, head: Name, relation: Name, tail: Name) -> float:
@@ -94,7 +113,29 @@ class Predictor:
         """One triple as an answer: its tail, with the score and the split that knows it."""
         h, r, t = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
         names = self.graph.entities
-        return Answer(names[t], names.label(t), t, self.score(h, r, t), self._splits_of(h, r).get(t))
+        answer = Answer(names[t], names.label(t), t, self.score(h, r, t), self._splits_of(h, r).get(t))
+        return self._believed([answer], lambda id: (h, r, id))[0]
+
+    def answer_set(
+        self, head: Name | None, relation: Name, tail: Name | None = None, *, coverage: float = 0.9
+    ) -> list[Answer]:
+        """The few answers among which the missing one is with that probability, best first; known ones not among them.
+
+        It asks for the tail, or where `head` is None for the head. See docs/beliefs.md for what that assumes.
+        """
+        if (head is None) == (tail is None):
+            raise RequestError("An answer set is asked for by a relation and one of head and tail; the other is None.")
+        side: Side = "head" if head is None else "tail"
+        given = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]
+        r, names = self.graph.relations.id(relation), self.graph.entities
+        if self._answer_sets is None:
+            self._answer_sets = AnswerSets.fitted(self.model, self.graph)
+        found = self._answer_sets.of(self.model, self._all_known, given, r, side=side, coverage=coverage)
+        answers = [
+            Answer(names[id], names.label(id), id, score)
+            for id, score in zip(found.entities.tolist(), found.scores.tolist(), strict=True)
+        ]
+        return self._believed(answers, lambda id: (given, r, id) if side == "tail" else (id, r, given))
 
     @torch.no_grad()
     def similar(self, entity: Name, *, k: int = 10) -> list[Answer]:
@@ -106,6 +147,17 @@ class Predictor:
 
     def _ids(self, id: int) -> Tensor:
         return torch.tensor([id], device=self.model.device)
+
+    def _believed(self, answers: list[Answer], triple: Callable[[int], tuple[int, int, int]]) -> list[Answer]:
+        """Answers with their probabilities, where there is a calibration."""
+        asked = [answer.id for answer in answers if answer.split != "train"]
+        if self.calibration is None or not asked:
+            return answers
+        triples = np.array([triple(id) for id in asked])
+        evidence = evidence_of(self.model, triples).cpu()
+        found = self.calibration.probability(evidence, torch.from_numpy(triples[:, 1])).tolist()
+        by_id = dict(zip(asked, found, strict=True))
+        return [replace(answer, probability=by_id.get(answer.id)) for answer in answers]
 
     def _splits_of(self, entity: int, relation: int) -> dict[int, str]:
         """Which split gives each known answer; the first that does."""

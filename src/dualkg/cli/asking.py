@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import cast
 
 from dualkg.answers import Answer, Predictor
+from dualkg.answers.beliefs import beliefs_of
 from dualkg.answers.predictor import Known
 from dualkg.data.graph import Split
 from dualkg.errors import RequestError
 from dualkg.evaluation import Report
 from dualkg.evaluation import evaluate as evaluate_model
-from dualkg.training import load_run
+from dualkg.training import RunFolder, load_run
 from dualkg.training.start import choose_device
 
 
@@ -23,13 +24,24 @@ def evaluate_run(path: Path, *, split: str, device: str | None) -> Report:
 
 
 def ask(
-    path: Path, head: str | None, relation: str | None, tail: str | None, *, top: int, new: bool, device: str | None
+    path: Path,
+    head: str | None,
+    relation: str | None,
+    tail: str | None,
+    *,
+    top: int,
+    new: bool,
+    device: str | None,
+    coverage: float | None = None,
 ) -> tuple[str, list[Answer]]:
-    """The question in words, and its answers."""
-    run = load_run(path)
-    predictor = Predictor(run.model.to(choose_device(device)), run.graph)
+    """The question in words, and its answers; with probabilities where the run has been calibrated."""
+    predictor = asked_by(path, device=device, calibrated=coverage is not None)
     known: Known = "omit" if new else "mark"
     question = f"({head or '?'}, {relation or '?'}, {tail or '?'})"
+    if coverage is not None:
+        if relation is None or (head is None) == (tail is None):
+            raise RequestError("--coverage asks for an answer set: give --relation, and one of --head and --tail.")
+        return question, predictor.answer_set(head, relation, tail, coverage=coverage)
     match (head, relation, tail):
         case (str(), str(), str()):
             return question, [predictor.judge(head, relation, tail)]
@@ -40,6 +52,16 @@ def ask(
         case (str(), None, str()):
             return question, predictor.relations(head, tail, k=top, known=known)
     raise RequestError("A question gives two of --head, --relation and --tail, and asks for the third.")
+
+
+def asked_by(path: Path, *, device: str | None, calibrated: bool) -> Predictor:
+    """The predictor of a run; `calibrated` makes what a run that was never calibrated does not have yet."""
+    run = load_run(path)
+    model = run.model.to(choose_device(device))
+    if not calibrated and not RunFolder(path).calibration.exists():
+        return Predictor(model, run.graph)
+    beliefs = beliefs_of(run)
+    return Predictor(model, run.graph, calibration=beliefs.calibration, answer_sets=beliefs.answer_sets)
 
 
 def nearest(path: Path, entity: str, *, top: int) -> list[Answer]:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from dualkg.cli import analysis, options, show
+from dualkg.cli.beliefs import calibrate, check_task, evaluate_task
 from dualkg.cli.compare import compare
 from dualkg.cli.reproduce import reproduce
 from dualkg.cli.search import search
@@ -146,16 +147,24 @@ def evaluate(
     run: options.RunPath,
     split: options.Split = "test",
     by: options.By = None,
+    task: Annotated[str, typer.Option(help="link (heads and tails), classification, or relation.")] = "link",
+    negatives: Annotated[
+        Path | None, typer.Option(help="False triples for classification (default: sampled)", show_default=False)
+    ] = None,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Rank a split: filtered, both directions, ties at their mean."""
+    """Rank a split: filtered, both directions, ties at their mean. Or another task."""
     from dualkg.cli.asking import evaluate_run
 
     options.set_threads(threads)
     options.check_split(split)
     options.check_by(by)
+    check_task(task, by=by, negatives=negatives)
+    if task != "link":
+        evaluate_task(run, task, split=split, by=by, negatives=negatives, device=device, as_json=as_json)
+        return
     report = evaluate_run(run, split=split, device=device)
     if as_json:
         print(report.as_json())
@@ -163,6 +172,7 @@ def evaluate(
         show.print_report(report, by=by)
 
 
+app.command()(calibrate)
 app.command()(compare)
 
 
@@ -174,6 +184,9 @@ def predict(
     tail: Annotated[str | None, typer.Option(help="The tail's name.")] = None,
     top: Annotated[int, typer.Option(min=1, help="How many answers.")] = 10,
     new: Annotated[bool, typer.Option("--new", help="Leave out what the graph already has.")] = False,
+    coverage: Annotated[
+        float | None, typer.Option(help="As many new answers as hold the missing one so often: 0.9 is 90 %.")
+    ] = None,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -182,7 +195,7 @@ def predict(
     from dualkg.cli.asking import ask
 
     options.set_threads(threads)
-    question, answers = ask(run, head, relation, tail, top=top, new=new, device=device)
+    question, answers = ask(run, head, relation, tail, top=top, new=new, device=device, coverage=coverage)
     if as_json:
         show.print_json({"question": question, "answers": [answer.as_dict() for answer in answers]})
     else:

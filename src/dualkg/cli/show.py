@@ -125,13 +125,15 @@ def print_spread(by_seed: dict[int, dict[str, float]], spread: dict[str, tuple[f
 
 def print_answers(question: str, answers: Sequence[Answer], *, score: str = "score", known: bool = True) -> None:
     out.print(Text(question, style="bold"))
-    table = plain_table("", score, "", left=1)
+    believed = any(answer.probability is not None for answer in answers)
+    table = plain_table("", score, *(["probability"] if believed else []), "", left=1)
     for answer in answers:
         shown = Text(answer.label)  # no markup: a name may hold anything
         if answer.label != answer.name:
             shown.append(f" {answer.name}", style="dim")
         mark = f"[green]known[/green] [dim]({answer.split})[/dim]" if known and answer.known else ""
-        table.add_row(shown, f"{answer.score:.3f}", mark)
+        probability = "" if answer.probability is None else f"{answer.probability:.3f}"
+        table.add_row(shown, f"{answer.score:.3f}", *([probability] if believed else []), mark)
     table.columns[-1].justify = "left"
     out.print(table)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +31,7 @@ from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer
 from dualkg.training.order import shuffled
 from dualkg.training.processor import current, tiny_numbers_as_zero
 from dualkg.training.recipe import Recipe
+from dualkg.training.stopping import GentleStop
 from dualkg.training.tally import Seen, Tally
 
 STEPS_BETWEEN_LOOKS = 50  # on a GPU: a look costs a copy
@@ -93,7 +92,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
-        self._stop_asked = False
+        self.stop = GentleStop()
 
     # -- what is trained on -------------------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end. The model then holds the weights to keep."""
-        with self._stopping_gently(), tiny_numbers_as_zero(), current(self.model.device):
+        with self.stop.listening(), tiny_numbers_as_zero(), current(self.model.device):
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
         self._refuse_divergence()
@@ -245,7 +244,7 @@ class Trainer:
     # -- checkpoints --------------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        if self._stop_asked:
+        if self.stop.asked:
             return True
         waited = time.monotonic() - self._saved_at
         return self.checkpoint_path is not None and waited >= self.recipe.training.checkpoint_seconds
@@ -254,7 +253,7 @@ class Trainer:
         """Save; and leave, if that was asked for."""
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
-        if self._stop_asked:
+        if self.stop.asked:
             where = f" Go on with: dualkg resume {self.checkpoint_path.parent}" if self.checkpoint_path else ""
             raise InterruptedRunError(
                 f"Stopped in epoch {self.progress.epoch + 1} of {self.recipe.training.epochs}, all work saved.{where}"
@@ -304,22 +303,3 @@ class Trainer:
             {name: value.to(self.model.device) for name, value in groups.get(kept, {}).items()}
             for kept in ("best", "mean")
         )
-
-    @contextmanager
-    def _stopping_gently(self) -> Iterator[None]:
-        """Turn the first Ctrl-C or TERM into a stop after the current step; a second one is not waited for."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: object) -> None:
-            if self._stop_asked:
-                raise KeyboardInterrupt
-            self._stop_asked = True
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)

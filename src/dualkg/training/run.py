@@ -3,6 +3,7 @@
 recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
 weights.safetensors  history.json  costs.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
 sparsity.json (of a run whose entity tables were made sparse; its weights keep them so)
+calibration.json (of a run that was asked for probabilities: answers/beliefs/kept.py)
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ class RunFolder:
         self.costs = self.path / "costs.json"
         self.report = self.path / "report.json"
         self.sparsity = self.path / "sparsity.json"
+        self.calibration = self.path / "calibration.json"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
