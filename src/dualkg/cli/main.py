@@ -12,6 +12,7 @@ import typer
 from dualkg.cli import analysis, options, show
 from dualkg.cli.beliefs import calibrate, check_task, evaluate_task
 from dualkg.cli.compare import compare
+from dualkg.cli.completing import complete
 from dualkg.cli.reproduce import reproduce
 from dualkg.cli.search import search
 from dualkg.errors import DualkgError
@@ -174,6 +175,7 @@ def evaluate(
 
 app.command()(calibrate)
 app.command()(compare)
+app.command()(complete)
 
 
 @app.command()

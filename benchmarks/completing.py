@@ -1,0 +1,144 @@
+"""Seconds and peak memory of completing FB15k-237: the 10,000 most probable triples that it does not have.
+
+On a CPU among heads and tails that a relation has in train (`types`), on a GPU among all. The weights are trained for a
+moment: a model that has learned more rules out more, and takes less time.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import measuring
+import peers
+import trials
+
+STEPS = {"cpu": 60, "cuda": 1000}  # of training
+
+
+@dataclass(frozen=True)
+class Job:
+    """A graph to complete by ComplEx."""
+
+    graph: str
+    dim: int
+    types: bool = False
+    precision: str = "float32"
+    top: int = 10_000
+
+    @property
+    def name(self) -> str:
+        among = "types" if self.types else "whole"
+        return f"{self.graph} ComplEx dim {self.dim} {among} {self.precision}"
+
+
+JOBS = {
+    "cuda": [Job("FB15k-237", 2000), Job("FB15k-237", 2000, precision="tf32")],
+    "cpu": [Job("FB15k-237", 200, types=True)],
+}
+
+
+# -- one measurement, in a process of its own ---------------------------------------------------------------------
+
+
+def make_weights(job: dict[str, Any], *, device: str, arrays: str, steps: int) -> dict[str, Any]:
+    """Train for a moment and keep the tables."""
+    import dualkg as kg
+
+    asked = Job(**job)
+    graph = kg.load_graph(asked.graph)
+    kind = trials.Job(asked.graph, "ComplEx", asked.dim, 1000)
+    recipe = trials.recipe_for(kind, engine="auto", precision="float32", epochs=2)
+    trainer, _ = trials.train_epochs(recipe, trials.part_of(graph, steps * kind.batch // 4), device)
+    peers.write_arrays(Path(arrays), graph, trainer.model)
+    return {}
+
+
+def load(job: Job, arrays: str) -> tuple[Any, Any]:
+    """The model with its weights, and the graph."""
+    import torch
+
+    import dualkg as kg
+
+    graph, saved = kg.load_graph(job.graph), np.load(arrays)
+    model = kg.ComplEx(graph.shape, dim=job.dim)
+    with torch.no_grad():
+        model.entities.copy_(torch.from_numpy(saved["entities"]))
+        model.relations.copy_(torch.from_numpy(saved["relations"]))
+    return model.eval(), graph
+
+
+def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> dict[str, Any]:
+    """The calibration, and the list; on a GPU the first list is the warm-up."""
+    from dualkg.answers.beliefs import calibrate
+    from dualkg.answers.completion import complete
+
+    asked = Job(**job)
+    model, graph = load(asked, arrays)
+    measuring.forget_peak(device)
+    model.to(device)
+    started = time.perf_counter()
+    calibration = calibrate(model, graph)
+    calibrating = time.perf_counter() - started
+    choices = {"types": asked.types, "precision": asked.precision, "calibration": calibration, "top": asked.top}
+    relations = list(range(5)) if quick else None
+    times, worked = [], time.process_time()
+    for _ in range(4 if device == "cuda" else 1):
+        measuring.wait_for(device)
+        started = time.perf_counter()
+        made = complete(model, graph, relations=relations, **choices)
+        times.append(time.perf_counter() - started)
+    return {
+        "seconds": statistics.median(times[1:] or times),
+        "core_seconds": (time.process_time() - worked) / len(times),  # those of all cores; a busy machine adds none
+        "calibration_seconds": calibrating,
+        "num_found": len(made),
+        "least_probability": float(made.probability[-1]),
+        "least_evidence": float(made.evidence.min()),
+        "num_entities": graph.shape.num_entities,
+        "num_relations": graph.shape.num_relations,
+        "width": model.entities.shape[1],
+        "peak_mib": measuring.peak_mib(device),
+    }
+
+
+# -- all of them --------------------------------------------------------------------------------------------------
+
+
+def measure_job(job: Job, device: str, *, quick: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
+        steps = 8 if quick else STEPS[device]
+        measuring.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
+        found = measuring.in_fresh_process(Path(__file__), {"what": "list", **common, "quick": quick})
+    measuring.tell(f"{job.name}: {json.dumps(found)}")
+    return {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
+
+
+def main() -> None:
+    choices = measuring.parser(__doc__).parse_args()
+    if choices.task:
+        task = dict(choices.task)
+        print(json.dumps({"weights": make_weights, "list": measure}[task.pop("what")](**task)))
+        return
+    device = measuring.pick_device(choices.device)
+    jobs = {job.name: job for job in JOBS[device]}
+    chosen = measuring.wanted(list(jobs), choices.only)
+    if choices.list:
+        print(*chosen, sep="\n")
+        return
+    on = measuring.describe(device, commit=choices.commit)
+    for name in chosen:
+        found = measure_job(jobs[name], device, quick=choices.quick)
+        measuring.save("completing", name, found, on=on, folder=measuring.folder_of(choices))
+
+
+if __name__ == "__main__":
+    main()
