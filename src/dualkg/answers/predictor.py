@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from dualkg.answers.beliefs import AnswerSets, Calibration, evidence_of
+from dualkg.answers.explanation import Explanation, explain
+from dualkg.answers.newcomers import Surroundings, with_newcomer
+from dualkg.answers.newcomers.extension import NamedTriple
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.known import KnownAnswers
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.models.base import Model, Side
+from dualkg.training import Recipe
 
 Name = str | int
 Known = Literal["mark", "omit"]
@@ -61,12 +65,14 @@ class Predictor:
         model: Model,
         graph: Graph,
         *,
+        recipe: Recipe | None = None,
         calibration: Calibration | None = None,
         answer_sets: AnswerSets | None = None,
     ) -> None:
         model.check_shape(graph.shape)
         self.model = model.eval()
         self.graph = graph
+        self.recipe = recipe  # what the model was trained by, for rows that are solved for
         self.calibration = calibration
         self._answer_sets = answer_sets
 
@@ -136,6 +142,28 @@ class Predictor:
             for id, score in zip(found.entities.tolist(), found.scores.tolist(), strict=True)
         ]
         return self._believed(answers, lambda id: (given, r, id) if side == "tail" else (id, r, given))
+
+    def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
+        """A predictor that knows one more entity, placed by triples with known ones; this one stays as it is.
+
+        Calibration and answer sets go with it: they are of the same relations.
+        """
+        found = with_newcomer(self.model, self.graph, name, triples=triples, around=self._around)
+        return Predictor(
+            found.model,
+            found.graph,
+            recipe=self.recipe,
+            calibration=self.calibration,
+            answer_sets=self._answer_sets,
+        )
+
+    def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
+        """The training triples that most support a triple's score, and entities alike that have the same."""
+        return explain(self.model, self.graph, (head, relation, tail), k=k, around=self._around)
+
+    @cached_property
+    def _around(self) -> Surroundings:
+        return Surroundings.of(self.model, self.graph, recipe=self.recipe)
 
     @torch.no_grad()
     def similar(self, entity: Name, *, k: int = 10) -> list[Answer]:

@@ -59,9 +59,11 @@ def asked_by(path: Path, *, device: str | None, calibrated: bool) -> Predictor:
     run = load_run(path)
     model = run.model.to(choose_device(device))
     if not calibrated and not RunFolder(path).calibration.exists():
-        return Predictor(model, run.graph)
+        return Predictor(model, run.graph, recipe=run.recipe)
     beliefs = beliefs_of(run)
-    return Predictor(model, run.graph, calibration=beliefs.calibration, answer_sets=beliefs.answer_sets)
+    return Predictor(
+        model, run.graph, recipe=run.recipe, calibration=beliefs.calibration, answer_sets=beliefs.answer_sets
+    )
 
 
 def nearest(path: Path, entity: str, *, top: int) -> list[Answer]:

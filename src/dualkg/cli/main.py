@@ -13,6 +13,8 @@ from dualkg.cli import analysis, options, show
 from dualkg.cli.beliefs import calibrate, check_task, evaluate_task
 from dualkg.cli.compare import compare
 from dualkg.cli.completing import complete
+from dualkg.cli.explaining import explain
+from dualkg.cli.extending import extend
 from dualkg.cli.reproduce import reproduce
 from dualkg.cli.search import search
 from dualkg.errors import DualkgError
@@ -236,6 +238,8 @@ def export(
 
 
 app.add_typer(analysis.app)
+app.command()(explain)
+app.command()(extend)
 app.command()(reproduce)
 
 

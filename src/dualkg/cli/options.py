@@ -37,3 +37,11 @@ def check_split(split: str) -> None:
 def check_by(by: str | None) -> None:
     if by is not None:
         check_choice("--by", by, ("relation", "direction", "cardinality"))
+
+
+def columns_of(text: str) -> list[str | int]:
+    """`s,p,o` or `1,3,2` → the columns of head, relation and tail."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 3:
+        raise RequestError(f"--columns names three columns, head,relation,tail; '{text}' came.")
+    return [int(part) if part.isdecimal() else part for part in parts]

@@ -66,7 +66,7 @@ def make_recipe(request: TrainRequest) -> tuple[Recipe, Graph]:
     """The recipe that a request means, and the graph it names."""
     changes = {name: value for name, value in request.short.items() if value is not None}
     if request.columns:
-        changes["data.columns"] = _columns(request.columns)
+        changes["data.columns"] = options.columns_of(request.columns)
     changes |= parse_changes(request.changes)
     if request.source.endswith(".toml"):
         recipe = load_recipe(Path(request.source), changes=changes)
@@ -124,13 +124,6 @@ def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path,
     else:
         show.print_spread(tests, spreads)
         show.err.print(f"\nKept in [bold]{escape(str(out))}[/bold].")
-
-
-def _columns(text: str) -> list[str | int]:
-    parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 3:
-        raise RequestError(f"--columns names three columns, head,relation,tail; '{text}' came.")
-    return [int(part) if part.isdecimal() else part for part in parts]
 
 
 def _run_name(source: str) -> str:

@@ -2,6 +2,7 @@
 
 recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
 weights.safetensors  history.json  costs.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
+extension.json (of a run that new entities were added to)
 sparsity.json (of a run whose entity tables were made sparse; its weights keep them so)
 calibration.json (of a run that was asked for probabilities: answers/beliefs/kept.py)
 """
@@ -84,6 +85,7 @@ class RunFolder:
         self.report = self.path / "report.json"
         self.sparsity = self.path / "sparsity.json"
         self.calibration = self.path / "calibration.json"
+        self.extension = self.path / "extension.json"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"

@@ -1,0 +1,8 @@
+"""Explanation: what supports an answer, among the training triples and among entities alike."""
+
+from __future__ import annotations
+
+from dualkg.answers.explanation.influence import Influence, influence
+from dualkg.answers.explanation.reasons import Explanation, Likeness, NamedTriple, Reason, explain
+
+__all__ = ["Explanation", "Influence", "Likeness", "NamedTriple", "Reason", "explain", "influence"]

@@ -1,0 +1,190 @@
+"""A model and a graph with more entities than were trained: each newcomer gets its row from a few triples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from dualkg.answers.newcomers.solving import solve_newcomers
+from dualkg.answers.newcomers.surroundings import Surroundings
+from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
+from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import RequestError
+from dualkg.models.base import Model, blank
+from dualkg.models.bilinear import BilinearModel
+from dualkg.training import Recipe
+
+Name = str | int
+NamedTriple = tuple[Name, Name, Name]
+NAMES_SHOWN = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Extension:
+    """A model and its graph with newcomers as last entities, their triples in train; what was given is unchanged."""
+
+    model: BilinearModel
+    graph: Graph
+    newcomers: dict[str, int]  # by name, how many triples each has
+
+
+def extended(
+    model: Model,
+    graph: Graph,
+    triples: Sequence[NamedTriple],
+    *,
+    recipe: Recipe | None = None,
+    around: Surroundings | None = None,
+) -> Extension:
+    """Give every name of these triples that the graph does not know a row in the model.
+
+    `recipe` is what the model was trained by; `around` what was made of both before, to be used again.
+    """
+    around = around or Surroundings.of(model, graph, recipe=recipe)
+    known = Finder(graph.entities)
+    names: dict[str, int] = {}
+    found = np.empty((len(triples), 3), dtype=np.int32)
+    for row, (head, relation, tail) in zip(found, triples, strict=True):
+        row[1] = graph.relations.id(relation)
+        for column, entity in ((0, head), (2, tail)):
+            id = known(entity)
+            row[column] = names.setdefault(str(entity), len(graph.entities) + len(names)) if id is None else id
+        if max(row[0], row[2]) < len(graph.entities):
+            raise RequestError(f"({head}, {relation}, {tail}) has no new entity: the graph knows both of its own.")
+    joined = joined_to_known(found, len(graph.entities), len(names))
+    lost = [name for name, there in zip(names, joined, strict=True) if not there]
+    if lost:
+        raise RequestError(f"{listed(lost)} {_has(lost)} no triple that leads to an entity that the graph knows.")
+    return extended_by_ids(around, graph, list(names), found)
+
+
+def with_newcomer(
+    model: Model,
+    graph: Graph,
+    name: str,
+    *,
+    triples: Sequence[NamedTriple],
+    recipe: Recipe | None = None,
+    around: Surroundings | None = None,
+) -> Extension:
+    """Give one new name a row by triples that all have it, each with an entity that the graph knows."""
+    if Finder(graph.entities)(name) is not None:
+        raise RequestError(f"'{name}' is an entity that the graph knows already. Give the new one another name.")
+    if not triples:
+        raise RequestError(f"A new entity is placed by at least one triple; none came for '{name}'.")
+    for head, relation, tail in triples:
+        others = [entity for entity in (head, tail) if entity != name]
+        if len(others) == 2:
+            raise RequestError(
+                f"({head}, {relation}, {tail}) is no triple of '{name}'. Each should have it at one end."
+            )
+        for entity in others:
+            graph.entities.id(entity)
+    return extended(model, graph, triples, recipe=recipe, around=around)
+
+
+def extended_by_ids(
+    around: Surroundings,
+    graph: Graph,
+    names: Sequence[str],
+    triples: Triples,
+    *,
+    labels: Mapping[str, str] | None = None,
+) -> Extension:
+    """The same by ids: newcomers are counted on from the graph's entities, in the order of their names."""
+    shape = GraphShape(len(graph.entities) + len(names), len(graph.relations))
+    triples = distinct_triples(triples, shape)
+    train = np.concatenate([graph.train, triples])
+    around = around.with_newcomers(len(names), train)
+    rows = solve_newcomers(triples, around)
+    larger = replace(
+        graph,
+        entities=_longer(graph.entities, names, labels or {}),
+        train=train,
+        source="memory",
+        fingerprint=_fingerprint(graph, names, triples),
+        catalogued=False,
+    )
+    ends = np.concatenate([triples[:, 0], triples[triples[:, 0] != triples[:, 2], 2]])
+    counts = np.bincount(ends, minlength=shape.num_entities)[around.num_known :].tolist()
+    return Extension(with_rows(around.model, rows), larger, dict(zip(names, counts, strict=True)))
+
+
+@torch.no_grad()
+def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
+    """The same model with more entities: rows `(num_newcomers, num_rows, width)` below those it has."""
+    shape = GraphShape(model.shape.num_entities + len(rows), model.shape.num_relations)
+    with blank():
+        larger = type(model)(shape, **model.choices)  # type: ignore[arg-type]
+    larger = larger.to(model.device, model.head_table.dtype)
+    tables = dict(model.state_dict())
+    tables["entities"] = torch.cat([tables["entities"], rows[:, 0]])
+    if model.two_entity_tables:
+        tables["tails"] = torch.cat([tables["tails"], rows[:, -1]])
+    expected = {name: tuple(value.shape) for name, value in larger.state_dict().items()}
+    if {name: tuple(value.shape) for name, value in tables.items()} != expected:
+        raise RequestError(
+            f"{type(model).__name__} has numbers of its entities in other tables than `entities` and `tails`, so that "
+            f"no row can be added to it. Train it anew with the new triples."
+        )
+    larger.load_state_dict(tables)
+    return larger.eval()
+
+
+class Finder:
+    """Finds ids as questions do, by name, by label or by number; None for a name that is new."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        texts = vocabulary.names.to_pylist() + (vocabulary.labels.to_pylist() if vocabulary.labels is not None else [])
+        self._folded = {text.casefold() for text in texts if text}
+
+    def __call__(self, name: Name) -> int | None:
+        if isinstance(name, str) and name.casefold() not in self._folded:
+            return None
+        return self.vocabulary.id(name)
+
+
+def joined_to_known(triples: Triples, num_known: int, num_new: int) -> npt.NDArray[np.bool_]:
+    """For each newcomer whether triples lead from it, through others or not, to an entity that is known."""
+    ends = triples[:, [0, 2]]
+    reached = np.arange(num_known + num_new) < num_known
+    while True:
+        fresh = ends[reached[ends[:, 0]] != reached[ends[:, 1]]]
+        if not len(fresh):
+            return reached[num_known:]
+        reached[fresh] = True
+
+
+def listed(names: Sequence[str]) -> str:
+    """`'a', 'b'`; of many the first, and how many more."""
+    shown = ", ".join(f"'{name}'" for name in names[:NAMES_SHOWN])
+    return shown if len(names) <= NAMES_SHOWN else f"{shown} and {len(names) - NAMES_SHOWN:,} more"
+
+
+def _has(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"
+
+
+def _longer(vocabulary: Vocabulary, names: Sequence[str], labels: Mapping[str, str]) -> Vocabulary:
+    joined = pa.concat_arrays([vocabulary.names, pa.array(names, vocabulary.names.type)])
+    if vocabulary.labels is None and not any(name in labels for name in names):
+        return Vocabulary(joined, kind=vocabulary.kind)
+    before = vocabulary.labels if vocabulary.labels is not None else pa.nulls(len(vocabulary), pa.string())
+    more = pa.array([labels.get(name) for name in names], before.type)
+    return Vocabulary(joined, pa.concat_arrays([before, more]), kind=vocabulary.kind)
+
+
+def _fingerprint(graph: Graph, names: Sequence[str], triples: Triples) -> str:
+    """One sum for the graph as it was and what came."""
+    told = hashlib.sha256(graph.fingerprint.encode())
+    told.update("\n".join(names).encode())
+    told.update(np.ascontiguousarray(triples).tobytes())
+    return told.hexdigest()
