@@ -25,7 +25,18 @@ import scaling
 import training
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-SCRIPTS = ("reading", "measuring", "training", "ranking", "peers", "graphs", "scaling", "report")
+SCRIPTS = (
+    "reading",
+    "measuring",
+    "training",
+    "ranking",
+    "peers",
+    "graphs",
+    "scaling",
+    "completing",
+    "search",
+    "report",
+)
 ON = {
     "cpu": "A",
     "cores": 2,

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from dualkg.cli import analysis, options, show
+from dualkg.cli import analysis, index, options, show
 from dualkg.cli.beliefs import calibrate, check_task, evaluate_task
 from dualkg.cli.compare import compare
 from dualkg.cli.completing import complete
@@ -238,6 +238,7 @@ def export(
 
 
 app.add_typer(analysis.app)
+app.add_typer(index.app)
 app.command()(explain)
 app.command()(extend)
 app.command()(reproduce)

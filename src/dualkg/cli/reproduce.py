@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.measure import Measurement
 
 from dualkg.cli import options, show
 from dualkg.errors import RequestError
@@ -68,9 +66,7 @@ def print_sheet(sheet: Sheet) -> None:
     table = show.plain_table(*sheet.columns, left=sheet.num_left)
     for row in sheet.rows:
         table.add_row(*map(escape, row))
-    # A narrow terminal wraps long lines, and loses nothing; cells cut short would say nothing.
-    needed = Measurement.get(show.out, show.out.options.update(max_width=1000), table).maximum
-    Console(highlight=False, width=max(show.out.width, needed)).print(table)
+    show.print_whole(table)
     for note in sheet.notes:
         show.out.print(f"[dim]{escape(note)}[/dim]")
 

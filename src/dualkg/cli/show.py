@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -35,6 +36,12 @@ def plain_table(*columns: str, left: int = 1) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number < left else "right", no_wrap=number > 0)
     return table
+
+
+def print_whole(table: Table) -> None:
+    """A narrow terminal wraps long lines, and loses nothing; cells cut short would say nothing."""
+    needed = Measurement.get(out, out.options.update(max_width=1000), table).maximum
+    Console(highlight=False, width=max(out.width, needed)).print(table)
 
 
 def known_graphs() -> list[dict[str, Any]]:

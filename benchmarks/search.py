@@ -1,0 +1,221 @@
+"""Questions a second against recall, of the exact index and of FAISS's, on a made table.
+
+Each question is asked alone and answered by one thread. The table has what trained ones have: entities of a type stand
+together, types differ in size and spread, the first axes carry most of the variance, and lengths are skewed. Questions
+point to a type, not to an entity. `--entities` and `--width` make another table.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import measuring
+
+Floats = npt.NDArray[np.float32]
+ROWS = 100_000  # made at once
+DEPTH = 10  # answers a question
+NUM_QUERIES = 300  # to find the effort with, and as many to measure with
+FACTORS = (0.25, 0.5, 1, 2, 4)  # of the effort that was found
+WANTED, FASTER = 0.95, 20.0  # recall, and times the exact index's questions a second
+
+
+@dataclass(frozen=True)
+class Job:
+    """A table to search, by a metric, and with which index."""
+
+    entities: int
+    width: int
+    metric: str
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.entities:,} × {self.width}, {self.metric}, {self.kind}"
+
+
+def jobs(entities: int, width: int) -> list[Job]:
+    pairs = [("inner product", "ivf"), ("inner product", "hnsw"), ("inner product", "sq8"), ("euclidean", "ivf")]
+    return [Job(entities, width, metric, kind) for metric, kind in [*pairs, ("euclidean", "hnsw")]]
+
+
+# -- the made table -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Types:
+    """What entities are drawn from: the types' centres, shares and spreads, and what all entities share."""
+
+    axes: Floats
+    common: Floats
+    centres: Floats
+    shares: npt.NDArray[np.float64]
+    spreads: Floats
+
+
+def draw_types(num: int, width: int, random: np.random.Generator) -> Types:
+    """Variance falls as 1 / j^0.9 along the axes; the largest types have many times the entities of the others."""
+    axes = np.arange(1, width + 1, dtype=np.float32) ** -0.45
+    axes /= np.linalg.norm(axes)
+    shares = np.arange(1, num + 1) ** -0.8
+    return Types(
+        axes=axes,
+        common=0.6 * axes * random.standard_normal(width, dtype=np.float32),
+        centres=axes * random.standard_normal((num, width), dtype=np.float32),
+        shares=shares / shares.sum(),
+        spreads=random.lognormal(np.log(0.55), 0.25, num).astype(np.float32),
+    )
+
+
+def make_table(entities: int, width: int, *, num_queries: int, seed: int = 0) -> tuple[Floats, Floats]:
+    """The table, and queries that score some type's entities high; lengths are log-normal, σ 0.3."""
+    random = np.random.default_rng(seed)
+    types = draw_types(max(4, entities // 500), width, random)
+    table = np.empty((entities, width), dtype=np.float32)
+    for start in range(0, entities, ROWS):
+        num = min(ROWS, entities - start)
+        of = random.choice(len(types.shares), num, p=types.shares)
+        noise = types.axes * random.standard_normal((num, width), dtype=np.float32)
+        rows = types.common + types.centres[of] + types.spreads[of, None] * noise
+        lengths = random.lognormal(0.0, 0.3, (num, 1)).astype(np.float32)
+        table[start : start + num] = lengths * rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    asked = random.choice(len(types.shares), num_queries, p=types.shares)
+    noise = types.axes * random.standard_normal((num_queries, width), dtype=np.float32)
+    return table, types.centres[asked] + noise
+
+
+# -- one measurement, in a process of its own ---------------------------------------------------------------------
+
+
+def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
+    """Build an index, find its effort on half of the queries, and measure its curve on the other half."""
+    import torch
+
+    from dualkg.answers.index.exact import ExactIndex
+    from dualkg.answers.index.recall import queries_per_second, recalls, tuned
+
+    asked: Any = Job(**job)
+    num, seconds = (50, 0.2) if quick else (NUM_QUERIES, 3.0)
+    table, queries = map(torch.from_numpy, make_table(asked.entities, asked.width, num_queries=2 * num))
+    exact = ExactIndex.build(table, asked.metric)
+    best = exact.search(queries, 100).ids
+    started = time.perf_counter()
+    index = tuned(table, asked.metric, kind=asked.kind, queries=queries[:num], best=best[:num], recall=WANTED)
+    built = time.perf_counter() - started
+    effort, points = index.effort, []
+    for factor in FACTORS:
+        index.effort = max(1, min(round(effort * factor), index.most_effort))
+        point = {"effort": index.effort, "tuned": factor == 1, "recall": recalls(index, queries[num:], best[num:])}
+        # The exact one at every point, so that what else the machine does weighs on both.
+        for name, one in (("queries_per_second", index), ("exact_queries_per_second", exact)):
+            point[name] = queries_per_second(one, queries[num:], k=DEPTH, seconds=seconds)
+        points.append(point)
+    facts = {"build_seconds": built, "reduced": index.longest is not None, "peak_mib": measuring.peak_mib()}
+    return {**facts, "points": points}
+
+
+# -- all of them --------------------------------------------------------------------------------------------------
+
+
+def verdict(found: dict[str, Any]) -> dict[str, Any]:
+    """The point that was tuned for, beside what was wanted."""
+    point = next(point for point in found["points"] if point["tuned"])
+    times = point["queries_per_second"] / point["exact_queries_per_second"]
+    recall = point["recall"][str(DEPTH)]
+    return {"recall": recall, "times": times, "reached": recall >= WANTED and times >= FASTER}
+
+
+def show(job: Job, found: dict[str, Any]) -> None:
+    measuring.tell(job.name)
+    for point in found["points"]:
+        recall = "  ".join(f"recall@{k} {value:.3f}" for k, value in point["recall"].items())
+        times = point["queries_per_second"] / point["exact_queries_per_second"]
+        mark = "  ← tuned" if point["tuned"] else ""
+        rate = f"{point['queries_per_second']:,.0f} questions a second, {times:.1f} × exact"
+        measuring.tell(f"  effort {point['effort']:>5}  {recall}  {rate}{mark}")
+
+
+def lines(jobs: dict[str, Any]) -> list[str]:
+    """The section of a page: the point that each index was tuned for."""
+    import tables
+
+    rows = []
+    for name, record in tables.in_order(jobs):
+        found = record["measured"]
+        if "points" not in found:
+            rows.append([name, found["failed"], *["–"] * 5])
+            continue
+        point = next(point for point in found["points"] if point["tuned"])
+        rates = [f"{point[key]:,.0f}" for key in ("queries_per_second", "exact_queries_per_second")]
+        recall = [f"{point['recall'][k]:.3f}" for k in ("10", "100")]
+        times = tables.times(found["verdict"]["times"])
+        rows.append([name, *recall, *rates, times, tables.short(found["build_seconds"])])
+    titles = ["index", "recall@10", "recall@100", "questions a second", "exact", "of exact", "built in, s"]
+    return [
+        *tables.table(titles, rows, words=1),
+        "One question at a time, one thread; effort for a recall of 0.95.",
+        "",
+    ]
+
+
+def draw(results: dict[str, Any], path: Path) -> None:
+    """Questions a second against recall@10: a line for each index, and a dashed one for the exact one."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    import pictures
+
+    with mpl.rc_context(pictures.STYLE):
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.subplots()
+        measured = {name: record["measured"] for name, record in results.items() if "points" in record["measured"]}
+        for name, found in measured.items():
+            points = found["points"]
+            line = [point["recall"][str(DEPTH)] for point in points], [point["queries_per_second"] for point in points]
+            axes.plot(*line, marker="o", markersize=4, label=name)
+        exact = [point["exact_queries_per_second"] for found in measured.values() for point in found["points"]]
+        for times, text, dashes in ((1, "exact", "--"), (FASTER, f"{FASTER:g} × exact", ":")):
+            axes.axhline(times * statistics.median(exact), color=pictures.OTHER, linestyle=dashes, label=text)
+        axes.axvline(WANTED, color=pictures.OTHER, linewidth=0.8)
+        axes.set(yscale="log", xlabel=f"recall@{DEPTH}", ylabel="questions a second, one at a time, one thread")
+        axes.legend(frameon=False)
+        pictures.write(figure, path)
+
+
+def main() -> None:
+    options = measuring.parser(__doc__)
+    options.add_argument("--entities", type=int, default=1_000_000, help="rows of the table")
+    options.add_argument("--width", type=int, default=200, help="numbers a row")
+    options.add_argument("--picture", type=Path, help="draw what is saved of this machine, as this SVG and PNG")
+    choices = options.parse_args()
+    if choices.task:
+        print(json.dumps(measure(**choices.task)))
+        return
+    every = {job.name: job for job in jobs(5000 if choices.quick else choices.entities, choices.width)}
+    chosen = measuring.wanted(list(every), choices.only)
+    if choices.list:
+        print(*chosen, sep="\n")
+        return
+    on = {**measuring.describe("cpu", commit=choices.commit), "faiss": measuring.version("faiss-cpu")}
+    folder = measuring.folder_of(choices)
+    if choices.picture:
+        draw(measuring.load("search", folder)[on["device"]], choices.picture)
+        return
+    for name in chosen:
+        found = measuring.in_fresh_process(Path(__file__), {"job": asdict(every[name]), "quick": choices.quick})
+        if "points" in found:
+            found["verdict"] = verdict(found)
+            show(every[name], found)
+        measuring.tell(f"{name}: {json.dumps(found.get('verdict', found))}")
+        measuring.save("search", name, {"job": asdict(every[name]), "measured": found}, on=on, folder=folder)
+
+
+if __name__ == "__main__":
+    main()
