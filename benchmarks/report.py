@@ -10,11 +10,12 @@ import json
 from pathlib import Path
 
 import measuring
+import search
 import tables
 from tables import Results
 
 HERE = Path(__file__).parent
-TOPICS = ["ceilings", "training", "ranking", "scaling"]
+TOPICS = ["ceilings", "training", "ranking", "scaling", "search"]
 
 
 def load_all(folder: Path = measuring.RESULTS) -> dict[str, Results]:
@@ -41,6 +42,9 @@ def page(found: dict[str, Results]) -> str:
             if topic == "training":
                 lines += [f"![seconds an epoch]({tables.picture(topic, device, found[topic])}.svg)", ""]
             lines += [*body(device, found), *tables.measured_on(record for _, record in tables.in_order(jobs))]
+    for device, jobs in sorted(found["search"].items()):
+        lines += [f"## Search: {device}", "", *search.lines(jobs)]
+        lines += tables.measured_on(record for _, record in tables.in_order(jobs))
     if found["ceilings"]:
         lines += ["## The machines", "", *tables.ceilings(found)]
     if found["reading"]:

@@ -90,6 +90,7 @@ def test_importing_is_light():
         "sklearn",
         "scipy",
         "matplotlib",
+        "faiss",
         "fastapi",
         "rich",
         "typer",

@@ -7,6 +7,7 @@ from typing import cast
 
 from dualkg.answers import Answer, Predictor
 from dualkg.answers.beliefs import beliefs_of
+from dualkg.answers.index import IndexedPredictor, load_index
 from dualkg.answers.predictor import Known
 from dualkg.data.graph import Split
 from dualkg.errors import RequestError
@@ -33,6 +34,7 @@ def ask(
     new: bool,
     device: str | None,
     coverage: float | None = None,
+    index: Path | None = None,
 ) -> tuple[str, list[Answer]]:
     """The question in words, and its answers; with probabilities where the run has been calibrated."""
     predictor = asked_by(path, device=device, calibrated=coverage is not None)
@@ -42,13 +44,14 @@ def ask(
         if relation is None or (head is None) == (tail is None):
             raise RequestError("--coverage asks for an answer set: give --relation, and one of --head and --tail.")
         return question, predictor.answer_set(head, relation, tail, coverage=coverage)
+    searching = IndexedPredictor(predictor, load_index(index)) if index else predictor
     match (head, relation, tail):
         case (str(), str(), str()):
             return question, [predictor.judge(head, relation, tail)]
         case (str(), str(), None):
-            return question, predictor.tails(head, relation, k=top, known=known)
+            return question, searching.tails(head, relation, k=top, known=known)
         case (None, str(), str()):
-            return question, predictor.heads(relation, tail, k=top, known=known)
+            return question, searching.heads(relation, tail, k=top, known=known)
         case (str(), None, str()):
             return question, predictor.relations(head, tail, k=top, known=known)
     raise RequestError("A question gives two of --head, --relation and --tail, and asks for the third.")

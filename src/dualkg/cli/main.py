@@ -191,6 +191,9 @@ def predict(
     coverage: Annotated[
         float | None, typer.Option(help="As many new answers as hold the missing one so often: 0.9 is 90 %.")
     ] = None,
+    searched: Annotated[
+        Path | None, typer.Option("--index", help="Look for tails and heads in this index of the run.")
+    ] = None,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -199,7 +202,9 @@ def predict(
     from dualkg.cli.asking import ask
 
     options.set_threads(threads)
-    question, answers = ask(run, head, relation, tail, top=top, new=new, device=device, coverage=coverage)
+    question, answers = ask(
+        run, head, relation, tail, top=top, new=new, device=device, coverage=coverage, index=searched
+    )
     if as_json:
         show.print_json({"question": question, "answers": [answer.as_dict() for answer in answers]})
     else:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 import dualkg as kg
 from dualkg.analysis import sparsify
 from dualkg.answers.index import load_index
+from dualkg.cli.main import app as whole
 from dualkg.cli.index import app
 
 
@@ -72,3 +73,12 @@ def test_refusals(run):
         typed("forms", run, "--shares", "half")
     with pytest.raises(kg.RequestError, match="--split is one of train, valid, test; 'all' came"):
         typed("forms", run, "--split", "all")
+
+
+def test_a_question_is_answered_through_an_index(run):
+    typed("index", run, "--kind", "exact")
+    question = ["predict", run, "--head", "e1", "--relation", "r1", "--json"]
+    there = [CliRunner().invoke(whole, [*question, *more]) for more in ([], ["--index", f"{run}-index"])]
+    assert [told.exit_code for told in there] == [0, 0]
+    plain, searched = (json.loads(told.stdout)["answers"] for told in there)
+    assert [one["name"] for one in searched] == [one["name"] for one in plain]
