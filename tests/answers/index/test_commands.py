@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 import dualkg as kg
 from dualkg.analysis import sparsify
 from dualkg.answers.index import load_index
-from dualkg.cli.main import app as whole
 from dualkg.cli.index import app
+from dualkg.cli.main import app as whole
 
 
 @pytest.fixture
