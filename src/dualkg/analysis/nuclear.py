@@ -103,11 +103,8 @@ def component_norms(model: EmbeddingModel) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check(model: Model, plain: float, mapped: float) -> BilinearModel:
-    if not isinstance(model, BilinearModel) or type(model) not in (
-        CP,
-        DistMult,
-        ComplEx,
-    ):  # one's own model may inherit their tables, but not their X
+    # One's own model may inherit their tables, but not their X.
+    if not isinstance(model, BilinearModel) or type(model) not in (CP, DistMult, ComplEx):
         raise RequestError(
             f"The bound is for models that add up components, CP, DistMult and ComplEx; this is "
             f"{_describe(model)}, and Theorem 1 says nothing of it."

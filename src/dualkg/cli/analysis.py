@@ -9,7 +9,6 @@ import typer
 from rich.markup import escape
 
 from dualkg.cli import options, show
-from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
     from dualkg.analysis import CurvePoint, NuclearBound, Storage
@@ -64,7 +63,7 @@ def sparsity(
 
     options.set_threads(threads)
     options.check_split(split)
-    wanted = SHARES if shares is None else _numbers("--shares", shares)
+    wanted = SHARES if shares is None else options.numbers_of("--shares", shares)
     loaded = load_run(run)
     model = loaded.model.to(choose_device(device))
     model = model if turn is None else turned(model, share=turn)
@@ -124,10 +123,3 @@ def print_bounds(found: dict[str, NuclearBound]) -> None:
     table.add_row("bound on the nuclear 2-norm", *(f"{one.bound:.6g}" for one in found.values()))
     table.add_row("Σ‖h‖‖r‖‖t‖ of its components", *(f"{one.components:.6g}" for one in found.values()))
     show.out.print(table)
-
-
-def _numbers(option: str, text: str) -> list[float]:
-    try:
-        return [float(part) for part in text.split(",")]
-    except ValueError:
-        raise RequestError(f"{option} is a list of numbers such as 0,0.5,0.9; '{text}' came.") from None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from dualkg.answers import Answer, Predictor
 from dualkg.answers.beliefs import beliefs_of
-from dualkg.answers.index import IndexedPredictor, load_index
 from dualkg.answers.predictor import Known
 from dualkg.data.graph import Split
 from dualkg.errors import RequestError
@@ -15,6 +14,9 @@ from dualkg.evaluation import Report
 from dualkg.evaluation import evaluate as evaluate_model
 from dualkg.training import RunFolder, load_run
 from dualkg.training.start import choose_device
+
+if TYPE_CHECKING:
+    from dualkg.answers.index import IndexedPredictor
 
 
 def evaluate_run(path: Path, *, split: str, device: str | None) -> Report:
@@ -44,7 +46,7 @@ def ask(
         if relation is None or (head is None) == (tail is None):
             raise RequestError("--coverage asks for an answer set: give --relation, and one of --head and --tail.")
         return question, predictor.answer_set(head, relation, tail, coverage=coverage)
-    searching = IndexedPredictor(predictor, load_index(index)) if index else predictor
+    searching = searched_in(index, predictor) if index else predictor
     match (head, relation, tail):
         case (str(), str(), str()):
             return question, [predictor.judge(head, relation, tail)]
@@ -67,6 +69,12 @@ def asked_by(path: Path, *, device: str | None, calibrated: bool) -> Predictor:
     return Predictor(
         model, run.graph, recipe=run.recipe, calibration=beliefs.calibration, answer_sets=beliefs.answer_sets
     )
+
+
+def searched_in(index: Path, predictor: Predictor) -> IndexedPredictor:
+    from dualkg.answers.index import IndexedPredictor, load_index  # most questions are asked without
+
+    return IndexedPredictor(predictor, load_index(index))
 
 
 def nearest(path: Path, entity: str, *, top: int) -> list[Answer]:

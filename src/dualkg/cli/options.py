@@ -45,3 +45,11 @@ def columns_of(text: str) -> list[str | int]:
     if len(parts) != 3:
         raise RequestError(f"--columns names three columns, head,relation,tail; '{text}' came.")
     return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def numbers_of(option: str, text: str) -> list[float]:
+    """`0,0.5,0.9` → those numbers."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"{option} is a list of numbers such as 0,0.5,0.9; '{text}' came.") from None

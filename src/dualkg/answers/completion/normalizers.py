@@ -20,6 +20,6 @@ def log_sums(scores: Tensor) -> Tensor:
 
 @cache
 def _kernel() -> Callable[[Tensor], Tensor] | None:
-    from dualkg.answers.completion.kernel import HAS_NUMBA, log_sums_by_row
+    from dualkg.kernels.cpu.log_sums import HAS_NUMBA, log_sums_by_row
 
     return log_sums_by_row if HAS_NUMBA else None
