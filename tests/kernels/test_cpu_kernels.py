@@ -17,6 +17,7 @@ from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.processor import has_bf16_products
 from dualkg.kernels.cpu.softmax import softmax_gradient_
 from dualkg.kernels.distances import sums_of_moduli
+from dualkg.kernels.targets import Targets
 from dualkg.training.processor import tiny_numbers_as_zero
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -39,6 +40,31 @@ def threads(request):
     torch.set_num_threads(before)
 
 
+def one_each(*targets: int) -> Targets:
+    """One answer a question, each counting whole."""
+    return Targets.one_each(torch.tensor(targets), torch.ones(len(targets)))
+
+
+def questions_with_several_answers(columns: int) -> tuple[Tensor, Targets]:
+    """Scores with padding that is no number; the second question has one answer twice, and the last has none."""
+    counts = torch.tensor([1, 2, 16, 1, 3, 0])
+    entities = torch.randint(0, columns, (int(counts.sum()), 3))[:, 1]  # not contiguous
+    entities[1] = entities[2]
+    scores = torch.randn(len(counts), -(-columns // 128) * 128) * 5
+    scores[:, columns:] = torch.nan
+    starts = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)])
+    return scores, Targets(entities, torch.rand(len(entities)), starts)
+
+
+def cross_entropy_in_float64(scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
+    """By autograd: the gradient of what all questions add together, and what each adds."""
+    exact = scores.double().requires_grad_()
+    terms = targets.shares * (exact.logsumexp(-1)[targets.questions] - exact[targets.questions, targets.entities])
+    losses = torch.zeros(len(exact), dtype=torch.float64, device=exact.device).index_add(0, targets.questions, terms)
+    (gradient,) = torch.autograd.grad(losses.sum(), exact)
+    return gradient, losses.detach()
+
+
 def softmax_in_float64(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Softmax − one-hot, and the losses."""
     exact = scores.double()
@@ -56,7 +82,7 @@ def test_softmax_gradient(rows, columns, dtype):
     scores[:, columns:] = torch.nan  # padding must never be read as a score
     targets = torch.randint(0, columns, (rows, 3))[:, 1]  # not contiguous
     expected, expected_losses = softmax_in_float64(scores[:, :columns], targets)
-    losses = softmax_gradient_(scores, targets, columns)
+    losses = softmax_gradient_(scores, Targets.one_each(targets, torch.ones(rows)), columns)
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 4e-3, torch.float64: 1e-12}[dtype]
     torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=min(tolerance, 1e-6))
     assert not scores[:, columns:].any()
@@ -65,13 +91,28 @@ def test_softmax_gradient(rows, columns, dtype):
     torch.testing.assert_close(losses.double(), expected_losses, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.usefixtures("form", "threads")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [5, 2049, 14541])
+def test_softmax_gradient_of_questions_with_several_answers(columns, dtype):
+    scores, targets = questions_with_several_answers(columns)
+    scores = scores.to(dtype)
+    expected, expected_losses = cross_entropy_in_float64(scores[:, :columns], targets)
+    losses = softmax_gradient_(scores, targets, columns)
+    tolerance = 2e-5 if dtype != torch.bfloat16 else 4e-3
+    torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=min(tolerance, 1e-6))
+    assert not scores[:, columns:].any()
+    assert not scores[-1].any()
+    torch.testing.assert_close(losses.double(), expected_losses, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_lies_beside_the_rows_is_left_alone(dtype):
     whole = torch.randn(5, 40).to(dtype)
     before, scores, targets = whole.clone(), whole[1:4, 3:33], torch.tensor([0, 28, 5])
     expected, _ = softmax_in_float64(scores[:, :29], targets)
-    softmax_gradient_(scores, targets, 29)
+    softmax_gradient_(scores, Targets.one_each(targets, torch.ones(3)), 29)
     torch.testing.assert_close(scores[:, :29].double(), expected, rtol=4e-3, atol=1e-6)
     assert not scores[:, 29:].any()
     whole[1:4, 3:33] = before[1:4, 3:33]
@@ -83,7 +124,7 @@ def test_what_lies_beside_the_rows_is_left_alone(dtype):
 def test_huge_scores_stay_finite(dtype):
     scores = torch.tensor([[1e30, -1e30, 0.0], [-1e30, -1e30, -1e30], [300.0, 0.0, 299.0]]).to(dtype)
     expected, expected_losses = softmax_in_float64(scores, torch.tensor([1, 0, 1]))
-    losses = softmax_gradient_(scores, torch.tensor([1, 0, 1]), 3)
+    losses = softmax_gradient_(scores, one_each(1, 0, 1), 3)
     torch.testing.assert_close(scores.double(), expected, rtol=4e-3, atol=1e-6)
     torch.testing.assert_close(losses.double(), expected_losses, rtol=1e-5, atol=1e-5)
 
@@ -97,7 +138,7 @@ def test_a_score_that_is_no_number_shows_in_its_loss_alone(dtype, poison, place)
     for sign in (1, -1) if poison != poison else (1,):
         scores = torch.randn(3, 2000).to(dtype)
         scores[1, place] = torch.copysign(torch.tensor(poison), torch.tensor(float(sign)))
-        losses = softmax_gradient_(scores, torch.tensor([7, 7, 7]), 2000)
+        losses = softmax_gradient_(scores, one_each(7, 7, 7), 2000)
         assert torch.isfinite(losses).tolist() == [True, False, True]
         assert scores[1].isnan().all()
         assert scores[[0, 2]].isfinite().all()
@@ -106,7 +147,7 @@ def test_a_score_that_is_no_number_shows_in_its_loss_alone(dtype, poison, place)
 @pytest.mark.usefixtures("form")
 def test_minus_infinity_is_no_chance_at_all():
     scores = torch.tensor([[0.0, -torch.inf, 0.0]]).repeat(2, 1)
-    losses = softmax_gradient_(scores, torch.tensor([0, 1]), 3)
+    losses = softmax_gradient_(scores, one_each(0, 1), 3)
     assert losses.tolist() == pytest.approx([float(np.log(2)), np.inf])
     assert scores.tolist() == [[-0.5, 0.0, 0.5], [0.5, -1.0, 0.5]]
 
@@ -116,7 +157,7 @@ def test_exponentials_are_those_of_float64():
     """Over all that is not taken for nothing, the largest being 0."""
     scores = torch.linspace(-63.9, 0, 100_000).unsqueeze(0)
     exact = scores.double().exp()
-    softmax_gradient_(scores, torch.tensor([0]), scores.shape[1])
+    softmax_gradient_(scores, one_each(0), scores.shape[1])
     assert (scores[0, 1:].double() * exact.sum() / exact[0, 1:] - 1).abs().max() < 1e-6
 
 
@@ -174,7 +215,8 @@ import torch
 from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.softmax import softmax_gradient_
 from dualkg.kernels.distances import sums_of_moduli
-print(softmax_gradient_(torch.zeros(1, 2), torch.tensor([0]), 2).exp().item())
+from dualkg.kernels.targets import Targets
+print(softmax_gradient_(torch.zeros(1, 2), Targets.one_each(torch.tensor([0]), torch.ones(1)), 2).exp().item())
 table, sums = torch.ones(2), torch.zeros(2)
 adagrad_(table, sums, torch.tensor([3.0, 4.0]), None, 0.5, eps=0.0)
 print(table.tolist(), sums.tolist())

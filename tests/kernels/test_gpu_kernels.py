@@ -7,7 +7,9 @@ import torch
 from torch.nn import functional as F
 
 import dualkg as kg
+from dualkg.kernels.targets import Targets
 from dualkg.models import MODELS
+from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, questions_with_several_answers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,12 +32,29 @@ def test_softmax_gradient(rows, columns, dtype):
     exact = scores[:, :columns].double()
     expected = exact.softmax(-1)
     expected[torch.arange(rows), targets] -= 1
-    softmax_gradient_(scores, targets, shares, columns, losses)
+    softmax_gradient_(scores, Targets.one_each(targets, shares), columns, losses)
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3
     expected *= shares[:, None]
     torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance)
     assert not scores[:, columns:].any()
     exact_losses = shares * F.cross_entropy(exact, targets, reduction="none")
+    torch.testing.assert_close(losses.double(), exact_losses, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("columns", [5, 2049, 14541, 40943])
+def test_softmax_gradient_of_questions_with_several_answers(columns, dtype):
+    from dualkg.kernels.gpu.softmax import softmax_gradient_
+
+    scores, targets = questions_with_several_answers(columns)
+    scores, targets = scores.to("cuda", dtype), Targets(*(array.cuda() for array in targets))
+    losses = torch.full((len(scores),), torch.nan, device="cuda")
+    expected, exact_losses = cross_entropy_in_float64(scores[:, :columns], targets)
+    softmax_gradient_(scores, targets, columns, losses)
+    tolerance = 1e-5 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance)
+    assert not scores[:, columns:].any()
+    assert not scores[-1].any()  # a question without an answer
     torch.testing.assert_close(losses.double(), exact_losses, rtol=1e-5, atol=1e-5)
 
 
@@ -47,9 +66,8 @@ def test_a_score_that_is_no_number_makes_the_loss_none(columns, bad):
     scores = torch.randn(2, columns, device="cuda")
     scores[1, columns // 2] = bad
     losses = torch.zeros(2, device="cuda")
-    softmax_gradient_(
-        scores, torch.zeros(2, dtype=torch.int64, device="cuda"), torch.ones(2, device="cuda"), columns, losses
-    )
+    targets = Targets.one_each(torch.zeros(2, dtype=torch.int64, device="cuda"), torch.ones(2, device="cuda"))
+    softmax_gradient_(scores, targets, columns, losses)
     assert losses.isfinite().tolist() == [True, False]
 
 

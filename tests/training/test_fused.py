@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.kernels.targets import Targets
 from dualkg.losses import CrossEntropy, Dropout, frequency_weights
 from dualkg.models import BILINEAR, MODELS
 from dualkg.regularizers import REGULARIZERS
@@ -29,6 +30,7 @@ LOSSES = {
     "both": {"entity_weights": True, "relation_weight": 2.0},
     "dropout": {"dropout": Dropout(0.4, seed=3)},
 }
+BY_QUESTION = {f"{name} by question": {**choices, "by_question": True} for name, choices in LOSSES.items()}
 CASES = [
     case
     for case in itertools.product(BILINEAR, REGULARIZERS, LOSSES, [True, False])
@@ -38,7 +40,7 @@ CASES = [
 
 def build(kind, name, regularizer, loss, reciprocal, graph, *, optimizer="Adagrad", dtype=torch.float64, device="cpu"):
     model = BILINEAR[name](graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5, seed=1).to(device, dtype)
-    choices = dict(LOSSES[loss])
+    choices = dict((LOSSES | BY_QUESTION)[loss])
     if choices.get("entity_weights"):
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).to(device, dtype)
     uneven = {"plain": 0.5, "mapped": 1.5} if regularizer in ("DURA", "UnweightedDURA") else {}
@@ -57,6 +59,17 @@ def batches(graph: kg.Graph, reciprocal: bool, n: int) -> list[torch.Tensor]:
     return [torch.stack(columns[i : i + 3], dim=-1) for i in range(0, len(columns), 3)][:n]
 
 
+def by_question(graph: kg.Graph, n: int) -> list[torch.Tensor]:
+    """Such batches with some questions in a row, of one to five answers, one of which may come twice."""
+    random = np.random.default_rng(1)
+    found = []
+    for batch in batches(graph, True, n):
+        rows = torch.repeat_interleave(batch, torch.from_numpy(random.integers(1, 6, len(batch))), dim=0)
+        rows[:, 2] = torch.from_numpy(random.integers(0, 30, len(rows)))
+        found.append(rows)
+    return found
+
+
 def gradient_of(step: FusedStep, name: str) -> torch.Tensor:
     """The gradient that a fused step found for a table."""
     sides = {"entities": "head", "tails": "tail"}
@@ -70,6 +83,31 @@ def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, lo
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
     for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
+
+
+@pytest.mark.parametrize("loss", BY_QUESTION)
+@pytest.mark.parametrize("name", BILINEAR)
+def test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, loss):
+    plain, fused = (build(kind, name, "DURA", loss, True, small_graph) for kind in (PlainStep, FusedStep))
+    for batch in by_question(small_graph, 20):
+        torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
+    for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
+        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
+
+
+def test_a_question_is_scored_once(small_graph, monkeypatch):
+    """As many rows of scores as there are questions; without the choice, as there are triples."""
+    rows, scored = [], ExactTables.cross_entropy
+
+    def counted(self, side, images, targets, **keywords):
+        rows.append(len(images))
+        return scored(self, side, images, targets, **keywords)
+
+    monkeypatch.setattr(ExactTables, "cross_entropy", counted)
+    batch = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 2, 3], [4, 2, 3], [4, 2, 5], [0, 1, 4]])
+    for loss in ("plain by question", "plain"):
+        build(FusedStep, "ComplEx", "DURA", loss, True, small_graph)(batch, 0.1)
+    assert rows == [4, 6]
 
 
 # Squared distances: of models that have them, and of duals on the tail side.
@@ -86,7 +124,7 @@ def build_squared(kind, name, regularizer, loss, reciprocal, graph):
     model = MODELS[own](graph.shape, dim=3, reciprocal=reciprocal, **options).double()
     model = model if own == name else kg.Dual(model, "tail")
     assert FusedStep.applies_to(model)
-    choices = dict(LOSSES[loss])
+    choices = dict((LOSSES | BY_QUESTION)[loss])
     if choices.get("entity_weights"):
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).double()
     stepper = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is not PlainStep)
@@ -108,6 +146,8 @@ def test_squared_distances_end_at_the_same_weights(small_graph, name, regularize
 def test_a_large_batch_in_parts_is_the_batch_as_a_whole(small_graph, monkeypatch, name, reciprocal):
     monkeypatch.setattr("dualkg.training.tables.rows_at_once", lambda model, size: 3)
     test_twenty_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
+    if reciprocal:
+        test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, "weighted by question")
 
 
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "SGD"])
@@ -150,7 +190,7 @@ def test_cross_entropy_by_hand():
     """Two candidates with scores 0 and log 3: the loss of the first is log 4, its gradient (−3/4, 3/4)."""
     images, table = torch.tensor([[1.0]]), torch.tensor([[0.0], [float(np.log(3))]])
     tables = tables_of(images, table)
-    found = tables.cross_entropy("tail", images, torch.tensor([0]), torch.ones(1, 1), accumulate=False)
+    found = tables.cross_entropy("tail", images, Targets.one_each(torch.tensor([0]), torch.ones(1)), accumulate=False)
     assert found.loss.item() == pytest.approx(np.log(4))
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[-0.75], [0.75]]))
     torch.testing.assert_close(found.images, torch.tensor([[0.75 * float(np.log(3))]]))
@@ -159,7 +199,7 @@ def test_cross_entropy_by_hand():
 def test_huge_scores_stay_finite():
     images, table = torch.tensor([[1e4]]), torch.tensor([[1.0], [-1.0]])
     tables = tables_of(images, table)
-    found = tables.cross_entropy("tail", images, torch.tensor([1]), torch.ones(1, 1), accumulate=False)
+    found = tables.cross_entropy("tail", images, Targets.one_each(torch.tensor([1]), torch.ones(1)), accumulate=False)
     assert torch.isfinite(found.loss)
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[1e4], [-1e4]]))
 

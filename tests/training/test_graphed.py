@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dualkg.training.gpu import graphed
-from dualkg.training.gpu.graphed import WARM_UP, GraphedStep
+from dualkg.training.gpu.graphed import ROOM, WARM_UP, GraphedStep
 
 
 class FakeStep:
@@ -19,6 +19,7 @@ class FakeStep:
         self.done = done
         self.model = SimpleNamespace(device=torch.device("cpu"))
         self.rate = torch.zeros(())
+        self.room = None
 
     def __call__(self, batch, learning_rate):
         self.done.append(("eager", len(batch)))
@@ -70,3 +71,19 @@ def test_a_larger_batch_outgrows_a_graph(done):
     take(done, [5] * (WARM_UP + 1) + [7, 5] + [7] * WARM_UP)
     warm_up = [("eager", 7), ("eager", 5)] + [("eager", 7)] * (WARM_UP - 2)
     assert done[WARM_UP:] == [("capture", 5), ("replay", 0), *warm_up, ("capture", 7), ("replay", 0), ("replay", 0)]
+
+
+def test_room_for_more_questions_outgrows_a_graph_and_less_does_not(done):
+    step = take(done, [5] * (WARM_UP + 1))
+    step.make_room(3)
+    assert step.graph is None
+    assert step.step.room == ROOM
+    for _ in range(WARM_UP + 1):
+        step(torch.zeros(5, 3, dtype=torch.int64), 0.1)
+    captured = step.graph
+    for num_questions in (2, ROOM, 1):
+        step.make_room(num_questions)
+    assert step.graph is captured is not None
+    step.make_room(ROOM + 1)
+    assert step.graph is None
+    assert step.step.room == 2 * ROOM

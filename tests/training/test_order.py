@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.kernels.mixing import mixed
-from dualkg.training.order import shuffled
+from dualkg.losses.questions import Questions
+from dualkg.training.order import MOST_TOGETHER, ByQuestion, most_questions, shuffled
 
 CPU = torch.device("cpu")
 
@@ -45,3 +48,62 @@ def test_positions_are_uniform():
     """The mean place of the first number over many orders: 49.5 ± 4 standard errors of 100 / √12 / √2000."""
     places = [shuffled(100, seed=1, epoch=epoch, device=CPU).tolist().index(0) for epoch in range(2000)]
     assert abs(sum(places) / len(places) - 49.5) < 4 * 100 / 12**0.5 / 2000**0.5
+
+
+TRIPLES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=120)
+
+
+@given(TRIPLES, st.integers(0, 2**32 - 1), st.integers(0, 1000))
+def test_answers_of_a_question_come_together_but_never_too_many(triples, seed, epoch):
+    triples = torch.tensor(triples)
+    order = ByQuestion(triples).shuffled(seed=seed, epoch=epoch)
+    assert sorted(order.tolist()) == list(range(len(triples)))
+    questions = [tuple(question) for question in triples[order, :2].tolist()]
+    runs = [(question, len(list(run))) for question, run in itertools.groupby(questions)]
+    for question in set(questions):
+        lengths = [length for other, length in runs if other == question]
+        # Hands of the same question may meet by chance, but there are no more runs than hands.
+        assert len(lengths) <= -(-sum(lengths) // MOST_TOGETHER)
+
+
+def test_seeds_and_epochs_differ_by_question_too():
+    triples = torch.cartesian_prod(torch.arange(4), torch.arange(3), torch.arange(5))
+    orders = {
+        tuple(ByQuestion(triples).shuffled(seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)
+    }
+    assert len(orders) == 25
+
+
+def test_the_answers_of_a_large_question_are_dealt_anew():
+    """Forty answers make three hands; who is in a hand with the first changes from epoch to epoch."""
+    triples = torch.stack([torch.zeros(40), torch.zeros(40), torch.arange(40)], dim=-1).long()
+    other = torch.cat([triples, torch.tensor([[1, 0, 0]] * 200)])
+    companions = set()
+    for epoch in range(10):
+        order = ByQuestion(other).shuffled(seed=0, epoch=epoch).tolist()
+        place = order.index(0)
+        companions.add(frozenset(number for number in order[place - 15 : place + 16] if number < 40))
+    assert len(companions) == 10
+
+
+@given(TRIPLES, st.integers(1, 40))
+def test_the_most_questions_of_a_batch(triples, batch_size):
+    triples = torch.tensor(triples)
+    counted = [len(torch.unique_consecutive(batch[:, :2], dim=0)) for batch in triples.split(batch_size)]
+    assert most_questions(triples, batch_size) == max(counted)
+
+
+@given(TRIPLES, st.integers(0, 5))
+def test_questions_of_a_batch(triples, more):
+    heads, relations, _ = torch.tensor(triples).unbind(-1)
+    found = Questions.of(heads, relations)
+    runs = [len(list(run)) for _, run in itertools.groupby(triples, key=lambda triple: triple[:2])]
+    assert found.starts.diff().tolist() == runs
+    assert found.rows.tolist() == [row for row, length in enumerate(runs) for _ in range(length)]
+    assert [row for row in found.rows_of_first.tolist() if row >= 0] == list(range(len(runs)))
+    assert found.rows_of_first[found.first].tolist() == list(range(len(runs)))
+    roomy = Questions.of(heads, relations, room=len(runs) + more)
+    assert roomy.starts.diff().tolist() == [*runs, *[0] * more]
+    assert roomy.rows_of_first.tolist() == found.rows_of_first.tolist()
+    assert len(roomy.first) == len(runs) + more
+    assert int(roomy.first.max()) < len(heads)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.kernels.targets import Targets
 from dualkg.training import tables
 from dualkg.training.tables import ExactTables, HalfTables, LossAndGradient, rows_at_once
 from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps
@@ -27,10 +28,10 @@ def found_by(
     found.gradient(side).fill_(torch.nan if before is None else before)
     images = torch.randn(batch, WIDTH, generator=random).to(dtype)
     targets = torch.randint(0, min(entities, 3), (batch,), generator=random)  # so that they are repeated
-    share = torch.rand(batch, 1, generator=random).to(dtype)
+    share = torch.rand(batch, generator=random).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "rows_at_once", lambda model, size: rows)
-        loss = found.cross_entropy(side, images, targets, share, accumulate=before is not None)
+        loss = found.cross_entropy(side, images, Targets.one_each(targets, share), accumulate=before is not None)
     return loss, found.gradient(side)
 
 
@@ -70,7 +71,8 @@ def test_a_table_that_is_no_number_shows_in_the_loss(kind, poison):
     model = kg.DistMult(kg.GraphShape(9, 1), dim=2)
     model.entities.data[4] = poison
     found = kind(model, torch.optim.SGD(model.parameters()))
-    loss, _ = found.cross_entropy("tail", torch.ones(3, 2), torch.tensor([0, 4, 8]), torch.ones(3, 1), accumulate=False)
+    targets = Targets.one_each(torch.tensor([0, 4, 8]), torch.ones(3))
+    loss, _ = found.cross_entropy("tail", torch.ones(3, 2), targets, accumulate=False)
     assert not torch.isfinite(loss)
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from dualkg.data.graph import Triples
 from dualkg.errors import RequestError
 from dualkg.losses.dropout import Dropout
+from dualkg.losses.questions import Questions
 from dualkg.models.base import Model
 from dualkg.models.factors import Factors
 
@@ -47,7 +48,8 @@ class CrossEntropy:
     With reciprocal relations a batch holds both directions and tails alone are asked for; without them every
     triple is asked for its tail and for its head. `relation_weight` adds the cross entropy of the relation
     given head and tail, over all relation ids. `dropout` is for the images that entities are scored with, and
-    `label_smoothing` for the answers among entities, not among relations.
+    `label_smoothing` for the answers among entities, not among relations. `by_question` says that neighbours in a batch
+    which ask for tails of the same head and relation are one question.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class CrossEntropy:
         relation_weight: float = 0.0,
         dropout: Dropout | None = None,
         label_smoothing: float = 0.0,
+        by_question: bool = False,
     ) -> None:
         if not relation_weight >= 0:
             raise RequestError(f"The weight of relation prediction is at least 0; it is {relation_weight}.")
@@ -66,6 +69,7 @@ class CrossEntropy:
         self.relation_weight = relation_weight
         self.dropout = dropout if dropout and dropout.share else None
         self.label_smoothing = label_smoothing
+        self.by_question = by_question
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
         """The loss of the triples whose factors these are, as the model scores them."""
@@ -85,7 +89,16 @@ class CrossEntropy:
         if self.dropout is None:
             return f
         found = Factors(f.model, f.heads, f.relations, f.tails)
-        found.mapped_head = f.mapped_head * self.dropout.mask(f, f.mapped_head)
+        found.mapped_head = f.mapped_head * self._mask(self.dropout, f)
         if both:
             found.mapped_tail = f.mapped_tail * self.dropout.mask(f, f.mapped_tail, backward=True)
         return found
+
+    def _mask(self, dropout: Dropout, f: Factors) -> Tensor:
+        """For the images of heads, one a question."""
+        if not self.by_question:
+            return dropout.mask(f, f.mapped_head)
+        questions = Questions.of(f.heads, f.relations)
+        first = questions.first
+        asked = Factors(f.model, f.heads[first], f.relations[first], f.tails[first])
+        return dropout.mask(asked, f.mapped_head[first], places=first)[questions.rows]

@@ -15,7 +15,8 @@ class Dropout:
 
     What is dropped follows from the seed, the entities of the triple and its place in the batch, which changes from
     epoch to epoch: the same on every device and by every engine, and a run that goes on need not know where it was. So
-    a triple has as many masks as a batch has places, which is few where batches are small.
+    a triple has as many masks as a batch has places, which is few where batches are small. A question with several
+    answers has the mask of the first.
     """
 
     DIGITS = 24  # in which a drawn number is compared with the share
@@ -26,10 +27,14 @@ class Dropout:
         self.share = share
         self.seed = seed
 
-    def mask(self, f: Factors, like: Tensor, *, backward: bool = False) -> Tensor:
-        """Factors of images `like` these, `(batch, width)`: 0, or 1 / (1 − share); `backward` asks for heads."""
-        rows = torch.arange(len(like), device=like.device)
-        start = chained(2 * self.seed + backward, rows, f.heads, f.tails)
+    def mask(self, f: Factors, like: Tensor, *, backward: bool = False, places: Tensor | None = None) -> Tensor:
+        """Factors of images `like` these, `(batch, width)`: 0, or 1 / (1 − share); `backward` asks for heads.
+
+        `places` are those of the triples in their batch, where only some of it are given.
+        """
+        if places is None:
+            places = torch.arange(len(like), device=like.device)
+        start = chained(2 * self.seed + backward, places, f.heads, f.tails)
         drawn = mixed(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
         kept: Tensor = shifted(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
         return kept.to(like.dtype) / (1 - self.share)

@@ -13,7 +13,9 @@ from itertools import zip_longest
 import torch
 from torch import Tensor
 
+from dualkg.kernels.targets import Targets
 from dualkg.losses import CrossEntropy, cross_entropy
+from dualkg.losses.questions import Questions
 from dualkg.models import MODELS
 from dualkg.models.base import Model
 from dualkg.models.diagonal import DiagonalModel
@@ -161,11 +163,24 @@ class FusedStep:
         backward = side == "head"
         images, targets = (f.mapped_tail, f.heads) if backward else (f.mapped_head, f.tails)
         images = images.detach()
-        if self.loss.dropout is None:
-            return self.tables.cross_entropy(side, images, targets, share, accumulate=accumulate)
-        mask = self.loss.dropout.mask(f, images, backward=backward)
-        found = self.tables.cross_entropy(side, images * mask, targets, share, accumulate=accumulate)
+        if self.loss.by_question and not backward:
+            return self._by_question(f, images, share)
+        mask = self.loss.dropout.mask(f, images, backward=backward) if self.loss.dropout else 1
+        one_each = Targets.one_each(targets, share)
+        found = self.tables.cross_entropy(side, images * mask, one_each, accumulate=accumulate)
         return found._replace(images=found.images * mask)
+
+    def _by_question(self, f: Factors, images: Tensor, share: Tensor) -> LossAndGradient:
+        """Of tails, each question scored once: what its image gets goes back through the first of its triples."""
+        questions = Questions.of(f.heads, f.relations)
+        first = questions.first
+        mask: Tensor | int = 1
+        if self.loss.dropout:
+            asked = Factors(self.model, f.heads[first], f.relations[first], f.tails[first])
+            mask = self.loss.dropout.mask(asked, images[first], places=first)
+        targets = Targets(f.tails, share, questions.starts)
+        found = self.tables.cross_entropy("tail", images[first] * mask, targets, accumulate=False)
+        return found._replace(images=torch.zeros_like(images).index_copy_(0, first, found.images * mask))
 
     def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
         if to_head is not None:
@@ -174,13 +189,11 @@ class FusedStep:
             self.tables.gradient("tail").index_add_(0, f.tails, to_tail)
 
     def _share(self, targets: Tensor) -> Tensor:
-        """What each query counts in the mean, `(batch, 1)`."""
+        """What each triple counts in the mean, `(batch,)`."""
         if self.loss.entity_weights is None:
-            return torch.full(
-                (len(targets), 1), 1 / len(targets), dtype=self.model.entities.dtype, device=targets.device
-            )
+            return torch.full(targets.shape, 1 / len(targets), dtype=self.model.entities.dtype, device=targets.device)
         chosen = self.loss.entity_weights[targets]
-        return (chosen / chosen.sum()).unsqueeze(-1)
+        return chosen / chosen.sum()
 
     def _small_terms(self, f: Factors) -> Tensor | None:
         """What autograd can well do: relation prediction and the regularizer."""

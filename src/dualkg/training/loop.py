@@ -25,10 +25,11 @@ from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
 from dualkg.training.costs import Clock, WarmUp, reset_peak
 from dualkg.training.engines import Step, build_step, choose_engine
+from dualkg.training.gpu.graphed import GraphedStep
 from dualkg.training.memory import check_memory
 from dualkg.training.objective import build_loss
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
-from dualkg.training.order import shuffled
+from dualkg.training.order import ByQuestion, most_questions, shuffled
 from dualkg.training.processor import current, tiny_numbers_as_zero
 from dualkg.training.recipe import Recipe
 from dualkg.training.stopping import GentleStop
@@ -84,6 +85,7 @@ class Trainer:
         examples = self._examples()
         check_memory(recipe, model, self.engine, num_examples=len(examples))
         self.examples = torch.from_numpy(examples).to(model.device)
+        self.by_question = ByQuestion(self.examples) if recipe.training.order == "questions" else None
         self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=self.engine != "plain")
         self.regularizer = regularizer
         self.step = self._step()
@@ -114,11 +116,16 @@ class Trainer:
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, a new order each time."""
-        device = self.examples.device
-        order = shuffled(len(self.examples), seed=self.recipe.training.seed, epoch=epoch, device=device)
-        size = self.recipe.training.batch_size
+        device, size, seed = self.examples.device, self.recipe.training.batch_size, self.recipe.training.seed
+        if self.by_question is None:
+            order = shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
+        else:
+            order = self.by_question.shuffled(seed=seed, epoch=epoch)
         if device.type == "cuda":  # all at once, so that a step has one kernel less
-            yield from self.examples[order].split(size)  # type: ignore[no-untyped-call]
+            examples = self.examples[order]
+            if self.by_question is not None and isinstance(self.step, GraphedStep):
+                self.step.make_room(most_questions(examples, size))
+            yield from examples.split(size)  # type: ignore[no-untyped-call]
         else:
             yield from (self.examples[chosen] for chosen in order.split(size))  # type: ignore[no-untyped-call]
 

@@ -28,7 +28,7 @@ def build_loss(recipe: Recipe, model: Model, graph: Graph) -> AnyLoss:
     """The loss of a recipe, with all that it knows of a graph where the model is."""
     choice, seed = recipe.loss, recipe.training.seed
     if choice.kind == "cross entropy":
-        return _cross_entropy(choice, model, graph, seed=seed)
+        return _cross_entropy(recipe, model, graph)
     answers = TrainingAnswers(graph.train, graph.shape, device=model.device)
     bernoulli = choice.sides == "bernoulli" and not model.reciprocal
     keywords: dict[str, Any] = {
@@ -44,7 +44,8 @@ def build_loss(recipe: Recipe, model: Model, graph: Graph) -> AnyLoss:
     return NegativeSampling(sampler, temperature=choice.temperature, **keywords)
 
 
-def _cross_entropy(choice: Loss, model: Model, graph: Graph, *, seed: int) -> CrossEntropy:
+def _cross_entropy(recipe: Recipe, model: Model, graph: Graph) -> CrossEntropy:
+    choice = recipe.loss
     if choice.dropout and not model.embedding.euclidean:
         raise RequestError(
             f"Dropout sets coordinates to zero, and the numbers of {type(model).__name__} are not coordinates of a "
@@ -57,8 +58,9 @@ def _cross_entropy(choice: Loss, model: Model, graph: Graph, *, seed: int) -> Cr
     return CrossEntropy(
         entity_weights=weights,
         relation_weight=choice.relation_weight,
-        dropout=Dropout(choice.dropout, seed=seed),
+        dropout=Dropout(choice.dropout, seed=recipe.training.seed),
         label_smoothing=choice.label_smoothing,
+        by_question=recipe.training.order == "questions",
     )
 
 

@@ -145,16 +145,28 @@ class Validation(Section):
 class Training(Section):
     """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing.
 
+    Every epoch has an order of its own; with `questions` answers of the same question, up to 16, come together, and
+    the fused engine scores that question once.
+
     The fused engine and the plain one take the same steps; `auto` is fused where it applies. `bf16` is for the
     fused engine's products with the entity tables, which stay float32; `auto` is that where it is faster.
     """
 
     epochs: int = Field(20, ge=1)
     batch_size: int = Field(500, ge=1)
+    order: Literal["triples", "questions"] = "triples"
     seed: int = Field(0, ge=0, lt=2**32)
     checkpoint_seconds: float = Field(60.0, ge=0)
     engine: Literal["auto", "plain", "fused"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Where choices left open are left out, so is the usual order: recipes are written as they were."""
+        found: dict[str, Any] = write(self)
+        if info.exclude_none and self.order == "triples":
+            del found["order"]
+        return found
 
 
 class Recipe(Section):
@@ -173,6 +185,15 @@ class Recipe(Section):
         if self.optimizer.average_from < 1 and self.validation.keep == "best":
             raise ValueError(
                 "a mean of weights is kept by optimizer.average_from, or the best by validation.keep; not both"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _questions_are_of_tails(self) -> Recipe:
+        if self.training.order == "questions" and not self.model.reciprocal:
+            raise ValueError(
+                "without reciprocal relations every triple is asked for its head too, so training.order = 'questions' "
+                "is for model.reciprocal = true; it is false"
             )
         return self
 

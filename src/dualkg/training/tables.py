@@ -9,20 +9,13 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dualkg.kernels.targets import Targets
 from dualkg.models.base import EmbeddingModel
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.workspace import Workspace
 
 Side = Literal["head", "tail"]
 SCORE_BYTES, LEAST_ROWS = 32_000_000, 500
-
-
-class Queries(NamedTuple):
-    """Images `(batch, width)` to be scored, the entity that answers each, and its share `(batch, 1)` in the loss."""
-
-    images: Tensor
-    targets: Tensor
-    share: Tensor
 
 
 class LossAndGradient(NamedTuple):
@@ -45,26 +38,25 @@ class Tables(ABC):
         self.scores, self.products = Workspace(), Workspace()
         self.gradients = {side: torch.empty_like(table.detach()) for side, table in _own_tables(model).items()}
 
-    def cross_entropy(
-        self, side: Side, images: Tensor, targets: Tensor, share: Tensor, *, accumulate: bool
-    ) -> LossAndGradient:
+    def cross_entropy(self, side: Side, images: Tensor, targets: Targets, *, accumulate: bool) -> LossAndGradient:
         """Σ share · −log softmax(scores)[target], the gradient of the table kept here, or added to it.
 
-        In one array of batch × entities, and of a large batch in parts of it. Autograd would keep the scores, their
-        log-softmax and both gradients; here the scores are turned into the gradient where they stand.
+        In one array of questions × entities, and of many questions in parts of it. Autograd would keep the scores,
+        their log-softmax and both gradients; here the scores are turned into the gradient where they stand.
         """
-        queries, rows = Queries(images, targets, share), rows_at_once(self.model, self._scored(side).element_size())
+        rows = rows_at_once(self.model, self._scored(side).element_size())
         if len(images) <= rows:
-            return self._part(side, queries, accumulate=accumulate)
-        parts = zip(*(array.split(rows) for array in queries), strict=True)  # type: ignore[no-untyped-call]
-        found = [
-            self._part(side, Queries(*part), accumulate=accumulate or number > 0) for number, part in enumerate(parts)
-        ]
+            return self._part(side, images, targets, accumulate=accumulate)
+        found = []
+        for first in range(0, len(images), rows):
+            part = images[first : first + rows]
+            of_part = targets.part(first, first + len(part))
+            found.append(self._part(side, part, of_part, accumulate=accumulate or first > 0))
         return LossAndGradient(torch.stack([one.loss for one in found]).sum(), torch.cat([one.images for one in found]))
 
-    def _part(self, side: Side, queries: Queries, *, accumulate: bool) -> LossAndGradient:
+    def _part(self, side: Side, images: Tensor, targets: Targets, *, accumulate: bool) -> LossAndGradient:
         """The same for as many rows as are scored at once."""
-        table, (images, targets, share) = self._scored(side), queries
+        table = self._scored(side)
         scores = self.scores.of(len(images), len(table), table)
         if self.squared:
             images = 2 * images
@@ -72,15 +64,14 @@ class Tables(ABC):
         else:
             torch.mm(images.to(table.dtype), table.T, out=scores)
         losses = _softmax_gradient_(scores, targets)
-        self._add_product_(self.gradient(side), scores.T, (share * images).to(table.dtype), accumulate=accumulate)
+        self._add_product_(self.gradient(side), scores.T, images.to(table.dtype), accumulate=accumulate)
         if self.squared:  # from the norms: each row is as often subtracted as it was asked for, less than it was it
-            self.gradient(side).addcmul_((share.T @ scores).T, table, value=-2)
+            self.gradient(side).addcmul_(scores.sum(0).unsqueeze(-1), table, value=-2)
         if table.dtype == images.dtype:
             upstream = scores @ table
         else:  # transposed it is a third faster, where a processor has AMX
             upstream = torch.mm(table.T, scores.T).T.to(images.dtype)
-        slope = 2 * share if self.squared else share
-        return LossAndGradient((share.squeeze(-1) * losses).sum(), slope * upstream)
+        return LossAndGradient(losses.sum(), 2 * upstream if self.squared else upstream)
 
     def _add_product_(self, total: Tensor, one: Tensor, other: Tensor, *, accumulate: bool) -> None:
         """Add a product to what is in `total`, or put it there; sums are kept in the precision of the model."""
@@ -159,16 +150,18 @@ def rows_at_once(model: EmbeddingModel, bytes_of_score: int) -> int:
     return max(LEAST_ROWS, SCORE_BYTES // (bytes_of_score * model.shape.num_entities))
 
 
-def _softmax_gradient_(scores: Tensor, targets: Tensor) -> Tensor:
-    """Overwrite scores by softmax − one-hot and return the losses, `(batch,)`."""
+def _softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
+    """Overwrite scores by the gradient of the cross entropy and return what each question adds, `(questions,)`."""
     if scores.device.type == "cpu":
         from dualkg.kernels.cpu.softmax import softmax_gradient_
 
         return softmax_gradient_(scores, targets, scores.shape[1])
-    places = torch.arange(len(targets), device=targets.device), targets
-    losses = scores.logsumexp(dim=-1) - scores[places]
+    questions = targets.questions
+    places, losses = (questions, targets.entities), torch.zeros_like(scores[:, 0])
+    weights = torch.zeros_like(losses).index_add_(0, questions, targets.shares)
+    losses.index_add_(0, questions, targets.shares * (scores.logsumexp(dim=-1)[questions] - scores[places]))
     torch.softmax(scores, dim=-1, out=scores)
-    scores[places] -= 1
+    scores.mul_(weights[:, None]).index_put_(places, -targets.shares, accumulate=True)
     return losses
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dualkg.kernels.cpu.compiling import HAS_NUMBA, bits_of, compiled, narrowed, widened
 from dualkg.kernels.cpu.threads import in_parallel
+from dualkg.kernels.targets import Targets
 
 BLOCK = 256  # rows that the plain form takes at a time: few enough to have bfloat16 in float32 beside it
 CHUNK = 1024  # numbers summed in float32 before the sum goes on in float64
@@ -22,8 +23,11 @@ ZERO, ONE = np.float32(0), np.float32(1)
 MANTISSA, BITS_OF_ONE = np.int32(23), np.int32(0x3F800000)
 
 
-def softmax_gradient_(scores: Tensor, targets: Tensor, num_columns: int) -> Tensor:
-    """Overwrite scores `(batch, padded columns)` by softmax − one-hot of their first columns; losses `(batch,)`."""
+def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
+    """Overwrite scores `(questions, padded columns)` by the gradient of Σ share · −log softmax(scores)[target].
+
+    Only the first `num_columns` are scores; the rest become 0. What each question adds is returned, `(questions,)`.
+    """
     if not HAS_NUMBA or scores.dtype not in (torch.float32, torch.bfloat16):
         return _in_blocks(scores, targets, num_columns)
     losses = torch.empty(len(scores))
@@ -31,61 +35,75 @@ def softmax_gradient_(scores: Tensor, targets: Tensor, num_columns: int) -> Tens
         # One long array, for numba takes rows of a wider one to be no arrays of neighbouring numbers.
         (num_rows, width), stride = scores.shape, scores.stride(0)
         flat = bits_of(scores.as_strided(((num_rows - 1) * stride + width,), (1,)))
-        arrays = flat, targets.contiguous().numpy(), losses.numpy()
+        of_targets = (
+            array.contiguous().numpy() for array in (targets.entities, targets.shares.float(), targets.starts)
+        )
+        arrays = flat, *of_targets, losses.numpy()
         in_parallel(_halves if flat.dtype == np.uint16 else _floats, num_rows, *arrays, num_columns, width, stride)
     return losses
 
 
-def _in_blocks(scores: Tensor, targets: Tensor, num_columns: int) -> Tensor:
+def _in_blocks(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
     """The same in PyTorch."""
     exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
     losses = torch.empty(len(scores), dtype=exact)
     for first in range(0, len(scores), BLOCK):
-        block, target, loss = (rows[first : first + BLOCK] for rows in (scores, targets, losses))
-        values = block[:, :num_columns].to(exact)
-        places = torch.arange(len(target)), target
-        loss.copy_(values.amax(dim=-1) - values[places])
+        block, loss = (rows[first : first + BLOCK] for rows in (scores, losses))
+        values, found = block[:, :num_columns].to(exact), targets.part(first, first + len(block))
+        questions, shares = found.questions, found.shares.to(exact)
+        places, top = (questions, found.entities), values.amax(dim=-1)
+        weights = loss.new_zeros(len(block)).index_add_(0, questions, shares)
+        loss.zero_().index_add_(0, questions, shares * (top[questions] - values[places]))
         torch.softmax(values, dim=-1, out=values)
-        loss -= values.amax(dim=-1).log()  # the largest share is one in the sum, so this is the sum's logarithm
-        values[places] -= 1
+        loss -= weights * values.amax(dim=-1).log()  # the largest is one in the sum, so this is the sum's logarithm
+        values *= weights[:, None]
+        values.index_put_(places, -shares, accumulate=True)
         block[:, :num_columns] = values
         block[:, num_columns:] = 0
     return losses
 
 
 @compiled()
-def _floats(first, last, scores, targets, losses, num_columns, width, stride):
+def _floats(first, last, scores, targets, shares, starts, losses, num_columns, width, stride):
     """Rows of float32, each overwritten at every pass."""
     for row in range(first, last):
-        start, target = row * stride, targets[row]
+        start, begin, end = row * stride, starts[row], starts[row + 1]
         values = scores[start : start + num_columns]
         top = np.int32(_largest(values.view(np.int32), np.int32(0x7FFFFFFF))).view(np.float32)
-        distance = top - values[target]
+        weight = distance = 0.0
+        for place in range(begin, end):
+            weight += shares[place]
+            distance += shares[place] * (top - values[targets[place]])
         total = 0.0
-        for begin in range(0, num_columns, CHUNK):
-            total += _exponentials(values[begin : begin + CHUNK], top)
-        losses[row] = distance + np.log(total)
-        _scale(values, np.float32(1 / total))
-        values[target] -= ONE
+        for column in range(0, num_columns, CHUNK):
+            total += _exponentials(values[column : column + CHUNK], top)
+        losses[row] = distance + weight * np.log(total)
+        _scale(values, np.float32(weight / total))
+        for place in range(begin, end):
+            values[targets[place]] -= shares[place]
         scores[start + num_columns : start + width] = ZERO
 
 
 @compiled()
-def _halves(first, last, scores, targets, losses, num_columns, width, stride):
+def _halves(first, last, scores, targets, shares, starts, losses, num_columns, width, stride):
     """Rows of bfloat16, given as their bits; between two passes a row is kept in float32."""
     values = np.empty(num_columns, np.float32)
     for row in range(first, last):
-        start, target = row * stride, targets[row]
+        start, begin, end = row * stride, starts[row], starts[row + 1]
         bits = scores[start : start + num_columns]
         top = widened(np.uint16(_largest(bits.view(np.int16), np.int16(0x7FFF))))
-        distance = top - widened(bits[target])
+        weight = distance = 0.0
+        for place in range(begin, end):
+            weight += shares[place]
+            distance += shares[place] * (top - widened(bits[targets[place]]))
         total = 0.0
-        for begin in range(0, num_columns, CHUNK):
-            total += _exponentials_of_halves(bits[begin : begin + CHUNK], values[begin : begin + CHUNK], top)
-        losses[row] = distance + np.log(total)
-        share = np.float32(1 / total)
-        _scale_to_halves(values, share, bits)
-        bits[target] = narrowed(values[target] * share - ONE)
+        for column in range(0, num_columns, CHUNK):
+            total += _exponentials_of_halves(bits[column : column + CHUNK], values[column : column + CHUNK], top)
+        losses[row] = distance + weight * np.log(total)
+        if weight > 0.0:
+            for place in range(begin, end):  # before all is scaled, so that one that comes twice counts twice
+                values[targets[place]] -= np.float32(shares[place] / weight * total)
+        _scale_to_halves(values, np.float32(weight / total), bits)
         scores[start + num_columns : start + width] = 0
 
 

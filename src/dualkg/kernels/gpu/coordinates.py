@@ -134,6 +134,7 @@ def _gradients(
     relation_stamps,
     now,
     penalties,
+    places,
     dim,
     stride,
     of_head,
@@ -146,6 +147,7 @@ def _gradients(
     POWER: tl.constexpr,
     GAPS: tl.constexpr,
     BOTH: tl.constexpr,
+    SOME: tl.constexpr,
     NUM: tl.constexpr,
     TIMES: tl.constexpr,
     CONJUGATE: tl.constexpr,
@@ -176,7 +178,12 @@ def _gradients(
         to_mapped_head, to_tail = _plus(to_mapped_head, pull, 1.0, NUM), _plus(to_tail, pull, -1.0, NUM)
         value, pull = _penalty(value, nothing, _plus(mapped_tail, h, -1.0, NUM), of_head_gap, POWER, NUM)
         to_mapped_tail, to_head = _plus(to_mapped_tail, pull, 1.0, NUM), _plus(to_head, pull, -1.0, NUM)
-    to_mapped_head = _plus(to_mapped_head, _load(from_tails, triple, coordinate, dim, stride, NUM), 1.0, NUM)
+    if SOME:  # a question's image is that of the first of its triples
+        place = tl.load(places + triple)
+        found = _load(from_tails, tl.maximum(place, 0), coordinate, dim, stride, NUM)
+        to_mapped_head = _plus(to_mapped_head, found, tl.where(place < 0, 0.0, 1.0), NUM)
+    else:
+        to_mapped_head = _plus(to_mapped_head, _load(from_tails, triple, coordinate, dim, stride, NUM), 1.0, NUM)
     if BOTH:
         to_mapped_tail = _plus(to_mapped_tail, _load(from_heads, triple, coordinate, dim, stride, NUM), 1.0, NUM)
 
@@ -219,11 +226,13 @@ def add_gradients_(
     power: int,
     algebra: Algebra,
     penalties: Tensor,
+    places: Tensor | None = None,
 ) -> None:
     """Add to the rows of all tables what loss and regularizer ask of them.
 
     `upstream` is what h R, and t Rᵀ if it was scored too, got from that; `shares` are the regularizer's, by the names
-    of `Factors`; `penalties` `(batch · num_blocks,)` receives its value in pieces.
+    of `Factors`; `penalties` `(batch · num_blocks,)` receives its value in pieces. With `places` only some triples had
+    an image scored: they say in which row of `upstream` that is, or −1.
     """
     dim = heads.table.shape[1] // algebra.num_numbers
     names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_gap", "head_gap")
@@ -242,12 +251,14 @@ def add_gradients_(
         relations.stamps,
         now,
         penalties,
+        batch if places is None else places,
         dim,
         upstream[0].stride(0),
         *(float(shares.get(name, 0.0)) for name in names),
         POWER=power,
         GAPS=bool({"tail_gap", "head_gap"} & shares.keys()),
         BOTH=len(upstream) == 2,
+        SOME=places is not None,
         NUM=algebra.num_numbers,
         TIMES=algebra.times,
         CONJUGATE=algebra.conjugate,

@@ -35,6 +35,7 @@ def _image_gradients(
     tail_stamps,
     now,
     penalties,
+    places,
     dim,
     stride,
     of_head,
@@ -46,6 +47,7 @@ def _image_gradients(
     POWER: tl.constexpr,
     TAILS: tl.constexpr,
     BOTH: tl.constexpr,
+    SOME: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """What loss and regularizer ask of h, t, h R and t Rᵀ, those of the images kept, the others added to rows."""
@@ -76,7 +78,11 @@ def _image_gradients(
     to_mapped_tail += pull
     to_head -= pull
     padded = triple.to(tl.int64) * stride + column
-    to_mapped_head += tl.load(from_tails + padded, mask=inside, other=0.0)
+    if SOME:  # a question's image is that of the first of its triples
+        place = tl.load(places + triple)
+        to_mapped_head += tl.load(from_tails + place * stride + column, mask=inside & (place >= 0), other=0.0)
+    else:
+        to_mapped_head += tl.load(from_tails + padded, mask=inside, other=0.0)
     if BOTH:
         to_mapped_tail += tl.load(from_heads + padded, mask=inside, other=0.0)
     tl.store(to_mapped_heads + here, to_mapped_head, mask=inside)
@@ -170,8 +176,12 @@ def add_image_gradients_(
     power: int,
     with_tails: bool,
     penalties: Tensor,
+    places: Tensor | None = None,
 ) -> None:
-    """Write the gradients of the images of heads and tails, and add those of the vectors themselves to their rows."""
+    """Write the gradients of the images of heads and tails, and add those of the vectors themselves to their rows.
+
+    `places` say which row of `upstream` is that of a triple, or −1 where its image was not scored.
+    """
     dim = heads.table.shape[1]
     names = ("head", "tail", "mapped_head", "mapped_tail", "tail_gap", "head_gap")
     _image_gradients[(len(batch), num_blocks(dim))](
@@ -188,12 +198,14 @@ def add_image_gradients_(
         tails.stamps,
         now,
         penalties,
+        batch if places is None else places,
         dim,
         upstream[0].stride(0),
         *(float(shares.get(name, 0.0)) for name in names),
         POWER=power,
         TAILS=with_tails,
         BOTH=len(upstream) == 2,
+        SOME=places is not None,
         BLOCK=min(WIDE, triton.next_power_of_2(dim)),
     )
 

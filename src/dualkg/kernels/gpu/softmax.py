@@ -6,26 +6,42 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dualkg.kernels.targets import Targets
+
 BLOCK = 16384  # a row of up to so many scores is read once and kept in registers
 
 
 @triton.jit
 def _softmax_gradient(
-    scores, targets, target_stride, shares, losses, num_columns: tl.constexpr, stride: tl.constexpr, BLOCK: tl.constexpr
+    scores,
+    targets,
+    target_stride,
+    shares,
+    starts,
+    losses,
+    num_columns: tl.constexpr,
+    stride: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """One program a row: find its maximum and sum, then write share · (softmax − one-hot); padding becomes 0."""
+    """One program a row: find its maximum and sum, then write Σ share · (softmax − one-hot); padding becomes 0."""
     row = tl.program_id(0)
     start = scores + row.to(tl.int64) * stride
     columns = tl.arange(0, BLOCK)
-    target = tl.load(targets + row * target_stride)
-    share = tl.load(shares + row)
-    of_target = tl.load(start + target).to(tl.float32)
+    begin, end = tl.load(starts + row), tl.load(starts + row + 1)
+    weight, of_targets = 0.0, 0.0
+    for place in range(begin, end):
+        share = tl.load(shares + place)
+        weight += share
+        of_targets += share * tl.load(start + tl.load(targets + place * target_stride)).to(tl.float32)
     if stride <= BLOCK:
         values = tl.load(start + columns, mask=columns < num_columns, other=float("-inf")).to(tl.float32)
         top = tl.max(values, axis=0)
         powers = tl.exp(values - top)
         summed = tl.sum(powers, axis=0)
-        gradient = share * (powers / summed - tl.where(columns == target, 1.0, 0.0))
+        gradient = weight * powers / summed
+        for place in range(begin, end):
+            is_target = columns == tl.load(targets + place * target_stride)
+            gradient -= tl.where(is_target, tl.load(shares + place), 0.0)
         tl.store(start + columns, gradient.to(scores.dtype.element_ty), mask=columns < stride)
     else:
         highest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -42,24 +58,28 @@ def _softmax_gradient(
         for first in range(0, stride, BLOCK):
             here = first + columns
             values = tl.load(start + here, mask=here < num_columns, other=float("-inf")).to(tl.float32)
-            gradient = share * (tl.exp(values - top) / summed - tl.where(here == target, 1.0, 0.0))
+            gradient = weight * tl.exp(values - top) / summed
+            for place in range(begin, end):
+                is_target = here == tl.load(targets + place * target_stride)
+                gradient -= tl.where(is_target, tl.load(shares + place), 0.0)
             tl.store(start + here, gradient.to(scores.dtype.element_ty), mask=here < stride)
-    tl.store(losses + row, share * (top + tl.log(summed) - of_target))
+    tl.store(losses + row, weight * (top + tl.log(summed)) - of_targets)
 
 
-def softmax_gradient_(scores: Tensor, targets: Tensor, shares: Tensor, num_columns: int, losses: Tensor) -> None:
-    """Overwrite scores `(batch, padded columns)` by the gradient of Σ share · −log softmax(scores)[target].
+def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int, losses: Tensor) -> None:
+    """Overwrite scores `(questions, padded columns)` by the gradient of Σ share · −log softmax(scores)[target].
 
-    Only the first `num_columns` are scores; the rest become 0. `losses` `(batch,)` receives the terms of the sum.
+    Only the first `num_columns` are scores; the rest become 0. `losses` `(questions,)` receives what each adds.
     """
     if len(scores):
         stride = scores.stride(0)
         block = min(triton.next_power_of_2(stride), BLOCK) if stride <= BLOCK else BLOCK // 4
         _softmax_gradient[(len(scores),)](
             scores,
-            targets,
-            targets.stride(0),
-            shares,
+            targets.entities,
+            targets.entities.stride(0),
+            targets.shares,
+            targets.starts,
             losses,
             num_columns,
             stride,

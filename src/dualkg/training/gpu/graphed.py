@@ -8,6 +8,7 @@ from torch import Tensor
 from dualkg.training.gpu.step import HalfStep
 from dualkg.training.gpu.streams import stream
 
+ROOM = 64  # questions by which the room for them grows
 WARM_UP = 3  # steps taken one operation at a time before one is captured: libraries set themselves up in them
 
 
@@ -22,6 +23,12 @@ class GraphedStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.batch: Tensor
         self.objective: Tensor
+
+    def make_room(self, num_questions: int) -> None:
+        """For batches of that many questions, and a few more; what was captured with less room is of no use then."""
+        if self.step.room is None or num_questions > self.step.room:
+            self.step.room = -(-num_questions // ROOM) * ROOM
+            self.num_taken, self.graph = 0, None
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it; the next step overwrites that."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dualkg.kernels.targets import Targets
 from dualkg.losses import CrossEntropy, cross_entropy
+from dualkg.losses.questions import Questions
 from dualkg.models import MODELS
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
@@ -32,6 +34,9 @@ class HalfStep:
         self.loss = loss
         self.optimizer = optimizer
         self.eps = float(optimizer.param_groups[0]["eps"])
+        if loss.by_question and not model.reciprocal:
+            raise ValueError("questions are put together for tails, and this model asks for heads too")
+        self.room: int | None = None  # for questions of a batch; as many as it has triples, if nothing is known of it
         self.rate = torch.zeros((), device=model.device)
         self.now = torch.zeros((), dtype=torch.int32, device=model.device)
         # The side that asks for tails, and without reciprocal relations the one that asks for heads: the column of a
@@ -70,10 +75,13 @@ class HalfStep:
     def step(self, batch: Tensor) -> Tensor:
         """Take one step at the learning rate that is set."""
         self.now += 1
-        num_losses, num_penalties = len(self.sides) * len(batch), self.vectors.num_blocks * len(batch)
+        questions = self._questions(batch)
+        num_questions = len(batch) if questions is None else len(questions.first)
+        num_losses, num_penalties = len(self.sides) * num_questions, self.vectors.num_blocks * len(batch)
         parts = torch.zeros(num_losses + num_penalties + 1, device=batch.device)  # of the objective
-        upstream = self._score(batch, parts[:num_losses].view(len(self.sides), -1))
-        self.vectors.add_gradients(batch, upstream, parts[num_losses:-1])
+        losses = parts[:num_losses].view(len(self.sides), -1)
+        upstream = self._score(batch, losses) if questions is None else self._score_once(batch, questions, losses[0])
+        self.vectors.add_gradients(batch, upstream, parts[num_losses:-1], questions)
         if self.loss.relation_weight:
             parts[-1] += self._predict_relations(batch)
         self.vectors.update_relations(batch, parts[-1])
@@ -82,11 +90,34 @@ class HalfStep:
             table.update(self.now, self.rate, self.eps)
         return parts.sum()
 
-    def _score(self, batch: Tensor, losses: Tensor) -> list[Tensor]:
-        """Score all entities for the queries of each side, write their losses, and find the gradients of the images.
+    def _questions(self, batch: Tensor) -> Questions | None:
+        """Those of the batch, where some of them may have several answers."""
+        if not self.loss.by_question:
+            return None
+        return Questions.of(batch[:, 0], batch[:, 1], room=len(batch) if self.room is None else self.room)
 
-        The gradient of a table goes on beside what follows: nobody waits for it but the update.
-        """
+    def _score_once(self, batch: Tensor, questions: Questions, losses: Tensor) -> list[Tensor]:
+        """As `_score` for tails, but a row for each question instead of one for each triple."""
+        from dualkg.kernels.gpu.softmax import softmax_gradient_
+
+        table, first = self.tables.get("tails", self.tables["entities"]), questions.first
+        assert table.copy is not None
+        images = table.images.of(len(first), table.copy.shape[1], table.copy)
+        scores = table.scores.of(len(first), len(table.copy), table.copy)
+        self.vectors.map_some(batch, first, images)
+        mask: Tensor | None = None
+        if self.loss.dropout is not None:
+            mask = self.loss.dropout.mask(Factors(self.model, *batch[first].unbind(-1)), images, places=first)
+            images *= mask
+        torch.mm(images, table.copy.T, out=scores)
+        targets = Targets(batch[:, 2], self._share(batch[:, 2]), questions.starts)
+        softmax_gradient_(scores, targets, self.model.shape.num_entities, losses)
+        upstream = torch.mm(scores, table.copy, out_dtype=torch.float32)
+        self._multiply_beside(table, scores, images)
+        return [upstream if mask is None else upstream.mul_(mask)]
+
+    def _score(self, batch: Tensor, losses: Tensor) -> list[Tensor]:
+        """Score all entities for the queries of each side, write their losses, and find the gradients of the images."""
         from dualkg.kernels.gpu.softmax import softmax_gradient_
 
         size = len(batch)
@@ -107,14 +138,20 @@ class HalfStep:
             torch.mm(images, table.copy.T, out=scores)
             for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
                 targets = batch[:, self.sides[number][1]]
-                softmax_gradient_(part, targets, self._share(targets), self.model.shape.num_entities, losses[number])
+                one_each = Targets.one_each(targets, self._share(targets))
+                softmax_gradient_(part, one_each, self.model.shape.num_entities, losses[number])
             found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
             for number, part in zip(sides, found, strict=True):
                 upstream[number] = part.mul_(masks[number]) if masks else part
-            self.beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.beside):
-                torch.mm(scores.T, images, out=table.product)
+            self._multiply_beside(table, scores, images)
         return upstream
+
+    def _multiply_beside(self, table: Table, scores: Tensor, images: Tensor) -> None:
+        """The gradient of a table goes on beside what follows: nobody waits for it but the update."""
+        assert table.product is not None
+        self.beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.beside):
+            torch.mm(scores.T, images, out=table.product)
 
     def _asked(self, column: int) -> Tensor:
         return self.model.tail_table if column == 2 else self.model.head_table

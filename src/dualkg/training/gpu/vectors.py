@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from dualkg.losses.questions import Questions
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
 from dualkg.training.gpu.table import Table
@@ -51,10 +52,17 @@ class Vectors(ABC):
         """Write h R (given 0) or t Rᵀ (given 2) into `images`."""
 
     @abstractmethod
-    def add_gradients(self, batch: Tensor, upstream: list[Tensor], penalties: Tensor) -> None:
+    def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
+        """Write h R of the chosen triples into `images`."""
+
+    @abstractmethod
+    def add_gradients(
+        self, batch: Tensor, upstream: list[Tensor], penalties: Tensor, questions: Questions | None
+    ) -> None:
         """Add the gradients of the vectors to the rows of their tables, and write the regularizer in pieces.
 
-        `upstream` is what the images got from being scored, of heads and, where those are asked for, of tails.
+        `upstream` is what the images got from being scored, of heads and, where those are asked for, of tails; of
+        `questions`, where they were scored in place of triples.
         """
 
     @abstractmethod
@@ -90,7 +98,12 @@ class Coordinates(Vectors):
 
         map_rows_(images, batch, self.table(given), self.relations, algebra=self.algebra, column=given)
 
-    def add_gradients(self, batch: Tensor, upstream: list[Tensor], penalties: Tensor) -> None:
+    def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
+        self.map(batch[chosen], 0, images)
+
+    def add_gradients(
+        self, batch: Tensor, upstream: list[Tensor], penalties: Tensor, questions: Questions | None
+    ) -> None:
         from dualkg.kernels.gpu.coordinates import add_gradients_
 
         add_gradients_(
@@ -104,6 +117,7 @@ class Coordinates(Vectors):
             power=self.regularizer.power,
             algebra=self.algebra,
             penalties=penalties,
+            places=None if questions is None else questions.rows_of_first,
         )
 
     def add_to_all_relations(self, gradient: Tensor) -> None:
@@ -120,6 +134,7 @@ class Matrices(Vectors):
     def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
         self.mapped, self.to_mapped = (Workspace(), Workspace()), (Workspace(), Workspace())
+        self.half_images = Workspace()
         # t Rᵀ is needed where heads are asked for, and where the regularizer looks at it.
         self.maps_tails = len(step.sides) == 2 or bool({"mapped_tail", "head_gap"} & regularizer.shares.keys())
 
@@ -140,6 +155,12 @@ class Matrices(Vectors):
             self.groups = Groups.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
         self._map(batch, given, images)
 
+    def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
+        """All are mapped, for the regularizer and the matrices ask for all."""
+        half_images = self.half_images.of(len(batch), images.shape[1], images)
+        self.map(batch, 0, half_images)
+        images.copy_(half_images[chosen])
+
     def _map(self, batch: Tensor, given: int, half_images: Tensor | None) -> None:
         from dualkg.kernels.gpu.grouped import map_rows_
 
@@ -153,7 +174,9 @@ class Matrices(Vectors):
             half_images=half_images,
         )
 
-    def add_gradients(self, batch: Tensor, upstream: list[Tensor], penalties: Tensor) -> None:
+    def add_gradients(
+        self, batch: Tensor, upstream: list[Tensor], penalties: Tensor, questions: Questions | None
+    ) -> None:
         from dualkg.kernels.gpu.grouped import map_rows_
         from dualkg.kernels.gpu.matrices import add_image_gradients_
 
@@ -172,6 +195,7 @@ class Matrices(Vectors):
             power=self.regularizer.power,
             with_tails=self.maps_tails,
             penalties=penalties,
+            places=None if questions is None else questions.rows_of_first,
         )
         sides = [(0, self.heads), (2, self.tails)] if self.maps_tails else [(0, self.heads)]
         for given, table in sides:
