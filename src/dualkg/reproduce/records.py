@@ -92,7 +92,7 @@ def record(runs: Sequence[Path], folder: Path, *, beside: Record | None = None) 
     }
     with replacing_folder(folder, existing="replace") as fresh:  # never the ranks of one and the recipe of another
         _write_ranks(ranks, fresh / "ranks.parquet")
-        write_text(fresh / "recipe.toml", recipes[0].as_toml())
+        write_text(fresh / "recipe.toml", whatever_seed(recipes[0]))
         write_text(fresh / "record.json", json.dumps(kept, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return load_record(folder)
 
