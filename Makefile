@@ -23,7 +23,7 @@ test-slow: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dualkg needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,serve,dev]'
 	touch $@
 
 # The pages that are made from what was measured, and the picture of the demo.
@@ -35,7 +35,7 @@ picture: $(READY)
 
 # The bundled graph from its sources.
 world: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,dev,world]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,serve,dev,world]'
 	$(BIN)/python scripts/build_world.py
 
 # Speed and memory on this machine, for more than half an hour. Peers and pictures have an environment of their own.

@@ -73,7 +73,10 @@ def gpu_bars(device: str, found: dict[str, Any]) -> Bars:
 
 def cpu_bars(device: str, found: dict[str, Any]) -> Bars:
     """For each job: the peers, the plain engine and ours."""
-    colours = {"plain engine": REFERENCE, "dualkg float32": OURS, "dualkg bf16": OURS}
+    colours = {
+        "plain engine": REFERENCE,
+        **{f"dualkg {kind}{order}": OURS for kind in ("float32", "bf16") for order in ("", ", by question")},
+    }
     groups: Bars = {}
     for name, record in tables.in_order(found["training"][device]):
         measured = {label: one.get("seconds_per_epoch") for label, one in record["measured"].items()}

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import measuring
 import search
+import serving
 import tables
 from tables import Results
 
 HERE = Path(__file__).parent
-TOPICS = ["ceilings", "training", "ranking", "scaling", "search"]
+TOPICS = ["ceilings", "training", "ranking", "scaling", "search", "serving"]
 
 
 def load_all(folder: Path = measuring.RESULTS) -> dict[str, Results]:
@@ -44,6 +45,9 @@ def page(found: dict[str, Results]) -> str:
             lines += [*body(device, found), *tables.measured_on(record for _, record in tables.in_order(jobs))]
     for device, jobs in sorted(found["search"].items()):
         lines += [f"## Search: {device}", "", *search.lines(jobs)]
+        lines += tables.measured_on(record for _, record in tables.in_order(jobs))
+    for device, jobs in sorted(found["serving"].items()):
+        lines += [f"## Serving: {device}", "", *serving.lines(jobs)]
         lines += tables.measured_on(record for _, record in tables.in_order(jobs))
     if found["ceilings"]:
         lines += ["## The machines", "", *tables.ceilings(found)]

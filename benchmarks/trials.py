@@ -34,7 +34,7 @@ class Job:
         return f"{self.graph} {self.model} dim {self.dim} batch {self.batch}"
 
 
-def recipe_for(job: Job, *, engine: str, precision: str, epochs: int) -> Any:
+def recipe_for(job: Job, *, engine: str, precision: str, epochs: int, order: str = "triples") -> Any:
     """The recipe that `dualkg train` would be given."""
     import dualkg as kg
 
@@ -50,6 +50,7 @@ def recipe_for(job: Job, *, engine: str, precision: str, epochs: int) -> Any:
             "optimizer.learning_rate": LEARNING_RATE,
             "training.batch_size": job.batch,
             "training.engine": engine,
+            "training.order": order,
             "training.precision": precision,
             "training.epochs": epochs,
         }
@@ -62,8 +63,11 @@ def part_of(graph: Any, num_triples: int) -> Any:
     return dataclasses.replace(graph, train=graph.train[chosen])
 
 
-def train_epochs(recipe: Any, graph: Any, device: str) -> tuple[Any, dict[str, Any]]:
-    """Train by the ordinary loop; the trainer, and what an epoch took. The first epoch is the warm-up."""
+def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None) -> tuple[Any, dict[str, Any]]:
+    """Train by the ordinary loop; the trainer, and what an epoch took. The first epoch is the warm-up.
+
+    With `steps` an epoch ends after so many, in the order that the whole one would have.
+    """
     from dualkg.training.choices import build_model, build_regularizer
     from dualkg.training.loop import Trainer
     from dualkg.training.start import choose_device
@@ -72,6 +76,9 @@ def train_epochs(recipe: Any, graph: Any, device: str) -> tuple[Any, dict[str, A
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
     started = time.perf_counter()
     trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer))
+    if steps is not None:
+        whole, trainer.num_steps = trainer.batches, min(steps, trainer.num_steps)
+        trainer.batches = lambda epoch: islice(whole(epoch), trainer.num_steps)  # type: ignore[method-assign]
     building = time.perf_counter() - started
     trainer.run()
     first, *others = (entry["seconds"] for entry in trainer.progress.history)
@@ -85,17 +92,27 @@ def train_epochs(recipe: Any, graph: Any, device: str) -> tuple[Any, dict[str, A
 
 
 def measure_dualkg(
-    job: dict[str, Any], *, device: str, engine: str, precision: str, epochs: int, steps: int | None
+    job: dict[str, Any],
+    *,
+    device: str,
+    engine: str,
+    precision: str,
+    epochs: int,
+    steps: int | None,
+    order: str = "triples",
 ) -> dict[str, Any]:
     """An epoch of a job, or as many of its steps as are asked for, scaled to an epoch."""
     from dualkg.training.start import load_recipe_graph
 
     asked = Job(**job)
-    recipe = recipe_for(asked, engine=engine, precision=precision, epochs=epochs)
+    recipe = recipe_for(asked, engine=engine, precision=precision, epochs=epochs, order=order)
     graph = load_recipe_graph(recipe)
     num_steps = math.ceil(2 * len(graph.train) / asked.batch)  # every triple is asked in both directions
     measured = min(steps or num_steps, num_steps)
-    trainer, found = train_epochs(recipe, part_of(graph, math.ceil(measured * asked.batch / 2)), device)
+    if order == "triples":
+        trainer, found = train_epochs(recipe, part_of(graph, math.ceil(measured * asked.batch / 2)), device)
+    else:  # a part of the triples would be fewer answers to as many questions
+        trainer, found = train_epochs(recipe, graph, device, measured)
     found["seconds_per_epoch"] *= num_steps / trainer.num_steps
     return {**found, "steps_per_epoch": num_steps, "steps_measured": trainer.num_steps, **sizes(trainer)}
 

@@ -25,6 +25,7 @@ ROOMS = [
     "analysis",
     "answers",
     "reproduce",
+    "serve",
     "cli",
 ]
 
@@ -92,6 +93,7 @@ def test_importing_is_light():
         "matplotlib",
         "faiss",
         "fastapi",
+        "uvicorn",
         "rich",
         "typer",
     }

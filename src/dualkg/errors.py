@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable
+
+import numpy as np
+
+ALIKE = 0.6  # the share of letters that two names must have in common
+LOOKED_AT = 300  # names that are compared letter by letter
 
 
 class DualkgError(Exception):
@@ -32,10 +38,28 @@ def closest(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
     for known in names:
         by_folded.setdefault(known.casefold(), known)
     folded = name.casefold()
-    matches = difflib.get_close_matches(folded, by_folded, n=4 * most, cutoff=0.6)
+    matches = difflib.get_close_matches(folded, _with_its_letters(folded, list(by_folded)), n=4 * most, cutoff=ALIKE)
     # difflib likes long common runs; people make single slips.
     matches.sort(key=lambda match: num_slips(folded, match))
     return [by_folded[match] for match in matches[:most]]
+
+
+def _with_its_letters(name: str, names: list[str]) -> list[str]:
+    """The names that have enough of a name's letters, in whatever order; where these are many, those that have most.
+
+    All are counted at once. `difflib` asks the same, name by name, and takes seconds for 40,000.
+    """
+    if len(names) <= LOOKED_AT:
+        return names
+    letters = np.frombuffer("".join(f"{one}\n" for one in names).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    lengths = np.array([len(one) + 1 for one in names])
+    starts = np.cumsum(lengths) - lengths
+    common = np.zeros(len(names), dtype=np.int64)
+    for letter, number in Counter(name).items():
+        common += np.minimum(np.add.reduceat(letters == ord(letter), starts, dtype=np.int64), number)
+    shares = 2 * common / (lengths - 1 + len(name)).clip(1)
+    best = np.argsort(-shares, kind="stable")[:LOOKED_AT]
+    return [names[place] for place in best.tolist() if shares[place] >= ALIKE]
 
 
 def num_slips(one: str, other: str) -> int:

@@ -16,6 +16,7 @@ from dualkg.answers.newcomers.descent import least
 from dualkg.answers.newcomers.extension import with_rows
 from dualkg.answers.newcomers.queries import queries_of
 from dualkg.answers.newcomers.solving import minimise, solve_newcomers
+from dualkg.answers.newcomers.sums import log_sums_with_slopes
 from dualkg.answers.newcomers.surroundings import RIDGE, Penalty
 from dualkg.data.known import with_reciprocals
 from dualkg.training.choices import describe_regularizer
@@ -105,6 +106,30 @@ def test_the_problem_is_strongly_convex_and_solved(kind, reciprocal, graph):
     value, slope = problem.slope(minimise(problem, problem.start()))
     assert float(slope.abs().max()) < 1e-8
     assert float(value) < float(problem.slope(here)[0])
+
+
+@pytest.mark.parametrize("kind", BILINEAR)
+def test_numbers_of_32_bits_are_enough(kind, graph):
+    """What is solved to four digits answers as what is solved to ten."""
+    model = model_of(kind, graph)
+    exact, short = (
+        Problem.of(NEW, OF_NEW, Surroundings.of(some, graph, recipe=recipe_of()))
+        for some in (model, model_of(kind, graph).float())
+    )
+    wanted, found = (minimise(problem, problem.start()) for problem in (exact, short))
+    assert found.dtype == torch.float32
+    assert float((found - wanted).norm()) < 3e-3 * float(wanted.norm())
+
+
+def test_log_sums_have_the_slopes_of_what_they_stand_for():
+    """Also the second ones, which explanations ask for."""
+    random = torch.Generator().manual_seed(0)
+    images, candidates = (torch.randn(num, 4, generator=random, dtype=torch.float64) for num in (3, 9))
+    images.requires_grad_()
+    wanted = torch.logsumexp(images @ candidates.T, dim=-1)
+    torch.testing.assert_close(log_sums_with_slopes(images, candidates), wanted)
+    assert torch.autograd.gradcheck(lambda some: log_sums_with_slopes(some, candidates), images)
+    assert torch.autograd.gradgradcheck(lambda some: log_sums_with_slopes(some, candidates), images)
 
 
 @pytest.mark.parametrize(

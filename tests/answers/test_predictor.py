@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.answers.beliefs import AnswerSets, Calibration, evidence_of
+from dualkg.answers.beliefs import AnswerSets, Calibration, Kinds, evidence_of
 from tests.conftest import graph_of
 
 
@@ -94,12 +94,13 @@ def test_odd_requests_are_refused(predictor):
 
 
 def test_probabilities_with_a_calibration(predictor):
-    half = torch.full((2,), 0.5)
-    calibration = Calibration(slopes=half, offsets=half, own=torch.tensor([True, False]))
+    half, offsets = torch.full((2,), 0.5), torch.tensor([[0.5, 0.1, 0.2, 0.3]]).repeat(2, 1)
+    calibration = Calibration(slopes=half, offsets=offsets, own=torch.tensor([True, False]))
     believing = kg.Predictor(predictor.model, predictor.graph, calibration=calibration)
     answers = believing.tails("e3", "r0", k=4)
     triples = np.array([(3, 0, id) for id in (2, 1, 0)])
-    expected = calibration.probability(evidence_of(predictor.model, triples), torch.zeros(3, dtype=torch.long))
+    kinds = torch.from_numpy(Kinds.of(predictor.graph)(triples))
+    expected = calibration.probability(evidence_of(predictor.model, triples), torch.zeros(3, dtype=torch.long), kinds)
     assert answers[0].probability is None  # what train has is no candidate
     assert [a.probability for a in answers[1:]] == pytest.approx(expected.tolist())
     assert believing.judge("e3", "r0", "e0").probability == answers[3].probability

@@ -239,6 +239,11 @@ def test_products_are_bfloat16_where_the_processor_is_made_for_them(small_graph,
     assert type(chosen(model.double()).tables) is ExactTables
 
 
+def test_tf32_is_for_a_gpu(small_graph):
+    with pytest.raises(kg.RequestError, match="tf32 is for matrix products on a GPU; the model is on cpu. Use"):
+        chosen(kg.RESCAL(small_graph.shape, dim=2), precision="tf32")
+
+
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # said once by a processor that has no such products
 @pytest.mark.parametrize("regularizer", ["DURA", "UnweightedDURA"])
 @pytest.mark.parametrize("reciprocal", [True, False])

@@ -132,3 +132,18 @@ def test_distances_and_their_gradients_are_those_of_the_cpu(small_graph, name, r
         assert (here is None) == (there is None)
         if here is not None:
             assert (here - there.cpu()).abs().max() <= 2e-4 * here.abs().max()
+
+
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+def test_products_in_tf32_end_near_those_in_float32(small_graph, engine):
+    """And leave the choice of the process as it was."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    losses = []
+    for precision in ("tf32", "float32"):
+        changes = {"model.name": "TuckER", "model.dim": 16, "training.epochs": 10, "training.batch_size": 33}
+        changes |= {"training.precision": precision, "training.engine": engine, "model.init_scale": 0.3}
+        run = kg.train_recipe(kg.Recipe().with_changes(changes), graph=small_graph, device="cuda")
+        losses.append([entry["loss"] for entry in run.history])
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+    assert losses[0] != losses[1]
+    assert torch.backends.cuda.matmul.fp32_precision == before

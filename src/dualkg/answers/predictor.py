@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.answers.beliefs import AnswerSets, Calibration, evidence_of
+from dualkg.answers.beliefs import AnswerSets, Calibration, Kinds, evidence_of
 from dualkg.answers.explanation import Explanation, explain
 from dualkg.answers.newcomers import Surroundings, with_newcomer
 from dualkg.answers.newcomers.extension import NamedTriple
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.known import KnownAnswers
+from dualkg.data.known import Ids, KnownAnswers
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.models.base import Model, Side
@@ -24,6 +24,7 @@ from dualkg.training import Recipe
 
 Name = str | int
 Known = Literal["mark", "omit"]
+TripleOf = Callable[[int], tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Predictor:
     @cached_property
     def _all_known(self) -> KnownAnswers:
         return KnownAnswers.of(self.graph)
+
+    @cached_property
+    def _kinds(self) -> Kinds:
+        return Kinds.of(self.graph)
 
     @torch.no_grad()
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
@@ -176,24 +181,38 @@ class Predictor:
     def _ids(self, id: int) -> Tensor:
         return torch.tensor([id], device=self.model.device)
 
-    def _believed(self, answers: list[Answer], triple: Callable[[int], tuple[int, int, int]]) -> list[Answer]:
+    def _believed(self, answers: list[Answer], triple: TripleOf) -> list[Answer]:
         """Answers with their probabilities, where there is a calibration."""
-        asked = [answer.id for answer in answers if answer.split != "train"]
-        if self.calibration is None or not asked:
-            return answers
-        triples = np.array([triple(id) for id in asked])
-        evidence = evidence_of(self.model, triples).cpu()
-        found = self.calibration.probability(evidence, torch.from_numpy(triples[:, 1])).tolist()
-        by_id = dict(zip(asked, found, strict=True))
-        return [replace(answer, probability=by_id.get(answer.id)) for answer in answers]
+        return self._all_believed([(answers, triple)])[0]
+
+    def _all_believed(
+        self, asked: Sequence[tuple[list[Answer], TripleOf]], *, evidence: Callable[[Ids], Tensor] | None = None
+    ) -> list[list[Answer]]:
+        """The same for the answers to several questions, each with what makes a triple of the id of an answer."""
+        triples = [triple(answer.id) for answers, triple in asked for answer in answers if answer.split != "train"]
+        if self.calibration is None or not triples:
+            return [answers for answers, _ in asked]
+        ids = np.array(triples)
+        measured = evidence(ids) if evidence else evidence_of(self.model, ids)
+        relations, kinds = (torch.from_numpy(one) for one in (ids[:, 1], self._kinds(ids)))
+        probabilities = self.calibration.probability(measured.cpu(), relations, kinds)
+        found = dict(zip(triples, probabilities.tolist(), strict=True))
+        return [
+            [a if a.split == "train" else replace(a, probability=found[triple(a.id)]) for a in answers]
+            for answers, triple in asked
+        ]
 
     def _splits_of(self, entity: int, relation: int) -> dict[int, str]:
         """Which split gives each known answer; the first that does."""
-        found: dict[int, str] = {}
+        return self._splits_of_many([(entity, relation)])[0]
+
+    def _splits_of_many(self, questions: Sequence[tuple[int, ...]]) -> list[dict[int, str]]:
+        """The same of several questions, each an entity and a relation."""
+        found: list[dict[int, str]] = [{} for _ in questions]
+        entities, relations = np.array(questions).T
         for split, known in self._known.items():
-            _, answers = known(np.array([entity]), np.array([relation]))
-            for answer in answers.tolist():
-                found.setdefault(answer, split)
+            for row, answer in zip(*(ids.tolist() for ids in known(entities, relations)), strict=True):
+                found[row].setdefault(answer, split)
         return found
 
     def _splits_between(self, head: int, tail: int) -> dict[int, str]:
@@ -205,16 +224,29 @@ class Predictor:
         return found
 
     def _best(self, scores: Tensor, names: Vocabulary, splits: dict[int, str], *, k: int, known: Known) -> list[Answer]:
-        if k < 1:
-            raise RequestError(f"At least one answer must be asked for; k is {k}.")
-        if known not in ("mark", "omit"):
-            raise RequestError(f"Known answers are marked or left out: 'mark' or 'omit'; '{known}' came.")
-        if known == "omit" and splits:
+        return self._best_of_many(scores[None], names, [splits], [(k, known)])[0]
+
+    def _best_of_many(
+        self, scores: Tensor, names: Vocabulary, splits: list[dict[int, str]], asked: Sequence[tuple[int, Known]]
+    ) -> list[list[Answer]]:
+        """The best of each row of scores, as many as are asked for, and without known ones where that is asked for."""
+        for k, known in asked:
+            if k < 1:
+                raise RequestError(f"At least one answer must be asked for; k is {k}.")
+            if known not in ("mark", "omit"):
+                raise RequestError(f"Known answers are marked or left out: 'mark' or 'omit'; '{known}' came.")
+        omitted = [split if known == "omit" else {} for split, (_, known) in zip(splits, asked, strict=True)]
+        places = [(row, id) for row, split in enumerate(omitted) for id in split]
+        if places:
             scores = scores.clone()
-            scores[list(splits)] = -torch.inf
-            k = min(k, len(scores) - len(splits))
-        best = scores.topk(min(k, len(scores)))
+            scores[tuple(torch.tensor(places, device=scores.device).unbind(1))] = -torch.inf
+        num_names = scores.shape[1]
+        best = scores.topk(min(max(k for k, _ in asked), num_names))
+        rows = zip(best.values.tolist(), best.indices.tolist(), splits, omitted, asked, strict=True)
         return [
-            Answer(names[id], names.label(id), id, score, splits.get(id))
-            for score, id in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            [
+                Answer(names[id], names.label(id), id, score, split.get(id))
+                for score, id in list(zip(values, ids, strict=True))[: min(k, num_names - len(left_out))]
+            ]
+            for values, ids, split, left_out, (k, _) in rows
         ]

@@ -17,6 +17,7 @@ from dualkg.cli.explaining import explain
 from dualkg.cli.extending import extend
 from dualkg.cli.reproduce import reproduce
 from dualkg.cli.search import search
+from dualkg.cli.serve import serve
 from dualkg.errors import DualkgError
 
 app = typer.Typer(
@@ -247,6 +248,7 @@ app.add_typer(index.app)
 app.command()(explain)
 app.command()(extend)
 app.command()(reproduce)
+app.command()(serve)
 
 
 @app.callback(invoke_without_command=True)

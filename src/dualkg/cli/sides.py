@@ -36,17 +36,10 @@ class Side:
 
 def load_sides(run_a: Path, run_b: Path, split: Split) -> tuple[Side, Side]:
     """Both sides; refused where they are not of the same triples of the same graph."""
+    from dualkg.evaluation.comparison import check_comparable
+
     a, b = load_side(run_a, split), load_side(run_b, split)
-    same_names = a.graph.entities == b.graph.entities and a.graph.relations == b.graph.relations
-    same_triples = a.triples.shape == b.triples.shape and bool((a.triples == b.triples).all())
-    if a.graph.fingerprint != b.graph.fingerprint or not (same_names and same_triples):
-        if a.graph.name != b.graph.name:
-            of = f"{run_a} is of {a.graph.name} and {run_b} of {b.graph.name}"
-            raise RequestError(f"{of}; only runs of the same graph can be compared.")
-        raise RequestError(
-            f"{run_a} and {run_b} are both of {a.graph.name}, but the data were not the same: other triples, another "
-            f"split, or another order. Train both on the same files."
-        )
+    check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
     if a.name == b.name:  # then what they are kept in tells them apart
         a, b = (replace(side, name=str(side.path)) for side in (a, b))
     return a, b

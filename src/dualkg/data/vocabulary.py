@@ -40,6 +40,10 @@ class Vocabulary:
     def __getitem__(self, id: int) -> str:
         return str(self.names[id].as_py())
 
+    def __contains__(self, name: object) -> bool:
+        """Whether it is a name or a label; told at once, unlike by `id`, which looks for names alike."""
+        return name in self._ids or name in self._ids_of_label
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Vocabulary) and self.names.equals(other.names)
 

@@ -127,6 +127,22 @@ def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0)
     return Comparison(mrr, at_1, at_3, at_10, better, worse, equal, num_triples=gap.shape[1], samples=samples)
 
 
+def check_comparable(one: tuple[str, Graph, Triples], other: tuple[str, Graph, Triples]) -> None:
+    """Refuse two runs, each by what it is called, that were not ranked on the same triples of the same graph."""
+    (a, graph, triples), (b, other_graph, other_triples) = one, other
+    same_names = graph.entities == other_graph.entities and graph.relations == other_graph.relations
+    if graph.fingerprint == other_graph.fingerprint and same_names and np.array_equal(triples, other_triples):
+        return
+    if graph.name != other_graph.name:
+        raise RequestError(
+            f"{a} is of {graph.name} and {b} of {other_graph.name}; only runs of the same graph can be compared."
+        )
+    raise RequestError(
+        f"{a} and {b} are both of {graph.name}, but the data were not the same: other triples, another "
+        f"split, or another order. Train both on the same files."
+    )
+
+
 @dataclass(frozen=True)
 class Part:
     """One of several parts that were compared, with the p-value of its MRR corrected for how many there are."""

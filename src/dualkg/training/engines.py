@@ -29,6 +29,11 @@ Engine = Literal["plain", "fused", "fused bf16", "kernels"]  # the last also wit
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
     """What the recipe asks for; what it leaves open is what is fastest on the model's device."""
     engine, precision = recipe.training.engine, recipe.training.precision
+    if precision == "tf32" and model.device.type != "cuda":
+        raise RequestError(
+            f"tf32 is for matrix products on a GPU; the model is on {model.device.type}. Use --set "
+            f"training.precision=auto."
+        )
     if not FusedStep.applies_to(model):
         if engine == "fused" or precision == "bf16":
             raise RequestError(
@@ -52,7 +57,7 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     obstacle = _obstacle_to_bf16(recipe, model, regularizer)
     if precision == "bf16" and obstacle:
         raise RequestError(f"bf16 {obstacle}. Use --set training.precision=float32.")
-    if obstacle or precision == "float32":
+    if obstacle or precision in ("float32", "tf32"):
         return "fused"
     return "kernels" if on_gpu else "fused bf16"
 

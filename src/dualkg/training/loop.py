@@ -19,6 +19,7 @@ from dualkg.data.graph import Graph
 from dualkg.data.known import KnownAnswers, with_reciprocals
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.evaluation import evaluate
+from dualkg.kernels.precision import products_in
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
@@ -133,7 +134,8 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end. The model then holds the weights to keep."""
-        with self.stop.listening(), tiny_numbers_as_zero(), current(self.model.device):
+        precision = products_in(self.recipe.training.precision)
+        with self.stop.listening(), tiny_numbers_as_zero(), current(self.model.device), precision:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
         self._refuse_divergence()

@@ -149,7 +149,8 @@ class Training(Section):
     the fused engine scores that question once.
 
     The fused engine and the plain one take the same steps; `auto` is fused where it applies. `bf16` is for the
-    fused engine's products with the entity tables, which stay float32; `auto` is that where it is faster.
+    fused engine's products with the entity tables, which stay float32; `auto` is that where it is faster. `tf32` is for
+    all products on a GPU, by either engine.
     """
 
     epochs: int = Field(20, ge=1)
@@ -158,7 +159,7 @@ class Training(Section):
     seed: int = Field(0, ge=0, lt=2**32)
     checkpoint_seconds: float = Field(60.0, ge=0)
     engine: Literal["auto", "plain", "fused"] = "auto"
-    precision: Literal["auto", "float32", "bf16"] = "auto"
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
 
     @model_serializer(mode="wrap")
     def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:

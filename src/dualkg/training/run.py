@@ -5,6 +5,7 @@ weights.safetensors  history.json  costs.json  ranks-valid.parquet  ranks-test.p
 extension.json (of a run that new entities were added to)
 sparsity.json (of a run whose entity tables were made sparse; its weights keep them so)
 calibration.json (of a run that was asked for probabilities: answers/beliefs/kept.py)
+map.parquet (of a run whose entities were laid out in the plane: analysis/entity_map.py)
 """
 
 from __future__ import annotations
@@ -86,6 +87,7 @@ class RunFolder:
         self.sparsity = self.path / "sparsity.json"
         self.calibration = self.path / "calibration.json"
         self.extension = self.path / "extension.json"
+        self.map = self.path / "map.parquet"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"

@@ -1,4 +1,4 @@
-"""Calibration: monotone, fitted by what candidates weigh, relations near what all share."""
+"""Calibration: monotone, never surer than its examples, fitted by weights, relations near what all share."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import dualkg as kg
 from dualkg.answers.beliefs import Calibration, calibrate, evidence_of
 from dualkg.answers.beliefs import candidates as room
 from dualkg.answers.beliefs.candidates import Candidates, draw_candidates
-from dualkg.answers.beliefs.fitting import LEAST_SLOPE, fit_line, fit_lines
+from dualkg.answers.beliefs.fitting import CENTRE, LEAST_SLOPE, ceiling_of, fit_line, fit_lines, values_of
+from dualkg.answers.beliefs.kinds import Kinds
 from tests.answers.beliefs.test_candidates import all_candidates
+from tests.conftest import graph_of
 
-FLAT = {"centre": np.array([1.0, 0.0]), "precision": 1e-3 * np.eye(2)}
+FLAT = {"centre": CENTRE, "spread": 1e3 * np.eye(5)}
 
 
 def drawn_by(slope: float, offset: float, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -25,50 +27,91 @@ def drawn_by(slope: float, offset: float, num: int, seed: int = 0) -> tuple[np.n
     return evidence, random.random(num) < 1 / (1 + np.exp(-slope * evidence - offset))
 
 
-def one(slope: float, offset: float) -> Calibration:
-    return Calibration(torch.tensor([slope]), torch.tensor([offset]), torch.tensor([True]))
+def of_one_kind(evidence: np.ndarray) -> np.ndarray:
+    return np.zeros(len(evidence), dtype=np.int64)
+
+
+def one(slope: float, *offsets: float, ceiling: float = 1.0) -> Calibration:
+    return Calibration(torch.tensor([slope]), torch.tensor([offsets]), torch.tensor([True]), ceiling)
 
 
 @given(
     slope=st.floats(0.001, 20),
     offset=st.floats(-20, 20),
     pair=st.tuples(st.floats(-30, 0), st.floats(-30, 0)).map(sorted),
+    ceiling=st.floats(0.5, 1),
 )
-def test_more_evidence_is_never_less_probable(slope, offset, pair):
-    less, more = one(slope, offset).probability(torch.tensor(pair, dtype=torch.float64), torch.tensor([0, 0]))
-    assert 0 <= less <= more <= 1
+def test_more_evidence_is_never_less_probable(slope, offset, pair, ceiling):
+    calibration, same = one(slope, *[offset] * 4, ceiling=ceiling), torch.tensor([0, 0])
+    less, more = calibration.probability(torch.tensor(pair, dtype=torch.float64), same, same)
+    assert 0 <= less <= more <= ceiling
 
 
-@given(slope=st.floats(0.1, 5), offset=st.floats(-5, 5), probability=st.floats(0.001, 0.999))
-def test_least_evidence_is_where_the_probability_begins(slope, offset, probability):
-    calibration = one(slope, offset)
-    evidence = torch.tensor([calibration.least_evidence(probability, 0)], dtype=torch.float64)
-    assert float(calibration.probability(evidence, torch.tensor([0]))) == pytest.approx(probability, rel=1e-4)
+@settings(deadline=None)
+@given(slope=st.floats(0.1, 5), offsets=st.tuples(*[st.floats(-5, 5)] * 4), log_odds=st.floats(-7, 7))
+def test_least_evidence_is_where_the_likeliest_kind_begins(slope, offsets, log_odds):
+    calibration, relation, kinds = one(slope, *offsets), torch.tensor(0), torch.arange(4)
+    least = calibration.least_evidence(log_odds, 0)
+    there = calibration.log_odds(torch.full((4,), least, dtype=torch.float64), relation, kinds)
+    assert float(there.max()) == pytest.approx(log_odds, abs=1e-3)
+    handicaps = torch.tensor([float(calibration.handicaps(0)[head, tail]) for tail in (0, 1) for head in (0, 1)])
+    there = calibration.log_odds((least + handicaps).double(), relation, kinds)
+    assert there.tolist() == pytest.approx([log_odds] * 4, abs=1e-3)
 
 
 def test_the_line_that_made_the_marks_is_found():
     evidence, true = drawn_by(2.0, 3.0, 40_000)
-    assert fit_line(evidence, true, np.ones(len(true)), **FLAT) == pytest.approx([2.0, 3.0], abs=0.1)
+    line = fit_line(evidence, of_one_kind(evidence), true, np.ones(len(true)), **FLAT)
+    assert line[:2] == pytest.approx([2.0, 3.0], abs=0.1)
+
+
+def test_each_kind_has_its_own_offset():
+    parts = [drawn_by(2.0, offset, 20_000, seed) for seed, offset in enumerate((3.0, 1.0, 4.0, -1.0))]
+    evidence, true = (np.concatenate(values) for values in zip(*parts, strict=True))
+    line = fit_line(evidence, np.repeat(np.arange(4), 20_000), true, np.ones(len(true)), **FLAT)
+    assert line == pytest.approx([2.0, 3.0, 1.0, 4.0, -1.0], abs=0.15)
 
 
 def test_a_tenth_of_the_false_ones_stands_for_all():
     evidence, true = drawn_by(2.0, 3.0, 40_000)
     kept = true | (np.arange(len(true)) % 10 == 0)
     weights = np.where(true, 1.0, 10.0)[kept]
-    whole = fit_line(evidence, true, np.ones(len(true)), **FLAT)
-    assert fit_line(evidence[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
+    kinds = of_one_kind(evidence)
+    whole = fit_line(evidence, kinds, true, np.ones(len(true)), **FLAT)
+    assert fit_line(evidence[kept], kinds[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
 
 
 def test_where_evidence_tells_all_apart_the_line_stays_finite():
     evidence = np.array([-3.0, -2.0, -1.0, -0.5])
-    line = fit_line(evidence, np.array([False, False, True, True]), np.ones(4), **FLAT)
+    line = fit_line(evidence, of_one_kind(evidence), np.array([False, False, True, True]), np.ones(4), **FLAT)
     assert np.isfinite(line).all()
     assert line[0] > 1
 
 
+def test_few_examples_do_not_make_sure():
+    """Three valid triples, all before any false candidate: that is no reason to be as good as sure."""
+    evidence = np.array([-0.1] * 6 + [-4.0] * 60)
+    true, weights, kinds = np.arange(66) < 6, np.ones(66), of_one_kind(evidence)
+    drawn = Candidates(np.zeros((66, 3), dtype=np.int64), true, weights)
+    lines, _ = fit_lines(evidence, kinds, drawn, 1)
+    ceiling = ceiling_of(values_of(lines[0], evidence, kinds), true, weights)
+    assert ceiling == pytest.approx(4 / 5)
+    sure = values_of(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
+    assert 1 / (1 + np.exp(-sure)) < 0.99
+
+
+@given(num=st.integers(1, 200), misses=st.integers(0, 200))
+def test_the_ceiling_is_what_so_many_examples_can_vouch_for(num, misses):
+    values = np.concatenate([np.linspace(3, 2, 2 * num), np.linspace(1, 0, 2 * misses)])
+    found = ceiling_of(values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
+    assert found == pytest.approx((num + 1) / (num + 2))
+    reversed_ = ceiling_of(-values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
+    assert reversed_ <= found
+
+
 def test_contrary_evidence_is_not_believed():
     evidence, true = drawn_by(-1.0, -3.0, 5000)
-    slope, offset = fit_line(evidence, true, np.ones(len(true)), **FLAT)
+    slope, offset, *_ = fit_line(evidence, of_one_kind(evidence), true, np.ones(len(true)), **FLAT)
     assert slope == LEAST_SLOPE
     assert 1 / (1 + np.exp(-offset)) == pytest.approx(true.mean(), rel=0.05)
 
@@ -80,18 +123,16 @@ def test_relations_with_more_data_go_further_from_the_shared_line():
     relations = np.concatenate([np.full(len(evidence), relation) for relation, evidence, _ in parts])
     evidence, true = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
     triples = np.stack([relations, relations, relations], axis=1)
-    slopes, offsets, own = fit_lines(evidence, Candidates(triples, true, np.ones(len(true))), 5)
+    lines, own = fit_lines(evidence, of_one_kind(evidence), Candidates(triples, true, np.ones(len(true))), 5)
     assert own.tolist() == [True, True, True, False, False]
-    assert (slopes[3], offsets[3]) == (slopes[4], offsets[4])
-    middle = slopes * -1.5 + offsets
+    assert lines[3].tolist() == lines[4].tolist()
+    middle = lines[:, 0] * -1.5 + lines[:, 1]
     assert middle[4] > middle[1] > middle[2]
 
 
 @settings(deadline=None, max_examples=6)
 @given(seed=st.integers(0, 100))
 def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
-    from tests.conftest import graph_of
-
     random = np.random.default_rng(seed)
     triples = np.unique(np.stack([random.integers(0, n, 700) for n in (40, 2, 40)], axis=1), axis=0)
     random.shuffle(triples)
@@ -105,24 +146,29 @@ def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
         patch.setattr(room, "BEST", 5)
         drawn = draw_candidates(model, graph, "valid", seed=seed)
     assert len(drawn.true) < 0.6 * len(wanted)
+    kinds = Kinds.of(graph)
     lines = [
-        np.stack(fit_lines(evidence_of(model, some.triples).double().numpy(), some, 2)[:2]) for some in (every, drawn)
+        fit_lines(evidence_of(model, some.triples).double().numpy(), kinds(some.triples), some, 2)[0]
+        for some in (every, drawn)
     ]
     evidence = np.quantile(evidence_of(model, every.triples).numpy(), [0.1, 0.5, 0.9])[:, None]
-    full, weighted = (1 / (1 + np.exp(-line[0] * evidence - line[1])) for line in lines)
+    full, weighted = (1 / (1 + np.exp(-line[:, 0] * evidence - line[:, 1])) for line in lines)
     np.testing.assert_allclose(weighted, full, rtol=0.35)
 
 
 def test_calibrate(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
     calibration = calibrate(model, small_graph)
-    assert calibration.slopes.shape == calibration.offsets.shape == calibration.own.shape == (4,)
+    assert calibration.slopes.shape == calibration.own.shape == (4,)
+    assert calibration.offsets.shape == (4, 4)
     assert (calibration.slopes > 0).all()
+    assert 0 < calibration.ceiling < 1
     assert calibration.about["num_true"] == 40
     assert calibration.about["split"] == "valid"
     again = Calibration.from_dict(calibration.as_dict())
     assert torch.equal(again.slopes, calibration.slopes)
     assert torch.equal(again.own, calibration.own)
+    assert again.ceiling == calibration.ceiling
     assert again.about == calibration.about
 
 

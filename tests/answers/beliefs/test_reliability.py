@@ -90,6 +90,6 @@ def test_without_test_triples_nothing_is_checked(small_graph):
     from tests.conftest import graph_of
 
     graph = graph_of(small_graph.train, small_graph.valid, num_entities=30, num_relations=4)
-    sure = Calibration(torch.ones(4), torch.zeros(4), torch.zeros(4, dtype=torch.bool))
+    sure = Calibration(torch.ones(4), torch.zeros(4, 4), torch.zeros(4, dtype=torch.bool))
     with pytest.raises(kg.RequestError, match="made has no test triples"):
         check_calibration(sure, kg.CP(graph.shape, dim=2), graph)

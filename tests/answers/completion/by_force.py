@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import dualkg as kg
-from dualkg.answers.beliefs import Calibration, evidence_of
+from dualkg.answers.beliefs import Calibration, Kinds, evidence_of
 from tests.conftest import graph_of
 
 MODELS = {
@@ -36,7 +36,8 @@ def random_graph(seed: int, *, num_entities: int = 9, num_relations: int = 3, nu
 def random_calibration(seed: int, num_relations: int = 3) -> Calibration:
     random = torch.Generator().manual_seed(seed)
     slopes = 0.3 + 2 * torch.rand(num_relations, generator=random)
-    return Calibration(slopes, 4 * torch.rand(num_relations, generator=random), torch.ones(num_relations).bool())
+    offsets = 4 * torch.rand(num_relations, 4, generator=random)
+    return Calibration(slopes, offsets, torch.ones(num_relations).bool(), ceiling=0.8)
 
 
 def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=False, known=("train", "valid", "test")):
@@ -61,9 +62,12 @@ def complete_by_force(model, graph, *, top, calibration=None, min_probability=0.
     """Triples, evidence and probability of the best, best first."""
     triples = every_new_triple(graph, **narrowing)
     evidence = evidence_of(model, triples).double()
-    worth = evidence if calibration is None else calibration.probability(evidence, torch.from_numpy(triples[:, 1]))
+    judged = (evidence, torch.from_numpy(triples[:, 1]), torch.from_numpy(Kinds.of(graph)(triples)))
+    worth = evidence if calibration is None else calibration.log_odds(*judged)
     order = np.lexsort((-evidence.numpy(), -worth.numpy()))
+    probability = None
     if calibration is not None:
-        order = order[worth.numpy()[order] >= min_probability]
+        probability = calibration.probability(*judged).numpy()
+        order = order[probability[order] >= min_probability]
     order = order[:top]
-    return triples[order], evidence.numpy()[order], worth.numpy()[order]
+    return triples[order], evidence.numpy()[order], None if probability is None else probability[order]

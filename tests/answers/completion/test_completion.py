@@ -124,7 +124,7 @@ def test_what_is_nearly_sure_is_still_in_order():
     """Probabilities that round to 1 are ordered by evidence."""
     graph = random_graph(6)
     model = MODELS["ComplEx"](graph.shape)
-    sure = Calibration(torch.ones(3), torch.full((3,), 80.0), torch.ones(3).bool())
+    sure = Calibration(torch.ones(3), torch.full((3, 4), 80.0), torch.ones(3).bool())
     found = complete(model, graph, top=12, calibration=sure)
     assert (found.probability == 1).all()
     assert found.triples.tolist() == complete(model, graph, top=12).triples.tolist()

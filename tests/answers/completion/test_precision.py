@@ -19,7 +19,7 @@ def rough(monkeypatch):
     counted = {"rough": 0, "on": False}
 
     @contextmanager
-    def in_precision(asked):
+    def products_in(asked):
         counted["on"] = asked == "tf32"
         yield
         counted["on"] = False
@@ -34,7 +34,7 @@ def rough(monkeypatch):
     monkeypatch.setattr(kg.ComplEx, "score_tails", rounded)
     monkeypatch.setattr(completion, "check_precision", lambda precision, device: None)
     for module in (precision, search):
-        monkeypatch.setattr(module, "in_precision", in_precision)
+        monkeypatch.setattr(module, "products_in", products_in)
     return counted
 
 
@@ -54,7 +54,7 @@ def test_a_list_that_was_selected_roughly_is_exact(rough, seed):
 def test_precision_is_given_back():
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    with precision.in_precision("tf32"):
+    with precision.products_in("tf32"):
         assert matmul.fp32_precision == "tf32"
     assert matmul.fp32_precision == before
 

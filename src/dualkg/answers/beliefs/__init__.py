@@ -9,6 +9,7 @@ from dualkg.answers.beliefs.coverage import CoverageReport, check_answer_sets
 from dualkg.answers.beliefs.evidence import evidence_of
 from dualkg.answers.beliefs.fitting import calibrate
 from dualkg.answers.beliefs.kept import Beliefs, beliefs_of, ensure_calibration, load_beliefs, save_beliefs
+from dualkg.answers.beliefs.kinds import Kinds
 from dualkg.answers.beliefs.negatives import read_negatives
 from dualkg.answers.beliefs.reliability import CalibrationReport, Reliability, check_calibration
 
@@ -20,6 +21,7 @@ __all__ = [
     "CalibrationReport",
     "ClassificationReport",
     "CoverageReport",
+    "Kinds",
     "Reliability",
     "beliefs_of",
     "calibrate",

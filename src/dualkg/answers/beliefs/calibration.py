@@ -11,26 +11,42 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Calibration:
-    """p = σ(slope · evidence + offset), with slope > 0: one for each relation with enough data, one for all others."""
+    """p = σ(slope · evidence + offset), but at most the ceiling, with slope > 0: more evidence is never less.
+
+    A relation has a slope, and an offset for each of the four `Kinds` of its triples: its own where there is enough
+    data, one for all others.
+    """
 
     slopes: Tensor  # of each of the graph's relations, `(num_relations,)`
-    offsets: Tensor
+    offsets: Tensor  # of each relation and kind, `(num_relations, 4)`
     own: Tensor  # whether a relation has its own, `(num_relations,)`
+    ceiling: float = 1.0  # what no probability is above
     about: dict[str, Any] = field(default_factory=dict)  # on what it was fitted, and how well it held
 
-    def probability(self, evidence: Tensor, relations: Tensor) -> Tensor:
-        """Evidence and relation ids of the graph, which broadcast → probabilities. More evidence is never less."""
-        slopes, offsets = (one.to(evidence.device)[relations] for one in (self.slopes, self.offsets))
-        return torch.sigmoid(slopes * evidence + offsets)
+    def log_odds(self, evidence: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
+        """Evidence, relation ids of the graph and kinds, which broadcast → log odds, as if there were no ceiling.
 
-    def least_evidence(self, probability: float, relation: int) -> float:
-        """The evidence from which on a triple of a relation is that probable."""
-        logit = torch.logit(torch.tensor(float(probability), dtype=torch.float64))
-        return float((logit - float(self.offsets[relation])) / float(self.slopes[relation]))
+        They order triples as probabilities do, and also those that stand at the ceiling.
+        """
+        slopes, offsets = (one.to(evidence.device) for one in (self.slopes, self.offsets))
+        return slopes[relations] * evidence + offsets[relations, kinds]
+
+    def probability(self, evidence: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
+        """The same → probabilities. More evidence is never less."""
+        return torch.sigmoid(self.log_odds(evidence, relations, kinds)).clamp(max=self.ceiling)
+
+    def least_evidence(self, log_odds: float, relation: int) -> float:
+        """The evidence from which on a triple of a relation may have such log odds: that of its likeliest kind."""
+        return (log_odds - float(self.offsets[relation].max())) / float(self.slopes[relation])
+
+    def handicaps(self, relation: int) -> Tensor:
+        """How much more evidence than the likeliest kind each kind needs, `(2, 2)`: by head, then by tail, 1 if new."""
+        offsets = self.offsets[relation]
+        return ((offsets.max() - offsets) / self.slopes[relation]).reshape(2, 2).T
 
     def as_dict(self) -> dict[str, Any]:
         tables = {name: getattr(self, name).tolist() for name in ("slopes", "offsets", "own")}
-        return {**tables, "about": self.about}
+        return {**tables, "ceiling": self.ceiling, "about": self.about}
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Calibration:
@@ -38,5 +54,6 @@ class Calibration:
             torch.tensor(found["slopes"], dtype=torch.float32),
             torch.tensor(found["offsets"], dtype=torch.float32),
             torch.tensor(found["own"], dtype=torch.bool),
+            float(found["ceiling"]),
             found.get("about", {}),
         )

@@ -10,6 +10,7 @@ from typing import Any
 from dualkg.answers.beliefs.answer_sets import AnswerSets
 from dualkg.answers.beliefs.calibration import Calibration
 from dualkg.answers.beliefs.fitting import calibrate
+from dualkg.answers.beliefs.kinds import NUM_KINDS
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.files import read_json, write_text
@@ -53,6 +54,8 @@ def load_beliefs(folder: str | Path, graph: Graph) -> Beliefs:
         lengths = {len(table) for table in (calibration.slopes, calibration.offsets, calibration.own)}
         if lengths != {num_relations}:
             raise ValueError(f"it should have {num_relations:,} relations, and has {' or '.join(map(str, lengths))}")
+        if tuple(calibration.offsets.shape) != (num_relations, NUM_KINDS):
+            raise ValueError(f"each relation should have {NUM_KINDS} offsets")
         if not bool((calibration.slopes > 0).all()):
             raise ValueError("a slope is not above 0")
         answer_sets = AnswerSets.from_dict(found["answer_sets"], num_relations)

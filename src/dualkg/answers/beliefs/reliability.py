@@ -13,6 +13,7 @@ import torch
 from dualkg.answers.beliefs.calibration import Calibration
 from dualkg.answers.beliefs.candidates import Floats, draw_candidates
 from dualkg.answers.beliefs.evidence import evidence_of
+from dualkg.answers.beliefs.kinds import Kinds
 from dualkg.data.graph import Graph, Split
 from dualkg.models.base import Model
 
@@ -125,7 +126,8 @@ def check_calibration(
     """Hold probabilities against a split that they were not fitted on; `seed` draws the false candidates."""
     drawn = draw_candidates(model, graph, split, seed=seed)
     evidence = evidence_of(model, drawn.triples).double().cpu()
-    found = calibration.probability(evidence, torch.from_numpy(drawn.relations)).numpy()
+    relations, kinds = (torch.from_numpy(ids) for ids in (drawn.relations, Kinds.of(graph)(drawn.triples)))
+    found = calibration.probability(evidence, relations, kinds).numpy()
     likely = found >= LIKELY
     by_relation = {}
     for id in np.unique(drawn.relations).tolist():

@@ -18,6 +18,26 @@ LEAST = -1e30  # less evidence than any triple has, and more than −∞
 
 
 @dataclass(frozen=True, eq=False)
+class Handicaps:
+    """How much more evidence a triple needs than the likeliest kind of its relation."""
+
+    by_kind: Tensor  # `(2, 2)`: by what a query gives, then by the answer, 1 if it is new to its side
+    given: Tensor  # whether an entity is new to its side, 0 or 1, `(num_entities,)`
+    answers: Tensor
+
+    def of(self, given: Tensor, answers: Tensor) -> Tensor:
+        """`(num_given, num_answers)`."""
+        return self.by_kind[self.given[given]][:, self.answers[answers]]
+
+    def of_given(self, given: Tensor) -> Tensor:
+        """The least that a query's triples have, `(num_given,)`."""
+        return self.by_kind.amin(1)[self.given[given]]
+
+    def of_answers(self, answers: Tensor) -> Tensor:
+        return self.by_kind.amin(0)[self.answers[answers]]
+
+
+@dataclass(frozen=True, eq=False)
 class Asked:
     """The queries of a relation from both ends; which answers count, and which pairs do not."""
 
@@ -25,12 +45,14 @@ class Asked:
     second: Queries
     answers: Tensor  # in order
     ruled_out: Tensor  # `(num_pairs, 2)`: what a query gives and an answer, in order of the first
+    handicaps: Handicaps | None = None
 
 
 def best_of(asked: Asked, given: Tensor, *, least: float, top: int, margin: float = 0.0) -> Found:
     """The new triples of a block with at least so much evidence: the best `top`, and what ties with the last.
 
-    `given` is in order. Where evidence may be off by a `margin`, all that might be among them are.
+    Evidence counts less its handicap. `given` is in order. Where evidence may be off by a `margin`, all that might be
+    among them are.
     """
     least = max(least - margin, LEAST)
     given, answers, scores = _likely(asked, given, least)
@@ -39,7 +61,8 @@ def best_of(asked: Asked, given: Tensor, *, least: float, top: int, margin: floa
         return Found.none()
     evidence = turned - asked.second.normalizers[answers]
     evidence.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
-    rows, columns = (evidence >= _enough(evidence, least, top, margin)).nonzero(as_tuple=True)
+    counted = evidence if asked.handicaps is None else evidence - asked.handicaps.of(given, answers)
+    rows, columns = (counted >= _enough(counted, least, top, margin)).nonzero(as_tuple=True)
     ends, scored = (given[rows], answers[columns]), scores
     if asked.first.side == "head":
         ends, scored = (ends[1], ends[0]), turned
@@ -56,11 +79,14 @@ def _likely(asked: Asked, given: Tensor, least: float) -> tuple[Tensor, Tensor, 
     _rule_out(scores, asked, given)
     needed = 2 * least - asked.second.largest[answers]  # of the logarithm that the first query tells
     floor = asked.first.normalizers[given] + needed.min()
+    if asked.handicaps is not None:
+        floor += 2 * asked.handicaps.of_given(given)
+        needed = needed + 2 * asked.handicaps.of_answers(answers)
     rows = scores.amax(1) >= floor
     given, scores = given[rows], scores[rows]
     columns = (scores >= floor[rows, None]).any(0)
     answers, scores, needed = answers[columns], scores[:, columns], needed[columns]
-    if len(answers) and needed.min() < needed.max():  # some answers were asked about before
+    if len(answers) and needed.min() < needed.max():  # some answers were asked about before, or are of other kinds
         enough = scores >= asked.first.normalizers[given, None] + needed
         rows, columns = enough.any(1), enough.any(0)
         given, answers, scores = given[rows], answers[columns], scores[rows][:, columns]
@@ -93,7 +119,10 @@ def _from_the_other_end(
         turned = second.scores_of(answers, given).T.contiguous()  # what follows goes through it row by row
     floor = torch.where(second.normalizers[answers].isnan(), turned.logsumexp(0), second.normalizers[answers])
     bound = scores - asked.first.normalizers[given, None]
-    enough = bound.add_(turned).sub_(floor) >= 2 * least
+    bound = bound.add_(turned).sub_(floor)
+    if asked.handicaps is not None:
+        bound.sub_(asked.handicaps.of(given, answers), alpha=2)
+    enough = bound >= 2 * least
     columns = enough.any(0)
     second.ask(answers[columns])
     return answers[columns], scores[:, columns], turned[:, columns]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from dualkg.answers.beliefs.calibration import Calibration
+from dualkg.answers.beliefs.kinds import Kinds
 from dualkg.answers.completion.kept import Keeper, choices_of
 from dualkg.answers.completion.listing import Completion
 from dualkg.answers.completion.narrowing import Names, Narrowing
@@ -51,7 +52,8 @@ def complete(
     check_precision(precision, model.device)
     _check(top, min_probability, calibration, graph)
     narrowing = Narrowing.of(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
-    search, state = Search(model, narrowing, precision=precision), State(Pool(top, calibration, min_probability))
+    kinds = Kinds.of(graph) if calibration is not None else None
+    search, state = Search(model, narrowing, precision=precision), State(Pool(top, calibration, kinds, min_probability))
     keeper = Keeper(Path(part), choices_of(model, narrowing, state.pool)) if part is not None else None
     state = keeper.load(state) if keeper else state
     with full_precision(), evaluating(model):

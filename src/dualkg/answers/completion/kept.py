@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from dualkg.answers.beliefs.calibration import Calibration
 from dualkg.answers.completion.narrowing import Narrowing
 from dualkg.answers.completion.pool import Found, Pool
 from dualkg.answers.completion.search import State
@@ -38,10 +39,13 @@ def choices_of(model: Model, narrowing: Narrowing, pool: Pool) -> dict[str, Any]
         "known splits": list(narrowing.known),
         "graph": _digest({name: graph.split(name) for name in ("train", "valid", "test")}),
         "weights": _digest(weights),
-        "calibration": _digest({name: getattr(calibration, name).numpy() for name in ("slopes", "offsets")})
-        if calibration
-        else None,
+        "calibration": _digest(_tables(calibration)) if calibration else None,
     }
+
+
+def _tables(calibration: Calibration) -> dict[str, np.ndarray[Any, Any]]:
+    tables = {name: getattr(calibration, name).numpy() for name in ("slopes", "offsets")}
+    return {**tables, "ceiling": np.array(calibration.ceiling)}
 
 
 def _digest(arrays: dict[str, np.ndarray[Any, Any]]) -> str:
@@ -84,7 +88,7 @@ class Keeper:
                 self._check(json.loads(about["choices"]))
                 found = Found(*(file.get_tensor(name).numpy() for name in Found._fields))
                 asked = file.get_tensor("asked") if "asked" in file.keys() else None  # noqa: SIM118
-                return State(replace(beginning.pool, found=found), int(about["num_done"]), asked)
+                return State(replace(beginning.pool, found=found, known=None), int(about["num_done"]), asked)
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise RequestError(f"{self.path} cannot be read ({error}). Remove it to begin anew.") from None
 

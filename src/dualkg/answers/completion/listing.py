@@ -36,7 +36,8 @@ class Completion:
     @classmethod
     def of(cls, graph: Graph, pool: Pool) -> Completion:
         found = pool.ordered()
-        probability = pool.worth(found).astype(np.float32) if pool.calibration else None
+        sure = pool.probability(found)
+        probability = None if sure is None else sure.astype(np.float32)
         return cls(graph, found.heads, found.relations, found.tails, probability, found.score, found.evidence)
 
     def __len__(self) -> int:

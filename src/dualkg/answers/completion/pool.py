@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import inf
+from functools import cached_property
+from math import inf, log
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dualkg.answers.beliefs.calibration import Calibration
+from dualkg.answers.beliefs.kinds import Kinds
 
 Column = npt.NDArray[Any]
-NEARLY_SURE = 1 - 2.0**-50  # a probability of 1 would ask for evidence without end
 SLACK = 1e-3  # of evidence: more than rounding can take from a triple that is as good as the last
 
 
@@ -43,47 +45,72 @@ class Found(NamedTuple):
 class Pool:
     """At most `top` triples, none less probable than `least`; of what has been seen, no better one is left out.
 
-    Better is more probable; where that is the same, or there is no calibration, of more evidence; and at last of
-    the smaller ids.
+    Better is of larger log odds, or without a calibration of more evidence; where these are the same, of more evidence
+    and at last of the smaller ids.
     """
 
     top: int
     calibration: Calibration | None = None
+    kinds: Kinds | None = None  # goes with the calibration
     least: float = 0.0
     found: Found = field(default_factory=Found.none)
+    known: Column | None = None  # what the found are worth, where that was asked before
 
     def worth(self, found: Found) -> Column:
-        """What triples are ordered by: probability, or evidence without a calibration."""
-        evidence = torch.from_numpy(found.evidence).double()
+        """What triples are ordered by: log odds, or evidence without a calibration."""
         if self.calibration is None:
-            return evidence.numpy()
-        return self.calibration.probability(evidence, torch.from_numpy(found.relations)).numpy()
+            return found.evidence.astype(np.float64)
+        return self.calibration.log_odds(*self._judged(found)).numpy()
+
+    @cached_property
+    def _worth(self) -> Column:
+        return self.worth(self.found) if self.known is None else self.known
+
+    def probability(self, found: Found) -> Column | None:
+        """At most the ceiling; None without a calibration."""
+        return None if self.calibration is None else self.calibration.probability(*self._judged(found)).numpy()
+
+    def _judged(self, found: Found) -> tuple[Tensor, Tensor, Tensor]:
+        """What a calibration asks of triples: evidence, relations and kinds."""
+        assert self.kinds is not None
+        kinds = self.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
+        return torch.from_numpy(found.evidence).double(), torch.from_numpy(found.relations), torch.from_numpy(kinds)
 
     def least_evidence(self, relation: int) -> float:
         """What a triple of a relation needs to be among the best."""
-        needed = float(self.worth(self.found).min()) if self.found.number >= self.top else -inf
+        needed = float(self._worth.min()) if self.found.number >= self.top else -inf
         if self.calibration is not None:
-            probability = min(max(needed, self.least), NEARLY_SURE)
-            needed = self.calibration.least_evidence(probability, relation) if probability > 0 else -inf
-        return needed - SLACK * (1 + abs(needed))
+            needed = self.calibration.least_evidence(max(needed, self._least_log_odds), relation)
+        return needed - SLACK * (1 + abs(needed)) if abs(needed) < inf else needed
+
+    @property
+    def _least_log_odds(self) -> float:
+        """Of a triple that is probable enough; there is none above the ceiling."""
+        if self.calibration is None or self.least <= 0:
+            return -inf
+        return inf if self.least > self.calibration.ceiling or self.least == 1 else log(self.least / (1 - self.least))
 
     def joined(self, others: Found) -> Pool:
         """The best of these and others."""
-        if self.calibration is not None and self.least > 0:
-            others = others.chosen(self.worth(others) >= self.least)
+        if not others.number:
+            return self
         both = Found(*map(np.concatenate, zip(self.found, others, strict=True)))
+        worth = np.concatenate([self._worth, self.worth(others)])
+        if self.least > 0:
+            enough = worth >= self._least_log_odds
+            both, worth = both.chosen(enough), worth[enough]
         if both.number > self.top:
-            worth = self.worth(both)
-            last = np.partition(worth, -self.top)[-self.top]
-            both = both.chosen(worth >= last)
+            chosen = worth >= np.partition(worth, -self.top)[-self.top]
+            both, worth = both.chosen(chosen), worth[chosen]
         if both.number > self.top:  # some are as good as the last
-            both = self._ordered(both).chosen(np.arange(self.top))
-        return replace(self, found=both)
+            chosen = _best_first(both, worth)[: self.top]
+            both, worth = both.chosen(chosen), worth[chosen]
+        return replace(self, found=both, known=worth)
 
     def ordered(self) -> Found:
         """The triples, best first."""
-        return self._ordered(self.found)
+        return self.found.chosen(_best_first(self.found, self._worth))
 
-    def _ordered(self, found: Found) -> Found:
-        keys = (found.tails, found.relations, found.heads, -found.evidence, -self.worth(found))
-        return found.chosen(np.lexsort(keys))
+
+def _best_first(found: Found, worth: Column) -> Column:
+    return np.lexsort((found.tails, found.relations, found.heads, -found.evidence, -worth))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal, get_args
 
 import numpy as np
@@ -15,6 +13,7 @@ from dualkg.answers.completion.block import Asked
 from dualkg.answers.completion.pool import Found
 from dualkg.answers.completion.queries import Queries
 from dualkg.errors import RequestError
+from dualkg.kernels.precision import products_in
 from dualkg.models.base import Model
 
 Precision = Literal["float32", "tf32"]
@@ -29,19 +28,6 @@ def check_precision(precision: str, device: torch.device) -> None:
         raise RequestError(f"tf32 is for matrix products on a GPU; the model is on {device.type}. Leave it out.")
 
 
-@contextmanager
-def in_precision(precision: Precision) -> Iterator[None]:
-    """Matrix products of float32 for a while in another precision."""
-    matmul = torch.backends.cuda.matmul
-    before = matmul.fp32_precision
-    if precision == "tf32":
-        matmul.fp32_precision = "tf32"
-    try:
-        yield
-    finally:
-        matmul.fp32_precision = before
-
-
 def margin_of(asked: Asked, given: Tensor, precision: Precision) -> float:
     """How far evidence may be off in a precision, by the log-probabilities of some of the queries."""
     if precision == "float32":
@@ -50,7 +36,7 @@ def margin_of(asked: Asked, given: Tensor, precision: Precision) -> float:
     for queries, ids in ((asked.first, given), (asked.second, asked.answers)):
         sample = ids[:: max(1, len(ids) // SAMPLE)][:SAMPLE]
         exact = _logs(queries, sample)
-        with in_precision(precision):
+        with products_in(precision):
             errors.append(float((_logs(queries, sample) - exact).abs().max()))
     return CAUTION * max(errors)
 

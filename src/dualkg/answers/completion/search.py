@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.answers.completion.block import Asked, best_of
+from dualkg.answers.beliefs.calibration import Calibration
+from dualkg.answers.completion.block import Asked, Handicaps, best_of
 from dualkg.answers.completion.narrowing import Narrowing
 from dualkg.answers.completion.pool import Pool
-from dualkg.answers.completion.precision import Precision, exactly, in_precision, margin_of
+from dualkg.answers.completion.precision import Precision, exactly, margin_of
 from dualkg.answers.completion.queries import Queries
+from dualkg.kernels.precision import products_in
 from dualkg.models.base import Model, Side
 
 
@@ -63,10 +65,11 @@ class Search:
     def _relation(self, relation: int, side: Side, before: int, state: State) -> Generator[State, None, State]:
         skipped = max(0, state.num_done - before)
         given, asked = self._asked(relation, side, state.asked if skipped else None)
+        asked = replace(asked, handicaps=self._handicaps(relation, side, state.pool.calibration))
         margin = margin_of(asked, given, self.precision)
         for block in torch.split(given[skipped:], asked.first.at_once):
             pool = state.pool
-            with in_precision(self.precision):
+            with products_in(self.precision):
                 found = best_of(asked, block, least=pool.least_evidence(relation), top=pool.top, margin=margin)
             pool = pool.joined(exactly(found, self.model) if margin else found)
             skipped += len(block)
@@ -84,3 +87,16 @@ class Search:
         given, answers, pairs = (torch.from_numpy(ids).to(self.model.device) for ids in (*ends, ruled_out))
         second = Queries(self.model, relation, other, asked=already)
         return given, Asked(Queries(self.model, relation, side), second, answers, pairs)
+
+    def _handicaps(self, relation: int, side: Side, calibration: Calibration | None) -> Handicaps | None:
+        """By what the first queries give, then by their answers."""
+        if calibration is None:
+            return None
+        by_kind, ends = calibration.handicaps(relation), []
+        for column in (0, 2):
+            new = torch.ones(self.model.shape.num_entities, dtype=torch.int64)
+            new[torch.from_numpy(self.narrowing.train_of(relation)[:, column])] = 0
+            ends.append(new)
+        if side == "head":
+            by_kind, ends = by_kind.T, ends[::-1]
+        return Handicaps(*(table.to(self.model.device) for table in (by_kind, *ends)))

@@ -134,7 +134,7 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
             f"{type(model).__name__} has numbers of its entities in other tables than `entities` and `tails`, so that "
             f"no row can be added to it. Train it anew with the new triples."
         )
-    larger.load_state_dict(tables)
+    larger.load_state_dict(tables, assign=True)  # what was joined is not copied once more
     return larger.eval()
 
 
@@ -143,11 +143,9 @@ class Finder:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        texts = vocabulary.names.to_pylist() + (vocabulary.labels.to_pylist() if vocabulary.labels is not None else [])
-        self._folded = {text.casefold() for text in texts if text}
 
     def __call__(self, name: Name) -> int | None:
-        if isinstance(name, str) and name.casefold() not in self._folded:
+        if isinstance(name, str) and name.casefold() not in self.vocabulary._ids_of_folded:
             return None
         return self.vocabulary.id(name)
 

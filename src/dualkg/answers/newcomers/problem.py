@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dualkg.answers.newcomers.queries import Queries, log_sums
+from dualkg.answers.newcomers.sums import log_sums_with_slopes
 from dualkg.answers.newcomers.surroundings import Surroundings
 from dualkg.models.base import Side
 from dualkg.models.factors import Factors
@@ -66,7 +67,7 @@ class Role:
 
     def _rivals(self, f: Factors) -> Tensor:
         image = f.mapped_head if self.side == "head" else f.mapped_tail
-        return torch.logsumexp(image @ self.rivals.T, dim=-1)
+        return log_sums_with_slopes(image, self.rivals)
 
 
 @dataclass(frozen=True, eq=False)

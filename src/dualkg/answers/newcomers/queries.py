@@ -15,6 +15,7 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.factors import rows
 
 MOST_EXAMPLES = 5_000  # that are looked at: of more, so many are drawn, and count for all
+FEW_EXAMPLES = 1_000  # where there are so many entities that to score all of them for more would take seconds
 SCORES_AT_ONCE = 16_000_000
 ALMOST_SURE = 1 - 1e-6
 
@@ -46,10 +47,15 @@ class Queries:
         return self.sums + torch.log1p(-chances)
 
 
-def queries_of(model: BilinearModel, train: Triples, *, most: int = MOST_EXAMPLES) -> Iterator[Queries]:
+def num_examples(num_entities: int) -> int:
+    """How many examples are looked at: the fewer, the more entities each is scored against."""
+    return max(FEW_EXAMPLES, min(MOST_EXAMPLES, SCORES_AT_ONCE // max(num_entities, 1)))
+
+
+def queries_of(model: BilinearModel, train: Triples, *, most: int | None = None) -> Iterator[Queries]:
     """Those of a training split: tails of both directions, or tails and heads where there are no reciprocals."""
     examples = with_reciprocals(train, model.shape.num_relations) if model.reciprocal else train
-    chosen = torch.from_numpy(examples).long()
+    chosen, most = torch.from_numpy(examples).long(), most or num_examples(model.shape.num_entities)
     if len(chosen) > most:
         chosen = chosen[torch.randperm(len(chosen), generator=torch.Generator().manual_seed(0))[:most]]
     share = len(examples) / max(len(chosen), 1) / (1 if model.reciprocal else 2)

@@ -12,19 +12,20 @@ from dualkg.answers.newcomers.problem import Problem
 from dualkg.answers.newcomers.surroundings import Surroundings
 from dualkg.data.graph import Triples
 
+TOLERANCE = 1e-4  # of the slope, by triple, in numbers of 32 bits
 MOST_ROUNDS = 5
 SETTLED = 1e-3  # change of a round, relative to the rows
 
 
 def minimise(problem: Problem, start: Tensor) -> Tensor:
-    """The rows at which a problem is least, as exactly as the numbers of the tables can tell."""
+    """The rows at which a problem is least: to about four digits in numbers of 32 bits, to ten in those of 64."""
     scale = 1 / max(problem.num_triples, 1)
 
     def value_and_slope(rows: Tensor) -> tuple[Tensor, Tensor]:
         value, slope = problem.slope(rows)
         return scale * value, scale * slope
 
-    return least(value_and_slope, start, tolerance=1e-5 if start.dtype == torch.float32 else 1e-10)
+    return least(value_and_slope, start, tolerance=TOLERANCE if start.dtype == torch.float32 else 1e-10)
 
 
 def solve_newcomers(triples: Triples, around: Surroundings) -> Tensor:

@@ -1,0 +1,146 @@
+"""Seconds of giving an entity a place by a few triples, `predictor.add`, beside the same problem solved plainly.
+
+Plainly is by autograd through log Σ exp(scores), to a tenth of the slope, with 5,000 queries of others. The weights are
+trained for a moment. `difference` is how far apart the two rows are that solve one and the same problem, relative to
+their length.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+import completing
+import measuring
+
+COUNTS = (1, 3, 10, 30)  # of triples given
+JOBS = {"FB15k-237 ComplEx dim 200": completing.Job("FB15k-237", 200)}
+PLAIN_EXAMPLES, PLAIN_TOLERANCE = 5_000, 1e-5
+Triple = tuple[str, str, str]
+
+
+@contextmanager
+def plainly() -> Iterator[None]:
+    """Problems that are solved meanwhile are solved plainly."""
+    from dualkg.answers.newcomers import problem, queries, solving
+
+    def log_sums(images: Any, candidates: Any) -> Any:
+        return (images @ candidates.T).logsumexp(-1)
+
+    with (
+        mock.patch.object(problem, "log_sums_with_slopes", log_sums),
+        mock.patch.object(solving, "TOLERANCE", PLAIN_TOLERANCE),
+        mock.patch.object(queries, "num_examples", return_value=PLAIN_EXAMPLES),
+    ):
+        yield
+
+
+def given_to(graph: Any, num: int, seed: int) -> list[Triple]:
+    """Triples of an entity of train that has so many, under a new name."""
+    random = np.random.default_rng(seed)
+    ends = graph.train[:, [0, 2]]
+    enough = np.flatnonzero(np.bincount(ends.ravel()) >= num)
+    entity = int(random.choice(enough))
+    own = graph.train[(ends == entity).any(1)]
+    own = own[random.permutation(len(own))[:num]]
+    return [
+        (
+            "newcomer" if head == entity else graph.entities[head],
+            graph.relations[relation],
+            "newcomer" if tail == entity and head != entity else graph.entities[tail],
+        )
+        for head, relation, tail in own.tolist()
+    ]
+
+
+def prepared(model: Any, graph: Any, triples: list[Triple]) -> tuple[Any, float]:
+    """A predictor that has been asked once, and the seconds of that: it prepares what all problems share."""
+    import dualkg as kg
+
+    predictor, started = kg.Predictor(model, graph), time.perf_counter()
+    predictor.add("newcomer", triples=triples)
+    return predictor, time.perf_counter() - started
+
+
+def timed(ways: dict[str, Any], several: list[list[Triple]]) -> dict[str, dict[str, float]]:
+    """Seconds and those of all cores, of each way; the ways take turns, so that a busy machine slows both."""
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+    for triples in several:
+        for way, predictor in ways.items():
+            with plainly() if way == "plain" else nullcontext():
+                started, worked = time.perf_counter(), time.process_time()
+                predictor.add("newcomer", triples=triples)
+                times[way].append((time.perf_counter() - started, time.process_time() - worked))
+    return {
+        way: {
+            "best": min(seconds for seconds, _ in found),
+            "median": statistics.median(seconds for seconds, _ in found),
+            "core_seconds": statistics.median(worked for _, worked in found),
+        }
+        for way, found in times.items()
+    }
+
+
+def difference(predictor: Any, cases: dict[int, list[list[Triple]]]) -> float:
+    """The largest distance of the two rows of one problem, relative to the row."""
+    largest = 0.0
+    for several in cases.values():
+        fast = predictor.add("newcomer", triples=several[0]).model.entities[-1].detach()
+        with plainly():
+            plain = predictor.add("newcomer", triples=several[0]).model.entities[-1].detach()
+        largest = max(largest, float((fast - plain).norm() / plain.norm()))
+    return largest
+
+
+def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> dict[str, Any]:
+    """Both ways on the same triples."""
+    model, graph = completing.load(completing.Job(**job), arrays)
+    model.to(device)
+    cases = {num: [given_to(graph, num, seed) for seed in range(2 if quick else 9)] for num in COUNTS}
+    fast, first = prepared(model, graph, cases[1][0])
+    with plainly():
+        plain, plain_first = prepared(model, graph, cases[1][0])
+    measured = {str(num): timed({"dualkg": fast, "plain": plain}, several) for num, several in cases.items()}
+    first_seconds = {"dualkg": first, "plain": plain_first}
+    return {"seconds": measured, "first_seconds": first_seconds, "difference": difference(fast, cases)}
+
+
+def measure_job(job: completing.Job, device: str, *, quick: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
+        steps = 8 if quick else completing.STEPS[device]
+        measuring.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
+        found = measuring.in_fresh_process(Path(__file__), {"what": "rows", **common, "quick": quick})
+    measuring.tell(f"{job.graph}: {json.dumps(found)}")
+    return {"job": asdict(job), "steps": steps, "measured": found}
+
+
+def main() -> None:
+    choices = measuring.parser(__doc__).parse_args()
+    if choices.task:
+        task = dict(choices.task)
+        print(json.dumps({"weights": completing.make_weights, "rows": measure}[task.pop("what")](**task)))
+        return
+    device = measuring.pick_device(choices.device)
+    chosen = measuring.wanted(list(JOBS), choices.only)
+    if choices.list:
+        print(*chosen, sep="\n")
+        return
+    on = measuring.describe(device, commit=choices.commit)
+    for name in chosen:
+        found = measure_job(JOBS[name], device, quick=choices.quick)
+        measuring.save("newcomers", name, found, on=on, folder=measuring.folder_of(choices))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+"""Answers a second and their 99th percentile under load: questions answered together, and each by itself.
+
+`wrk` asks for the tails of the test split's questions, one after the other, over 64 connections. The same run, trained
+for a moment, is served by the same routes in a fresh process; only how questions reach the model differs. With
+probabilities every answer is measured from both its ends, over all entities; asked together, what was summed over them
+is remembered. `--run` serves a run of one's own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import measuring
+
+WAYS = ("together", "one by one")
+CONNECTIONS = 64
+SECONDS, WARM_UP = 30, 5
+STEPS = 20  # of training: how good the answers are does not matter here
+SCRIPT = """
+local lines, place = {}, 0
+for line in io.lines(os.getenv("QUESTIONS")) do lines[#lines + 1] = line end
+function init(args) math.randomseed(7); place = math.random(#lines) end
+function request() place = place % #lines + 1; return wrk.format("GET", lines[place]) end
+function done(summary, latency, requests)
+  local e = summary.errors
+  io.write(string.format(
+    '\\nFOUND {"requests": %d, "microseconds": %d, "refused": %d, "broken": %d, ' ..
+    '"p50_ms": %f, "p99_ms": %f, "max_ms": %f}\\n',
+    summary.requests, summary.duration, e.status, e.connect + e.read + e.write + e.timeout,
+    latency:percentile(50) / 1000, latency:percentile(99) / 1000, latency.max / 1000))
+end
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to serve, and what is asked of it."""
+
+    graph: str
+    dim: int
+    k: int
+    probabilities: bool
+
+    @property
+    def name(self) -> str:
+        return f"{self.graph} ComplEx dim {self.dim}, {self.k} tails{', probabilities' if self.probabilities else ''}"
+
+
+JOBS = [Job("WN18RR", 200, 10, probabilities) for probabilities in (False, True)]
+
+
+# -- the server, in a process of its own --------------------------------------------------------------------------
+
+
+def make_run(job: Job, folder: Path) -> None:
+    """Train for a moment, and keep it as a run; a calibration too, where it is asked for."""
+    import dualkg as kg
+    import trials
+    from dualkg.answers.beliefs import beliefs_of
+    from dualkg.training import Run
+
+    graph = kg.load_graph(job.graph)
+    kind = trials.Job(job.graph, "ComplEx", job.dim, 500)
+    recipe = trials.recipe_for(kind, engine="auto", precision="float32", epochs=2)
+    trainer, _ = trials.train_epochs(recipe, trials.part_of(graph, STEPS * kind.batch // 2), "cpu")
+    Run(trainer.model, graph, recipe).save(folder)
+    if job.probabilities:
+        beliefs_of(kg.load_run(folder))
+
+
+def serve(run: str, *, way: str, probabilities: bool) -> None:
+    """Serve a run until stdin ends; the address goes to stdout."""
+    import threading
+
+    from dualkg.serve import Limits, ServedRuns, application
+    from dualkg.serve.server import address_of, bind, server_for
+
+    served = ServedRuns.load([Path(run)], device="cpu")
+    if not probabilities:
+        served.get(None).predictor.calibration = None
+    app = application(served, together=way == "together")
+    listening = bind("127.0.0.1", 0)
+    server = server_for(app, limits=Limits())
+    threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
+    print(address_of(listening), flush=True)
+    sys.stdin.read()
+    print(json.dumps({"peak_mib": measuring.peak_mib()}), flush=True)
+
+
+@contextmanager
+def server(run: Path, job: Job, way: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    task = {"run": str(run), "way": way, "probabilities": job.probabilities}
+    words = [sys.executable, __file__, "--task", json.dumps(task)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        try:
+            yield running.stdout.readline().strip(), running
+        finally:
+            running.kill()
+
+
+# -- the load -----------------------------------------------------------------------------------------------------
+
+
+def questions(job: Job, run: Path) -> list[str]:
+    """The addresses that ask for the tails of the test split's distinct questions."""
+    from dualkg.training import RunFolder
+
+    graph = RunFolder(run).load_graph()
+    pairs = dict.fromkeys((head, relation) for head, relation, _ in graph.test.tolist())
+    names = [{"head": graph.entities[head], "relation": graph.relations[relation]} for head, relation in pairs]
+    return [f"/api/tails?{urlencode({**one, 'k': job.k})}" for one in names]
+
+
+def load(address: str, asked: Path, script: Path, *, seconds: int) -> dict[str, Any]:
+    """What `wrk` finds."""
+    words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--timeout", "60s", "-s", str(script), address]
+    told = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=os.environ | {"QUESTIONS": str(asked)}
+    )
+    found = re.search(r"^FOUND (.+)$", told.stdout, re.M)
+    if not found:
+        return {"failed": (told.stderr or told.stdout).strip()[:300]}
+    facts: dict[str, Any] = json.loads(found[1])
+    facts["answers_per_second"] = facts["requests"] / (facts.pop("microseconds") / 1e6)
+    return facts
+
+
+def measure(job: Job, run: Path, way: str, *, seconds: int, folder: Path) -> dict[str, Any]:
+    asked, script = folder / "questions.txt", folder / "load.lua"
+    asked.write_text("\n".join(questions(job, run)), encoding="utf-8")
+    script.write_text(SCRIPT, encoding="utf-8")
+    with server(run, job, way) as (address, running):
+        if not address:
+            return {"failed": "the server did not start"}
+        load(address, asked, script, seconds=min(WARM_UP, seconds))
+        found = load(address, asked, script, seconds=seconds)
+        found["batches"] = batches(address)
+        out, _ = running.communicate("")
+        return {**found, **json.loads(out.splitlines()[-1])}
+
+
+def batches(address: str) -> float | None:
+    """Questions in a batch, on average; none where each was asked by itself."""
+    from urllib.request import urlopen
+
+    with urlopen(f"{address}/metrics") as reply:
+        text = reply.read().decode()
+    counts = dict(re.findall(r"^dualkg_(batches|questions)_total (\d+)", text, re.M))
+    return int(counts["questions"]) / int(counts["batches"]) if int(counts["batches"]) else None
+
+
+# -- the page, and all of it --------------------------------------------------------------------------------------
+
+
+def lines(jobs: dict[str, Any]) -> list[str]:
+    """The section of a page."""
+    import tables
+
+    rows = []
+    for name, record in tables.in_order(jobs):
+        plain = record["measured"].get("one by one", {}).get("answers_per_second")
+        for way, found in record["measured"].items():
+            if "answers_per_second" not in found:
+                rows.append([name, way, found["failed"], *["–"] * 5])
+                continue
+            rate = found["answers_per_second"]
+            times = tables.times(rate / plain if plain else None)
+            latencies = [tables.short(found[key]) for key in ("p50_ms", "p99_ms")]
+            errors = f"{found['refused'] + found['broken']:,}"
+            rows.append([name, way, tables.short(rate), times, *latencies, errors, tables.short(found["batches"])])
+    titles = [
+        "job",
+        "asked",
+        "answers a second",
+        "of one by one",
+        "p50, ms",
+        "p99, ms",
+        "errors",
+        "questions a product",
+    ]
+    return [
+        *tables.table(titles, rows, words=2),
+        f"`wrk`, {CONNECTIONS} connections, {SECONDS} s after {WARM_UP} s that do not count; server and load share the "
+        f"machine.",
+        "",
+    ]
+
+
+def main() -> None:
+    options = measuring.parser(__doc__)
+    options.add_argument("--run", type=Path, help="serve this run; for probabilities it must have been calibrated")
+    choices = options.parse_args()
+    if choices.task:
+        serve(**choices.task)
+        return
+    every = {job.name: job for job in JOBS}
+    if choices.quick:
+        every = {job.name: job for job in (Job("world", 16, 10, False), Job("world", 16, 10, True))}
+    chosen = measuring.wanted(list(every), choices.only)
+    if choices.list:
+        print(*chosen, sep="\n")
+        return
+    if shutil.which("wrk") is None:
+        sys.exit("wrk makes the load, and it is not installed. Debian has a package of that name.")
+    on = {**measuring.describe("cpu", commit=choices.commit), "fastapi": measuring.version("fastapi")}
+    for name in chosen:
+        job = every[name]
+        with tempfile.TemporaryDirectory() as scratch:
+            run = choices.run or Path(scratch) / "run"
+            if not choices.run:
+                make_run(job, run)
+            found = {}
+            for way in WAYS:
+                found[way] = measure(job, run, way, seconds=2 if choices.quick else SECONDS, folder=Path(scratch))
+                measuring.tell(f"{name}, {way}: {json.dumps(found[way])}")
+        record = {"job": asdict(job), "measured": found}
+        measuring.save("serving", name, record, on=on, folder=measuring.folder_of(choices))
+
+
+if __name__ == "__main__":
+    main()

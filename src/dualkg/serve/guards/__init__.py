@@ -1,0 +1,1 @@
+"""Guards: what a request passes before a route reads it. Each is an ASGI application around another."""

@@ -1,0 +1,1 @@
+"""Routes: what can be asked, each file one kind of question."""

@@ -1,0 +1,60 @@
+"""Entities: by a few letters, and all about one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Query
+
+from dualkg.answers.facts import known_facts, predicted_facts
+from dualkg.answers.many import Question
+from dualkg.serve.limits import LONGEST_NAME, MOST_FOUND
+from dualkg.serve.routes.choices import AskedRun, EntityInPath, router
+from dualkg.serve.runs import ServedRun
+from dualkg.serve.shapes.facts import Entity, Fact
+from dualkg.serve.shapes.things import FoundName, FoundNames, Thing
+
+routes = router("entities")
+MOST_KNOWN, NUM_PREDICTED, NUM_SIMILAR = 500, 20, 10
+
+
+@routes.get("/api/entities")
+async def entities(
+    whom: AskedRun,
+    q: Annotated[str, Query(max_length=LONGEST_NAME, description="How a name begins, what it holds, or nearly so.")],
+    k: Annotated[int, Query(ge=1, le=MOST_FOUND, description="How many names.")] = 10,
+) -> FoundNames:
+    """Find entities as people type; case and accents are ignored."""
+    service, run = whom
+    matches = await service.slowly(lambda: run.finder.find(q, most=k))
+    found = [FoundName.matching(run.entities, match) for match in matches]
+    return FoundNames(run=run.name, q=q, entities=found)
+
+
+@routes.get("/api/entity/{name:name}")
+async def entity(whom: AskedRun, name: EntityInPath) -> Entity:
+    """Known facts, predicted facts and neighbours of an entity."""
+    service, run = whom
+    id = await service.entity(run, name)
+    similar = await service.answers(run, "similar", Question((id,), NUM_SIMILAR))
+    found: Entity = await service.slowly(lambda: _facts(run, id))
+    return found.model_copy(update={"similar": similar})
+
+
+@routes.get("/entity/{name:name}.json", include_in_schema=False)
+async def entity_page_as_json(whom: AskedRun, name: EntityInPath) -> Entity:
+    return await entity(whom, name)
+
+
+def _facts(run: ServedRun, id: int) -> Entity:
+    graph = run.run.graph
+    known = known_facts(run.predictor, id, most=MOST_KNOWN)
+    predicted = predicted_facts(run.predictor, id, k=NUM_PREDICTED)
+    return Entity(
+        run=run.name,
+        entity=Thing.of(graph.entities, id),
+        num_known=known.number,
+        known=[Fact.of(graph, fact) for fact in known.facts],
+        predicted=[Fact.of(graph, fact) for fact in predicted],
+        similar=[],
+    )

@@ -1,0 +1,117 @@
+"""Runs: what is kept of one, and two side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Query
+
+from dualkg.analysis import storage_of
+from dualkg.errors import RequestError
+from dualkg.evaluation.comparison import check_comparable, compare_ranks, furthest_apart, of_seeds
+from dualkg.serve.limits import LONGEST_NAME
+from dualkg.serve.routes.choices import AskedRun, Served, router
+from dualkg.serve.runs import ServedRun
+from dualkg.serve.shapes.runs import Comparison, DifferingQuestion, GraphFacts, RunFacts, RunNames, Sparsity
+from dualkg.serve.shapes.things import Thing
+from dualkg.training import RunFolder
+
+routes = router("runs")
+SAMPLES = 2000  # of the bootstrap: enough for a page, and quick
+RunName = Annotated[str | None, Query(max_length=LONGEST_NAME)]
+
+
+@routes.get("/api/runs")
+async def run_names(service: Served) -> RunNames:
+    """The runs that are served, by name."""
+    return RunNames(runs=service.runs.names)
+
+
+@routes.get("/api/run")
+async def run_facts(whom: AskedRun) -> RunFacts:
+    """Recipe, history, report, how probabilities held, and sparsity."""
+    service, run = whom
+    return await service.slowly(lambda: _facts(run))
+
+
+@routes.get("/api/compare")
+async def compare(
+    service: Served,
+    a: RunName = None,
+    b: RunName = None,
+    most: Annotated[int, Query(ge=0, le=1000, description="How many questions.")] = 20,
+) -> Comparison:
+    """Two runs on test: whether one is better, and the questions on which they differ most.
+
+    Without names these are the first two.
+    """
+    if len(service.runs) < 2 and (a is None or b is None):
+        raise RequestError("Two runs are compared, and one is served. Serve both: dualkg serve RUN RUN")
+    names = service.runs.names
+    sides = service.runs.get(names[0] if a is None else a), service.runs.get(names[1] if b is None else b)
+    return await service.slowly(lambda: _compared(*sides, most=most))
+
+
+def _facts(run: ServedRun) -> RunFacts:
+    graph, kept = run.run.graph, run.run
+    folder = RunFolder(kept.folder) if kept.folder else None
+    reports = folder.saved_reports() if folder else {name: report.as_dict() for name, report in kept.reports.items()}
+    return RunFacts(
+        run=run.name,
+        model=type(kept.model.embedding).__name__,
+        graph=GraphFacts(name=graph.name, counts=graph.counts, notes=graph.notes.sentences()),
+        relations=[Thing.of(graph.relations, id) for id in range(len(graph.relations))],
+        recipe=kept.recipe.model_dump(mode="json"),
+        recipe_toml=kept.recipe.as_toml(),
+        history=kept.history,
+        reports=reports,
+        costs=kept.costs,
+        calibrated=run.predictor.calibration is not None,
+        reliability=run.checks.get("calibration"),
+        coverage=run.checks.get("coverage"),
+        sparsity=_sparsity(run),
+    )
+
+
+def _sparsity(run: ServedRun) -> Sparsity | None:
+    try:
+        storage = storage_of(run.run.model)
+    except RequestError:  # a model whose vectors are no table
+        return None
+    facts: dict[str, Any] = storage.as_dict()
+    return Sparsity(share=storage.share, storage=facts, made=run.run.sparsity)
+
+
+def _compared(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:
+    of_a, of_b = (side.run.report_on("test").ranks for side in (a, b))
+    graph = a.run.graph
+    check_comparable((a.name, graph, of_a.triples), (b.name, b.run.graph, of_b.triples))
+    ranks_a, ranks_b = of_seeds([of_a]), of_seeds([of_b])
+    found = compare_ranks(ranks_a, ranks_b, samples=SAMPLES)
+    questions = [
+        DifferingQuestion.model_validate(
+            {
+                "head": Thing.of(graph.entities, one.head),
+                "relation": Thing.of(graph.relations, one.relation),
+                "tail": Thing.of(graph.entities, one.tail),
+                "asked": one.asked,
+                "rank_a": one.rank_a,
+                "rank_b": one.rank_b,
+                "difference": one.difference,
+            }
+        )
+        for one in furthest_apart(ranks_a, ranks_b, of_a.triples, most=most)
+    ]
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        graph=graph.name,
+        split="test",
+        sentence=found.sentence(a.name, b.name),
+        metrics={name: difference.as_dict() for name, difference in found.differences.items()},
+        better=found.better,
+        worse=found.worse,
+        equal=found.equal,
+        num_triples=found.num_triples,
+        questions=questions,
+    )

@@ -1,0 +1,1 @@
+"""Shapes: what answers look like, as the OpenAPI description tells it."""

@@ -1,0 +1,20 @@
+"""The benchmark of new entities, on a small graph; how fast anything is, no test asks."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import completing
+import newcomers
+
+
+def test_both_ways_find_the_same_rows(tmp_path):
+    job, arrays = asdict(completing.Job("world", 4)), str(tmp_path / "weights.npz")
+    completing.make_weights(job, device="cpu", arrays=arrays, steps=4)
+    found = newcomers.measure(job, device="cpu", arrays=arrays, quick=True)
+    assert found["difference"] < 0.01
+    assert all(found["seconds"]["1"][way]["best"] > 0 for way in ("dualkg", "plain"))

@@ -1,0 +1,33 @@
+"""A batch taken relation by relation."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dualkg.models.groups import Groups, padded_products, products
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
+def test_one_padded_product_is_the_products_of_the_groups(relations):
+    """And so are their gradients."""
+    groups = Groups(torch.tensor(relations))
+    random = torch.Generator().manual_seed(len(relations))
+    vectors = torch.randn(len(relations), 3, generator=random, dtype=torch.float64, requires_grad=True)
+    matrices = torch.randn(len(groups.sizes), 3, 3, generator=random, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(vectors.shape, generator=random, dtype=torch.float64)
+    found = []
+    for form in (products, padded_products):
+        image = form(matrices, groups, vectors)
+        found.append([image, *torch.autograd.grad(image, [vectors, matrices], upstream)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_slots_by_hand():
+    """Relations 5, 2, 5, 2, 2 make the groups of 2 and 5; with room for four, the second begins at 4."""
+    groups = Groups(torch.tensor([5, 2, 5, 2, 2]))
+    assert groups.sizes == [3, 2]
+    assert groups.slots(4).tolist() == [4, 0, 5, 1, 2]

@@ -1,0 +1,106 @@
+"""Two runs of a small graph whose names would like to be something else, and servers for them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+import dualkg as kg
+from dualkg.answers.beliefs import beliefs_of
+from dualkg.serve import Limits, ServedRuns, application
+from dualkg.serve.server import address_of, bind, server_for
+
+HOSTILE = [
+    "<script>alert('x')</script>",
+    "\"quoted\" & 'so'",
+    "../../etc/passwd",
+    "$(touch /tmp/owned); `id`",
+    "two\nlines\r\nHTTP/1.1 200 OK",
+    "/m/0abc/d",
+    "notes.json",
+    "שלום עולם",
+    "\u202ereversed\x1b[31m",
+    "long " * 200,
+    "100%2F?&=#",
+    " ",
+]
+
+
+def hostile_graph() -> kg.Graph:
+    """40 entities and 3 relations."""
+    random = np.random.default_rng(0)
+    triples = np.unique(np.stack([random.integers(0, n, 400) for n in (40, 3, 40)], axis=1), axis=0).astype(np.int32)
+    random.shuffle(triples)
+    names = [*HOSTILE, *(f"thing {i}" for i in range(len(HOSTILE), 40))]
+    return kg.Graph(
+        "made",
+        kg.Vocabulary(names, {"thing 20": "Twenty", "thing 21": "Twenty-one"}),
+        kg.Vocabulary(["likes", "is a", "<b>bold</b>"], kind="relation"),
+        *np.split(triples, [len(triples) - 100, len(triples) - 50])[:1],
+        *np.split(triples[-100:], 2),
+        fingerprint="made",
+    )
+
+
+@pytest.fixture(scope="session")
+def run_folders(tmp_path_factory) -> list[Path]:
+    """`calibrated`, and `plain` without probabilities."""
+    folder, graph = tmp_path_factory.mktemp("serve"), hostile_graph()
+    for name, seed in (("calibrated", 0), ("plain", 1)):
+        model = kg.ComplEx(graph.shape, dim=4)
+        kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed).save(folder / name)
+    beliefs_of(kg.load_run(folder / "calibrated"))
+    return [folder / "calibrated", folder / "plain"]
+
+
+@pytest.fixture(scope="session")
+def served(run_folders) -> ServedRuns:
+    return ServedRuns.load(run_folders, device="cpu")
+
+
+@contextmanager
+def serving(app) -> Iterator[str]:
+    """The address of an application that a server runs meanwhile, in a thread."""
+    listening = bind("127.0.0.1", 0)
+    server = server_for(app, limits=Limits(closing_seconds=5))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield address_of(listening)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
+
+
+@pytest.fixture
+def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
+    """Starts a server with some choices: `client_of(token="secret")`."""
+    with ExitStack() as stack:
+
+        def start(limits: Limits | None = None, **choices) -> httpx.Client:
+            address = stack.enter_context(serving(application(served, limits=limits, **choices)))
+            return stack.enter_context(httpx.Client(base_url=address, timeout=30))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def address(served) -> Iterator[str]:
+    with serving(application(served)) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def client(address) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, timeout=30) as found:
+        yield found

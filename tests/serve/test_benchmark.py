@@ -1,0 +1,41 @@
+"""The benchmark of serving: what it asks, and what it says of a measurement."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import serving
+
+JOB = serving.Job("made", 4, 5, probabilities=True)
+
+
+def test_the_section_of_a_page():
+    found = {"answers_per_second": 300.0, "p50_ms": 20.0, "p99_ms": 40.5, "refused": 1, "broken": 2, "batches": 31.5}
+    plain = {**found, "answers_per_second": 100.0, "refused": 0, "broken": 0, "batches": None}
+    measured = {"one": {"measured": {"together": found, "one by one": plain}}}
+    page = serving.lines({**measured, "two": {"measured": {"together": {"failed": "no server"}}}})
+    assert "| one | together | 300 | 3.00 × | 20.0 | 40.5 | 3 | 31.5 |" in page
+    assert "| one | one by one | 100 | 1.00 × | 20.0 | 40.5 | 0 | – |" in page
+    assert "| two | together | no server | – | – | – | – | – |" in page
+
+
+def test_the_questions_are_those_of_test(run_folders, served):
+    asked = serving.questions(JOB, run_folders[0])
+    graph = served.get("calibrated").run.graph
+    assert len(asked) == len({(head, relation) for head, relation, _ in graph.test.tolist()})
+    assert all(address.startswith("/api/tails?head=") and address.endswith("&k=5") for address in asked)
+    assert not any("\n" in address for address in asked)
+
+
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk makes the load, and it is not installed")
+def test_a_load_without_errors(run_folders, tmp_path):
+    found = serving.measure(JOB, run_folders[0], "together", seconds=1, folder=tmp_path)
+    assert found["answers_per_second"] > 0
+    assert found["refused"] == found["broken"] == 0
+    assert found["batches"] >= 1

@@ -1,0 +1,99 @@
+"""`dualkg serve`, as people type it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+
+def test_one_request_without_a_port(typed, run_folders):
+    told = typed("serve", run_folders[0], "--get", "/entity/Twenty.json")
+    assert told.code == 0
+    assert told.json["entity"]["label"] == "Twenty"
+    told = typed("serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2")
+    assert [len(told.json["answers"]), told.json["run"]] == [2, "plain"]
+
+
+def test_one_request_with_a_token(typed, run_folders):
+    assert typed("serve", run_folders[0], "--token", "secret", "--get", "/api/runs").json == {"runs": ["calibrated"]}
+
+
+@pytest.mark.parametrize(
+    ("address", "sentence"),
+    [("/entity/Twnty.json", "No entity is named 'Twnty'"), ("/nothing", "There is nothing at this address.")],
+)
+def test_one_wrong_request(typed, run_folders, address, sentence):
+    told = typed("serve", run_folders[0], "--get", address)
+    assert told.code == 2
+    assert told.json["error"].startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--get", "entity"), "An address begins with a slash, such as /entity/France.json; 'entity' came."),
+        (("--host", "0.0.0.0"), "On 0.0.0.0 other machines could reach the server. Give them a token with --token,"),
+        (("--token", ""), "A token is made of ASCII letters, digits and signs, and is not empty."),
+        (("--seconds", "0"), "A time limit is above 0 seconds; 0 came."),
+    ],
+)
+def test_what_cannot_be_served_is_told(typed, run_folders, words, sentence):
+    told = typed("serve", run_folders[0], *words)
+    assert told.code == 2
+    assert told.err.startswith(f"dualkg: {sentence}")
+
+
+def test_no_run_is_told_as_ever(typed, tmp_path):
+    told = typed("serve", tmp_path / "none", "--port", 0)
+    assert told.code == 2
+    assert "none does not exist" in told.err
+
+
+def test_without_the_extra_the_line_that_installs_it(run_folders):
+    code = (
+        "import sys; sys.modules['fastapi'] = None\n"
+        f"sys.argv = ['dualkg', 'serve', {str(run_folders[0])!r}]\n"
+        "from dualkg.cli import main; main()"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 2
+    assert told.stderr == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_tells_its_address_and_ends_when_asked_to(run_folders, end):
+    """What is under way when it is stopped is still answered."""
+    words = [sys.executable, "-m", "dualkg", "serve", *map(str, run_folders), "--port", "0", "--log"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        address = server.stdout.readline().strip()
+        assert address.startswith("http://127.0.0.1:")
+        assert httpx.get(f"{address}/health", timeout=60).json() == {"status": "ok"}
+        replies = []
+        asked = {"top": 5000, "types": False}
+        asking = threading.Thread(
+            target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=asked, timeout=60))
+        )
+        asking.start()
+        while not replies and "under_way 1\n" in httpx.get(f"{address}/metrics").text:
+            time.sleep(0.005)  # only this request itself is under way
+        server.send_signal(end)
+        asking.join()
+        out, err = server.communicate(timeout=60)
+    finally:
+        server.kill()
+    assert replies[0].text.splitlines()[-1].startswith('{"kind":"end"')
+    assert server.returncode == 0
+    assert out == ""
+    assert "plain has no probabilities yet: dualkg calibrate" in err
+    assert err.splitlines()[-1] == "Stopped."
+    assert "Traceback" not in err
+    requests = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
+    assert {request["status"] for request in requests} == {200}

@@ -1,0 +1,61 @@
+"""The OpenAPI description, held against the server by made requests."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+
+from dualkg.serve import application
+from tests.serve.conftest import HOSTILE
+
+EXAMPLES = 5  # of each address, right ones and as many wrong ones
+KNOWN = {"head": "thing 30", "tail": HOSTILE[0], "entity": HOSTILE[4], "relation": "likes"}
+PATHS = {
+    *(f"/api/{name}" for name in ("tails", "heads", "relations", "similar", "answer-set", "score", "explain")),
+    *(f"/api/{name}" for name in ("entities", "entity/{name}", "complete", "map", "runs", "run", "compare")),
+    *("/health", "/metrics"),
+}
+
+
+@pytest.fixture(scope="module")
+def description(address):
+    return schemathesis.openapi.from_url(f"{address}/openapi.json")
+
+
+def ask(case):
+    case.call_and_validate()
+
+
+def asks(operation, check, *, mode):
+    """Made requests of one kind, each checked."""
+    quick = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    return quick(given(case=operation.as_strategy(generation_mode=mode))(check))
+
+
+@pytest.mark.parametrize("path", sorted(PATHS))
+def test_the_server_does_as_it_is_described(description, path):
+    def by_known_names(case):
+        case.query = {key: KNOWN.get(key, value) for key, value in case.query.items() if key != "run"}
+        case.path_parameters = dict.fromkeys(case.path_parameters, KNOWN["head"])
+        reply = case.call_and_validate()
+        assert reply.status_code in (200, 202, 400, 404)
+
+    for operation in description[path].values():
+        asks(operation, ask, mode=GenerationMode.POSITIVE)()
+        asks(operation, by_known_names, mode=GenerationMode.POSITIVE)()
+
+
+@pytest.mark.parametrize("path", sorted(PATHS - {"/health", "/metrics", "/api/runs"}))
+def test_wrong_requests_are_refused(description, path):
+    for operation in description[path].values():
+        asks(operation, ask, mode=GenerationMode.NEGATIVE)()
+
+
+def test_everything_that_was_promised_is_described(served):
+    described = application(served).openapi()
+    assert set(described["paths"]) == PATHS
+    assert set(described["paths"]["/api/score"]) == {"get", "post"}
+    answer = described["components"]["schemas"]["Answer"]
+    assert {"id", "name", "label", "score", "probability", "known", "split"} == set(answer["required"])

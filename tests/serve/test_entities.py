@@ -1,0 +1,106 @@
+"""Entities by a few letters, all about one, and all on a map."""
+
+from __future__ import annotations
+
+from threading import Event
+from urllib.parse import quote
+
+import numpy as np
+import pytest
+
+from dualkg.serve import Limits, maps
+from tests.serve.conftest import HOSTILE
+
+
+@pytest.mark.parametrize(
+    ("typed", "first", "how"),
+    [
+        ("thing 2", "thing 20", "beginning"),
+        ("TWENTY-ONE", "thing 21", "same"),
+        ("hing 35", "thing 35", "inside"),
+        ("one", "thing 21", "word"),
+        ("twnety", "thing 20", "misspelt"),
+        ("שלום", HOSTILE[7], "beginning"),
+        ("passwd", HOSTILE[2], "word"),
+    ],
+)
+def test_names_are_found_as_people_type(client, typed, first, how):
+    found = client.get("/api/entities", params={"q": typed, "k": 5}).json()["entities"]
+    assert (found[0]["name"], found[0]["how"]) == (first, how)
+    assert len(found) <= 5
+
+
+def test_nothing_is_found_for_nothing(client):
+    for typed in ("", "\n", "qqqqqqqqqq", "x" * 1999):
+        assert client.get("/api/entities", params={"q": typed}).json()["entities"] == []
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "Twenty"])
+def test_all_about_an_entity(client, served, name):
+    run = served.get("calibrated")
+    id, graph = run.entities.id(name), run.run.graph
+    reply = client.get(f"/api/entity/{quote(name, safe='')}")
+    assert reply.status_code == 200
+    found = reply.json()
+    assert found["entity"]["id"] == id
+    assert found["entity"]["name"] == run.entities[id]
+    every = np.concatenate([graph.train, graph.valid, graph.test])
+    assert found["num_known"] == len(found["known"]) == int((every[:, [0, 2]] == id).any(1).sum())
+    known = {tuple(row) for row in every.tolist()}
+    predicted = [tuple(fact[part]["id"] for part in ("head", "relation", "tail")) for fact in found["predicted"]]
+    assert predicted
+    assert not known & set(predicted)
+    assert all(id in (head, tail) and head != tail for head, _, tail in predicted)
+    probabilities = [fact["probability"] for fact in found["predicted"]]
+    assert probabilities == sorted(probabilities, reverse=True)
+    assert [a["id"] for a in found["similar"]] == [a.id for a in run.predictor.similar(id)]
+    assert client.get(f"/entity/{quote(name, safe='')}.json").json() == found
+
+
+def test_the_best_prediction_is_the_best_of_all(client, served):
+    """Held against every triple of the entity, measured one by one."""
+    run = served.get("calibrated")
+    predictor, shape = run.predictor, run.run.graph.shape
+    best = (-1.0, ())
+    for relation in range(shape.num_relations):
+        for other in range(shape.num_entities):
+            for triple in ((30, relation, other), (other, relation, 30)):
+                answer = predictor.judge(*triple)
+                if other != 30 and not answer.known and answer.probability > best[0] + 1e-6:
+                    best = (answer.probability, triple)
+    first = client.get("/api/entity/thing 30").json()["predicted"][0]
+    assert tuple(first[part]["id"] for part in ("head", "relation", "tail")) == best[1]
+    assert first["probability"] == pytest.approx(best[0], abs=1e-5)
+
+
+def test_an_unknown_entity_gets_the_sentence_and_the_nearest_names(client):
+    for address in ("/api/entity/thnig 33", "/entity/thnig 33.json"):
+        reply = client.get(address)
+        assert reply.status_code == 404
+        assert reply.json()["error"].startswith(
+            "No entity is named 'thnig 33' among the 40 known. Did you mean 'thing 33'"
+        )
+        assert reply.json()["near"][0].startswith("thing")
+
+
+def test_the_map_is_made_once_and_kept(client, run_folders):
+    pytest.importorskip("sklearn")
+    first = client.get("/api/map").json()
+    assert len(first["x"]) == len(first["y"]) == len(first["names"]) == 40
+    assert max(map(abs, first["x"] + first["y"])) == pytest.approx(1.0)
+    assert first["labels"][20] == "Twenty"
+    kept = run_folders[0] / "map.parquet"
+    written = kept.stat().st_mtime_ns
+    assert client.get("/api/map").json() == first
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_a_map_that_takes_long_is_told(client_of, monkeypatch):
+    go_on = Event()
+    monkeypatch.setattr(maps, "entity_map", lambda run: np.zeros((40, 2)) if go_on.wait(30) else None)
+    client = client_of(Limits(seconds=1.5))
+    reply = client.get("/api/map", params={"run": "plain"})
+    assert reply.status_code == 202
+    assert reply.json()["sentence"] == "The map of 40 entities is being made. Ask again in a while."
+    go_on.set()
+    assert client.get("/api/map", params={"run": "plain"}).status_code == 200

@@ -1,0 +1,33 @@
+"""Names that may have been meant."""
+
+from __future__ import annotations
+
+import difflib
+import random
+
+import dualkg as kg
+from dualkg.errors import LOOKED_AT, closest, num_slips
+
+
+def test_of_many_names_the_same_are_near_as_one_by_one():
+    chance = random.Random(0)
+    names = sorted({"".join(chance.choices("aeiklmnrst", k=chance.randint(3, 12))) for _ in range(3000)})
+    assert len(names) > LOOKED_AT
+    for name in ("kitten", "aaaaaaa", names[7] + "x", "x", ""):
+        wanted = difflib.get_close_matches(name, names, n=12, cutoff=0.6)
+        wanted.sort(key=lambda match: num_slips(name, match))
+        assert closest(name, names) == wanted[:3]
+
+
+def test_names_of_other_scripts_and_empty_ones():
+    names = [f"город {number}" for number in range(400)] + ["", "東京", "Москва"]
+    assert closest("Масква", names)[0] == "Москва"
+    assert closest("東", names) == ["東京"]
+
+
+def test_what_a_vocabulary_has_is_told_at_once():
+    names = kg.Vocabulary(["Q90", "Q142"], {"Q90": "Paris"})
+    assert "Q90" in names
+    assert "Paris" in names
+    assert "paris" not in names
+    assert 0 not in names
