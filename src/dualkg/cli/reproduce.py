@@ -19,12 +19,20 @@ WHAT = (
     "main, regularizers, p1 or ablations (tables of trainings); datasets, hyperparameters, cost or duality (tables of "
     "facts); lambdas, tsne, figure1 or sparsity (figures)."
 )
+# What has no use for several seeds, and what it is instead.
+OF_ONE_SEED = {
+    "datasets": "counted from the data",
+    "hyperparameters": "read from the recipes",
+    "cost": "the time of a step",
+    "lambdas": "a search, of one seed",
+    "figure1": "drawn from one seed",
+}
 
 
 def reproduce(
     what: Annotated[str, typer.Argument(metavar="WHAT", help=WHAT)],
     dataset: Annotated[str | None, typer.Option(help="One graph (default: WN18RR and FB15k-237)")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="So many trainings of every row.")] = 3,
+    seeds: Annotated[int | None, typer.Option(min=1, help="So many trainings of every row (default: 3).")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Of a table of trainings only this row; repeatable.")] = None,
     records: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("records"),
     runs: Annotated[Path, typer.Option(help="Where runs are kept, with their weights.")] = Path("runs/reproduce"),
@@ -39,10 +47,12 @@ def reproduce(
     options.check_choice("WHAT", what, list(REPRODUCTIONS))
     if row and what not in TABLES:
         raise RequestError(f"--row is of tables of trainings: {', '.join(TABLES)}. {what} has no rows to choose from.")
+    if seeds is not None and what in OF_ONE_SEED:
+        raise RequestError(f"--seeds is of what is trained several times; {what} is {OF_ONE_SEED[what]}. Leave it out.")
     with show.watching(what) as watch:
         setting = Setting(
             dataset=dataset,
-            seeds=seeds,
+            seeds=3 if seeds is None else seeds,
             rows=tuple(row or ()),
             records=records,
             runs=runs,
