@@ -239,9 +239,14 @@ def test_products_are_bfloat16_where_the_processor_is_made_for_them(small_graph,
     assert type(chosen(model.double()).tables) is ExactTables
 
 
-def test_tf32_is_for_a_gpu(small_graph):
-    with pytest.raises(kg.RequestError, match="tf32 is for matrix products on a GPU; the model is on cpu. Use"):
-        chosen(kg.RESCAL(small_graph.shape, dim=2), precision="tf32")
+def test_tf32_is_float32_on_a_cpu(small_graph):
+    """So that a recipe made for a GPU runs everywhere."""
+    changes = {"training.epochs": 2, "training.batch_size": 32, "model.dim": 4}
+    losses = []
+    for precision in ("tf32", "float32"):
+        recipe = kg.Recipe().with_changes({**changes, "training.precision": precision})
+        losses.append([entry["loss"] for entry in kg.train_recipe(recipe, graph=small_graph, device="cpu").history])
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # said once by a processor that has no such products

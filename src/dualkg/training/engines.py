@@ -29,11 +29,6 @@ Engine = Literal["plain", "fused", "fused bf16", "kernels"]  # the last also wit
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
     """What the recipe asks for; what it leaves open is what is fastest on the model's device."""
     engine, precision = recipe.training.engine, recipe.training.precision
-    if precision == "tf32" and model.device.type != "cuda":
-        raise RequestError(
-            f"tf32 is for matrix products on a GPU; the model is on {model.device.type}. Use --set "
-            f"training.precision=auto."
-        )
     if not FusedStep.applies_to(model):
         if engine == "fused" or precision == "bf16":
             raise RequestError(

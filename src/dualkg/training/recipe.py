@@ -149,8 +149,8 @@ class Training(Section):
     the fused engine scores that question once.
 
     The fused engine and the plain one take the same steps; `auto` is fused where it applies. `bf16` is for the
-    fused engine's products with the entity tables, which stay float32; `auto` is that where it is faster. `tf32` is for
-    all products on a GPU, by either engine.
+    fused engine's products with the entity tables, which stay float32; `auto` is that where it is faster. With `tf32`
+    all products are that on a GPU, by either engine, and float32 elsewhere.
     """
 
     epochs: int = Field(20, ge=1)

@@ -6,6 +6,7 @@ extension.json (of a run that new entities were added to)
 sparsity.json (of a run whose entity tables were made sparse; its weights keep them so)
 calibration.json (of a run that was asked for probabilities: answers/beliefs/kept.py)
 map.parquet (of a run whose entities were laid out in the plane: analysis/entity_map.py)
+decisions.jsonl (of a run some of whose new facts were accepted or rejected: answers/decisions.py)
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class RunFolder:
         self.calibration = self.path / "calibration.json"
         self.extension = self.path / "extension.json"
         self.map = self.path / "map.parquet"
+        self.decisions = self.path / "decisions.jsonl"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
@@ -104,6 +106,11 @@ class RunFolder:
         if strange:
             raise RequestError(
                 f"{self.path} exists and is not a run: it has {', '.join(strange[:3])}. Name another folder with --out."
+            )
+        if overwrite and self.decisions.exists():
+            raise RequestError(
+                f"{self.path} has decisions on new facts ({self.decisions.name}), which no training brings back. Move "
+                f"that file elsewhere first, or name another folder with --out."
             )
         if overwrite:
             return
