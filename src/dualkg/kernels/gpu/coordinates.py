@@ -2,7 +2,7 @@
 
 The first gathers and maps. The second gathers again, adds the regularizer's gradient to that of the loss, takes both
 back through the maps, and adds the results to the rows of the tables. Maps are taken back by the maps themselves:
-⟨x·r, g⟩ has the gradients g·r̄ and x̄·g.
+⟨x·r, g⟩ has the gradients g·r̄ and x̄·g. Where relations are predicted, ⟨h̄·t, g⟩ has the gradients t·ḡ and h·g.
 """
 
 from __future__ import annotations
@@ -119,6 +119,28 @@ def _map(
 
 
 @triton.jit
+def _pair(
+    images,
+    batch,
+    head_table,
+    tail_table,
+    dim,
+    NUM: tl.constexpr,
+    TIMES: tl.constexpr,
+    CONJUGATE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    triple = tl.program_id(0)
+    coordinate = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    h = _load(head_table, tl.load(batch + triple * 3), coordinate, dim, dim * NUM, NUM)
+    t = _load(tail_table, tl.load(batch + triple * 3 + 2), coordinate, dim, dim * NUM, NUM)
+    image = TIMES(CONJUGATE(h), t)
+    start = images + triple.to(tl.int64) * dim * NUM + coordinate
+    for part in tl.static_range(NUM):
+        tl.store(start + part * dim, image[part].to(images.dtype.element_ty), mask=coordinate < dim)
+
+
+@triton.jit
 def _gradients(
     batch,
     head_table,
@@ -126,6 +148,7 @@ def _gradients(
     relations,
     from_tails,
     from_heads,
+    from_relations,
     head_rows,
     tail_rows,
     relation_rows,
@@ -148,6 +171,7 @@ def _gradients(
     GAPS: tl.constexpr,
     BOTH: tl.constexpr,
     SOME: tl.constexpr,
+    PAIRS: tl.constexpr,
     NUM: tl.constexpr,
     TIMES: tl.constexpr,
     CONJUGATE: tl.constexpr,
@@ -189,6 +213,10 @@ def _gradients(
 
     to_head = _plus(to_head, TIMES(to_mapped_head, turned), 1.0, NUM)
     to_tail = _plus(to_tail, TIMES(to_mapped_tail, r), 1.0, NUM)
+    if PAIRS:
+        pair = _load(from_relations, triple, coordinate, dim, dim * NUM, NUM)
+        to_head = _plus(to_head, TIMES(t, CONJUGATE(pair)), 1.0, NUM)
+        to_tail = _plus(to_tail, TIMES(h, pair), 1.0, NUM)
     to_relation = _plus(to_relation, TIMES(CONJUGATE(h), to_mapped_head), 1.0, NUM)
     to_relation = _plus(to_relation, TIMES(CONJUGATE(to_mapped_tail), t), 1.0, NUM)
     time = tl.load(now)
@@ -214,6 +242,12 @@ def map_rows_(
     )
 
 
+def pair_rows_(images: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, algebra: Algebra) -> None:
+    """Write h̄·t of a contiguous batch into rows of `images`: ⟨h r, t⟩ is ⟨r, h̄·t⟩."""
+    dim = heads.shape[1] // algebra.num_numbers
+    _pair[(len(batch), num_blocks(dim))](images, batch, heads, tails, dim, *algebra, BLOCK=BLOCK)
+
+
 def add_gradients_(
     batch: Tensor,
     *,
@@ -227,12 +261,13 @@ def add_gradients_(
     algebra: Algebra,
     penalties: Tensor,
     places: Tensor | None = None,
+    pairs: Tensor | None = None,
 ) -> None:
     """Add to the rows of all tables what loss and regularizer ask of them.
 
     `upstream` is what h R, and t Rᵀ if it was scored too, got from that; `shares` are the regularizer's, by the names
     of `Factors`; `penalties` `(batch · num_blocks,)` receives its value in pieces. With `places` only some triples had
-    an image scored: they say in which row of `upstream` that is, or −1.
+    an image scored: they say in which row of `upstream` that is, or −1. `pairs` is what h̄·t got from being scored.
     """
     dim = heads.table.shape[1] // algebra.num_numbers
     names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_gap", "head_gap")
@@ -243,6 +278,7 @@ def add_gradients_(
         relations.table,
         upstream[0],
         upstream[-1],
+        upstream[0] if pairs is None else pairs,
         heads.rows,
         tails.rows,
         relations.rows,
@@ -259,6 +295,7 @@ def add_gradients_(
         GAPS=bool({"tail_gap", "head_gap"} & shares.keys()),
         BOTH=len(upstream) == 2,
         SOME=places is not None,
+        PAIRS=pairs is not None,
         NUM=algebra.num_numbers,
         TIMES=algebra.times,
         CONJUGATE=algebra.conjugate,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dualkg.kernels.targets import Targets
-from dualkg.losses import CrossEntropy, cross_entropy
+from dualkg.losses import CrossEntropy
 from dualkg.losses.questions import Questions
 from dualkg.models import MODELS
 from dualkg.models.base import Model
@@ -15,10 +15,9 @@ from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.factors import Factors
 from dualkg.models.rescal import RESCAL
 from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
-from dualkg.training.fused import LeafFactors
 from dualkg.training.gpu.streams import stream
 from dualkg.training.gpu.table import Table
-from dualkg.training.gpu.vectors import Coordinates, Matrices
+from dualkg.training.gpu.vectors import Coordinates, Matrices, Scored
 from dualkg.training.optimizers import AnyOptimizer
 
 MOST_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
@@ -78,13 +77,15 @@ class HalfStep:
         questions = self._questions(batch)
         num_questions = len(batch) if questions is None else len(questions.first)
         num_losses, num_penalties = len(self.sides) * num_questions, self.vectors.num_blocks * len(batch)
-        parts = torch.zeros(num_losses + num_penalties + 1, device=batch.device)  # of the objective
-        losses = parts[:num_losses].view(len(self.sides), -1)
-        upstream = self._score(batch, losses) if questions is None else self._score_once(batch, questions, losses[0])
-        self.vectors.add_gradients(batch, upstream, parts[num_losses:-1], questions)
-        if self.loss.relation_weight:
-            parts[-1] += self._predict_relations(batch)
-        self.vectors.update_relations(batch, parts[-1])
+        num_predicted = len(batch) if self.loss.relation_weight else 0
+        parts = torch.zeros(num_losses + num_predicted + num_penalties + 1, device=batch.device)  # of the objective
+        sizes = [num_losses, num_predicted, num_penalties, 1]
+        of_entities, of_relations, penalties, rest = torch.split(parts, sizes)
+        losses = of_entities.view(len(self.sides), -1)
+        images = self._score(batch, losses) if questions is None else self._score_once(batch, questions, losses[0])
+        pairs = self._predict_relations(batch, of_relations) if num_predicted else None
+        self.vectors.add_gradients(batch, Scored(images, pairs, questions), penalties)
+        self.vectors.update_relations(batch, rest[0])
         torch.cuda.current_stream().wait_stream(self.beside)
         for table in self.tables.values():
             table.update(self.now, self.rate, self.eps)
@@ -164,15 +165,15 @@ class HalfStep:
         chosen = self.loss.entity_weights[targets]
         return chosen / (chosen.sum() * size)
 
-    def _predict_relations(self, batch: Tensor) -> Tensor:
-        """Relation prediction by autograd: its scores are few."""
-        relations = self.model.relations
-        with torch.enable_grad(), torch.autocast("cuda", torch.bfloat16):
-            f = LeafFactors(self.model, *batch.unbind(-1))
-            loss = self.loss.relation_weight * cross_entropy(self.model.relation_scores(f).float(), f.relations)
-            found = torch.autograd.grad(loss, [f.head, f.tail, relations])
-        heads, tails = self.tables["entities"], self.tables.get("tails", self.tables["entities"])
-        heads.rows.index_add_(0, f.heads, found[0])
-        tails.rows.index_add_(0, f.tails, found[1])
-        self.vectors.add_to_all_relations(found[2])
-        return loss.detach()
+    def _predict_relations(self, batch: Tensor, losses: Tensor) -> Tensor:
+        """Score all relations for each pair of entities; what the pairs got of it is returned."""
+        from dualkg.kernels.gpu.softmax import softmax_gradient_
+
+        relations = self.vectors.relations.bfloat16()
+        images = torch.empty(len(batch), relations.shape[1], dtype=relations.dtype, device=batch.device)
+        self.vectors.pair(batch, images)
+        scores = images @ relations.T
+        shares = torch.full_like(losses, self.loss.relation_weight / len(batch))
+        softmax_gradient_(scores, Targets.one_each(batch[:, 1], shares), scores.shape[1], losses)
+        self.vectors.add_to_all_relations(torch.mm(scores.T, images, out_dtype=torch.float32))
+        return torch.mm(scores, relations, out_dtype=torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -16,6 +16,21 @@ from dualkg.training.workspace import Workspace
 
 if TYPE_CHECKING:
     from dualkg.training.gpu.step import HalfStep
+
+
+class Scored(NamedTuple):
+    """What images got from being scored: of heads and, where those are asked for, of tails; of what predicts relations.
+
+    The first is of `questions`, where they were scored in place of triples.
+    """
+
+    images: list[Tensor]
+    pairs: Tensor | None
+    questions: Questions | None
+
+    @property
+    def places(self) -> Tensor | None:
+        return None if self.questions is None else self.questions.rows_of_first
 
 
 class Vectors(ABC):
@@ -55,22 +70,20 @@ class Vectors(ABC):
     def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
         """Write h R of the chosen triples into `images`."""
 
-    @abstractmethod
-    def add_gradients(
-        self, batch: Tensor, upstream: list[Tensor], penalties: Tensor, questions: Questions | None
-    ) -> None:
-        """Add the gradients of the vectors to the rows of their tables, and write the regularizer in pieces.
+    def pair(self, batch: Tensor, images: Tensor) -> None:
+        """Write what relations are predicted by into `images`, of relations that are rows."""
+        raise TypeError("relations that are matrices are not predicted by kernels")
 
-        `upstream` is what the images got from being scored, of heads and, where those are asked for, of tails; of
-        `questions`, where they were scored in place of triples.
-        """
+    @abstractmethod
+    def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
+        """Add the gradients of the vectors to the rows of their tables, and write the regularizer in pieces."""
 
     @abstractmethod
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
         """Step the relations; what the regularizer takes of whole relations is added to `penalty`."""
 
     def add_to_all_relations(self, gradient: Tensor) -> None:
-        """What predicting relations asks of each of them; of those that are rows."""
+        """What predicting relations asks of each of them, where they are rows."""
         raise TypeError("relations that are matrices are not predicted by kernels")
 
 
@@ -101,9 +114,12 @@ class Coordinates(Vectors):
     def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
         self.map(batch[chosen], 0, images)
 
-    def add_gradients(
-        self, batch: Tensor, upstream: list[Tensor], penalties: Tensor, questions: Questions | None
-    ) -> None:
+    def pair(self, batch: Tensor, images: Tensor) -> None:
+        from dualkg.kernels.gpu.coordinates import pair_rows_
+
+        pair_rows_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
+
+    def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
         from dualkg.kernels.gpu.coordinates import add_gradients_
 
         add_gradients_(
@@ -112,12 +128,13 @@ class Coordinates(Vectors):
             relations=self.table_of_relations.row_sums,
             tails=self.tails.row_sums,
             now=self.step.now,
-            upstream=upstream,
+            upstream=scored.images,
             shares=self.shares(len(batch)),
             power=self.regularizer.power,
             algebra=self.algebra,
             penalties=penalties,
-            places=None if questions is None else questions.rows_of_first,
+            places=scored.places,
+            pairs=scored.pairs,
         )
 
     def add_to_all_relations(self, gradient: Tensor) -> None:
@@ -174,13 +191,11 @@ class Matrices(Vectors):
             half_images=half_images,
         )
 
-    def add_gradients(
-        self, batch: Tensor, upstream: list[Tensor], penalties: Tensor, questions: Questions | None
-    ) -> None:
+    def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
         from dualkg.kernels.gpu.grouped import map_rows_
         from dualkg.kernels.gpu.matrices import add_image_gradients_
 
-        if self.maps_tails and len(upstream) == 1:
+        if self.maps_tails and len(scored.images) == 1:
             self._map(batch, 2, None)
         to_mapped = self._buffers(self.to_mapped, len(batch))
         add_image_gradients_(
@@ -190,12 +205,12 @@ class Matrices(Vectors):
             mapped=self._buffers(self.mapped, len(batch)),
             to_mapped=to_mapped,
             now=self.step.now,
-            upstream=upstream,
+            upstream=scored.images,
             shares=self.shares(len(batch)),
             power=self.regularizer.power,
             with_tails=self.maps_tails,
             penalties=penalties,
-            places=None if questions is None else questions.rows_of_first,
+            places=scored.places,
         )
         sides = [(0, self.heads), (2, self.tails)] if self.maps_tails else [(0, self.heads)]
         for given, table in sides:
