@@ -10,7 +10,9 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,32 +114,20 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
-def measure_job(job: Job, device: str, *, quick: bool) -> dict[str, Any]:
+def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
         steps = 8 if quick else STEPS[device]
         measuring.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
         found = measuring.in_fresh_process(Path(__file__), {"what": "list", **common, "quick": quick})
     measuring.tell(f"{job.name}: {json.dumps(found)}")
-    return {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
+    yield {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
 
 
 def main() -> None:
     choices = measuring.parser(__doc__).parse_args()
-    if choices.task:
-        task = dict(choices.task)
-        print(json.dumps({"weights": make_weights, "list": measure}[task.pop("what")](**task)))
-        return
-    device = measuring.pick_device(choices.device)
-    jobs = {job.name: job for job in JOBS[device]}
-    chosen = measuring.wanted(list(jobs), choices.only)
-    if choices.list:
-        print(*chosen, sep="\n")
-        return
-    on = measuring.describe(device, commit=choices.commit)
-    for name in chosen:
-        found = measure_job(jobs[name], device, quick=choices.quick)
-        measuring.save("completing", name, found, on=on, folder=measuring.folder_of(choices))
+    tasks = {"weights": make_weights, "list": measure}
+    measuring.run("completing", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -232,6 +232,31 @@ def merge(topics: list[str], source: Path, folder: Path = RESULTS) -> None:
 def _write(topic: str, results: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{topic}.json").write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def run(
+    topic: str,
+    choices: argparse.Namespace,
+    *,
+    jobs: dict[str, list[Any]],
+    tasks: dict[str, Callable[..., dict[str, Any]]],
+    measure: Callable[[Any, str], Iterable[dict[str, Any]]],
+) -> None:
+    """A benchmark of the jobs of a device: one task of a fresh process, or all jobs, each record kept as it comes."""
+    if choices.task:
+        task = dict(choices.task)
+        print(json.dumps(tasks[task.pop("what")](**task)))
+        return
+    device = pick_device(choices.device)
+    named = {job.name: job for job in jobs[device]}
+    chosen = wanted(list(named), choices.only)
+    if choices.list:
+        print(*chosen, sep="\n")
+        return
+    on = describe(device, commit=choices.commit)
+    for name in chosen:
+        for found in measure(named[name], device):
+            save(topic, name, found, on=on, folder=folder_of(choices))
 
 
 # -- ceilings -----------------------------------------------------------------------------------------------------

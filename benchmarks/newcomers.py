@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,9 +25,19 @@ import completing
 import measuring
 
 COUNTS = (1, 3, 10, 30)  # of triples given
-JOBS = {"FB15k-237 ComplEx dim 200": completing.Job("FB15k-237", 200)}
 PLAIN_EXAMPLES, PLAIN_TOLERANCE = 5_000, 1e-5
 Triple = tuple[str, str, str]
+
+
+class Job(completing.Job):
+    """A graph that ComplEx has learned, to be extended."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.graph} ComplEx dim {self.dim}"
+
+
+JOBS = {device: [Job("FB15k-237", 200)] for device in ("cpu", "cuda")}
 
 
 @contextmanager
@@ -115,31 +126,20 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
     return {"seconds": measured, "first_seconds": first_seconds, "difference": difference(fast, cases)}
 
 
-def measure_job(job: completing.Job, device: str, *, quick: bool) -> dict[str, Any]:
+def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
         steps = 8 if quick else completing.STEPS[device]
         measuring.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
         found = measuring.in_fresh_process(Path(__file__), {"what": "rows", **common, "quick": quick})
     measuring.tell(f"{job.graph}: {json.dumps(found)}")
-    return {"job": asdict(job), "steps": steps, "measured": found}
+    yield {"job": asdict(job), "steps": steps, "measured": found}
 
 
 def main() -> None:
     choices = measuring.parser(__doc__).parse_args()
-    if choices.task:
-        task = dict(choices.task)
-        print(json.dumps({"weights": completing.make_weights, "rows": measure}[task.pop("what")](**task)))
-        return
-    device = measuring.pick_device(choices.device)
-    chosen = measuring.wanted(list(JOBS), choices.only)
-    if choices.list:
-        print(*chosen, sep="\n")
-        return
-    on = measuring.describe(device, commit=choices.commit)
-    for name in chosen:
-        found = measure_job(JOBS[name], device, quick=choices.quick)
-        measuring.save("newcomers", name, found, on=on, folder=measuring.folder_of(choices))
+    tasks = {"weights": completing.make_weights, "rows": measure}
+    measuring.run("newcomers", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +146,7 @@ def distinct_queries(triples: Any) -> int:
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
-def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> dict[str, Any]:
+def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator[dict[str, Any]]:
     num_triples = 200 if quick else None
     with tempfile.TemporaryDirectory() as folder:
         arrays = str(Path(folder) / "weights.npz")
@@ -165,7 +167,7 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> dict[str
             measured[name] = measuring.in_fresh_process(Path(__file__), task) if ours else peers.ask(task, python)
             measuring.tell(f"{job.name}, {name}: {json.dumps(measured[name])}")
     check_agreement(measured)
-    return {"job": asdict(job), "measured": measured}
+    yield {"job": asdict(job), "measured": measured}
 
 
 def check_agreement(measured: dict[str, dict[str, Any]]) -> None:
@@ -177,21 +179,9 @@ def check_agreement(measured: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     choices = measuring.parser(__doc__).parse_args()
-    if choices.task:
-        task = dict(choices.task)
-        work = {"dualkg": measure_dualkg, "tutorial": measure_tutorial, "weights": make_weights}[task.pop("what")]
-        print(json.dumps(work(**task)))
-        return
-    device = measuring.pick_device(choices.device)
-    jobs = {job.name: job for job in JOBS[device]}
-    chosen = measuring.wanted(list(jobs), choices.only)
-    if choices.list:
-        print(*chosen, sep="\n")
-        return
-    on = measuring.describe(device, commit=choices.commit)
-    for name in chosen:
-        found = measure_job(jobs[name], device, quick=choices.quick, python=choices.peers)
-        measuring.save("ranking", name, found, on=on, folder=measuring.folder_of(choices))
+    tasks = {"dualkg": measure_dualkg, "tutorial": measure_tutorial, "weights": make_weights}
+    measure = partial(measure_job, quick=choices.quick, python=choices.peers)
+    measuring.run("ranking", choices, jobs=JOBS, tasks=tasks, measure=measure)
 
 
 if __name__ == "__main__":

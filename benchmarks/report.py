@@ -12,11 +12,12 @@ from pathlib import Path
 import measuring
 import search
 import serving
+import studies
 import tables
 from tables import Results
 
 HERE = Path(__file__).parent
-TOPICS = ["ceilings", "training", "ranking", "scaling", "search", "serving"]
+TOPICS = ["ceilings", "training", "ranking", "scaling", "search", "serving", "studies"]
 
 
 def load_all(folder: Path = measuring.RESULTS) -> dict[str, Results]:
@@ -48,6 +49,9 @@ def page(found: dict[str, Results]) -> str:
         lines += tables.measured_on(record for _, record in tables.in_order(jobs))
     for device, jobs in sorted(found["serving"].items()):
         lines += [f"## Serving: {device}", "", *serving.lines(jobs)]
+        lines += tables.measured_on(record for _, record in tables.in_order(jobs))
+    for device, jobs in sorted(found["studies"].items()):
+        lines += [f"## Searching hyper-parameters: {device}", "", *studies.lines(jobs)]
         lines += tables.measured_on(record for _, record in tables.in_order(jobs))
     if found["ceilings"]:
         lines += ["## The machines", "", *tables.ceilings(found)]

@@ -6,12 +6,12 @@ the plain engine, a tutorial-style PyTorch loop and PyKEEN, one after the other 
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -153,20 +153,8 @@ def tell(job: Job, name: str, found: dict[str, Any]) -> None:
 
 def main() -> None:
     choices = measuring.parser(__doc__).parse_args()
-    if choices.task:
-        task = dict(choices.task)
-        print(json.dumps(TASKS[task.pop("what")](**task)))
-        return
-    device = measuring.pick_device(choices.device)
-    jobs = {job.name: job for job in JOBS[device]}
-    chosen = measuring.wanted(list(jobs), choices.only)
-    if choices.list:
-        print(*chosen, sep="\n")
-        return
-    on = measuring.describe(device, commit=choices.commit)
-    for name in chosen:
-        for found in measure_job(jobs[name], device, quick=choices.quick, python=choices.peers):
-            measuring.save("training", name, found, on=on, folder=measuring.folder_of(choices))
+    measure = partial(measure_job, quick=choices.quick, python=choices.peers)
+    measuring.run("training", choices, jobs=JOBS, tasks=TASKS, measure=measure)
 
 
 if __name__ == "__main__":

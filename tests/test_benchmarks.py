@@ -28,6 +28,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
     "reading",
     "newcomers",
+    "studies",
     "measuring",
     "training",
     "ranking",
@@ -255,3 +256,15 @@ def test_the_rankings_that_are_compared_are_the_same(tmp_path, monkeypatch):
 def test_rankings_that_differ_are_not_compared():
     with pytest.raises(SystemExit, match="do not agree"):
         ranking.check_agreement({"one": {"mrr": 0.31}, "other": {"mrr": 0.32}, "third": {"failed": "missing"}})
+
+
+def test_a_study_is_counted_by_the_minute():
+    """With two processes too, and a table of what was measured."""
+    import studies
+
+    job = studies.Job("world", 2, 4000, 1, 3)
+    found = {str(number): studies.measure(asdict(job), device="cpu", processes=number) for number in (1, 2)}
+    assert all(one["finished"] == 3 and one["per_minute"] > 0 for one in found.values())
+    lines = studies.lines({job.name: {"measured": {"1": {"per_minute": 30.0}, "2": {"failed": "no memory"}}}})
+    assert lines[0] == "| trials a minute | one | 2 at once |"
+    assert lines[2] == f"| {job.name} | 30.0 | – |"

@@ -1,0 +1,91 @@
+"""Trials a minute of `dualkg search`, with one process and with several side by side.
+
+A grid over λ of ComplEx with DURA, on graphs so small that one training leaves most of a GPU idle, and on FB15k-237,
+where it does not. Starting the processes is part of the time, as it is of a search's.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import measuring
+import tables
+
+COUNTS = {"cuda": (1, 2, 4, 8), "cpu": (1, 2)}
+
+
+@dataclass(frozen=True)
+class Job:
+    """So many trainings of ComplEx."""
+
+    graph: str
+    dim: int
+    batch: int
+    epochs: int
+    trials: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.graph} ComplEx dim {self.dim} batch {self.batch}, {self.epochs} epochs"
+
+
+JOBS = {
+    "cuda": [Job("UMLS", 100, 100, 20, 24), Job("Kinship", 100, 100, 20, 24), Job("FB15k-237", 100, 1000, 10, 16)],
+    "cpu": [Job("UMLS", 100, 100, 20, 8)],
+}
+
+
+def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, Any]:
+    """A search from its beginning to its end."""
+    from dualkg.search import search, space_from
+
+    asked = Job(**job)
+    space = {
+        "data": {"graph": asked.graph},
+        "model": {"name": "ComplEx", "dim": asked.dim},
+        "regularizer": {"name": "DURA"},
+        "training": {"epochs": asked.epochs, "batch_size": asked.batch},
+        "space": {"regularizer.weight": [0.001 * (number + 1) for number in range(asked.trials)]},
+        "search": {"method": "grid", "prune": False},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "study"
+        found = search(space_from(space, source="the benchmark"), out=out, device=device, jobs=processes)
+    return {"per_minute": found.per_minute, "finished": len(found.ranked)}
+
+
+def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
+    """A record after each number of processes."""
+    found = {}
+    for processes in COUNTS[device][:2] if quick else COUNTS[device]:
+        task = {"what": "search", "job": asdict(job), "device": device, "processes": processes}
+        found[str(processes)] = measuring.in_fresh_process(Path(__file__), task)
+        measuring.tell(f"{job.name}, {processes} side by side: {json.dumps(found[str(processes)])}")
+        yield {"job": asdict(job), "measured": dict(found)}
+
+
+def lines(jobs: dict[str, Any]) -> list[str]:
+    """The table of a machine."""
+    counts = sorted({int(number) for record in jobs.values() for number in record["measured"]})
+    rows = []
+    for name, record in tables.in_order(jobs):
+        rates = (record["measured"].get(str(number), {}).get("per_minute") for number in counts)
+        rows.append([name, *(tables.short(rate) for rate in rates)])
+    return tables.table(["trials a minute", *(f"{number} at once" if number > 1 else "one" for number in counts)], rows)
+
+
+def main() -> None:
+    choices = measuring.parser(__doc__).parse_args()
+    measuring.run(
+        "studies", choices, jobs=JOBS, tasks={"search": measure}, measure=partial(measure_job, quick=choices.quick)
+    )
+
+
+if __name__ == "__main__":
+    main()
