@@ -12,9 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 
 import dualkg as kg
 from dualkg.cli import main
+
+settings.register_profile("dualkg", deadline=None)  # a busy machine is no failure
+settings.load_profile("dualkg")
 
 DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared" / "data")
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
+import torch
 
 import dualkg as kg
 from dualkg.analysis import entity_map as mapping
@@ -34,6 +37,22 @@ def test_a_run_with_a_map_may_be_overwritten(small_graph, tmp_path):
 def test_the_same_model_has_the_same_map(small_graph):
     model = kg.CP(small_graph.shape, dim=80, init_scale=1.0)
     np.testing.assert_array_equal(lay_out(model), lay_out(model))
+
+
+@pytest.mark.parametrize("num_entities", [1, 2, 3])
+def test_few_entities_have_a_map_without_any_extra(num_entities, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    places = lay_out(kg.CP(kg.GraphShape(num_entities, 1), dim=4))
+    assert places.shape == (num_entities, 2)
+    assert np.isfinite(places).all()
+
+
+def test_a_model_that_diverged_is_told(small_graph):
+    model = kg.CP(small_graph.shape, dim=80)
+    with torch.no_grad():
+        model.embedding.tail_table[3] = torch.nan
+    with pytest.raises(RequestError, match="1 of 30 vectors have NaN or infinity; the first is number 3"):
+        lay_out(model)
 
 
 def test_principal_axes_keep_the_distances_that_matter():

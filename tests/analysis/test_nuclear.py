@@ -56,7 +56,7 @@ def scores(model):
     return model.score(*all_ids(model)).detach()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(models(), LAMBDAS, LAMBDAS)
 def test_the_bound_is_above_the_sum_of_the_components(model, plain, mapped):
     found = nuclear_bound(model, plain=plain, mapped=mapped)
@@ -66,7 +66,7 @@ def test_the_bound_is_above_the_sum_of_the_components(model, plain, mapped):
     assert found.bound >= components * (1 - 1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(models(), LAMBDAS, LAMBDAS)
 def test_the_sum_is_dura_over_all_triples(model, plain, mapped):
     """Equation (9) taken apart into (8): every head with every relation and every tail, once."""
@@ -75,7 +75,7 @@ def test_the_sum_is_dura_over_all_triples(model, plain, mapped):
     assert nuclear_bound(model, plain=plain, mapped=mapped).dura == pytest.approx(float(whole), rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(models(), LAMBDAS, LAMBDAS)
 def test_rebalanced_factors_make_the_same_tensor_and_the_two_sides_meet(model, plain, mapped):
     before = tensor(model).clone()
@@ -89,7 +89,7 @@ def test_rebalanced_factors_make_the_same_tensor_and_the_two_sides_meet(model, p
     assert found.components == pytest.approx(nuclear_bound(model).components, rel=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(models(), LAMBDAS, LAMBDAS, st.floats(0.01, 100))
 def test_what_does_not_change_the_bound(model, plain, mapped, factor):
     before = nuclear_bound(model, plain=plain, mapped=mapped)
@@ -106,7 +106,7 @@ def test_what_does_not_change_the_bound(model, plain, mapped, factor):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=ATOL)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(models(), st.floats(0.1, 10))
 def test_the_bound_grows_as_the_tensor_does(model, factor):
     """A norm: 1.5 X has 1.5 times the norm, and so the bound of the rebalanced factors."""

@@ -64,7 +64,7 @@ def saved(tmp_path: Path) -> Path:
 
 
 @given(graphs())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_a_graph_comes_back_as_it_was(graph: Graph) -> None:
     with TemporaryDirectory() as folder:
         save_graph(graph, Path(folder) / "graph")

@@ -33,7 +33,7 @@ def alike(one, other) -> bool:
     return one == pytest.approx(other, abs=1e-12, nan_ok=True)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pairs())
 def test_what_is_compared_are_the_metrics_of_reports(pair):
     found = compare_ranks(*pair, samples=100)
@@ -48,7 +48,7 @@ def test_what_is_compared_are_the_metrics_of_reports(pair):
     assert alike(found.better + found.worse + found.equal, 1)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pairs())
 def test_a_run_is_no_better_than_itself(pair):
     """Also with its seeds in another order, or each of them twice."""
@@ -60,7 +60,7 @@ def test_a_run_is_no_better_than_itself(pair):
         assert found.sentence() == "The difference of .0000 is within noise (95 %: .0000 to .0000)."
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(pairs())
 def test_swapping_the_two_turns_every_sign(pair):
     one, other = compare_ranks(*pair, samples=200), compare_ranks(*pair[::-1], samples=200)
@@ -71,7 +71,7 @@ def test_swapping_the_two_turns_every_sign(pair):
         assert here.within_noise == there.within_noise
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(pairs())
 def test_the_order_of_directions_does_not_matter(pair):
     one, turned = compare_ranks(*pair, samples=200), compare_ranks(*(ranks[:, ::-1] for ranks in pair), samples=200)

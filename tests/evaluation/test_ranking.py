@@ -73,7 +73,7 @@ FORMS = [*product(BILINEAR, [None, "tail", "head"]), ("TransE", None), ("ModE", 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize(("name", "dual"), FORMS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(graph=graphs(), seed=st.integers(0, 10))
 def test_ranks_equal_brute_force(name, dual, reciprocal, graph, seed):
     model = whole_numbers(MODELS[name](graph.shape, dim=2, reciprocal=reciprocal), seed)
@@ -86,7 +86,7 @@ def test_ranks_equal_brute_force(name, dual, reciprocal, graph, seed):
     np.testing.assert_array_equal(ranks.mean, (best + worst) / 2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graph=graphs(), seed=st.integers(0, 10))
 def test_an_answer_that_the_filter_does_not_have_stays_in(graph, seed):
     model = whole_numbers(kg.DistMult(graph.shape, dim=2), seed)

@@ -31,7 +31,7 @@ def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:
 
 @pytest.mark.parametrize("dual", [None, "tail", "head"])
 @pytest.mark.parametrize("name", BILINEAR)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(graph=graphs(), seed=st.integers(0, 10))
 def test_ranks_equal_brute_force(name, dual, graph, seed):
     model = BILINEAR[name](graph.shape, dim=2, seed=seed)

@@ -62,7 +62,7 @@ def counts(draw):
 
 
 @forms
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(counts())
 def test_counts_are_what_they_are_by_definition(form, drawn):
     scores, known, asked = drawn

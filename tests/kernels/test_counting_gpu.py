@@ -23,7 +23,7 @@ def on_gpu(scores: torch.Tensor, known: torch.Tensor, asked: Asked) -> torch.Ten
     return form_of("triton")(scores.cuda(), known.cuda(), Asked(*(values.cuda() for values in asked))).cpu()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(counts())
 def test_counts_are_what_they_are_by_definition(drawn):
     scores, known, asked = drawn

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -119,7 +119,6 @@ def test_known_answers_have_no_gradient(kind, reciprocal):
 scores = st.lists(st.floats(-50, 50), min_size=1, max_size=8)
 
 
-@settings(deadline=None)
 @given(st.floats(-50, 50), scores, st.data())
 def test_what_is_not_allowed_does_not_matter(positive, negative, data):
     allowed = data.draw(st.lists(st.booleans(), min_size=len(negative), max_size=len(negative)))

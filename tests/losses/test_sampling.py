@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -118,7 +118,6 @@ def test_known_answers_are_drawn_again():
 triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=2, max_size=40)
 
 
-@settings(deadline=None)
 @given(triples, st.integers(0, 2**32 - 1), st.sampled_from(["uniform", "shared", "batch"]), st.booleans())
 def test_no_known_answer_ever_counts(found, seed, kind, reciprocal):
     """On both sides, and whatever part of the training triples is the batch."""
@@ -137,7 +136,6 @@ def test_no_known_answer_ever_counts(found, seed, kind, reciprocal):
     assert seen == len(both)
 
 
-@settings(deadline=None)
 @given(triples, st.sampled_from(["uniform", "shared", "batch"]))
 def test_where_known_answers_may_be_negatives_only_the_own_answer_is_not(found, kind):
     asked = asked_of(found)

@@ -101,7 +101,7 @@ def test_candidates_are_scored_as_among_all(name, side, reciprocal):
 
 
 @given(st.sampled_from(list(DISTANCE)), st.integers(1, 200), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differences, compiled):
     """All pairs at once, with autograd over the differences, against parts that are made again, and against kernels."""
     model = build(name)

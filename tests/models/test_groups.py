@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.models.groups import Groups, padded_products, products
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
 def test_one_padded_product_is_the_products_of_the_groups(relations):
     """And so are their gradients."""

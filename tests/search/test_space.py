@@ -32,7 +32,7 @@ LISTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lists=LISTS, seed=st.integers(0, 2**32 - 1))
 def test_a_grid_has_every_point_once(lists, seed):
     found = space_from({"space": lists, "search": {"seed": seed}}, source="it")
@@ -43,7 +43,7 @@ def test_a_grid_has_every_point_once(lists, seed):
     assert recipe.model.dim == found.point(0)["model.dim"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(lists=LISTS)
 def test_dots_may_be_quoted_or_not(lists):
     nested: dict = {}

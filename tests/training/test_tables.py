@@ -48,7 +48,7 @@ def found_by(
         }
     ),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_parts_are_the_whole(kind, rows, case):
     (loss, images), gradient = found_by(*kind, rows, **case)
     (exact_loss, exact_images), exact_gradient = found_by(ExactTables, kind[1], sys.maxsize, **case)

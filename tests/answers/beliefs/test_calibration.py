@@ -47,7 +47,6 @@ def test_more_evidence_is_never_less_probable(slope, offset, pair, ceiling):
     assert 0 <= less <= more <= ceiling
 
 
-@settings(deadline=None)
 @given(slope=st.floats(0.1, 5), offsets=st.tuples(*[st.floats(-5, 5)] * 4), log_odds=st.floats(-7, 7))
 def test_least_evidence_is_where_the_likeliest_kind_begins(slope, offsets, log_odds):
     calibration, relation, kinds = one(slope, *offsets), torch.tensor(0), torch.arange(4)
@@ -130,7 +129,7 @@ def test_relations_with_more_data_go_further_from_the_shared_line():
     assert middle[4] > middle[1] > middle[2]
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 100))
 def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
     random = np.random.default_rng(seed)

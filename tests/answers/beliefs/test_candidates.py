@@ -39,7 +39,7 @@ def all_candidates(graph: kg.Graph, split: str) -> list[tuple[tuple[int, int, in
     return found
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), num_entities=st.integers(12, 90), split=st.sampled_from(["valid", "test"]))
 def test_all_weights_together_are_all_candidates(seed, num_entities, split):
     graph = random_graph(seed, num_entities=num_entities)

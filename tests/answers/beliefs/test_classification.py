@@ -65,7 +65,7 @@ def test_metrics_by_hand():
     assert (found.num_true, found.num_false) == (3, 2)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
 def test_corrupted_triples_are_false_and_of_the_right_kind(seed):
     random = np.random.default_rng(seed)

@@ -34,7 +34,7 @@ def plainly(table: Tensor, queries: Tensor, metric: str, k: int) -> tuple[Tensor
     return scores.gather(1, ids), ids
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     rows=st.integers(1, 70),
@@ -55,7 +55,7 @@ def test_blocks_find_what_a_sort_of_all_scores_finds(seed, rows, width, num_quer
     assert torch.equal(found.ids, ids)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 50), k=st.integers(1, 60), metric=st.sampled_from(METRICS))
 def test_int8_is_searched_as_it_is_kept(seed, rows, k, metric):
     random = torch.Generator().manual_seed(seed)
@@ -69,7 +69,7 @@ def test_int8_is_searched_as_it_is_kept(seed, rows, k, metric):
     assert same or torch.equal(found.ids, ids)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 30), k=st.integers(1, 35))
 def test_of_equal_scores_the_first_stands_first(seed, rows, columns, k):
     scores = drawn(seed, rows, columns, most=1)
