@@ -9,13 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from dualkg.analysis.projection import Vectors, tail_embeddings, tsne
+from dualkg.analysis.projection import Vectors, tail_embeddings
+from dualkg.analysis.tsne import check_numbers, place
 from dualkg.errors import RequestError
 from dualkg.files import replacing
 from dualkg.models.base import Model
 from dualkg.training import Run, RunFolder
 
-MOST_AXES = 50  # principal components that t-SNE is given; it then takes a fraction of the time, and shows the same
+MOST_AXES = 50  # principal components that t-SNE is given; neighbours are then found in a fraction of the time
 
 
 def entity_map(run: Run) -> Vectors:
@@ -32,7 +33,9 @@ def entity_map(run: Run) -> Vectors:
 def lay_out(model: Model, *, seed: int = 0) -> Vectors:
     """t-SNE of the vectors that entities have as tails; the same for the same seed."""
     vectors = tail_embeddings(model, np.arange(model.shape.num_entities))
-    places = tsne(principal(vectors, axes=MOST_AXES), seed=seed)
+    check_numbers(vectors)
+    device = model.embedding.tail_table.device
+    places = place(principal(vectors, axes=MOST_AXES), seed=seed, device=device)
     places = places - (places.max(0) + places.min(0)) / 2
     scaled: Vectors = np.round(places / max(float(np.abs(places).max()), 1e-12), 5)
     return scaled

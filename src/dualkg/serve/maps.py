@@ -13,7 +13,7 @@ from dualkg.serve.runs import ServedRun
 class Maps:
     """The map of each run: read from its folder, or made and kept there, one run after the other.
 
-    A large one takes minutes. Its thread is a daemon, so that a server which is stopped does not wait for it.
+    A large one takes a minute or two. Its thread is a daemon, so that a server which is stopped does not wait for it.
     """
 
     def __init__(self) -> None:
