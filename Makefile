@@ -12,6 +12,7 @@ demo: $(READY)
 	$(BIN)/dualkg demo
 
 test: $(READY)
+	@command -v chromium chromium-browser google-chrome >/dev/null || echo "The pages' tests need a browser, and are skipped without: apt-get install chromium"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
@@ -26,12 +27,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,serve,dev]'
 	touch $@
 
-# The pages that are made from what was measured, and the picture of the demo.
+# The pages that are made from what was measured, and the pictures of the README.
 records: $(READY)
 	$(BIN)/python scripts/record.py
 
 picture: $(READY)
 	$(BIN)/dualkg demo --picture docs/demo.svg
+	DUALKG_PICTURES=docs $(BIN)/pytest -m slow tests/serve/browser/test_picture.py
 
 # The bundled graph from its sources.
 world: $(READY)

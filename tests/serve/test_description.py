@@ -15,7 +15,7 @@ KNOWN = {"head": "thing 30", "tail": HOSTILE[0], "entity": HOSTILE[4], "relation
 PATHS = {
     *(f"/api/{name}" for name in ("tails", "heads", "relations", "similar", "answer-set", "score", "explain")),
     *(f"/api/{name}" for name in ("entities", "entity/{name}", "complete", "map", "runs", "run", "compare")),
-    *("/health", "/metrics"),
+    *("/api/decisions", "/health", "/metrics"),
 }
 
 

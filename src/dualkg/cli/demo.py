@@ -59,7 +59,10 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
     screen.print(
         "\n[dim]Train a run to keep, and ask it yourself:[/dim]"
         f"\n  {_command()} train world"
-        f"\n  {_command()} predict runs/world --head Kenya --relation borders",
+        f"\n  {_command()} predict runs/world --head Kenya --relation borders"
+        "\n[dim]Or look at it in a browser, with probabilities:[/dim]"
+        f"\n  {_command()} calibrate runs/world"
+        f"\n  {_command()} serve runs/world --open",
         soft_wrap=True,
     )
     if picture:

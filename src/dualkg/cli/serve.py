@@ -26,6 +26,7 @@ def serve(
     ] = None,
     seconds: Annotated[float, typer.Option(help="The time limit of a request.")] = 30.0,
     log: Annotated[bool, typer.Option("--log", help="A line of JSON for each request, on stderr.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Take no decisions on new facts.")] = False,
     device: options.Device = None,
     threads: options.Threads = None,
 ) -> None:
@@ -46,7 +47,7 @@ def serve(
             if run.predictor.calibration is None:
                 how = f"dualkg calibrate {escape(str(run.run.folder))}"
                 show.err.print(f"{escape(run.name)} has no probabilities yet: {how}", soft_wrap=True)
-        app = application(served, limits=limits, token=token, log=log)
+        app = application(served, limits=limits, token=token, log=log, read_only=read_only)
         start(app, listening, limits=limits, tell=_tell, open_browser=open_browser)
     show.err.print("Stopped.")
 

@@ -13,17 +13,35 @@ from dualkg.serve.counts import Counts
 from dualkg.serve.guards.body import BodyLimit
 from dualkg.serve.guards.deadline import Deadline
 from dualkg.serve.guards.hosts import OwnHost
+from dualkg.serve.guards.origin import OwnOrigin
 from dualkg.serve.guards.sentences import tell_in_sentences
 from dualkg.serve.guards.token import TokenGuard
 from dualkg.serve.guards.watch import Watch
 from dualkg.serve.journal import Journal
 from dualkg.serve.limits import Limits
-from dualkg.serve.pages import reference
-from dualkg.serve.routes import completion, entities, entity_map, explanation, operation, questions, runs
+from dualkg.serve.pages import ask, atlas, entity, facts, files, reference, run, why
+from dualkg.serve.routes import completion, decisions, entities, entity_map, explanation, operation, questions, runs
 from dualkg.serve.runs import ServedRuns
 from dualkg.serve.service import Service
 
-ROUTES = (questions, explanation, entities, completion, entity_map, runs, operation, reference)
+ROUTES = (
+    questions,
+    explanation,
+    entities,
+    completion,
+    decisions,
+    entity_map,
+    runs,
+    operation,
+    reference,
+    ask,
+    entity,
+    why,
+    facts,
+    atlas,
+    run,
+    files,
+)
 ABOUT = "A trained knowledge-graph model, asked for missing facts: names in, names out."
 
 
@@ -33,15 +51,17 @@ def application(
     limits: Limits | None = None,
     token: str | None = None,
     log: bool = False,
+    read_only: bool = False,
     together: bool = True,
 ) -> FastAPI:
     """An ASGI application that answers for some runs.
 
-    Without `together` every request asks by itself: slower, and what the other way is held against.
+    `read_only` refuses decisions on new facts. Without `together` every request asks by itself: slower, and what the
+    other way is held against.
     """
     limits, counts, journal = limits or Limits(), Counts(), Journal(requests=log)
     asker = Together(most_waiting=limits.waiting, counts=counts) if together else OneByOne()
-    service = Service(served, asker, limits, counts, journal)
+    service = Service(served, asker, limits, counts, journal, read_only=read_only)
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
@@ -64,6 +84,7 @@ def application(
     tell_in_sentences(app)
     # The last to be added is the first to be passed.
     app.add_middleware(BodyLimit, most=limits.body)
+    app.add_middleware(OwnOrigin)
     app.add_middleware(Deadline, limits=limits)
     if token is not None:
         app.add_middleware(TokenGuard, token=token)

@@ -14,6 +14,7 @@ from fastapi import Request
 from dualkg.answers.many import Kind, Question
 from dualkg.serve.asking import Asker
 from dualkg.serve.counts import Counts
+from dualkg.serve.decided import DecisionFiles
 from dualkg.serve.journal import Journal
 from dualkg.serve.limits import Limits
 from dualkg.serve.maps import Maps
@@ -39,6 +40,8 @@ class Service:
     maps: Maps = field(default_factory=Maps)
     slow: ThreadPoolExecutor = field(default_factory=_slow_threads)
     completing: Lock = field(default_factory=Lock)  # one list of new triples at a time
+    decisions: DecisionFiles = field(default_factory=DecisionFiles)
+    read_only: bool = False  # whether decisions are refused
 
     async def entity(self, run: ServedRun, name: str | int) -> int:
         return await self._id(run, name, entity=True)

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from dualkg.serve.guards.replies import problem
 from dualkg.serve.limits import Limits
 
-STREAMED = ("/api/complete",)
+STREAMED = ("/api/complete", "/facts.json")  # the second waits for the same list
 GRACE = 5.0  # seconds in which a stream may end by itself, with a sentence
 
 

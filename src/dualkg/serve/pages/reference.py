@@ -7,7 +7,7 @@ from html import escape
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import HTMLResponse
 
 from dualkg.serve.routes.choices import router
 
@@ -20,11 +20,6 @@ table { border-collapse: collapse; width: 100% } td { padding: .15rem 1rem .15re
 td:first-child { font-family: ui-monospace, monospace; white-space: nowrap } .choice { opacity: .7 }
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-
-
-@routes.get("/", include_in_schema=False)
-async def beginning() -> RedirectResponse:
-    return RedirectResponse("/docs")
 
 
 @routes.get("/docs", include_in_schema=False, response_class=HTMLResponse)

@@ -62,7 +62,7 @@ async def complete_run(
 async def _lines(service: Service, run: ServedRun, choices: dict[str, Any]) -> AsyncIterator[str]:
     given_up = threading.Event()
     try:
-        async for line in _search(service, run, choices, given_up):
+        async for line in search(service, run, choices, given_up=given_up):
             yield _written(line)
     except TimeoutError:
         sentence = f"The list took longer than the {service.limits.long_seconds:g} seconds that it may take."
@@ -77,8 +77,8 @@ def _written(line: Line) -> str:
     return line.model_dump_json(exclude_none=True) + "\n"
 
 
-async def _search(
-    service: Service, run: ServedRun, choices: dict[str, Any], given_up: threading.Event
+async def search(
+    service: Service, run: ServedRun, choices: dict[str, Any], *, given_up: threading.Event
 ) -> AsyncIterator[Line]:
     """The search in a thread; it stops at its next block when it is given up."""
     loop, progress = asyncio.get_running_loop(), asyncio.Queue[Line | None]()
@@ -94,7 +94,7 @@ async def _search(
             told = time.monotonic()
             loop.call_soon_threadsafe(progress.put_nowait, Line(kind="progress", done=done, of=of))
 
-    def search() -> Completion | None:
+    def find() -> Completion | None:
         try:
             return complete(
                 run.predictor.model, run.run.graph, calibration=run.predictor.calibration, watch=watch, **choices
@@ -105,7 +105,7 @@ async def _search(
             service.completing.release()
             loop.call_soon_threadsafe(progress.put_nowait, None)
 
-    searching = asyncio.ensure_future(asyncio.to_thread(search))
+    searching = asyncio.ensure_future(asyncio.to_thread(find))
     while (line := await asyncio.wait_for(progress.get(), late - loop.time())) is not None:
         yield line
     made = await searching

@@ -1,0 +1,110 @@
+"""New facts, as a curator decides on them."""
+
+from __future__ import annotations
+
+import pytest
+
+from dualkg.training import RunFolder
+from tests.serve.browser.conftest import PHONE, overflow
+
+
+@pytest.fixture(autouse=True)
+def undecided(run_folders):
+    """No test leaves decisions to another."""
+    yield
+    RunFolder(run_folders[0]).decisions.unlink(missing_ok=True)
+
+
+def listed(page):
+    page.wait_for_selector("[data-list][data-ready]")
+    return page
+
+
+def parts(row) -> list[str]:
+    return [row.locator(part).inner_text() for part in (".what a >> nth=0", ".what .relation", ".what a >> nth=1")]
+
+
+def rows_of(page) -> list[list[str]]:
+    return [line.split("\t")[:3] for line in page.request.get("/facts.tsv").text().splitlines()[1:]]
+
+
+def test_a_fact_is_accepted_and_found_in_the_file(opened):
+    page = listed(opened("/facts?relation=likes&top=50"))
+    row = page.locator(".fact", has=page.locator("a", has_text="thing")).first
+    row.get_by_role("button", name="Accept").click()
+    page.wait_for_selector("[data-count=accepted]:has-text('1')")
+    [[head, relation, tail]] = rows_of(page)
+    assert relation == "likes"
+    assert page.request.get("/api/decisions").json()["decisions"][0]["head"] == head
+    assert tail
+
+    page.reload()
+    listed(page)
+    assert page.locator(".fact[data-verdict=accepted]").count() == 1
+    page.get_by_label("Accepted", exact=True).check(force=True)
+    assert page.locator(".fact:visible").count() == 1
+    page.locator(".fact:visible").get_by_role("button", name="Accept").click()  # taken back
+    page.wait_for_selector("[data-count=accepted]:has-text('0')")
+    assert rows_of(page) == []
+
+
+def test_by_keys_alone(opened):
+    page = listed(opened("/facts?top=50"))
+    page.keyboard.press("j")
+    page.keyboard.press("a")
+    page.keyboard.press("r")
+    page.keyboard.press("a")
+    page.wait_for_selector("[data-count=accepted]:has-text('2')")
+    verdicts = page.eval_on_selector_all(".fact", "rows => rows.slice(0, 4).map((row) => row.dataset.verdict ?? '')")
+    assert verdicts == ["accepted", "rejected", "accepted", ""]
+    assert page.evaluate("document.activeElement.querySelector('.rank').textContent") == "4"
+    page.keyboard.press("u")
+    page.keyboard.press("u")
+    page.wait_for_selector("[data-count=rejected]:has-text('0')")
+    page.wait_for_selector("[data-count=accepted]:has-text('1')")
+    assert page.evaluate("document.activeElement.querySelector('.rank').textContent") == "2"
+    page.keyboard.press("k")
+    assert page.evaluate("document.activeElement.querySelector('.rank').textContent") == "1"
+
+
+def test_a_list_waits_for_its_turn(opened):
+    page = opened("/docs", allow="status of 503")
+    busy = iter([True])
+
+    def answer(route):
+        if next(busy, False):
+            route.fulfill(status=503, json={"error": "Another list of new triples is being made.", "near": []})
+        else:
+            route.continue_()
+
+    page.route("**/api/complete*", answer)
+    page.goto("/facts?top=50")
+    page.wait_for_selector("text=waits for its turn")
+    assert listed(page).locator(".fact").count() == 50
+
+
+def test_what_the_server_refuses_is_taken_back(opened):
+    page = listed(opened("/facts?top=50", allow="status of 503"))
+    page.route(
+        "**/api/decisions", lambda route: route.fulfill(status=503, json={"error": "There is no room.", "near": []})
+    )
+    page.locator(".fact").first.get_by_role("button", name="Reject").click()
+    page.wait_for_selector("text=There is no room.")
+    assert page.locator(".fact[data-verdict]").count() == 0
+
+
+def test_by_relation_and_probability(opened):
+    page = listed(opened("/facts"))
+    page.select_option("#relation", "is a")
+    page.locator("#least").press("ArrowRight")
+    assert page.inner_text("[data-said]") == "5 %"
+    page.get_by_role("button", name="Find").click()
+    page.wait_for_url("**/facts?relation=is+a&min_probability=0.05&top=100")
+    listed(page)
+    assert set(page.locator(".fact .relation").all_inner_texts()) <= {"is a"}
+
+
+def test_on_a_phone_with_names_of_any_kind(opened):
+    page = listed(opened("/facts?top=500", viewport=PHONE, color_scheme="dark"))
+    assert page.locator(".fact").count() == 500
+    assert overflow(page) == 0

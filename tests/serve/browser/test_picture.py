@@ -1,0 +1,38 @@
+"""The explorer on the bundled graph, as the README shows it: `make picture` keeps what is taken here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import dualkg as kg
+from dualkg.answers.beliefs import beliefs_of
+from dualkg.serve import ServedRuns, application
+from tests.serve.conftest import serving
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A run that has learned something, with its probabilities."""
+    folder, graph = tmp_path_factory.mktemp("picture") / "world", kg.load_graph("world")
+    model = kg.ComplEx(graph.shape, dim=100)
+    regularizer = kg.DURA(0.05, plain=0.5, mapped=1.5)
+    kg.train(model, graph, regularizer=regularizer, batch_size=100, epochs=30).save(folder)
+    beliefs_of(kg.load_run(folder))
+    with serving(application(ServedRuns.load([folder], device="cpu"))) as found:
+        yield found
+
+
+def test_the_picture_of_the_readme(opened, tmp_path):
+    """Known facts are there, and some that are predicted."""
+    page = opened("/entity/Lyon", viewport={"width": 1200, "height": 900}, device_scale_factor=1.5)
+    page.get_by_role("heading", name="Predicted facts").wait_for()
+    assert page.get_by_role("link", name="France", exact=True).count() > 0
+    path = Path(os.environ.get("DUALKG_PICTURES") or tmp_path) / "explorer.png"
+    page.screenshot(path=path, clip={"x": 0, "y": 0, "width": 1200, "height": 900})
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size < 500_000

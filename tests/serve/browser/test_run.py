@@ -1,0 +1,40 @@
+"""The page of a run, as people use it."""
+
+from __future__ import annotations
+
+from tests.serve.browser.conftest import PHONE, overflow
+
+
+def test_two_runs_side_by_side_and_one_alone(opened):
+    page = opened("/run")
+    assert page.locator("h1 bdi").all_inner_texts() == ["calibrated", "plain"]
+    assert page.locator(".asked tbody tr").count() == 20
+    page.get_by_role("link", name="alone").click()
+    page.wait_for_url("**/run?with=")
+    assert page.locator("h1 bdi").all_inner_texts() == ["calibrated"]
+
+
+def test_a_table_is_sorted_by_any_column(opened):
+    page = opened("/run?with=")
+    table = page.locator("table", has=page.get_by_role("button", name="Relation"))
+    numbers = lambda: [float(text) for text in table.locator("tbody td:nth-child(3)").all_inner_texts()]  # noqa: E731
+    button = table.get_by_role("button", name="MRR")
+    button.click()
+    assert numbers() == sorted(numbers(), reverse=True)
+    assert table.locator("th:nth-child(3)").get_attribute("aria-sort") == "descending"
+    button.press("Enter")
+    assert numbers() == sorted(numbers())
+    table.get_by_role("button", name="Relation").click()
+    assert table.locator("tbody bdi").all_inner_texts() == ["<b>bold</b>", "is a", "likes"]
+
+
+def test_a_question_is_asked_again_by_a_click(opened):
+    page = opened("/run")
+    page.locator(".asked tbody a").first.click()
+    page.wait_for_url("**/?find=*")
+    page.wait_for_selector("main h1")
+
+
+def test_on_a_phone_in_the_dark(opened):
+    page = opened("/run", viewport=PHONE, color_scheme="dark")
+    assert overflow(page) == 0

@@ -1,0 +1,238 @@
+"""New facts, accepted and rejected."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from dualkg.answers.decisions import Decision, Decisions, as_tsv
+from dualkg.errors import RequestError
+from dualkg.serve import ServedRun, ServedRuns, application
+from dualkg.training import RunFolder, load_run
+from tests.serve.conftest import HOSTILE, serving
+
+ACCEPT = {"head": "thing 30", "relation": "likes", "tail": "thing 31", "verdict": "accepted"}
+REJECT = {"head": HOSTILE[0], "relation": "<b>bold</b>", "tail": HOSTILE[7], "verdict": "rejected"}
+
+
+@pytest.fixture
+def folder(run_folders, tmp_path):
+    return shutil.copytree(run_folders[0], tmp_path / "mine")
+
+
+@pytest.fixture
+def curator(folder):
+    """A client of a server of one run, whose folder may be written to."""
+    with (
+        serving(application(ServedRuns.load([folder], device="cpu"))) as address,
+        httpx.Client(base_url=address, timeout=30) as client,
+    ):
+        yield client
+
+
+def decide(client, *made, **choices):
+    return client.post("/api/decisions", json={"decisions": made}, **choices)
+
+
+def test_decisions_are_kept_beside_the_run(curator, folder):
+    assert curator.get("/api/decisions").json()["decisions"] == []
+    reply = decide(curator, ACCEPT, REJECT)
+    assert reply.json() == {"run": "mine", "accepted": 1, "rejected": 1}
+    lines = [json.loads(line) for line in (folder / "decisions.jsonl").read_text("utf-8").splitlines()]
+    assert [(line["head"], line["verdict"]) for line in lines] == [("thing 30", "accepted"), (HOSTILE[0], "rejected")]
+    told = curator.get("/api/decisions").json()
+    assert told["decisions"] == lines
+    assert told["can_decide"]
+    assert 0 < told["decisions"][0]["probability"] < 1
+
+
+def test_the_last_word_counts(curator):
+    decide(curator, ACCEPT, REJECT, ACCEPT | {"verdict": "rejected"})
+    assert decide(curator, REJECT | {"verdict": "undecided"}).json() == {"run": "mine", "accepted": 0, "rejected": 1}
+    assert decide(curator, ACCEPT | {"verdict": "undecided"}).json() == {"run": "mine", "accepted": 0, "rejected": 0}
+    assert decide(curator, ACCEPT | {"verdict": "undecided"}).status_code == 200
+
+
+def test_by_ids_or_labels_they_are_kept_by_names(curator):
+    decide(curator, {"head": 30, "relation": 0, "tail": "Twenty", "verdict": "accepted"})
+    [one] = curator.get("/api/decisions").json()["decisions"]
+    assert (one["head"], one["relation"], one["tail"]) == ("thing 30", "likes", "thing 20")
+
+
+def test_one_wrong_name_keeps_none_of_them(curator, folder):
+    reply = decide(curator, ACCEPT, REJECT | {"tail": "nobody"})
+    assert reply.status_code == 404
+    assert "No entity is named 'nobody'" in reply.json()["error"]
+    assert not (folder / "decisions.jsonl").exists()
+
+
+def test_the_accepted_ones_as_tsv(curator):
+    decide(curator, ACCEPT, REJECT, ACCEPT | {"tail": HOSTILE[1]})
+    reply = curator.get("/facts.tsv")
+    assert reply.headers["content-type"] == "text/tab-separated-values; charset=utf-8"
+    assert reply.headers["content-disposition"] == 'attachment; filename="mine-accepted.tsv"'
+    rows = [line.split("\t") for line in reply.text.splitlines()]
+    assert rows[0] == ["head", "relation", "tail", "probability", "decided"]
+    assert [row[:3] for row in rows[1:]] == [["thing 30", "likes", "thing 31"], ["thing 30", "likes", HOSTILE[1]]]
+
+
+def test_a_name_that_no_tsv_can_hold_is_told(curator):
+    decide(curator, ACCEPT | {"tail": HOSTILE[4]})
+    reply = curator.get("/facts.tsv")
+    assert reply.status_code == 400
+    assert "has a tab or a line end" in reply.json()["error"]
+    assert curator.get("/api/decisions").json()["decisions"][0]["tail"] == HOSTILE[4]
+
+
+def test_the_list_with_what_was_decided(curator):
+    facts = curator.get("/facts.json", params={"top": 5}).json()["facts"]
+    assert len(facts) == 5
+    assert {fact["verdict"] for fact in facts} == {None}
+    second = {part: facts[1][part]["id"] for part in ("head", "relation", "tail")}
+    decide(curator, second | {"verdict": "rejected"})
+    again = curator.get("/facts.json", params={"top": 5}).json()["facts"]
+    assert [fact["verdict"] for fact in again] == [None, "rejected", None, None, None]
+    of_one = curator.get("/facts.json", params={"relation": "is a", "min_probability": 0.001}).json()["facts"]
+    assert {fact["relation"]["name"] for fact in of_one} == {"is a"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://["},
+        {"Origin": "http://127.0.0.1:1"},
+        {"Origin": "file://"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Sec-Fetch-Site": "same-origin", "Origin": "http://evil.example"},
+    ],
+)
+def test_a_page_of_another_host_cannot_decide(curator, folder, headers):
+    reply = decide(curator, ACCEPT, headers=headers)
+    assert reply.status_code == 403
+    assert reply.json()["error"].startswith("Decisions are taken from this server's own pages alone")
+    assert not (folder / "decisions.jsonl").exists()
+
+
+def test_a_page_of_this_server_can(curator):
+    origin = str(curator.base_url).rstrip("/")
+    assert decide(curator, ACCEPT, headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"}).status_code == 200
+    assert decide(curator, ACCEPT, headers={"Origin": origin}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""])
+def test_a_form_cannot_decide(curator, folder, kind):
+    body = json.dumps({"decisions": [ACCEPT]})
+    reply = curator.post("/api/decisions", content=body, headers={"Content-Type": kind} if kind else {})
+    assert reply.status_code == 415
+    assert "Content-Type: application/json" in reply.json()["error"]
+    assert not (folder / "decisions.jsonl").exists()
+    assert decide(curator, ACCEPT, headers={"Content-Type": "application/json; charset=utf-8"}).status_code == 200
+
+
+def test_a_token_is_asked_for(folder):
+    app = application(ServedRuns.load([folder], device="cpu"), token="secret")
+    with serving(app) as address, httpx.Client(base_url=address) as client:
+        for where in ("/api/decisions", "/facts.tsv", "/facts.json", "/facts"):
+            assert client.get(where).status_code == 401
+        assert decide(client, ACCEPT).status_code == 401
+        assert decide(client, ACCEPT, headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_a_server_that_only_reads(folder):
+    app = application(ServedRuns.load([folder], device="cpu"), read_only=True)
+    with serving(app) as address, httpx.Client(base_url=address) as client:
+        reply = decide(client, ACCEPT)
+        assert reply.status_code == 403
+        assert reply.json()["error"] == "This server was started with --read-only, and takes no decisions."
+        assert not client.get("/api/decisions").json()["can_decide"]
+        assert "data-can-decide" not in client.get("/facts").text
+
+
+def test_a_run_in_no_folder(run_folders):
+    run = load_run(run_folders[0])
+    run.folder = None
+    app = application(ServedRuns([ServedRun.of(run, name="loose", device="cpu")]))
+    with serving(app) as address, httpx.Client(base_url=address) as client:
+        assert not client.get("/api/decisions").json()["can_decide"]
+        reply = decide(client, ACCEPT)
+    assert (reply.status_code, "is in no folder" in reply.json()["error"]) == (400, True)
+
+
+def test_decisions_that_come_together_are_all_kept(curator, folder):
+    made = [ACCEPT | {"tail": f"thing {number}"} for number in range(12, 40)]
+    with ThreadPoolExecutor(8) as threads:
+        assert {reply.status_code for reply in threads.map(lambda one: decide(curator, one), made)} == {200}
+    assert len((folder / "decisions.jsonl").read_text("utf-8").splitlines()) == len(made)
+
+
+def test_what_was_decided_survives_a_kill(folder):
+    words = [sys.executable, "-m", "dualkg", "serve", str(folder), "--port", "0", "--device", "cpu"]
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        address = server.stdout.readline().strip()
+        with httpx.Client(base_url=address, timeout=60) as client:
+            assert decide(client, ACCEPT).status_code == 200
+    finally:
+        server.send_signal(signal.SIGKILL)
+        server.wait(10)
+        server.stdout.close()
+    [one] = Decisions(RunFolder(folder).decisions).load().values()
+    assert one.triple == ("thing 30", "likes", "thing 31")
+
+
+def some(tail="c", verdict="accepted"):
+    return Decision("a", "b", tail, verdict, probability=0.25, decided="2026-01-01T00:00:00+00:00")
+
+
+def test_a_file_that_another_wrote_is_read_again(tmp_path):
+    one, other = Decisions(tmp_path / "d.jsonl"), Decisions(tmp_path / "d.jsonl")
+    one.change([some("c")])
+    other.change([some("d")])
+    assert [decision.tail for decision in one.load().values()] == ["c", "d"]
+    assert as_tsv([some()]).splitlines()[1] == "a\tb\tc\t0.25\t2026-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ('{"head": "a"', "Line 2 of .* is no decision. Mend it, or remove it."),
+        ("[1]", "Line 2 of .* is no decision."),
+        (json.dumps(some().__dict__ | {"verdict": "maybe"}), "a verdict is 'accepted' or 'rejected'; 'maybe' came."),
+    ],
+)
+def test_a_damaged_file_is_told(tmp_path, line, sentence):
+    kept = Decisions(tmp_path / "d.jsonl")
+    kept.change([some()])
+    with kept.path.open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RequestError, match=sentence):
+        Decisions(kept.path).load()
+
+
+def test_training_anew_does_not_throw_decisions_away(folder):
+    Decisions(RunFolder(folder).decisions).change([some()])
+    with pytest.raises(RequestError, match="has decisions on new facts"):
+        RunFolder(folder).check_free(overwrite=True)
+    RunFolder(folder).decisions.unlink()
+    RunFolder(folder).check_free(overwrite=True)
+
+
+def test_the_page_has_what_it_needs_and_nothing_of_a_name_is_markup(curator):
+    page = curator.get("/facts")
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert "&lt;b&gt;bold&lt;/b&gt;" in page.text
+    assert "<b>bold" not in page.text
+    assert "data-can-decide" in page.text
+    assert "/facts.tsv" in page.text

@@ -1,0 +1,319 @@
+"""Pages as the server sends them: what they say, that names stay text, and that nothing comes from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from html.parser import HTMLParser
+from urllib.parse import quote
+
+import pytest
+
+from dualkg.serve.pages.files import static_files
+from dualkg.serve.pages.markup import Markup, shortened, shown, tag
+from dualkg.serve.pages.parts import percent
+from tests.serve.conftest import HOSTILE
+
+SVG = "http://www.w3.org/2000/svg"  # a name, not an address
+ASKED = {"head": "thing 20", "relation": "likes"}
+FOREIGN = {"b", "base", "embed", "iframe", "img", "object", "style"}  # pages have none; names would like to
+
+
+class Audit(HTMLParser):
+    """Collects elements, text and addresses of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.attributes += [(tag, key, value) for key, value in attributes]
+
+    def handle_data(self, data):
+        self.text += data
+
+    def values(self, tag, key):
+        return [value for of, found, value in self.attributes if (of, found) == (tag, key)]
+
+
+def audited(reply) -> Audit:
+    """A page in which no name has become markup, and to which nothing comes from another host."""
+    assert reply.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in reply.headers["content-security-policy"]
+    assert "unsafe" not in reply.headers["content-security-policy"]
+    page = Audit(reply.text)
+    assert not FOREIGN & set(page.tags)
+    assert all(not key.startswith("on") and key != "style" for _, key, _ in page.attributes)
+    assert page.tags.count("script") == len(page.values("script", "src"))
+    for key in ("href", "src", "action"):
+        for value in (value for _, found, value in page.attributes if found == key):
+            assert value[0] in "/#"
+            assert not value.startswith("//")
+    return page
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_is_text(client, name):
+    for address in (f"/entity/{quote(name, safe='')}", f"/entity?{quote('name')}={quote(name, safe='')}"):
+        if name.endswith(".json") and "?" not in address:
+            continue  # that is the page of `notes`, for programs
+        reply = client.get(address)
+        assert reply.status_code == 200
+        assert escape(shown(name)) in reply.text
+        assert shown(name) in audited(reply).text
+    reply = client.get("/", params={"find": "head", "tail": name, "relation": "<b>bold</b>"})
+    assert reply.status_code == 200
+    assert ("input", "data-name", name) in audited(reply).attributes
+
+
+def test_links_lead_to_entities_whatever_they_are_called(client):
+    page = audited(client.get("/entity", params={"name": "thing 12"}))
+    addresses = {value for value in page.values("a", "href") if value.startswith("/entity")}
+    assert len(addresses) > 10
+    for address in addresses:
+        assert client.get(address).status_code == 200
+
+
+@pytest.mark.parametrize("name", [".", "..", "", "a.json"])
+def test_names_that_an_address_would_change_are_asked_for_by_query(served, name):
+    from dualkg.serve.pages.links import entity_address
+    from dualkg.serve.routes.choices import Asked
+
+    class Names:
+        runs = served
+
+    assert entity_address(name, Asked(Names, served.get(None))) == f"/entity?name={name}"
+
+
+def test_ask_begins_with_questions_that_can_be_asked(client):
+    page = audited(client.get("/"))
+    questions = [value for value in page.values("a", "href") if value.startswith("/?find=tail")]
+    assert questions
+    for question in questions:
+        assert client.get(question).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "find"),
+    [
+        (ASKED, "tail"),
+        ({"tail": "Twenty", "relation": "is a"}, "head"),
+        ({"head": "thing 20", "tail": "thing 30"}, "relation"),
+    ],
+)
+def test_ask_says_what_its_json_says(client, asked, find):
+    page = audited(client.get("/", params=asked))
+    [json] = page.values("link", "href")[-1:]
+    found = client.get(json).json()
+    assert found["find"] == find
+    assert found["question"][find] is None
+    for answer in found["known"] + found["answers"]:
+        assert shortened(answer["label"]) in page.text
+    assert len(page.values("a", "data-why")) == len(found["answers"])
+    assert not {answer["name"] for answer in found["known"]} & {answer["name"] for answer in found["answers"]}
+
+
+def test_known_answers_are_all_that_the_graph_has(client, served):
+    graph = served.get(None).run.graph
+    head, relation = graph.entities.id("thing 20"), graph.relations.id("likes")
+    triples = [row for split in ("train", "valid", "test") for row in graph.split(split).tolist()]
+    tails = {graph.entities[t] for h, r, t in triples if (h, r) == (head, relation)}
+    assert {answer["name"] for answer in client.get("/ask.json", params=ASKED).json()["known"]} == tails
+
+
+def test_the_answer_set_is_that_of_the_service(client):
+    for coverage in (0.5, 0.9):
+        asked = {"entity": "thing 20", "relation": "likes", "coverage": coverage, "k": 1000}
+        found = client.get("/api/answer-set", params=asked).json()
+        page = client.get("/ask.json", params=ASKED | {"coverage": coverage, "k": 200}).json()
+        assert page["answer_set"] == {"coverage": coverage, "size": found["size"]}
+        first = [answer["name"] for answer in page["answers"][: found["size"]]]
+        assert first == [answer["name"] for answer in found["answers"]]
+        assert f"{100 * coverage:g} % of the time" in client.get("/", params=ASKED | {"coverage": coverage}).text
+
+
+def test_without_a_calibration_there_are_scores(client):
+    page = audited(client.get("/", params=ASKED | {"run": "plain"}))
+    assert "dualkg calibrate" in page.text
+    assert "score " in page.text
+    assert " % of the time" not in page.text
+
+
+def test_links_stay_with_the_run(client):
+    page = audited(client.get("/", params=ASKED | {"run": "plain"}))
+    for link in page.values("a", "href"):
+        assert "run=plain" in link or link in ("#main", "/docs")
+    assert set(page.values("option", "value")) >= {"calibrated", "plain"}
+    assert "run=" not in "".join(audited(client.get("/", params=ASKED)).values("a", "href"))
+
+
+def test_why_has_the_reasons_of_the_service(client):
+    asked = ASKED | {"tail": "thing 30"}
+    page, found = audited(client.get("/why", params=asked)), client.get("/api/explain", params=asked).json()
+    assert client.get("/why.json", params=asked).json() == found
+    assert found["reasons"]
+    for reason in found["reasons"]:
+        assert f"{reason['fall']:+.2f}".replace("-", "−") in page.text
+
+
+def test_an_entity_has_facts_that_are_known_and_predicted(client):
+    page, found = audited(client.get("/entity/Twenty")), client.get("/entity/Twenty.json").json()
+    assert found == client.get("/entity.json", params={"name": "Twenty"}).json()
+    assert "thing 20" in page.text  # the name, where people call it otherwise
+    assert f"{found['num_known']} known facts" in page.text
+    for kind in ("known", "predicted"):
+        assert f"edge {kind}" in page.values("path", "class")
+        for fact in found[kind]:
+            assert shortened(fact["tail"]["label"]) in page.text
+    for answer in found["similar"]:
+        assert shortened(answer["label"]) in page.text
+
+
+def test_an_unknown_entity_gets_a_page_with_the_nearest_names(client):
+    reply = client.get("/entity/thing%2013x")
+    page = audited(reply)
+    assert reply.status_code == 404
+    assert "No entity is named 'thing 13x' among the 40 known." in page.text
+    near = [value for value in page.values("a", "href") if value.startswith("/entity")]
+    assert "/entity/thing%2013" in near
+    assert client.get(near[0]).status_code == 200
+
+
+def test_an_unknown_entity_is_no_markup(client):
+    reply = client.get("/entity/" + quote("<img src=x onerror=alert(1)>"))
+    assert reply.status_code == 404
+    assert "&lt;img src=x" in reply.text
+    audited(reply)
+
+
+def test_a_question_with_a_name_that_nothing_has_offers_others(client):
+    reply = client.get("/", params={"head": "thing 13x", "relation": "likes"})
+    page = audited(reply)
+    assert reply.status_code == 404
+    assert "No entity is named 'thing 13x'" in page.text
+    offered = [value for value in page.values("a", "href") if "head=thing+13&" in value]
+    assert client.get(offered[0]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("where", "status", "sentence"),
+    [
+        ("/?head=Twenty&relation=likes&k=0", 422, "At least one answer must be asked for; k is 0."),
+        ("/?head=Twenty&relation=likes&find=all", 422, "find is one of 'head', 'relation' or 'tail'; 'all' came."),
+        ("/?run=nobody", 404, "No run that is served is named 'nobody'."),
+        ("/why?head=Twenty&relation=likes", 422, "tail is missing."),
+        ("/why?head=nobody&relation=likes&tail=Twenty", 404, "No entity is named 'nobody'"),
+        ("/entity", 422, "name is missing."),
+    ],
+)
+def test_what_cannot_be_answered_is_a_page_with_a_sentence(client, where, status, sentence):
+    reply = client.get(where)
+    assert reply.status_code == status
+    assert sentence in audited(reply).text
+
+
+def test_a_question_that_is_not_finished_says_what_to_name(client):
+    page = audited(client.get("/", params={"find": "tail", "head": "Twenty"}))
+    assert "Name the relation to find the tail." in page.text
+    offered = [value for value in page.values("a", "href") if "relation=" in value]
+    assert len(offered) == 3
+    for link in offered:
+        assert client.get(link).status_code == 200
+    assert "Name the head to find the relation." in client.get("/", params={"find": "relation", "tail": "Twenty"}).text
+    assert client.get("/", params={"find": "tail", "head": "nobody"}).status_code == 200
+
+
+def test_programs_get_the_sentence_as_json(client):
+    reply = client.get("/ask.json", params={"head": "Twenty"})
+    assert (reply.status_code, reply.json()["error"]) == (400, "Name the relation to find the tail.")
+
+
+def test_a_page_has_landmarks(client):
+    for address in ("/", "/entity/Twenty", "/entity/nobody"):
+        page = audited(client.get(address))
+        for landmark in ("header", "nav", "main", "footer", "h1"):
+            assert page.tags.count(landmark) == 1
+        assert page.values("html", "lang") == ["en"]
+        assert page.values("a", "href")[0] == "#main"
+
+
+def test_static_files_are_kept_by_browsers_until_they_change(client):
+    for name, file in static_files().items():
+        reply = client.get(f"/static/{name}")
+        assert reply.headers["content-type"] == file.kind
+        assert reply.content == file.body
+        again = client.get(f"/static/{name}", headers={"If-None-Match": reply.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert client.head(f"/static/{name}").headers["etag"] == reply.headers["etag"]
+
+
+@pytest.mark.parametrize("name", ["nothing.css", "..%2flayout.py", "../layout.py", "%2e%2e/layout.py", ""])
+def test_no_other_file_is_sent(client, name):
+    assert client.get(f"/static/{name}").status_code == 404
+
+
+def test_what_pages_load_is_in_the_package(client):
+    for address in ("/", "/entity/Twenty", "/why?head=Twenty&relation=likes&tail=Twenty-one"):
+        page = audited(client.get(address))
+        loaded = page.values("script", "src") + [value for value in page.values("link", "href") if "static" in value]
+        assert {name.removeprefix("/static/") for name in loaded} <= set(static_files())
+
+
+def test_no_static_file_names_another_host():
+    for name, file in static_files().items():
+        text = file.body.decode().replace(SVG, "")
+        assert not re.search(r"https?:|url\(|@import|[\"'`]//|innerHTML|outerHTML|insertAdjacentHTML|eval\(", text), (
+            name
+        )
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(a: str, b: str) -> float:
+    dark, light = sorted((luminance(a), luminance(b)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_text_can_be_read_in_both_themes(theme):
+    """WCAG AA: 4.5 for text, 3 for bars, borders and the ring of what has the focus."""
+    style = static_files()["style.css"].body.decode()
+    tokens = {name: pair[theme] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style)}
+    for text in ("ink", "soft", "believed"):
+        for ground in ("paper", "surface"):
+            assert contrast(tokens[text], tokens[ground]) >= 4.5, (text, ground)
+    assert contrast(tokens["believed"], tokens["believed-soft"]) >= 4.5
+    assert contrast(tokens["ink"], tokens["believed-soft"]) >= 4.5
+    assert contrast(tokens["paper"], tokens["believed"]) >= 4.5
+    for shape in ("edge", "believed-bar", "focus"):
+        assert contrast(tokens[shape], tokens["paper"]) >= 3, shape
+
+
+def test_markup_escapes_unless_it_is_markup():
+    assert tag("p", "<b>", Markup("<i>"), title='"&', hidden=True, id=None) == (
+        '<p title="&quot;&amp;" hidden>&lt;b&gt;<i></p>'
+    )
+    assert tag("a", ["x", ["<"]], class_="n", data_name="o") == '<a class="n" data-name="o">x&lt;</a>'
+    assert tag("br") == "<br>"
+
+
+def test_names_that_cannot_be_seen_are_shown():
+    assert shown(" ") == "“ ”"
+    assert shown("a\r\nb\tc\x1b") == "a↵b⇥c\ufffd"
+    assert len(shortened("long " * 200)) <= 160
+
+
+@pytest.mark.parametrize(
+    ("probability", "said"),
+    [(0.0, "<0.1 %"), (0.0042, "0.4 %"), (0.0531, "5.3 %"), (0.531, "53 %"), (0.9962, "99.6 %"), (1.0, ">99.9 %")],
+)
+def test_a_probability_as_people_say_it(probability, said):
+    assert percent(probability) == said
