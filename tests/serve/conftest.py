@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -50,14 +51,21 @@ def hostile_graph() -> kg.Graph:
 
 
 @pytest.fixture(scope="session")
-def run_folders(tmp_path_factory) -> list[Path]:
-    """`calibrated`, and `plain` without probabilities."""
+def untouched_folders(tmp_path_factory) -> list[Path]:
+    """`calibrated`, and `plain` without probabilities: to be copied, for servers write into folders that they serve."""
     folder, graph = tmp_path_factory.mktemp("serve"), hostile_graph()
     for name, seed in (("calibrated", 0), ("plain", 1)):
         model = kg.ComplEx(graph.shape, dim=4)
         kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed).save(folder / name)
     beliefs_of(kg.load_run(folder / "calibrated"))
     return [folder / "calibrated", folder / "plain"]
+
+
+@pytest.fixture(scope="session")
+def run_folders(untouched_folders, tmp_path_factory) -> list[Path]:
+    """Copies of the two that all tests share."""
+    folder = tmp_path_factory.mktemp("served")
+    return [shutil.copytree(one, folder / one.name) for one in untouched_folders]
 
 
 @pytest.fixture(scope="session")

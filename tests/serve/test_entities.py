@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from threading import Event
 from urllib.parse import quote
 
+import httpx
 import numpy as np
 import pytest
 
-from dualkg.serve import Limits, maps
-from tests.serve.conftest import HOSTILE
+from dualkg.serve import Limits, ServedRuns, application, maps
+from tests.serve.conftest import HOSTILE, serving
 
 
 @pytest.mark.parametrize(
@@ -83,13 +85,20 @@ def test_an_unknown_entity_gets_the_sentence_and_the_nearest_names(client):
         assert reply.json()["near"][0].startswith("thing")
 
 
-def test_the_map_is_made_once_and_kept(client, run_folders):
-    pytest.importorskip("sklearn")
+def test_the_map_is_made_once_and_kept(untouched_folders, tmp_path):
+    folder = shutil.copytree(untouched_folders[0], tmp_path / "mine")
+    with (
+        serving(application(ServedRuns.load([folder], device="cpu"))) as address,
+        httpx.Client(base_url=address, timeout=30) as client,
+    ):
+        _the_map_is_made_once(client, folder / "map.parquet")
+
+
+def _the_map_is_made_once(client, kept):
     first = client.get("/api/map").json()
     assert len(first["x"]) == len(first["y"]) == len(first["names"]) == 40
     assert max(map(abs, first["x"] + first["y"])) == pytest.approx(1.0)
     assert first["labels"][20] == "Twenty"
-    kept = run_folders[0] / "map.parquet"
     written = kept.stat().st_mtime_ns
     assert client.get("/api/map").json() == first
     assert kept.stat().st_mtime_ns == written

@@ -23,8 +23,8 @@ REJECT = {"head": HOSTILE[0], "relation": "<b>bold</b>", "tail": HOSTILE[7], "ve
 
 
 @pytest.fixture
-def folder(run_folders, tmp_path):
-    return shutil.copytree(run_folders[0], tmp_path / "mine")
+def folder(untouched_folders, tmp_path):
+    return shutil.copytree(untouched_folders[0], tmp_path / "mine")
 
 
 @pytest.fixture
@@ -159,8 +159,8 @@ def test_a_server_that_only_reads(folder):
         assert "data-can-decide" not in client.get("/facts").text
 
 
-def test_a_run_in_no_folder(run_folders):
-    run = load_run(run_folders[0])
+def test_a_run_in_no_folder(untouched_folders):
+    run = load_run(untouched_folders[0])
     run.folder = None
     app = application(ServedRuns([ServedRun.of(run, name="loose", device="cpu")]))
     with serving(app) as address, httpx.Client(base_url=address) as client:

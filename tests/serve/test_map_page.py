@@ -16,9 +16,9 @@ from tests.serve.conftest import HOSTILE
 
 
 @pytest.fixture
-def mapped(run_folders, tmp_path):
+def mapped(untouched_folders, tmp_path):
     """A run that has a map already."""
-    folder = shutil.copytree(run_folders[0], tmp_path / "mapped")
+    folder = shutil.copytree(untouched_folders[0], tmp_path / "mapped")
     (folder / "map.parquet").unlink(missing_ok=True)
     save_map(np.random.default_rng(0).uniform(-1, 1, (40, 2)), folder / "map.parquet")
     return ServedRuns.load([folder], device="cpu")

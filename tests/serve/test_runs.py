@@ -34,8 +34,8 @@ def test_all_that_is_kept_of_a_run(client, run_folders):
     assert not client.get("/api/run", params={"run": "plain"}).json()["calibrated"]
 
 
-def test_how_probabilities_held_is_told_where_it_was_checked(typed, run_folders, tmp_path):
-    shutil.copytree(run_folders[0], tmp_path / "checked")
+def test_how_probabilities_held_is_told_where_it_was_checked(typed, untouched_folders, tmp_path):
+    shutil.copytree(untouched_folders[0], tmp_path / "checked")
     assert typed("calibrate", tmp_path / "checked").code == 0
     told = typed("serve", tmp_path / "checked", "--get", "/api/run").json
     assert told["reliability"]["whole"]["bins"]
