@@ -259,12 +259,13 @@ def test_rankings_that_differ_are_not_compared():
 
 
 def test_a_study_is_counted_by_the_minute():
-    """With two processes too, and a table of what was measured."""
+    """And a table of what was measured. Several processes are what tests of searching are of."""
     import studies
 
     job = studies.Job("world", 2, 4000, 1, 3)
-    found = {str(number): studies.measure(asdict(job), device="cpu", processes=number) for number in (1, 2)}
-    assert all(one["finished"] == 3 and one["per_minute"] > 0 for one in found.values())
+    found = studies.measure(asdict(job), device="cpu", processes=1)
+    assert found["finished"] == 3
+    assert found["per_minute"] > 0
     lines = studies.lines({job.name: {"measured": {"1": {"per_minute": 30.0}, "2": {"failed": "no memory"}}}})
     assert lines[0] == "| trials a minute | one | 2 at once |"
     assert lines[2] == f"| {job.name} | 30.0 | – |"

@@ -45,7 +45,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
     assert process.returncode == 0, err.decode()
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path: Path, seed: int):
     recipe, whole, killed = tmp_path / "recipe.toml", tmp_path / "whole", tmp_path / "killed"
     recipe.write_text(RECIPE)

@@ -10,7 +10,8 @@ from tests.serve.browser.conftest import PHONE, overflow
 
 @pytest.fixture(autouse=True)
 def undecided(run_folders):
-    """No test leaves decisions to another."""
+    """No test finds decisions of another, or leaves some."""
+    RunFolder(run_folders[0]).decisions.unlink(missing_ok=True)
     yield
     RunFolder(run_folders[0]).decisions.unlink(missing_ok=True)
 
