@@ -138,9 +138,7 @@ def test_a_batch_takes_what_was_predicted(engine):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-@pytest.mark.parametrize(
-    ("negatives", "num"), [("uniform", 64), pytest.param("shared", 1000, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("negatives", "num"), [("uniform", 64), pytest.param("shared", 1000, marks=pytest.mark.slow)])
 def test_a_batch_with_negatives_takes_no_more_than_was_predicted_and_not_much_less(negatives, num):
     found = []
     for size in (100, 2500):
