@@ -82,7 +82,7 @@ def _likeliest(predictor: Predictor, entity: int, *, number: int) -> Ids:
             scores = model.ask_heads(relations, given) if backward else model.ask_tails(given, relations)
             likely = scores.log_softmax(-1)
             inverse = relations.cpu().numpy() + (shape.num_relations if backward else 0)
-            rows, known = predictor._all_known(np.full(len(inverse), entity), inverse)
+            rows, known = predictor.all_known(np.full(len(inverse), entity), inverse)
             likely[torch.from_numpy(rows).to(likely.device), torch.from_numpy(known).to(likely.device)] = -torch.inf
             likely[:, entity] = -torch.inf
             best = likely.flatten().topk(min(number, likely.numel()))

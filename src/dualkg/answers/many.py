@@ -83,14 +83,14 @@ class ManyPredictor:
     def _relations(self, questions: Sequence[Question]) -> list[list[Answer]]:
         heads, tails = self._columns(questions)
         scores = self.model.score_relations(heads, tails)[:, : self.graph.shape.num_relations]
-        splits = [self.predictor._splits_between(*q.given) for q in questions]
+        splits = [self.predictor.splits_between(*q.given) for q in questions]
         found = self.predictor._best_of_many(scores, self.graph.relations, splits, _wanted(questions))
         return self._believed(found, questions, lambda g, id: (g[0], id, g[1]))
 
     def _triples(self, questions: Sequence[Question]) -> list[list[Answer]]:
         heads, relations, tails = self._columns(questions)
         names = self.graph.entities
-        splits = self.predictor._splits_of_many([q.given[:2] for q in questions])
+        splits = self.predictor.splits_of_many([q.given[:2] for q in questions])
         scores = self.model.score(heads, relations, tails).tolist()
         found = [
             [Answer(names[t], names.label(t), t, score, split.get(t))]
@@ -114,7 +114,7 @@ class ManyPredictor:
 
     def _best_entities(self, scores: Tensor, questions: Sequence[Question]) -> list[list[Answer]]:
         """Of each row the best; `given` is an entity and a relation, of which r + num_relations is the inverse."""
-        splits = self.predictor._splits_of_many([q.given for q in questions])
+        splits = self.predictor.splits_of_many([q.given for q in questions])
         return self.predictor._best_of_many(scores, self.graph.entities, splits, _wanted(questions))
 
     def _believed(
@@ -124,7 +124,7 @@ class ManyPredictor:
             return lambda id: triple(given, id)
 
         asked = [(answers, of(question.given)) for answers, question in zip(found, questions, strict=True)]
-        return self.predictor._all_believed(asked, evidence=self._evidence)
+        return self.predictor.all_believed(asked, evidence=self._evidence)
 
 
 def _wanted(questions: Sequence[Question]) -> list[tuple[int, Known]]:

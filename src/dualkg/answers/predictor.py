@@ -82,7 +82,7 @@ class Predictor:
         return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
 
     @cached_property
-    def _all_known(self) -> KnownAnswers:
+    def all_known(self) -> KnownAnswers:
         return KnownAnswers.of(self.graph)
 
     @cached_property
@@ -94,7 +94,7 @@ class Predictor:
         """Answer (head, relation, ?), best first."""
         h, r = self.graph.entities.id(head), self.graph.relations.id(relation)
         scores = self.model.ask_tails(self._ids(h), self._ids(r))[0]
-        answers = self._best(scores, self.graph.entities, self._splits_of(h, r), k=k, known=known)
+        answers = self._best(scores, self.graph.entities, self.splits_of(h, r), k=k, known=known)
         return self._believed(answers, lambda id: (h, r, id))
 
     @torch.no_grad()
@@ -103,7 +103,7 @@ class Predictor:
         r, t = self.graph.relations.id(relation), self.graph.entities.id(tail)
         scores = self.model.ask_heads(self._ids(r), self._ids(t))[0]
         inverse = r + self.graph.shape.num_relations
-        answers = self._best(scores, self.graph.entities, self._splits_of(t, inverse), k=k, known=known)
+        answers = self._best(scores, self.graph.entities, self.splits_of(t, inverse), k=k, known=known)
         return self._believed(answers, lambda id: (id, r, t))
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class Predictor:
         """Answer (head, ?, tail) among the graph's own relations, best first."""
         h, t = self.graph.entities.id(head), self.graph.entities.id(tail)
         scores = self.model.score_relations(self._ids(h), self._ids(t))[0, : self.graph.shape.num_relations]
-        answers = self._best(scores, self.graph.relations, self._splits_between(h, t), k=k, known=known)
+        answers = self._best(scores, self.graph.relations, self.splits_between(h, t), k=k, known=known)
         return self._believed(answers, lambda id: (h, id, t))
 
     @torch.no_grad()
@@ -124,7 +124,7 @@ class Predictor:
         """One triple as an answer: its tail, with the score and the split that knows it."""
         h, r, t = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
         names = self.graph.entities
-        answer = Answer(names[t], names.label(t), t, self.score(h, r, t), self._splits_of(h, r).get(t))
+        answer = Answer(names[t], names.label(t), t, self.score(h, r, t), self.splits_of(h, r).get(t))
         return self._believed([answer], lambda id: (h, r, id))[0]
 
     def answer_set(
@@ -141,7 +141,7 @@ class Predictor:
         r, names = self.graph.relations.id(relation), self.graph.entities
         if self._answer_sets is None:
             self._answer_sets = AnswerSets.fitted(self.model, self.graph)
-        found = self._answer_sets.of(self.model, self._all_known, given, r, side=side, coverage=coverage)
+        found = self._answer_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
         answers = [
             Answer(names[id], names.label(id), id, score)
             for id, score in zip(found.entities.tolist(), found.scores.tolist(), strict=True)
@@ -183,9 +183,9 @@ class Predictor:
 
     def _believed(self, answers: list[Answer], triple: TripleOf) -> list[Answer]:
         """Answers with their probabilities, where there is a calibration."""
-        return self._all_believed([(answers, triple)])[0]
+        return self.all_believed([(answers, triple)])[0]
 
-    def _all_believed(
+    def all_believed(
         self, asked: Sequence[tuple[list[Answer], TripleOf]], *, evidence: Callable[[Ids], Tensor] | None = None
     ) -> list[list[Answer]]:
         """The same for the answers to several questions, each with what makes a triple of the id of an answer."""
@@ -202,11 +202,11 @@ class Predictor:
             for answers, triple in asked
         ]
 
-    def _splits_of(self, entity: int, relation: int) -> dict[int, str]:
+    def splits_of(self, entity: int, relation: int) -> dict[int, str]:
         """Which split gives each known answer; the first that does."""
-        return self._splits_of_many([(entity, relation)])[0]
+        return self.splits_of_many([(entity, relation)])[0]
 
-    def _splits_of_many(self, questions: Sequence[tuple[int, ...]]) -> list[dict[int, str]]:
+    def splits_of_many(self, questions: Sequence[tuple[int, ...]]) -> list[dict[int, str]]:
         """The same of several questions, each an entity and a relation."""
         found: list[dict[int, str]] = [{} for _ in questions]
         entities, relations = np.array(questions).T
@@ -215,7 +215,7 @@ class Predictor:
                 found[row].setdefault(answer, split)
         return found
 
-    def _splits_between(self, head: int, tail: int) -> dict[int, str]:
+    def splits_between(self, head: int, tail: int) -> dict[int, str]:
         found: dict[int, str] = {}
         for split in SPLITS:
             triples = self.graph.split(split)

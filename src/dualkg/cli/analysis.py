@@ -58,14 +58,12 @@ def sparsity(
 ) -> None:
     """Rank a run with more and more of its entries set to zero."""
     from dualkg.analysis import SHARES, sparsity_curve, turned
-    from dualkg.training import load_run
-    from dualkg.training.start import choose_device
 
     options.set_threads(threads)
     options.check_split(split)
     wanted = SHARES if shares is None else options.numbers_of("--shares", shares)
-    loaded = load_run(run)
-    model = loaded.model.to(choose_device(device))
+    loaded = options.load_on(run, device)
+    model = loaded.model
     model = model if turn is None else turned(model, share=turn)
     points = sparsity_curve(model, loaded.graph, shares=wanted, split=cast("Split", split))
     if as_json:

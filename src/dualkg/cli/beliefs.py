@@ -30,12 +30,10 @@ def calibrate(
 ) -> None:
     """Learn probabilities and answer sets on valid, keep them with the run, and check them on test."""
     from dualkg.answers.beliefs import beliefs_of, check_answer_sets, check_calibration, save_beliefs
-    from dualkg.training import load_run
-    from dualkg.training.start import choose_device
 
     options.set_threads(threads)
-    loaded = load_run(run)
-    model = loaded.model.to(choose_device(device))
+    loaded = options.load_on(run, device)
+    model = loaded.model
     beliefs = beliefs_of(loaded, again=again)
     held = check_calibration(beliefs.calibration, model, loaded.graph)
     sets = check_answer_sets(beliefs.answer_sets, model, loaded.graph, coverage=coverage)

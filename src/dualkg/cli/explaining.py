@@ -25,12 +25,10 @@ def explain(
 ) -> None:
     """Tell which training triples support an answer, and which entities alike have the same."""
     from dualkg.answers.explanation import explain as find_reasons
-    from dualkg.training import load_run
-    from dualkg.training.start import choose_device
 
     options.set_threads(threads)
-    loaded = load_run(run)
-    model = loaded.model.to(choose_device(device))
+    loaded = options.load_on(run, device)
+    model = loaded.model
     found = find_reasons(model, loaded.graph, (head, relation, tail), k=top, recipe=loaded.recipe)
     if as_json:
         show.print_json(found.as_dict())

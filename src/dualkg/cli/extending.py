@@ -19,9 +19,7 @@ def extend(
     run: options.RunPath,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Triples of the new entities.", show_default=False)],
     out: Annotated[Path, typer.Option(help="A new folder.")],
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of head, relation, tail by name or number: s,p,o or 1,3,2.")
-    ] = None,
+    columns: options.Columns = None,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,

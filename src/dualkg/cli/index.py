@@ -63,14 +63,12 @@ def forms(
     """Rank a run with its entities kept in fewer bytes."""
     from dualkg.answers.index import measure_forms
     from dualkg.answers.index.forms import SHARES
-    from dualkg.training import load_run
-    from dualkg.training.start import choose_device
 
     options.set_threads(threads)
     options.check_split(split)
     wanted = SHARES if shares is None else options.numbers_of("--shares", shares)
-    loaded = load_run(run)
-    model = loaded.model.to(choose_device(device))
+    loaded = options.load_on(run, device)
+    model = loaded.model
     points = measure_forms(model, loaded.graph, shares=wanted, split=cast("Split", split))
     if picture:
         from dualkg.answers.index.figure import draw_forms

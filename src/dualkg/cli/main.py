@@ -93,9 +93,7 @@ def train(
         list[str] | None, typer.Option("--set", help="Change a choice of the recipe: training.batch_size=1000.")
     ] = None,
     split: Annotated[str | None, typer.Option(help="How to split a single file (default: 80/10/10)")] = None,
-    columns: Annotated[
-        str | None, typer.Option(help="Columns of head, relation, tail by name or number: s,p,o or 1,3,2.")
-    ] = None,
+    columns: options.Columns = None,
     labels: Annotated[str | None, typer.Option(help="A file of names and the labels people know them by.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,

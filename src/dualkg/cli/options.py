@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dualkg.errors import RequestError
+
+if TYPE_CHECKING:
+    from dualkg.training import Run
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda or cuda:1 (default: a GPU where there is one)")]
 Split = Annotated[str, typer.Option(help="train, valid or test.")]
 By = Annotated[str | None, typer.Option(help="Also by relation, direction or cardinality.")]
+Columns = Annotated[str | None, typer.Option(help="Columns of head, relation, tail by name or number: s,p,o or 1,3,2.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores)")]
 
 
@@ -23,6 +27,16 @@ def set_threads(threads: int | None) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def load_on(run: Path, device: str | None) -> Run:
+    """A run with its model on a device."""
+    from dualkg.training import load_run
+    from dualkg.training.start import choose_device
+
+    loaded = load_run(run)
+    loaded.model.to(choose_device(device))
+    return loaded
 
 
 def check_choice(option: str, value: str, choices: Sequence[str]) -> None:

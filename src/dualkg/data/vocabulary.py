@@ -7,7 +7,6 @@ from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dualkg.errors import RequestError, did_you_mean
 
@@ -83,6 +82,10 @@ class Vocabulary:
             ids.setdefault(label.casefold(), []).extend(found)
         return ids
 
+    def ids_but_for_case(self, name: str) -> list[int]:
+        """Those whose name or label this is, capitals aside."""
+        return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
+
     def id(self, name: str | int) -> int:
         """The id of a name, a label, or an id given as a number; a name goes before a label."""
         if not isinstance(name, str):
@@ -93,7 +96,7 @@ class Vocabulary:
             return self._checked(int(name))
         if (id := self._ids.get(name)) is not None:
             return id
-        ids = self._ids_of_label.get(name) or sorted(set(self._ids_of_folded.get(name.casefold(), [])))
+        ids = self._ids_of_label.get(name) or self.ids_but_for_case(name)
         if len(ids) == 1:
             return ids[0]
         if ids:
@@ -123,6 +126,8 @@ class Vocabulary:
         """All names, or where they are very many those of about the same length and first letter."""
         names = self.names
         if len(names) > MANY_NAMES:
+            import pyarrow.compute as pc  # long to load, and most names are right
+
             lengths = pc.utf8_length(names)
             near = pc.and_(
                 pc.less_equal(pc.abs(pc.subtract(lengths, len(name))), 2),

@@ -99,6 +99,4 @@ class CrossEntropy:
         if not self.by_question:
             return dropout.mask(f, f.mapped_head)
         questions = Questions.of(f.heads, f.relations)
-        first = questions.first
-        asked = Factors(f.model, f.heads[first], f.relations[first], f.tails[first])
-        return dropout.mask(asked, f.mapped_head[first], places=first)[questions.rows]
+        return dropout.mask(f, f.mapped_head, questions=questions)[questions.rows]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.kernels.mixing import STEP, chained, mixed, shifted
+from dualkg.losses.questions import Questions
 from dualkg.models.factors import Factors
 
 
@@ -27,14 +28,13 @@ class Dropout:
         self.share = share
         self.seed = seed
 
-    def mask(self, f: Factors, like: Tensor, *, backward: bool = False, places: Tensor | None = None) -> Tensor:
+    def mask(self, f: Factors, like: Tensor, *, backward: bool = False, questions: Questions | None = None) -> Tensor:
         """Factors of images `like` these, `(batch, width)`: 0, or 1 / (1 − share); `backward` asks for heads.
 
-        `places` are those of the triples in their batch, where only some of it are given.
+        With `questions`, the images are of those: `(questions, width)`.
         """
-        if places is None:
-            places = torch.arange(len(like), device=like.device)
-        start = chained(2 * self.seed + backward, places, f.heads, f.tails)
+        places = torch.arange(len(f.heads), device=like.device) if questions is None else questions.first
+        start = chained(2 * self.seed + backward, places, f.heads[places], f.tails[places])
         drawn = mixed(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
         kept: Tensor = shifted(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
         return kept.to(like.dtype) / (1 - self.share)

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dualkg.answers import Predictor
 from dualkg.answers.beliefs import load_beliefs
 from dualkg.answers.lookup import Finder
@@ -67,6 +69,12 @@ class ServedRun:
     def finder(self) -> Finder:
         return Finder(self.entities)
 
+    @cached_property
+    def looping(self) -> frozenset[int]:
+        """The relations by which train relates some entity to itself."""
+        train = self.run.graph.split("train")
+        return frozenset(np.unique(train[train[:, 0] == train[:, 2], 1]).tolist())
+
     def id_of(self, vocabulary: Vocabulary, name: str | int) -> int:
         """The id of a name; where there is none, the command line's sentence and the nearest names."""
         try:
@@ -77,7 +85,7 @@ class ServedRun:
 
     def warm(self) -> None:
         """Make what the first requests would wait for."""
-        _ = self.finder, self.many, self.predictor._known, self.predictor._all_known
+        _ = self.finder, self.many, self.looping, self.predictor._known, self.predictor.all_known
         self.entities.id(0)
         _ = "" in self.entities, "" in self.relations
 

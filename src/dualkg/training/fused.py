@@ -174,10 +174,7 @@ class FusedStep:
         """Of tails, each question scored once: what its image gets goes back through the first of its triples."""
         questions = Questions.of(f.heads, f.relations)
         first = questions.first
-        mask: Tensor | int = 1
-        if self.loss.dropout:
-            asked = Factors(self.model, f.heads[first], f.relations[first], f.tails[first])
-            mask = self.loss.dropout.mask(asked, images[first], places=first)
+        mask = self.loss.dropout.mask(f, images, questions=questions) if self.loss.dropout else 1
         targets = Targets(f.tails, share, questions.starts)
         found = self.tables.cross_entropy("tail", images[first] * mask, targets, accumulate=False)
         return found._replace(images=torch.zeros_like(images).index_copy_(0, first, found.images * mask))

@@ -28,7 +28,7 @@ class IndexedPredictor:
         plain, graph = self.predictor, self.predictor.graph
         h, r = graph.entities.id(head), graph.relations.id(relation)
         questions = Questions.for_tails(plain.model, plain._ids(h), plain._ids(r))
-        found = self._best(questions, plain._splits_of(h, r), k=k, known=known)
+        found = self._best(questions, plain.splits_of(h, r), k=k, known=known)
         if found is None:
             return plain.tails(h, r, k=k, known=known)
         return plain._believed(found, lambda id: (h, r, id))
@@ -39,7 +39,7 @@ class IndexedPredictor:
         plain, graph = self.predictor, self.predictor.graph
         r, t = graph.relations.id(relation), graph.entities.id(tail)
         questions = Questions.for_heads(plain.model, plain._ids(r), plain._ids(t))
-        found = self._best(questions, plain._splits_of(t, r + graph.shape.num_relations), k=k, known=known)
+        found = self._best(questions, plain.splits_of(t, r + graph.shape.num_relations), k=k, known=known)
         if found is None:
             return plain.heads(r, t, k=k, known=known)
         return plain._believed(found, lambda id: (id, r, t))

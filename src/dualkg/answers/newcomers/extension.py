@@ -145,7 +145,7 @@ class Finder:
         self.vocabulary = vocabulary
 
     def __call__(self, name: Name) -> int | None:
-        if isinstance(name, str) and name.casefold() not in self.vocabulary._ids_of_folded:
+        if isinstance(name, str) and not self.vocabulary.ids_but_for_case(name):
             return None
         return self.vocabulary.id(name)
 

@@ -12,7 +12,7 @@ from dualkg.answers.many import Kind, Question
 from dualkg.errors import RequestError
 from dualkg.serve.limits import LONGEST_NAME
 from dualkg.serve.routes.choices import Asked, AskedRun
-from dualkg.serve.runs import UnknownError
+from dualkg.serve.runs import ServedRun, UnknownError
 from dualkg.serve.shapes import things
 from dualkg.serve.shapes.asked import AskedAnswers, SetSize
 from dualkg.serve.shapes.things import Answer, Thing
@@ -91,7 +91,7 @@ async def answered(whom: AskedRun, question: PageQuestion) -> AskedAnswers:
         raise RequestError(question.request)
     ids = await _ids(whom, question)
     new, marked = await asyncio.gather(
-        _answers(whom, question, ids, known="omit"), _answers(whom, question, ids, known="mark")
+        _new(whom, question, ids), _answers(whom, question, ids, k=question.k, known="mark")
     )
     graph = whom.run.run.graph
     return AskedAnswers(
@@ -115,22 +115,39 @@ async def _ids(whom: Asked, question: PageQuestion) -> dict[str, int]:
     return found
 
 
+def no_answer(run: ServedRun, find: Part, ids: dict[str, int]) -> int | None:
+    """The asked entity itself, which is no new answer of a relation that relates none to itself in train.
+
+    Models like it all the same: of a relation that is its own inverse, nothing scores higher.
+    """
+    if find == "relation" or ids["relation"] in run.looping:
+        return None
+    return ids["head" if find == "tail" else "tail"]
+
+
+async def _new(whom: Asked, question: PageQuestion, ids: dict[str, int]) -> list[Answer]:
+    """One more is asked for, as one may be left out."""
+    left_out = no_answer(whom.run, question.find, ids)
+    found = await _answers(whom, question, ids, k=question.k + (left_out is not None), known="omit")
+    return [answer for answer in found if answer.id != left_out][: question.k]
+
+
 async def _answers(
-    whom: Asked, question: PageQuestion, ids: dict[str, int], *, known: Literal["mark", "omit"]
+    whom: Asked, question: PageQuestion, ids: dict[str, int], *, k: int, known: Literal["mark", "omit"]
 ) -> list[Answer]:
     given = tuple(ids[part] for part in question.given)
-    return await whom.service.answers(whom.run, KINDS[question.find], Question(given, question.k, known))
+    return await whom.service.answers(whom.run, KINDS[question.find], Question(given, k, known))
 
 
 def _known(whom: Asked, question: PageQuestion, ids: dict[str, int], ranked: dict[int, Answer]) -> list[Answer]:
     """All that the graph has; those among the best answers with their scores, and before the others."""
     predictor, graph = whom.run.predictor, whom.run.run.graph
     if question.find == "relation":
-        splits, names = predictor._splits_between(ids["head"], ids["tail"]), graph.relations
+        splits, names = predictor.splits_between(ids["head"], ids["tail"]), graph.relations
     else:
         backwards = question.find == "head"
         relation = ids["relation"] + backwards * graph.shape.num_relations
-        splits, names = predictor._splits_of(ids["tail" if backwards else "head"], relation), graph.entities
+        splits, names = predictor.splits_of(ids["tail" if backwards else "head"], relation), graph.entities
     first = [answer for id, answer in ranked.items() if id in splits]
     rest = [
         Answer(**Thing.of(names, id).model_dump(), score=None, probability=None, known=True, split=splits[id])
@@ -147,9 +164,11 @@ async def _set(whom: Asked, question: PageQuestion, ids: dict[str, int]) -> SetS
     if question.find == "relation" or sets is None:
         return None
     given = ids["head" if question.find == "tail" else "tail"]
+    left_out = no_answer(whom.run, question.find, ids)
 
     def found() -> int:
-        asked = predictor.model, predictor._all_known, given, ids["relation"]
-        return len(sets.of(*asked, side=question.find, coverage=question.coverage).entities)  # type: ignore[arg-type]
+        asked = predictor.model, predictor.all_known, given, ids["relation"]
+        entities = sets.of(*asked, side=question.find, coverage=question.coverage).entities  # type: ignore[arg-type]
+        return sum(id != left_out for id in entities.tolist())
 
     return SetSize(coverage=question.coverage, size=await whom.service.slowly(found))

@@ -75,14 +75,14 @@ class HalfStep:
         """Take one step at the learning rate that is set."""
         self.now += 1
         questions = self._questions(batch)
-        num_questions = len(batch) if questions is None else len(questions.first)
+        num_questions = len(batch) if questions is None else len(questions.starts) - 1
         num_losses, num_penalties = len(self.sides) * num_questions, self.vectors.num_blocks * len(batch)
         num_predicted = len(batch) if self.loss.relation_weight else 0
         parts = torch.zeros(num_losses + num_predicted + num_penalties + 1, device=batch.device)  # of the objective
         sizes = [num_losses, num_predicted, num_penalties, 1]
         of_entities, of_relations, penalties, rest = torch.split(parts, sizes)
         losses = of_entities.view(len(self.sides), -1)
-        images = self._score(batch, losses) if questions is None else self._score_once(batch, questions, losses[0])
+        images = self._score(batch, questions, losses)
         pairs = self._predict_relations(batch, of_relations) if num_predicted else None
         self.vectors.add_gradients(batch, Scored(images, pairs, questions), penalties)
         self.vectors.update_relations(batch, rest[0])
@@ -97,31 +97,14 @@ class HalfStep:
             return None
         return Questions.of(batch[:, 0], batch[:, 1], room=len(batch) if self.room is None else self.room)
 
-    def _score_once(self, batch: Tensor, questions: Questions, losses: Tensor) -> list[Tensor]:
-        """As `_score` for tails, but a row for each question instead of one for each triple."""
+    def _score(self, batch: Tensor, questions: Questions | None, losses: Tensor) -> list[Tensor]:
+        """Score all entities for the questions of each side, write their losses, and find the gradients of the images.
+
+        The gradient of a table goes on beside what follows: nobody waits for it but the update.
+        """
         from dualkg.kernels.gpu.softmax import softmax_gradient_
 
-        table, first = self.tables.get("tails", self.tables["entities"]), questions.first
-        assert table.copy is not None
-        images = table.images.of(len(first), table.copy.shape[1], table.copy)
-        scores = table.scores.of(len(first), len(table.copy), table.copy)
-        self.vectors.map_some(batch, first, images)
-        mask: Tensor | None = None
-        if self.loss.dropout is not None:
-            mask = self.loss.dropout.mask(Factors(self.model, *batch[first].unbind(-1)), images, places=first)
-            images *= mask
-        torch.mm(images, table.copy.T, out=scores)
-        targets = Targets(batch[:, 2], self._share(batch[:, 2]), questions.starts)
-        softmax_gradient_(scores, targets, self.model.shape.num_entities, losses)
-        upstream = torch.mm(scores, table.copy, out_dtype=torch.float32)
-        self._multiply_beside(table, scores, images)
-        return [upstream if mask is None else upstream.mul_(mask)]
-
-    def _score(self, batch: Tensor, losses: Tensor) -> list[Tensor]:
-        """Score all entities for the queries of each side, write their losses, and find the gradients of the images."""
-        from dualkg.kernels.gpu.softmax import softmax_gradient_
-
-        size = len(batch)
+        size, f = losses.shape[1], Factors(self.model, *batch.unbind(-1))
         upstream: list[Tensor] = [losses] * len(self.sides)
         for table in self.tables.values():
             sides = [number for number, (_, asked) in enumerate(self.sides) if self._asked(asked) is table.parameter]
@@ -131,28 +114,26 @@ class HalfStep:
             scores = table.scores.of(len(sides) * size, len(table.copy), table.copy)
             masks = {}
             for number, part in zip(sides, images.view(len(sides), size, -1), strict=True):
-                self.vectors.map(batch, self.sides[number][0], part)
+                given, asked = self.sides[number]
+                self.vectors.map(batch, given, part, questions)
                 if self.loss.dropout is not None:
-                    ids = Factors(self.model, *batch.unbind(-1))
-                    masks[number] = self.loss.dropout.mask(ids, part, backward=self.sides[number][1] == 0)
+                    masks[number] = self.loss.dropout.mask(f, part, backward=asked == 0, questions=questions)
                     part *= masks[number]
             torch.mm(images, table.copy.T, out=scores)
             for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
-                targets = batch[:, self.sides[number][1]]
-                one_each = Targets.one_each(targets, self._share(targets))
-                softmax_gradient_(part, one_each, self.model.shape.num_entities, losses[number])
+                targets = self._targets(batch[:, self.sides[number][1]], questions)
+                softmax_gradient_(part, targets, self.model.shape.num_entities, losses[number])
             found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
             for number, part in zip(sides, found, strict=True):
                 upstream[number] = part.mul_(masks[number]) if masks else part
-            self._multiply_beside(table, scores, images)
+            self.beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.beside):
+                torch.mm(scores.T, images, out=table.product)
         return upstream
 
-    def _multiply_beside(self, table: Table, scores: Tensor, images: Tensor) -> None:
-        """The gradient of a table goes on beside what follows: nobody waits for it but the update."""
-        assert table.product is not None
-        self.beside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.beside):
-            torch.mm(scores.T, images, out=table.product)
+    def _targets(self, entities: Tensor, questions: Questions | None) -> Targets:
+        shares = self._share(entities)
+        return Targets.one_each(entities, shares) if questions is None else Targets(entities, shares, questions.starts)
 
     def _asked(self, column: int) -> Tensor:
         return self.model.tail_table if column == 2 else self.model.head_table

@@ -63,12 +63,8 @@ class Vectors(ABC):
         """In how many pieces the regularizer of a triple comes."""
 
     @abstractmethod
-    def map(self, batch: Tensor, given: int, images: Tensor) -> None:
-        """Write h R (given 0) or t Rᵀ (given 2) into `images`."""
-
-    @abstractmethod
-    def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
-        """Write h R of the chosen triples into `images`."""
+    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
+        """Write h R (given 0) or t Rᵀ (given 2) of the triples, or h R of the questions, into `images`."""
 
     def pair(self, batch: Tensor, images: Tensor) -> None:
         """Write what relations are predicted by into `images`, of relations that are rows."""
@@ -106,13 +102,11 @@ class Coordinates(Vectors):
 
         return num_blocks(self.step.model.dim)
 
-    def map(self, batch: Tensor, given: int, images: Tensor) -> None:
+    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
         from dualkg.kernels.gpu.coordinates import map_rows_
 
-        map_rows_(images, batch, self.table(given), self.relations, algebra=self.algebra, column=given)
-
-    def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
-        self.map(batch[chosen], 0, images)
+        asked = batch if questions is None else batch[questions.first]
+        map_rows_(images, asked, self.table(given), self.relations, algebra=self.algebra, column=given)
 
     def pair(self, batch: Tensor, images: Tensor) -> None:
         from dualkg.kernels.gpu.coordinates import pair_rows_
@@ -165,18 +159,18 @@ class Matrices(Vectors):
         one, other = (space.of(size, self.step.model.dim, self.relations) for space in spaces)
         return one, other
 
-    def map(self, batch: Tensor, given: int, images: Tensor) -> None:
+    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
+        """All are mapped, for the regularizer and the matrices ask for all."""
         from dualkg.kernels.gpu.grouped import Groups
 
         if given == 0:
             self.groups = Groups.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
-        self._map(batch, given, images)
-
-    def map_some(self, batch: Tensor, chosen: Tensor, images: Tensor) -> None:
-        """All are mapped, for the regularizer and the matrices ask for all."""
+        if questions is None:
+            self._map(batch, given, images)
+            return
         half_images = self.half_images.of(len(batch), images.shape[1], images)
-        self.map(batch, 0, half_images)
-        images.copy_(half_images[chosen])
+        self._map(batch, given, half_images)
+        images.copy_(half_images[questions.first])
 
     def _map(self, batch: Tensor, given: int, half_images: Tensor | None) -> None:
         from dualkg.kernels.gpu.grouped import map_rows_
