@@ -7,6 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import dualkg as kg
+from dualkg.kernels.mixing import mixed
 from dualkg.kernels.targets import Targets
 from dualkg.models import MODELS
 from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, questions_with_several_answers
@@ -185,3 +186,10 @@ def test_sums_over_differences(kind, batch, others, dim):
     torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     for mine, theirs in ((one, exact_one), (other, exact_other)):
         torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(1,), (5, 7), (1024,), (1025,), (0,), (3, 2049)])
+def test_numbers_are_mixed_as_on_a_cpu(shape):
+    bits = torch.randint(-(2**63), 2**63 - 1, shape)
+    assert torch.equal(mixed(bits.cuda()).cpu(), mixed(bits))
+    assert torch.equal(mixed(bits.cuda()[..., ::2]).cpu(), mixed(bits[..., ::2]))

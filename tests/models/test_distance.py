@@ -98,6 +98,28 @@ def test_candidates_are_scored_as_among_all(name, side, reciprocal):
     torch.testing.assert_close(model.candidate_scores(f, own, side), every.gather(1, own))
     shared = torch.tensor([4, 0, 4])
     torch.testing.assert_close(model.candidate_scores(f, shared, side), every[:, shared])
+    fresh = model.factors(heads, relations, tails)
+    torch.testing.assert_close(model.candidate_scores(fresh, shared, side), every[:, shared])
+
+
+@pytest.mark.parametrize("name", ["RotatE", "HAKE", "MuRP", "ComplEx", "CP"])
+@pytest.mark.parametrize("side", ["tail", "head"])
+@pytest.mark.parametrize("candidates", [[4, 0, 4], [[0, 1], [6, 6], [2, 0]]])
+def test_one_look_up_has_the_gradient_of_three(name, side, candidates):
+    """The first look-up of a batch brings its heads and tails along; after one of them it is by itself."""
+    model, ids = build(name, reciprocal=False), torch.tensor(candidates)
+    batch = torch.tensor([[0, 1, 5], [3, 0, 3], [6, 1, 0]])
+    gradients = []
+    for gather_before in (False, True):
+        f = model.factors(*batch.unbind(-1))
+        if gather_before:
+            assert f.head.shape == f.tail.shape
+        model.zero_grad()
+        found = model.candidate_scores(f, ids, side).square().sum() + model.triple_scores(f).exp().sum()
+        found.backward()
+        gradients.append([None if p.grad is None else p.grad.clone() for p in model.parameters()])
+    for together, apart in zip(*gradients, strict=True):
+        torch.testing.assert_close(together, apart)
 
 
 @given(st.sampled_from(list(DISTANCE)), st.integers(1, 200), st.booleans())

@@ -5,14 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dualkg.kernels.gpu import obstacle
+
 # Steele, Lea and Flood's SplitMix64: a bijection of 64 bits, so that no two numbers become the same.
-STEP, FIRST, SECOND = (
-    value - 2**64 if value >= 2**63 else value for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+UNSIGNED = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+STEP, FIRST, SECOND = (value - 2**64 if value >= 2**63 else value for value in UNSIGNED)
 
 
 def mixed(bits: Tensor) -> Tensor:
     """Every bit of an int64 depends on all of them."""
+    if bits.is_cuda and obstacle() is None:
+        from dualkg.kernels.gpu import mixing as on_gpu
+
+        return on_gpu.mixed(bits, first=UNSIGNED[1], second=UNSIGNED[2])
     for shift, factor in ((30, FIRST), (27, SECOND)):
         bits = (bits ^ shifted(bits, shift)) * factor
     return bits ^ shifted(bits, 31)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dualkg.models.base import EmbeddingModel, Side
-from dualkg.models.factors import Factors, rows
+from dualkg.models.factors import Factors
 
 
 class BilinearModel(EmbeddingModel):
@@ -39,8 +39,8 @@ class BilinearModel(EmbeddingModel):
         return f.mapped_tail @ self.head_table.T
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        image, table = (f.mapped_head, self.tail_table) if side == "tail" else (f.mapped_tail, self.head_table)
-        chosen = rows(table, candidates)
+        chosen = f.candidates(candidates, side=side)
+        image = f.mapped_head if side == "tail" else f.mapped_tail
         return image @ chosen.T if candidates.dim() == 1 else (chosen @ image.unsqueeze(-1)).squeeze(-1)
 
     def relation_scores(self, f: Factors) -> Tensor:

@@ -15,7 +15,7 @@ from dualkg.errors import RequestError
 from dualkg.kernels import distances as kernels
 from dualkg.models.base import EmbeddingModel, InitScale, Side, blank
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors, rows
+from dualkg.models.factors import Factors
 from dualkg.models.groups import Groups
 
 Norm = Literal[1, 2, "squared"]
@@ -85,8 +85,8 @@ class DistanceModel(EmbeddingModel):
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         if self.meets_between or (side == "head" and not self.isometric):
             return super().candidate_scores(f, candidates, side)
-        image, table = (f.mapped_head, self.tail_table) if side == "tail" else (f.mapped_tail, self.head_table)
-        chosen = rows(table, candidates)
+        chosen = f.candidates(candidates, side=side)
+        image = f.mapped_head if side == "tail" else f.mapped_tail
         if candidates.dim() == 1:
             return -self.distances(image, chosen)
         return -self.distance(image.unsqueeze(1), chosen)

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 if TYPE_CHECKING:
-    from dualkg.models.base import EmbeddingModel
+    from dualkg.models.base import EmbeddingModel, Side
 
 
 @dataclass
@@ -41,6 +42,21 @@ class Factors:
     @cached_property
     def tail(self) -> Tensor:
         return rows(self.model.tail_table, self.tails)
+
+    def candidates(self, ids: Tensor, *, side: Side) -> Tensor:
+        """Rows of entities in the place of the tails, or heads, `(…, width)`.
+
+        If it is the first that is asked of the batch, its heads and tails are gathered by the same look-up: each
+        look-up costs a backward pass a gradient as large as the table.
+        """
+        model = self.model
+        gathered = not {"head", "tail"}.isdisjoint(vars(self))
+        if gathered or model.two_entity_tables or self.given_heads is None or self.given_tails is None:
+            return rows(model.tail_table if side == "tail" else model.head_table, ids)
+        parts = (self.given_heads, self.given_tails, ids.flatten())
+        found = rows(model.head_table, torch.cat(parts))
+        self.head, self.tail, chosen = torch.split(found, [len(part) for part in parts])
+        return chosen.view(*ids.shape, -1)
 
     @cached_property
     def relation(self) -> Tensor:

@@ -84,8 +84,8 @@ class HAKE(AngleModel):
         return -self._to_stretched(*self._asked(f, "head"), self.head_table)
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        chosen = f.candidates(candidates, side=side)
         points, stretch = self._asked(f, side)
-        chosen = rows(self.tail_table if side == "tail" else self.head_table, candidates)
         if candidates.dim() == 1:
             return -self._to_stretched(points, stretch, chosen)
         moduli, phases = chosen.chunk(2, dim=-1)

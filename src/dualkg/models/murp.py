@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
+from dualkg.models.base import Side
 from dualkg.models.distance import DistanceModel
 from dualkg.models.factors import Factors, rows
 
@@ -65,8 +66,20 @@ class MuRP(DistanceModel):
         return super().relation_scores(f) + biases.unsqueeze(-1)
 
     def tail_scores(self, f: Factors) -> Tensor:
+        return self._to_tails(f, self.tail_table, self.biases)
+
+    def head_scores(self, f: Factors) -> Tensor:
+        return self._to_heads(f, self.head_table, self.biases)
+
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        if candidates.dim() > 1:
+            return super().candidate_scores(f, candidates, side)
+        tangents, biases = f.candidates(candidates, side=side), rows(self.biases, candidates)
+        return self._to_tails(f, tangents, biases) if side == "tail" else self._to_heads(f, tangents, biases)
+
+    def _to_tails(self, f: Factors, tangents: Tensor, biases: Tensor) -> Tensor:
         """With x = R h, and y = t ⊕ r for every t: x·y and ‖y‖² follow from x·t, r·t, x·r and the norms."""
-        x, step, points = f.mapped_head, self._step(f.relations), _to_ball(self.tail_table)
+        x, step, points = f.mapped_head, self._step(f.relations), _to_ball(tangents)
         step_norm, norm = _dot(step, step), _dot(points, points).squeeze(-1)
         room, step_room = _room(points).squeeze(-1), _room(step)
         between = 2 * step @ points.T
@@ -75,16 +88,16 @@ class MuRP(DistanceModel):
         y_norm = (norm + between + step_norm).clamp(min=0) / whole
         gap = _dot(x, x) - 2 * product + y_norm
         found = _squared_distance(gap, _room(x) * room * step_room / whole)
-        return self.biases[:, 1] + rows(self.biases, f.heads)[:, :1] - found
+        return biases[:, 1] + rows(self.biases, f.heads)[:, :1] - found
 
-    def head_scores(self, f: Factors) -> Tensor:
+    def _to_heads(self, f: Factors, tangents: Tensor, biases: Tensor) -> Tensor:
         """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents v."""
-        y, diagonal, tangents = f.mapped_tail, self._diagonal(f.relations), self.head_table
+        y, diagonal = f.mapped_tail, self._diagonal(f.relations)
         y_norm, squared = _dot(y, y), diagonal.square() @ tangents.square().T
         shrink = _shrink(squared)
         product, x_norm = shrink * ((diagonal * y) @ tangents.T), shrink.square() * squared
         found = _squared_distance(x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y))
-        return self.biases[:, 0] + rows(self.biases, f.tails)[:, 1:] - found
+        return biases[:, 0] + rows(self.biases, f.tails)[:, 1:] - found
 
     def _diagonal(self, relations: Tensor) -> Tensor:
         return rows(self.relations, relations)[..., : self.dim]

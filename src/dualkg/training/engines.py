@@ -17,18 +17,23 @@ from dualkg.regularizers import Regularizer
 from dualkg.training.forms import scores_are
 from dualkg.training.fused import FusedStep
 from dualkg.training.gpu.graphed import GraphedStep
+from dualkg.training.gpu.plain import CapturedStep
 from dualkg.training.gpu.step import HalfStep
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.step import PlainStep
 
 Step = Callable[[Tensor, float], Tensor]
-Engine = Literal["plain", "fused", "fused bf16", "kernels"]  # the last also with products in bfloat16, on a GPU
+# On a GPU there is the plain one captured as a graph, and one all in kernels, with products in bfloat16.
+Engine = Literal["plain", "captured", "fused", "fused bf16", "kernels"]
 
 
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
     """What the recipe asks for; what it leaves open is what is fastest on the model's device."""
     engine, precision = recipe.training.engine, recipe.training.precision
+    without_fusing: Engine = "plain"
+    if engine == "auto" and CapturedStep.applies_to(recipe, model, regularizer):
+        without_fusing = "captured"
     if not FusedStep.applies_to(model):
         if engine == "fused" or precision == "bf16":
             raise RequestError(
@@ -36,14 +41,14 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
                 f"distances are, and whose tables are all trained; this {type(model).__name__} is none. Use --engine "
                 f"plain and float32."
             )
-        return "plain"
+        return without_fusing
     if plain_alone := _loss_of_plain_engine(recipe):
         if engine == "fused" or precision == "bf16":
             raise RequestError(
                 f"The fused engine is for cross entropy, against whole answers; {plain_alone} was asked for. Use "
                 f"--engine plain and float32."
             )
-        return "plain"
+        return without_fusing
     if engine == "plain":
         if precision == "bf16":
             raise RequestError("The plain engine trains in float32; bf16 was asked for. Use --engine fused.")
@@ -60,6 +65,8 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
 def build_step(engine: Engine, model: Model, loss: AnyLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> Step:
     if engine == "plain":
         return PlainStep(model, loss, regularizer, optimizer)
+    if engine == "captured":
+        return GraphedStep(CapturedStep(model, loss, regularizer, optimizer))
     if not isinstance(loss, CrossEntropy) or loss.label_smoothing:
         raise ValueError(f"the engine '{engine}' is for cross entropy without label smoothing")
     if engine == "kernels":

@@ -87,7 +87,12 @@ class Trainer:
         check_memory(recipe, model, self.engine, num_examples=len(examples))
         self.examples = torch.from_numpy(examples).to(model.device)
         self.by_question = ByQuestion(self.examples) if recipe.training.order == "questions" else None
-        self.optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=self.engine != "plain")
+        self.optimizer = build_optimizer(
+            recipe.optimizer,
+            model.parameters(),
+            one_pass=self.engine not in ("plain", "captured"),
+            captured=self.engine == "captured",
+        )
         self.regularizer = regularizer
         self.step = self._step()
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)

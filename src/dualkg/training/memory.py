@@ -98,8 +98,9 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
     held, on_gpu = model.embedding, model.device.type == "cuda"
     size, width = held.entities.element_size(), held.entities.shape[1]
     num_entities, num_sides = held.shape.num_entities, 1 if model.reciprocal else 2
+    autograd = engine in ("plain", "captured")
     gradients = sum(tables.values())
-    if held.relations.shape[1] > width and engine != "plain":  # of matrices, only those of the batch
+    if held.relations.shape[1] > width and not autograd:  # of matrices, only those of the batch
         present = min(held.num_relation_ids, batch_size) * held.relations.shape[1] * size
         gradients += MADE_OF_MATRICES * present - tables["relations"]
     if isinstance(held, TuckER):  # whose matrices are stored nowhere, and are formed for each batch
@@ -108,9 +109,9 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
         entities = sum(tables[name] for name in ("entities", "tails") if name in tables)
         fixed = gradients + 2 * entities * HALF / size
         return Need(fixed, 24 * num_sides * width * size, num_entities * HALF, rows_at_once(held, HALF))
-    passes = max(tables.values()) if on_gpu or engine == "plain" else 0  # of an optimizer that needs several
+    passes = max(tables.values()) if on_gpu or autograd else 0  # of an optimizer that needs several
     at_once = rows_at_once(held, size)
-    if engine == "plain":
+    if autograd:
         arrays, at_once = num_sides * (held.score_arrays if model is held else 5), sys.maxsize
         gradients += max(tables.values())  # the same table's gradient from its products and from its rows
     else:

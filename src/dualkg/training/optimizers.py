@@ -14,8 +14,17 @@ from dualkg.training.recipe import Optimizer
 AnyOptimizer = torch.optim.Optimizer | Adagrad
 
 
-def build_optimizer(choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False) -> AnyOptimizer:
-    """PyTorch's optimizer of that name; with `one_pass`, one that goes over each table once where there is one."""
+def build_optimizer(
+    choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False, captured: bool = False
+) -> AnyOptimizer:
+    """PyTorch's optimizer of that name; with `one_pass`, one that goes over each table once where there is one.
+
+    If it is to be `captured`, Adam with a learning rate that is read on the device.
+    """
+    if captured:
+        tables = list(parameters)
+        rate = torch.tensor(choice.learning_rate, device=tables[0].device)
+        return torch.optim.Adam(tables, lr=rate, capturable=True, fused=True)
     if one_pass and choice.name == "Adagrad":
         return Adagrad(parameters, choice.learning_rate)
     kinds: dict[str, type[torch.optim.Optimizer]] = {

@@ -31,6 +31,10 @@ class PlainStep:
         """Take one step and return the objective before it."""
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        return self.step(batch)
+
+    def step(self, batch: Tensor) -> Tensor:
+        """Take one step at the learning rate that is set."""
         self.optimizer.zero_grad(set_to_none=True)
         objective = self.objective(batch)
         objective.backward()  # type: ignore[no-untyped-call]

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from dualkg.training.gpu.step import HalfStep
+from dualkg.models.base import Model
 from dualkg.training.gpu.streams import stream
 
 ROOM = 64  # questions by which the room for them grows
 WARM_UP = 3  # steps taken one operation at a time before one is captured: libraries set themselves up in them
 
 
+class Capturable(Protocol):
+    """A step that never waits for the GPU, at a learning rate that is read there."""
+
+    model: Model
+    rate: Tensor
+    room: int | None
+
+    def __call__(self, batch: Tensor, learning_rate: float, /) -> Tensor: ...
+
+    def step(self, batch: Tensor, /) -> Tensor: ...
+
+
 class GraphedStep:
     """Replays a captured step for batches of the largest size; others, such as a last short one, are taken eagerly."""
 
-    def __init__(self, step: HalfStep) -> None:
+    def __init__(self, step: Capturable) -> None:
         self.step = step
         self.stream = stream(step.model.device, "captured")
         self.num_taken = 0
