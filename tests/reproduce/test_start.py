@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import dualkg as kg
-from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES, graph_named, recipe_of, rows_with_recipes
+from dualkg.reproduce.plan import GRAPHS, MAIN, OTHERS, TABLES, graph_named, recipe_of, rows_with_recipes
 from dualkg.reproduce.start import reproduce, trained_run
 from tests.reproduce.conftest import TINY
 
@@ -94,7 +94,7 @@ def test_graphs_are_known_by_name():
 
 @pytest.mark.parametrize("graph", GRAPHS)
 def test_the_main_table_has_its_recipes_on_every_graph(graph):
-    for row in MAIN.rows:
+    for row in MAIN.rows if graph in GRAPHS[:2] else MAIN.rows[len(OTHERS) :]:
         recipe = recipe_of(row, graph)
         assert recipe.data.graph == graph
         model, _, regularizer = row.name.partition("-")

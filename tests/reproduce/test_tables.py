@@ -50,6 +50,26 @@ def test_a_graph_the_paper_has_not_has_no_published_column(recipes, tmp_path):
     assert not [column for column in sheet.columns if "published" in column or "difference" in column]
 
 
+def test_times_beside_other_work_are_bounds(recipes, tmp_path):
+    """Until a seed is trained alone, whose time is then the one to show."""
+    where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
+    found = reproduce(TINY, "world", seeds=1, beside_others=True, **where)
+    kept = found["world/complex-dura"]
+    assert kept.times_are_bounds
+    assert training_time(TINY, ("world",), found) is None
+
+    def shown() -> str:
+        sheet = table_sheet(TINY, "world", load_records(tmp_path / "records"))
+        row = next(row for row in sheet.rows if row[0] == "ComplEx-DURA")
+        return dict(zip(sheet.columns, row, strict=True))["training"]
+
+    assert shown().startswith("≤ ")
+    alone = reproduce(TINY, "world", seeds=2, **where)["world/complex-dura"]
+    assert not alone.times_are_bounds
+    assert alone.cost("training_seconds") == alone.runs[1]["costs"]["training_seconds"]
+    assert not shown().startswith("≤")
+
+
 def test_times_are_summed_over_the_rows_with_dura(recipes, tmp_path):
     found = reproduce(TINY, "world", seeds=1, records=tmp_path / "records", runs=tmp_path / "runs")
     total = training_time(TINY, ("world",), found)

@@ -36,6 +36,9 @@ def reproduce(
     row: Annotated[list[str] | None, typer.Option(help="Of a table of trainings only this row; repeatable.")] = None,
     records: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("records"),
     runs: Annotated[Path, typer.Option(help="Where runs are kept, with their weights.")] = Path("runs/reproduce"),
+    beside_others: Annotated[
+        bool, typer.Option("--beside-others", help="Keep that other work shares the device: times are bounds.")
+    ] = False,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
@@ -57,6 +60,7 @@ def reproduce(
             records=records,
             runs=runs,
             device=device,
+            beside_others=beside_others,
             tell=_tell,
             watch=watch,
         )

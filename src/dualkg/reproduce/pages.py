@@ -12,8 +12,8 @@ from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES
 from dualkg.reproduce.published import published_metrics
 from dualkg.reproduce.records import Record, load_records
 from dualkg.reproduce.setting import PUBLISHED_GRAPHS
-from dualkg.reproduce.sheets import Sheet, duration, mean_and_sd
-from dualkg.reproduce.tables import table_sheet, training_time
+from dualkg.reproduce.sheets import Sheet, mean_and_sd
+from dualkg.reproduce.tables import table_sheet, training_cell, training_time
 
 BEGIN, END = "<!-- made from records: begin -->", "<!-- made from records: end -->"
 
@@ -74,7 +74,7 @@ def all_records(records: Mapping[str, Record]) -> Sheet:
                 str(len(record.runs)),
                 *(mean_and_sd(record.metric(key), len(record.runs)) for key in COLUMNS.values()),
                 mean_and_sd(record.metric("mrr", split="valid"), len(record.runs)),
-                duration(record.cost("training_seconds")),
+                training_cell(record),
             ]
         )
     return Sheet("Every record", columns, rows, num_left=6)
@@ -104,8 +104,7 @@ def readme_table(root: Path) -> str:
             cells.append(f"{published_metrics(row.name, graph)['mrr']:.3f}")
             cells.append(mean_and_sd(record.metric("mrr"), len(record.runs)) if record else "–")
         seeds = [str(len(record.runs)) if record else "0" for record in kept.values()]
-        seconds = [record.cost("training_seconds") if record else None for record in kept.values()]
-        rows.append([row.name, *cells, " / ".join(seeds), " / ".join(map(duration, seconds))])
+        rows.append([row.name, *cells, " / ".join(seeds), " / ".join(map(training_cell, kept.values()))])
     machines = {hardware(run["environment"]) for record in shown for run in record.runs}
     note = f"Trained on {' and '.join(sorted(machines))}." if machines else ""
     return Sheet("", columns, rows, notes=[note] if note else []).as_markdown(level=0)

@@ -47,9 +47,15 @@ class Record:
         return spread([run["reports"][split]["metrics"][name] for run in self.runs])
 
     def cost(self, name: str) -> float | None:
-        """The mean over the seeds of one of the costs, where it was kept."""
-        found = [run["costs"][name] for run in self.runs if run["costs"].get(name) is not None]
-        return spread(found)[0] if found else None
+        """The mean over the seeds of one of the costs, where it was kept: over those trained alone, if any was."""
+        alone = [run["costs"] for run in self.runs if not run["costs"].get("beside_others")]
+        kept = [costs[name] for costs in alone or (run["costs"] for run in self.runs) if costs.get(name) is not None]
+        return spread(kept)[0] if kept else None
+
+    @property
+    def times_are_bounds(self) -> bool:
+        """Whether all runs were trained beside others, so that alone they would have taken less."""
+        return all(run["costs"].get("beside_others") for run in self.runs)
 
     def ranks(self) -> npt.NDArray[np.float64] | None:
         """The rank of every test query, `(seeds, 2, triples)`, tails first; none where they were not kept."""
@@ -64,10 +70,11 @@ class Record:
         return np.stack(columns).reshape(len(columns), 2, -1) / 2
 
 
-def record(runs: Sequence[Path], folder: Path, *, beside: Record | None = None) -> Record:
+def record(runs: Sequence[Path], folder: Path, *, beside: Record | None = None, beside_others: bool = False) -> Record:
     """Keep what runs of one recipe came to: recipe, environment, seeds, costs, reports, and their ranks.
 
-    `beside` is an earlier record of the same recipe and data, whose other seeds are taken over.
+    `beside` is an earlier record of the same recipe and data, whose other seeds are taken over. With `beside_others`
+    it is kept that other work shared the device, so that times are no more than bounds.
     """
     folders = [RunFolder(path) for path in find_runs(runs)]
     recipes = [load_recipe(found.recipe) for found in folders]
@@ -83,6 +90,9 @@ def record(runs: Sequence[Path], folder: Path, *, beside: Record | None = None) 
         raise RequestError(f"The runs {', '.join(str(path) for path in runs)} were not trained on the same data.")
     ranks = {seed: load_ranks(found.ranks("test")).mean for found, seed in zip(folders, seeds, strict=True)}
     summaries = {seed: _summary(found, seed) for found, seed in zip(folders, seeds, strict=True)}
+    if beside_others:
+        for summary in summaries.values():
+            summary["costs"]["beside_others"] = True
     if beside is not None and (earlier := beside.ranks()) is not None:
         ranks = dict(zip(beside.seeds, earlier, strict=True)) | ranks
         summaries = dict(zip(beside.seeds, beside.runs, strict=True)) | summaries

@@ -34,6 +34,7 @@ class Setting:
     runs: Path
     rows: tuple[str, ...] = ()  # all, where none is named
     device: str | None = None
+    beside_others: bool = False  # whether other work shares the device
     tell: Callable[[str], None] = lambda text: None
     watch: Watch | None = None
 

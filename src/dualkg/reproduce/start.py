@@ -25,6 +25,7 @@ def reproduce(
     runs: Path,
     only: Sequence[str] = (),
     device: str | None = None,
+    beside_others: bool = False,
     tell: Tell = lambda text: None,
     watch: Watch | None = None,
 ) -> dict[str, Record]:
@@ -47,7 +48,7 @@ def reproduce(
             trained = [
                 trained_run(row, graph, loaded, seed=seed, runs=runs, device=device, watch=watch) for seed in absent
             ]
-            kept = record(trained, records / name, beside=kept)
+            kept = record(trained, records / name, beside=kept, beside_others=beside_others)
         found[name] = kept
     return found
 

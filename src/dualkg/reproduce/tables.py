@@ -58,7 +58,13 @@ def _cost_cells(record: Record | None) -> list[str]:
         return ["0", NOTHING, NOTHING]
     peak = record.cost("peak_mib")
     shown = NOTHING if peak is None else f"{peak:,.0f}"
-    return [str(len(record.runs)), duration(record.cost("training_seconds")), shown]
+    return [str(len(record.runs)), training_cell(record), shown]
+
+
+def training_cell(record: Record | None) -> str:
+    """How long one training took; no more than, where other work shared the device."""
+    bound = "≤ " if record and record.times_are_bounds else ""
+    return bound + duration(record.cost("training_seconds") if record else None)
 
 
 def _notes(table: Table, graph: str, records: Mapping[str, Record]) -> list[str]:
@@ -111,11 +117,15 @@ def hyperparameters_sheet() -> Sheet:
 
 
 def training_time(table: Table, graphs: tuple[str, ...], records: Mapping[str, Record]) -> dict[str, float] | None:
-    """One seed of every DURA row, together: seconds of training, and of what is not; None where a row is missing."""
+    """One seed of every DURA row, together: seconds of training, and of what is not.
+
+    None where a row is missing, or was trained beside other work alone.
+    """
     names = [row.record_name(graph) for graph in graphs for row in table.with_dura]
     found = [records[name] for name in names if name in records]
     kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
     costs = {kind: [record.cost(kind) for record in found] for kind in kinds}
-    if len(found) < len(names) or any(cost is None for one in costs.values() for cost in one):
+    bounds = any(record.times_are_bounds for record in found)
+    if bounds or len(found) < len(names) or any(cost is None for one in costs.values() for cost in one):
         return None
     return {kind: sum(cost for cost in one if cost is not None) for kind, one in costs.items()}

@@ -29,6 +29,7 @@ def _table(table: Table, setting: Setting) -> list[Sheet]:
             runs=setting.runs,
             only=setting.rows,
             device=setting.device,
+            beside_others=setting.beside_others,
             tell=setting.tell,
             watch=setting.watch,
         )
