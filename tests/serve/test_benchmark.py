@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import serving
 
+ROOT = Path(__file__).parents[2]
 JOB = serving.Job("made", 4, 5, probabilities=True)
 
 
@@ -39,3 +42,31 @@ def test_a_load_without_errors(run_folders, tmp_path):
     assert found["answers_per_second"] > 0
     assert found["refused"] == found["broken"] == 0
     assert found["batches"] >= 1
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+@pytest.mark.parametrize("installed", [True, False])
+def test_make_bench_measures_serving_where_it_can(tmp_path, installed):
+    """With environments whose Python only says what it would run."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("make", "sh", "echo"):
+        (tools / name).symlink_to(shutil.which(name))
+    if installed:
+        executable(tools / "wrk", "#!/bin/sh\n")
+    for name in ("venv", "bench"):
+        (tmp_path / name / "bin").mkdir(parents=True)
+        executable(tmp_path / name / "bin" / "python", '#!/bin/sh\necho "ran $1"\n')
+        (tmp_path / name / ".ready").touch()
+    words = ["make", "bench", f"VENV={tmp_path / 'venv'}", f"BENCH={tmp_path / 'bench'}"]
+    told = subprocess.run(
+        words, cwd=ROOT, env=os.environ | {"PATH": str(tools)}, capture_output=True, text=True, check=True
+    )
+    assert ("ran benchmarks/serving.py" in told.stdout) is installed
+    assert ("Serving is not measured: wrk makes the load, and it is not installed." in told.stdout) is not installed
+    assert "ran benchmarks/report.py" in told.stdout
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)

@@ -203,6 +203,45 @@ def test_a_file_that_another_wrote_is_read_again(tmp_path):
     assert as_tsv([some()]).splitlines()[1] == "a\tb\tc\t0.25\t2026-01-01T00:00:00+00:00"
 
 
+WRITER = """
+import sys
+from pathlib import Path
+from dualkg.answers.decisions import Decision, Decisions
+
+kept = Decisions(Path(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(50):
+    kept.change([Decision(sys.argv[2], "likes", str(number), "accepted", 0.5, "2026-01-01T00:00:00+00:00")])
+"""
+
+
+def test_two_processes_that_decide_at_once_lose_nothing(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path), head], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for head in ("one", "other")
+    ]
+    try:
+        for writer in writers:
+            assert writer.stdout.readline() == "ready\n"
+        for writer in writers:
+            writer.stdin.write("go\n")
+            writer.stdin.flush()
+        for writer in writers:
+            writer.communicate(timeout=60)
+    finally:
+        for writer in writers:
+            writer.kill()
+            writer.wait(10)
+    assert [writer.returncode for writer in writers] == [0, 0]
+    expected = {(head, "likes", str(number)) for head in ("one", "other") for number in range(50)}
+    assert set(Decisions(path).load()) == expected
+    assert [file.name for file in tmp_path.iterdir()] == ["decisions.jsonl"]  # no lock stays behind
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

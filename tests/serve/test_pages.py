@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
 from html import escape
 from html.parser import HTMLParser
 from urllib.parse import quote
 
 import pytest
 
+from dualkg.serve import Limits
 from dualkg.serve.pages.files import static_files
 from dualkg.serve.pages.markup import Markup, shortened, shown, tag
 from dualkg.serve.pages.parts import percent
@@ -214,6 +216,61 @@ def test_what_cannot_be_answered_is_a_page_with_a_sentence(client, where, status
     reply = client.get(where)
     assert reply.status_code == status
     assert sentence in audited(reply).text
+
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+@pytest.mark.parametrize("where", ["/nonsense", "/nonsense/<img src=x>", "/static/nothing.css", "/apiary", "/facts/"])
+def test_a_browser_gets_a_page_where_there_is_nothing(client, where):
+    reply = client.get(where, headers=BROWSER)
+    page = audited(reply)
+    assert reply.status_code == 404
+    assert "There is nothing at this address." in page.text
+    assert page.tags.count("nav") == page.tags.count("h1") == 1
+
+
+@pytest.mark.parametrize("where", ["/nonsense.json", "/api", "/api/nonsense", "/entity/nobody.json"])
+def test_where_programs_ask_there_is_no_page(client, where):
+    reply = client.get(where, headers=BROWSER)
+    assert (reply.status_code, reply.headers["content-type"]) == (404, "application/json")
+    assert reply.json()["error"]
+
+
+def test_a_program_gets_no_page_where_there_is_nothing(client):
+    for headers in ({}, {"Accept": "application/json"}, {"Accept": ""}):
+        assert client.get("/nonsense", headers=headers).json()["error"].startswith("There is nothing at this address.")
+
+
+def test_a_browser_that_posts_a_page_is_told(client):
+    reply = client.post("/map", headers=BROWSER)
+    assert (reply.status_code, reply.headers["allow"]) == (405, "GET")
+    assert "This address is asked by GET; POST came." in audited(reply).text
+
+
+def test_what_fails_unforeseen_is_a_page_without_a_traceback(client_of, monkeypatch, capfd):
+    from dualkg.serve.pages import entity
+
+    def fail(*nouns):
+        raise ZeroDivisionError("secret")
+
+    monkeypatch.setattr(entity, "groups_of", fail)
+    reply = client_of().get("/entity/Twenty", headers=BROWSER)
+    assert reply.status_code == 500
+    assert "The server failed to answer. What happened is written where it runs." in audited(reply).text
+    for word in ("secret", "ZeroDivisionError", "Traceback", ".py"):
+        assert word not in reply.text
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+def test_a_page_that_takes_too_long_is_a_page(client_of, monkeypatch):
+    from dualkg.answers.many import ManyPredictor
+
+    answer = ManyPredictor.answer
+    monkeypatch.setattr(ManyPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
+    reply = client_of(Limits(seconds=0.2)).get("/", params=ASKED, headers=BROWSER)
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert "longer than the 0.2 seconds" in audited(reply).text
 
 
 def test_a_question_that_is_not_finished_says_what_to_name(client):

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from dualkg.errors import RequestError
 from dualkg.files import write_text
+
+if sys.platform != "win32":
+    import fcntl
 
 Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
@@ -34,7 +40,10 @@ class Decision:
 
 
 class Decisions:
-    """The decisions of one file, in the order they were made. The file is written whole or not at all."""
+    """The decisions of one file, in the order they were made. The file is written whole or not at all.
+
+    Several processes may write it: each waits until the one before it has written, and adds to what it finds then.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,14 +60,16 @@ class Decisions:
 
     def change(self, made: Iterable[Decision], *, undone: Iterable[Triple] = ()) -> dict[Triple, Decision]:
         """Add decisions, those that came later in place of earlier ones, and take back others; all there are then."""
-        kept = self.load()
-        for triple in undone:
-            kept.pop(triple, None)
-        for one in made:
-            kept.pop(one.triple, None)
-            kept[one.triple] = one
-        write_text(self.path, "".join(f"{json.dumps(asdict(one), ensure_ascii=False)}\n" for one in kept.values()))
-        self._kept, self._read = kept, self._stamp()
+        with alone_in(self.path.parent):
+            kept = self.load()
+            for triple in undone:
+                kept.pop(triple, None)
+            for one in made:
+                kept.pop(one.triple, None)
+                kept[one.triple] = one
+            lines = (f"{json.dumps(asdict(one), ensure_ascii=False)}\n" for one in kept.values())
+            write_text(self.path, "".join(lines))
+            self._kept, self._read = kept, self._stamp()
         return dict(kept)
 
     def _stamp(self) -> tuple[int, int, int] | None:
@@ -83,6 +94,26 @@ class Decisions:
                 f"Line {number:,} of {self.path}: a verdict is 'accepted' or 'rejected'; '{one.verdict}' came."
             )
         return one
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in a block of this kind for the folder; one that is killed no longer is.
+
+    The folder itself is locked: a file for that would have to stay, and a run's folder has only files of the run.
+    Where folders cannot be locked, as on Windows, nothing waits.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system that knows no locks
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:

@@ -20,6 +20,7 @@ from dualkg.serve.guards.watch import Watch
 from dualkg.serve.journal import Journal
 from dualkg.serve.limits import Limits
 from dualkg.serve.pages import ask, atlas, entity, facts, files, reference, run, why
+from dualkg.serve.pages.layout import told
 from dualkg.serve.routes import completion, decisions, entities, entity_map, explanation, operation, questions, runs
 from dualkg.serve.runs import ServedRuns
 from dualkg.serve.service import Service
@@ -81,14 +82,14 @@ def application(
     app.state.service = service
     for module in ROUTES:
         app.include_router(module.routes)
-    tell_in_sentences(app)
+    tell_in_sentences(app, told)
     # The last to be added is the first to be passed.
     app.add_middleware(BodyLimit, most=limits.body)
     app.add_middleware(OwnOrigin)
-    app.add_middleware(Deadline, limits=limits)
+    app.add_middleware(Deadline, limits=limits, tell=told)
     if token is not None:
         app.add_middleware(TokenGuard, token=token)
     else:
         app.add_middleware(OwnHost)
-    app.add_middleware(Watch, counts=counts, journal=journal)
+    app.add_middleware(Watch, counts=counts, journal=journal, tell=told)
     return app

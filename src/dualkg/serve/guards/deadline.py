@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dualkg.serve.guards.replies import problem
+from dualkg.serve.guards.sentences import Refusal, Tell
 from dualkg.serve.limits import Limits
 
 STREAMED = ("/api/complete", "/facts.json")  # the second waits for the same list
@@ -16,8 +17,8 @@ GRACE = 5.0  # seconds in which a stream may end by itself, with a sentence
 class Deadline:
     """Gives a request up when its time is over; one that still waits for its turn is never begun."""
 
-    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
-        self._app, self._limits = app, limits
+    def __init__(self, app: ASGIApp, *, limits: Limits, tell: Tell) -> None:
+        self._app, self._limits, self._tell = app, limits, tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -39,4 +40,5 @@ class Deadline:
             if begun:
                 raise
             sentence = f"The answer took longer than the {seconds:g} seconds that a request may take."
-            await problem(503, sentence, headers={"Retry-After": "1"})(scope, receive, send)
+            reply = await self._tell(Request(scope), Refusal(503, sentence, headers={"Retry-After": "1"}))
+            await reply(scope, receive, send)

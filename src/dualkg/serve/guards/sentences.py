@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -10,43 +12,53 @@ from starlette.exceptions import HTTPException
 
 from dualkg.errors import DualkgError, RequestError
 from dualkg.serve.asking import BusyError
-from dualkg.serve.guards.replies import problem
 from dualkg.serve.runs import UnknownError
 
 SHOWN = 100  # letters of a value that is quoted
 
 
-def tell_in_sentences(app: FastAPI) -> None:
-    """Every refusal has the shape of a Problem."""
-    app.add_exception_handler(DualkgError, _failed)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _plain)
+@dataclass(frozen=True)
+class Refusal:
+    """Why a request is not answered."""
+
+    status: int
+    sentence: str
+    near: Sequence[str] = ()  # names that may have been meant
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
-async def _failed(request: Request, error: Exception) -> Response:
-    if isinstance(error, UnknownError):
-        return problem(404, str(error), near=error.near)
-    if isinstance(error, RequestError):
-        return problem(400, str(error))
-    if isinstance(error, BusyError):
-        return problem(503, str(error), headers={"Retry-After": "1"})
-    return problem(500, str(error))
+Tell = Callable[[Request, Refusal], Awaitable[Response]]
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    return problem(422, sentence_of(first))
+def tell_in_sentences(app: FastAPI, tell: Tell) -> None:
+    """Every refusal is told by `tell`: to people on a page, to programs in the shape of a Problem."""
+
+    async def told(request: Request, error: Exception) -> Response:
+        return await tell(request, refusal_of(error, request.method))
+
+    for kind in (DualkgError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, told)
 
 
-async def _plain(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return problem(404, "There is nothing at this address. What can be asked is at /docs.")
-    if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "GET")
-        return problem(405, f"This address is asked by {allowed}; {request.method} came.", headers=error.headers)
-    return problem(error.status_code, str(error.detail), headers=error.headers)
+def refusal_of(error: Exception, method: str) -> Refusal:
+    """What went wrong with a request by GET, POST or another method."""
+    match error:
+        case UnknownError():
+            return Refusal(404, str(error), near=error.near)
+        case RequestError():
+            return Refusal(400, str(error))
+        case BusyError():
+            return Refusal(503, str(error), headers={"Retry-After": "1"})
+        case RequestValidationError():
+            return Refusal(422, sentence_of(error.errors()[0]))
+        case HTTPException(status_code=404):
+            return Refusal(404, "There is nothing at this address. What can be asked is at /docs.")
+        case HTTPException(status_code=405):
+            allowed = (error.headers or {}).get("Allow", "GET")
+            return Refusal(405, f"This address is asked by {allowed}; {method} came.", headers=error.headers or {})
+        case HTTPException():
+            return Refusal(error.status_code, str(error.detail), headers=error.headers or {})
+    return Refusal(500, str(error))
 
 
 def sentence_of(error: dict[str, Any]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 import traceback
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dualkg.serve.counts import Counts
-from dualkg.serve.guards.replies import problem
+from dualkg.serve.guards.sentences import Refusal, Tell
 from dualkg.serve.journal import Journal
 
+FAILED = Refusal(500, "The server failed to answer. What happened is written where it runs.")
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -23,8 +25,8 @@ HEADERS = {
 class Watch:
     """The outermost guard."""
 
-    def __init__(self, app: ASGIApp, *, counts: Counts, journal: Journal) -> None:
-        self._app, self._counts, self._journal = app, counts, journal
+    def __init__(self, app: ASGIApp, *, counts: Counts, journal: Journal, tell: Tell) -> None:
+        self._app, self._counts, self._journal, self._tell = app, counts, journal, tell
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,7 +48,7 @@ class Watch:
         except Exception:
             self._journal.failure(route_of(scope), traceback.format_exc())
             if not status:
-                reply = problem(500, "The server failed to answer. What happened is written where it runs.")
+                reply = await self._tell(Request(scope), FAILED)
                 await reply(scope, receive, watched)
         finally:
             self._counts.under_way -= 1

@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi import Request, Response
 
 from dualkg.errors import DualkgError
+from dualkg.serve.guards.sentences import refusal_of
 from dualkg.serve.pages.answers import answers_shown
 from dualkg.serve.pages.form import examples, question_form, unfinished
-from dualkg.serve.pages.layout import page, page_router, status_and_sentence
+from dualkg.serve.pages.layout import page, page_router
 from dualkg.serve.pages.links import address, spoken
 from dualkg.serve.pages.markup import Child, Markup, shown, tag
 from dualkg.serve.pages.questions import PARTS, AskedQuestion, PageQuestion, UnknownPartError, answered
@@ -29,7 +30,7 @@ async def ask(request: Request, whom: AskedRun, question: AskedQuestion) -> Resp
     try:
         found = await answered(whom, question)
     except DualkgError as error:
-        status, _ = status_and_sentence(error)
+        status = refusal_of(error, request.method).status
         heading = tag("h1", "What is missing?", class_="visually-hidden")
         problem = tag("section", _problem(whom, question, error))
         return _shown(request, whom, question, heading, problem, title="Ask", status=status)

@@ -16,7 +16,7 @@ from dualkg.serve.pages.parts import percent
 from dualkg.serve.routes.choices import Asked
 from dualkg.serve.shapes.things import Thing
 
-ROW, GAP = 27, 14  # heights of a neighbour, and between two groups
+ROW, GAP, LABEL = 27, 14, 34  # heights of a neighbour, between two groups, and of a relation in two lines
 MOST_ROWS = 22  # on one side
 WIDTH, NAME, RELATION, CENTRE = 1056, 206, 148, 186  # of the wide drawing and its columns
 NARROW = 356
@@ -85,10 +85,9 @@ def _side(whom: Asked, groups: list[Group], at: _Side, *, top: float, middle: fl
             yield _edge((at.branch, y), (at.dot, row), known=known)
             yield _node(whom, group, neighbour, (at.dot, row), sign=at.sign, width=NAME)
         x = min(at.relation, at.branch)
-        label = tag(
-            "div", tag("bdi", spoken(group.relation.label)), class_="edge-name", title=spoken(group.relation.label)
-        )
-        yield tag("foreignObject", label, x=f"{x:g}", y=f"{y - 11:g}", width=RELATION, height=22)
+        said = spoken(group.relation.label)
+        label = tag("div", tag("span", tag("bdi", said)), class_="edge-name", title=said)
+        yield tag("foreignObject", label, x=f"{x:g}", y=f"{y - LABEL / 2:g}", width=RELATION, height=LABEL)
         top += group.rows * ROW + GAP
 
 

@@ -10,16 +10,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 
-from dualkg.errors import DualkgError, RequestError
-from dualkg.serve.asking import BusyError
-from dualkg.serve.guards.sentences import sentence_of
+from dualkg.errors import DualkgError
+from dualkg.serve.guards.replies import problem
+from dualkg.serve.guards.sentences import Refusal, refusal_of
 from dualkg.serve.pages.links import address
 from dualkg.serve.pages.markup import Child, Markup, shown, tag
 from dualkg.serve.routes.choices import Asked
-from dualkg.serve.runs import UnknownError
 from dualkg.serve.service import service_of
 
 PAGES = {"Ask": "/", "Map": "/map", "New facts": "/facts", "Run": "/run"}
+TITLES = {404: "Not found", 500: "The server failed"}  # of refusals
 MARK = Markup(
     '<svg class="mark" viewBox="0 0 32 20" aria-hidden="true" focusable="false">'
     '<circle cx="10" cy="10" r="8.5"/><circle cx="22" cy="10" r="8.5"/></svg>'
@@ -133,7 +133,7 @@ class PageRoute(APIRoute):
             try:
                 return await handler(request)
             except (DualkgError, RequestValidationError) as error:
-                return await refusal(request, error)
+                return await refusal_page(request, refusal_of(error, request.method))
 
         return answer
 
@@ -143,25 +143,31 @@ def page_router() -> APIRouter:
     return APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
-async def refusal(request: Request, error: Exception) -> HTMLResponse:
+async def told(request: Request, refusal: Refusal) -> Response:
+    """A refusal as a page where a browser asks for one, else as JSON."""
+    if is_for_people(request):
+        return await refusal_page(request, refusal)
+    return problem(refusal.status, refusal.sentence, near=refusal.near, headers=refusal.headers)
+
+
+def is_for_people(request: Request) -> bool:
+    """Browsers ask for HTML where a person opens an address; under /api, and as .json, programs ask."""
+    path = request.url.path
+    of_programs = path == "/api" or path.startswith("/api/") or path.endswith(".json")
+    return not of_programs and "text/html" in request.headers.get("accept", "").lower()
+
+
+async def refusal_page(request: Request, refusal: Refusal) -> HTMLResponse:
     """What could not be answered, as a page of the run that is asked anyway."""
     service = await service_of(request)
     whom = Asked(service, service.runs.get(None))
-    status, sentence = status_and_sentence(error)
-    near = error.near if isinstance(error, UnknownError) else []
-    hint = tag("ul", [tag("li", tag("bdi", shown(name))) for name in near], aria_label="Names alike") if near else None
-    title = "Not found" if status == 404 else "That cannot be answered"
-    return page(request, whom, tag("h1", title), tag("p", sentence, class_="lead"), hint, title=title, status=status)
-
-
-def status_and_sentence(error: Exception) -> tuple[int, str]:
-    match error:
-        case UnknownError():
-            return 404, str(error)
-        case RequestError():
-            return 400, str(error)
-        case RequestValidationError():
-            return 422, sentence_of(error.errors()[0])
-        case BusyError():
-            return 503, str(error)
-    return 500, str(error)
+    names = [tag("li", tag("bdi", shown(name))) for name in refusal.near]
+    title = TITLES.get(refusal.status, "That cannot be answered")
+    main = (
+        tag("h1", title),
+        tag("p", refusal.sentence, class_="lead"),
+        tag("ul", names, aria_label="Names alike") if names else None,
+    )
+    made = page(request, whom, main, title=title, status=refusal.status)
+    made.headers.update(refusal.headers)
+    return made

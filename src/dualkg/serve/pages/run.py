@@ -245,9 +245,8 @@ def _held(run: RunFacts, letter: str, likely: dict[str, Any]) -> Markup:
     ]
     if run.coverage:
         whole = run.coverage["whole"]
-        size = (
-            f"{percent(run.coverage['wanted'])} were promised; half of the sets have at most {whole['median_size']:g}"
-        )
+        promised, half = percent(run.coverage["wanted"]), f"{whole['median_size']:,.10g}"
+        size = f"{promised} were promised; half of the sets have at most {half}"
         rows.append(("Answer sets hold", percent(whole["share"], 1), size))
     items = [
         tag("div", tag("dt", what), tag("dd", tag("b", value), tag("span", more)), class_="row")

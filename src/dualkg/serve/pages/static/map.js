@@ -50,8 +50,9 @@ function paint() {
   if (!points) return;
   const frame = [...view.place(0, 0), ...view.place(width, height)];
   const crowd = Math.min(1.4, Math.sqrt(2000 / Math.max(points.length, 200)));
-  const size = Math.max(1.6, Math.min(7, 3.2 * crowd * Math.sqrt(scale / view.fitting)));
   const number = points.count(...frame);
+  const least = number > MANY ? 1.6 : 2.6;
+  const size = Math.max(least, Math.min(7, 3.2 * crowd * Math.sqrt(scale / view.fitting)));
   if (number > MANY) paintDust(frame, size);
   else paintDots(frame, size);
   paintAnswers(size);
@@ -84,7 +85,7 @@ function paintDust(frame, size) {
 function paintDots(frame, size) {
   const { x, y } = points;
   context.fillStyle = colours.edge;
-  context.globalAlpha = answers.size ? 0.5 : 0.8;
+  context.globalAlpha = answers.size ? 0.65 : 0.8;
   context.beginPath();
   points.within(...frame, (i) => {
     if (answers.has(i)) return;
@@ -103,18 +104,22 @@ function paintNames(frame, size) {
     const [px, py] = view.pixel(points.x[i], points.y[i]);
     if (px >= 0 && py >= 0 && px <= view.width && py <= view.height && !answers.has(i)) seen.push(i);
   });
-  if (seen.length <= MOST_LABELS) for (const i of seen) label(i, colours.soft, size, named);
+  if (seen.length <= MOST_LABELS) for (const i of seen) label(i, colours.soft, size / 2, named);
 }
 
+/** How much a point stands out, from 0 to 1. */
+const weight = (one) => (one.known ? 0.55 : Math.sqrt(one.strength));
+const radius = (one, size) => Math.max(2, size / 2 + 1) + 5 * weight(one);
+
 function paintAnswers(size) {
-  const ordered = [...answers.values()].reverse(); // the best are drawn last, over the others
+  const ordered = [...answers.values()].sort((a, b) => weight(a) - weight(b)); // the best are drawn last, over the others
   for (const one of ordered) {
     const [px, py] = view.pixel(points.x[one.id], points.y[one.id]);
-    const strength = one.known ? 0.55 : Math.sqrt(one.strength);
+    const strength = weight(one);
     context.globalAlpha = one.known ? 0.9 : 0.18 + 0.82 * strength;
     context.fillStyle = one.known ? colours.ink : colours["believed-bar"];
     context.beginPath();
-    context.arc(px, py, Math.max(2, size / 2 + 1) + 5 * strength, 0, 7);
+    context.arc(px, py, radius(one, size), 0, 7);
     context.fill();
     if (strength < 0.4) continue;
     context.globalAlpha = 1;
@@ -126,9 +131,9 @@ function paintAnswers(size) {
   named = [];
   if (asked >= 0) {
     ring(asked, colours.focus, size / 2 + 6);
-    label(asked, colours.focus, size + 10, named);
+    label(asked, colours.focus, size / 2 + 7, named);
   }
-  for (const one of [...answers.values()].filter((one) => one.strength > 0.15).slice(0, LABELLED)) label(one.id, colours.ink, size + 6, named);
+  for (const one of [...answers.values()].filter((one) => one.strength > 0.15).slice(0, LABELLED)) label(one.id, colours.ink, radius(one, size), named);
 }
 
 function ring(i, stroke, radius) {
@@ -140,13 +145,15 @@ function ring(i, stroke, radius) {
   context.stroke();
 }
 
-/** A name beside its point, unless another is there already. */
-function label(i, fill, size, taken) {
+/** A name beside its point, to the left where the window ends, unless another is there already. */
+function label(i, fill, apart, taken) {
   const [px, py] = view.pixel(points.x[i], points.y[i]);
   if (px < -50 || py < -20 || px > view.width || py > view.height + 20) return;
   const text = short(labels[i]);
   context.font = "500 12px system-ui, sans-serif";
-  const box = [px + size / 2 + 3, py - 8, px + size / 2 + 6 + context.measureText(text).width, py + 8];
+  const width = context.measureText(text).width;
+  const left = px + apart + 3 + width > view.width && px <= view.width ? px - apart - 3 - width : px + apart + 3;
+  const box = [left, py - 8, left + width + 3, py + 8];
   if (taken.some(([l, t, r, b]) => box[0] < r && box[2] > l && box[1] < b && box[3] > t)) return;
   taken.push(box);
   context.lineWidth = 3;
@@ -212,15 +219,15 @@ function open(px, py, { touch, apart }) {
 const sure = (one) => (one.known ? "known" : one.probability === null ? `score ${one.score.toFixed(2)}` : percent(one.probability));
 
 async function colourBy(entity, relation, wanted) {
-  const choices = { relation, k: Math.min(MOST_ANSWERS, 1000), [wanted === "tail" ? "head" : "tail"]: entity };
+  const choices = { find: wanted, relation, k: MOST_ANSWERS, [wanted === "tail" ? "head" : "tail"]: entity };
   try {
-    const found = await ask(wanted === "tail" ? "/api/tails" : "/api/heads", choices);
+    const found = await ask("/ask.json", choices);
     const given = found.question.head ?? found.question.tail;
     asked = given.id;
     const best = Math.max(0.002, ...found.answers.map((one) => one.probability ?? 0));
-    const weighed = found.answers.map((one, rank) => ({ ...one, strength: one.known ? 1 : strength(one, best, rank) }));
-    const fresh = weighed.filter((one) => !one.known).sort((a, b) => (b.probability ?? 0) - (a.probability ?? 0));
-    const known = weighed.filter((one) => one.known);
+    const weighed = found.answers.map((one, rank) => ({ ...one, strength: strength(one, best, rank) }));
+    const fresh = weighed.sort((a, b) => (b.probability ?? 0) - (a.probability ?? 0));
+    const known = found.known.map((one) => ({ ...one, strength: 1 }));
     answers = new Map([...fresh, ...known].map((one) => [one.id, one]));
     const parts = [element("bdi", {}, short(given.label)), ", ", element("bdi", { class: "relation" }, short(spoken(found.question.relation.label)))];
     said.replaceChildren(...(wanted === "tail" ? [...parts, ", ?"] : ["?, ", parts[2], ", ", parts[0]]), ` · ${fresh.length} new, ${known.length} known`);

@@ -1,0 +1,88 @@
+"""An asked entity as an answer to its own question: shown where train has such triples, else left out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import dualkg as kg
+from dualkg.answers.beliefs import beliefs_of
+from dualkg.serve import ServedRuns, application, ask_once
+
+NUM_PLACES = 24
+ASKED = {"borders": "head=place+3&relation=borders", "near": "head=place+3&relation=near"}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory) -> ServedRuns:
+    """A ring of places: each borders the next, and the next it; each is near the next, and all but one near itself."""
+    ring = np.arange(NUM_PLACES)
+    after = np.roll(ring, -1)
+    borders = [(a, 0, b) for one, other in zip(ring, after, strict=True) for a, b in ((one, other), (other, one))]
+    near = [(a, 1, a) for a in ring if a != 3] + [(a, 1, b) for a, b in zip(ring, after, strict=True)]
+    triples = np.random.default_rng(0).permutation(np.array(borders + near, dtype=np.int32))
+    graph = kg.Graph(
+        "ring",
+        kg.Vocabulary([f"place {number}" for number in ring]),
+        kg.Vocabulary(["borders", "near"], kind="relation"),
+        *np.split(triples, [len(triples) - 12, len(triples) - 6]),
+        fingerprint="ring",
+    )
+    folder = tmp_path_factory.mktemp("loops") / "ring"
+    model = kg.DistMult(graph.shape, dim=16)
+    kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=16, epochs=30, seed=0).save(folder)
+    beliefs_of(kg.load_run(folder))
+    return ServedRuns.load([folder], device="cpu")
+
+
+def asked(places, address):
+    reply = ask_once(application(places), address)
+    assert reply.status == 200
+    return json.loads(reply.body) if reply.headers["content-type"] == "application/json" else reply.body.decode()
+
+
+def names(answers):
+    return [answer["name"] for answer in answers]
+
+
+def test_the_relations_that_have_loops(places):
+    assert places.get(None).looping == {1}
+
+
+@pytest.mark.parametrize("question", [ASKED["borders"], "relation=borders&tail=place+3"])
+def test_a_page_leaves_the_asked_entity_out(places, question):
+    side = "tails" if "head" in question else "heads"
+    every = asked(places, f"/api/{side}?{question}&known=omit&k=10")["answers"]
+    assert "place 3" in names(every)[:5]  # the service tells what the model says
+    found = asked(places, f"/ask.json?{question}&k=9")
+    assert names(found["answers"]) == [name for name in names(every) if name != "place 3"]
+    page = asked(places, f"/?{question}&k=9")
+    assert page.count("data-why") == 9
+    assert page.count("/entity/place%203") == 0
+
+
+def test_the_answer_set_is_of_what_is_shown(places):
+    for coverage in (0.5, 0.9):
+        every = asked(places, f"/api/answer-set?entity=place+3&relation=borders&coverage={coverage}&k=1000")
+        shown = asked(places, f"/ask.json?{ASKED['borders']}&coverage={coverage}&k=50")
+        inside = [name for name in names(every["answers"]) if name != "place 3"]
+        assert shown["answer_set"] == {"coverage": coverage, "size": len(inside)}
+        assert names(shown["answers"])[: len(inside)] == inside
+
+
+def test_where_train_has_loops_the_asked_entity_may_be_an_answer(places):
+    every = asked(places, f"/api/tails?{ASKED['near']}&known=omit&k=9")["answers"]
+    assert "place 3" in names(every)
+    assert names(asked(places, f"/ask.json?{ASKED['near']}&k=9")["answers"]) == names(every)
+
+
+def test_relations_of_an_entity_with_itself_can_be_asked_for(places):
+    assert set(names(asked(places, "/ask.json?head=place+3&tail=place+3")["answers"])) == {"borders", "near"}
+
+
+def test_an_entity_is_not_predicted_to_border_itself(places):
+    facts = asked(places, "/entity.json?name=place+3")["predicted"]
+    assert facts
+    assert all(fact["head"]["name"] != fact["tail"]["name"] for fact in facts)
