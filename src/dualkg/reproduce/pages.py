@@ -26,7 +26,8 @@ def results_page(root: Path) -> str:
         "Made from the records in this folder by `make records`; do not edit. Filtered ranking of the test split,\n"
         "both directions, every test triple kept, ties at their mean. Where there are several seeds: mean ± sd.\n"
         "Differences between two of our rows: mean over the seeds of each query, and a bootstrap over the triples.\n"
-        "Its interval is about the triples; how far seeds differ is the sd beside it, where there are several.",
+        "Its interval is about the triples; how far seeds differ is the sd beside it, where there are several.\n"
+        "≤ stands before a time of training that was taken beside other work on the same device.",
     ]
     for table in TABLES.values():
         known = [graph for graph in GRAPHS if any(row.record_name(graph) in records for row in table.rows)]
@@ -106,8 +107,10 @@ def readme_table(root: Path) -> str:
         seeds = [str(len(record.runs)) if record else "0" for record in kept.values()]
         rows.append([row.name, *cells, " / ".join(seeds), " / ".join(map(training_cell, kept.values()))])
     machines = {hardware(run["environment"]) for record in shown for run in record.runs}
-    note = f"Trained on {' and '.join(sorted(machines))}." if machines else ""
-    return Sheet("", columns, rows, notes=[note] if note else []).as_markdown(level=0)
+    notes = [f"Trained on {' and '.join(sorted(machines))}."] if machines else []
+    if any(record.times_are_bounds for record in shown):
+        notes.append("≤: beside other work on the same device.")
+    return Sheet("", columns, rows, notes=notes).as_markdown(level=0)
 
 
 def with_table(readme: str, table: str) -> str:

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dualkg.answers import Predictor
 from dualkg.answers.beliefs import load_beliefs
+from dualkg.answers.completion import looping_relations
 from dualkg.answers.lookup import Finder
 from dualkg.answers.many import ManyPredictor
 from dualkg.data.vocabulary import Vocabulary
@@ -71,9 +70,8 @@ class ServedRun:
 
     @cached_property
     def looping(self) -> frozenset[int]:
-        """The relations by which train relates some entity to itself."""
-        train = self.run.graph.split("train")
-        return frozenset(np.unique(train[train[:, 0] == train[:, 2], 1]).tolist())
+        """The relations by which an entity may be its own answer."""
+        return looping_relations(self.run.graph)
 
     def id_of(self, vocabulary: Vocabulary, name: str | int) -> int:
         """The id of a name; where there is none, the command line's sentence and the nearest names."""

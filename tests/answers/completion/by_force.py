@@ -50,7 +50,8 @@ def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=Fa
             any(triple[:2] == [head, relation] for triple in train)
             and any(triple[1:] == [relation, tail] for triple in train)
         )
-        looped = loops or any(triple[1] == relation and triple[0] == triple[2] for triple in train)
+        own = [triple for triple in train if triple[1] == relation]
+        looped = loops or 100 * sum(head == tail for head, _, tail in own) >= len(own) > 0
         wanted = (relations is None or relation in relations) and (heads is None or head in heads)
         wanted = wanted and (head != tail or looped)
         if fits and wanted and (head, relation, tail) not in taken:

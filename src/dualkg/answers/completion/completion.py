@@ -43,10 +43,10 @@ def complete(
     """The `top` most plausible triples that no split of `known` has, best first.
 
     They are ordered by their calibrated probability, or without a calibration by their evidence. Probabilities are
-    among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless train has
-    some of the relation, or `loops` are asked for. `watch` is told how many queries of how many are done. `part`
-    is a file to keep the search in while it lasts: called again after a kill, it goes on from there. With
-    `precision="tf32"` a GPU rules out triples faster; those that are kept are scored in float32 all the same.
+    among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless they are
+    common among those of the relation in train, or `loops` are asked for. `watch` is told how many queries of how many
+    are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from there.
+    With `precision="tf32"` a GPU rules out triples faster; those that are kept are scored in float32 all the same.
     """
     model.check_shape(graph.shape)
     check_precision(precision, model.device)

@@ -14,6 +14,16 @@ from dualkg.data.vocabulary import Vocabulary
 
 Ids = npt.NDArray[np.int64]
 Names = Sequence[str | int]
+LOOPS = 0.01  # the least share of a relation's triples that are loops, for another one to be worth asking about
+
+
+def looping_relations(graph: Graph) -> frozenset[int]:
+    """The relations by which train relates entities to themselves, more often than by mistake."""
+    counts = [
+        np.bincount(triples[:, 1], minlength=graph.shape.num_relations)
+        for triples in (graph.train, graph.train[graph.train[:, 0] == graph.train[:, 2]])
+    ]
+    return frozenset(np.flatnonzero((counts[1] > 0) & (counts[1] >= LOOPS * counts[0])).tolist())
 
 
 class ByRelation:
@@ -32,7 +42,7 @@ class Narrowing:
     """The triples that are asked about: of each of `relations` the pairs of a head and a tail, but for known ones.
 
     With `types`, an entity is a head or a tail of a relation only where train has it so. An entity is not both of one
-    triple unless train has such a loop of the relation: symmetric relations find nothing as plausible as that.
+    triple unless such loops of the relation are common in train: symmetric relations find nothing as plausible.
     """
 
     graph: Graph
@@ -64,6 +74,10 @@ class Narrowing:
         return ByRelation(self.graph.train, self.graph.shape.num_relations)
 
     @cached_property
+    def _looping(self) -> frozenset[int]:
+        return looping_relations(self.graph)
+
+    @cached_property
     def _known(self) -> ByRelation:
         joined = np.concatenate([self.graph.split(name) for name in self.known])
         return ByRelation(joined, self.graph.shape.num_relations)
@@ -86,9 +100,9 @@ class Narrowing:
 
     def ruled_out(self, relation: int) -> Ids:
         """The pairs of head and tail that are known or loops, `(num_pairs, 2)`, in order."""
-        num_entities, train = self.graph.shape.num_entities, self._train[relation]
+        num_entities = self.graph.shape.num_entities
         pairs = [self._known[relation][:, [0, 2]]]
-        if not self.loops and not (train[:, 0] == train[:, 2]).any():
+        if not self.loops and relation not in self._looping:
             pairs.append(np.arange(num_entities).repeat(2).reshape(-1, 2))
         heads, tails = np.concatenate(pairs).T
         return np.stack(np.divmod(np.unique(heads * num_entities + tails), num_entities), axis=1)
