@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from dualkg.reproduce import Sheet
 
 WHAT = (
-    "main, regularizers, p1 or ablations (tables of trainings); datasets, hyperparameters, cost or duality (tables of "
-    "facts); lambdas, tsne, figure1 or sparsity (figures)."
+    "main, regularizers, p1, ablations or beyond (tables of trainings); datasets, hyperparameters, cost or duality "
+    "(tables of facts); lambdas, tsne, figure1 or sparsity (figures); completion, calibration, forms or newcomers "
+    "(what answers are worth)."
 )
 # What has no use for several seeds, and what it is instead.
 OF_ONE_SEED = {
@@ -26,6 +27,9 @@ OF_ONE_SEED = {
     "cost": "the time of a step",
     "lambdas": "a search, of one seed",
     "figure1": "drawn from one seed",
+    "completion": "a list by one run",
+    "calibration": "learned from one run",
+    "forms": "one run in several forms",
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dualkg.evaluation.metrics import COLUMNS
-from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES
+from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES, Row
 from dualkg.reproduce.published import published_metrics
 from dualkg.reproduce.records import Record, load_records
 from dualkg.reproduce.setting import PUBLISHED_GRAPHS
@@ -29,8 +29,11 @@ def results_page(root: Path) -> str:
         "Its interval is about the triples; how far seeds differ is the sd beside it, where there are several.\n"
         "≤ stands before a time of training that was taken beside other work on the same device.",
     ]
+    earlier: set[Row] = set()
     for table in TABLES.values():
-        known = [graph for graph in GRAPHS if any(row.record_name(graph) in records for row in table.rows)]
+        own = set(table.rows) - earlier  # a table that has no record but of rows before it would say nothing new
+        known = [graph for graph in GRAPHS if any(row.record_name(graph) in records for row in own)]
+        earlier |= own
         if known:
             parts += [f"## {table.title}", f"{table.about} `dualkg reproduce {table.name}`"]
             parts += [table_sheet(table, graph, records).as_markdown() for graph in known]

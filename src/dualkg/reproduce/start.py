@@ -32,7 +32,7 @@ def reproduce(
     """The rows of a table on one graph, or only some; seeds that a record has are not trained again."""
     found, loaded = {}, None
     rows = rows_with_recipes(table.rows, graph)
-    missing = [row.name for row in table.rows if row not in rows]
+    missing = [row.name for row in table.rows if row.stem and row not in rows]
     if not any(row.name in pair for row in rows for pair in table.pairs if not set(pair) & set(missing)):
         raise RequestError(f"The table {table.name} compares rows, and on {graph} none has both its recipes.")
     if missing:

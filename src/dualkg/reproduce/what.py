@@ -7,7 +7,7 @@ from functools import partial
 
 from dualkg.data.loading import load_graph
 from dualkg.errors import DataError
-from dualkg.reproduce import figures
+from dualkg.reproduce import answers, figures
 from dualkg.reproduce.cost import cost_sheet, measure_cost
 from dualkg.reproduce.duality import duality
 from dualkg.reproduce.plan import GRAPHS, MAIN, TABLES, Table, recipe_of
@@ -75,4 +75,8 @@ REPRODUCTIONS: dict[str, Callable[[Setting], list[Sheet]]] = {
     "tsne": figures.tsne,
     "figure1": figures.plane,
     "sparsity": figures.sparsity,
+    "completion": answers.completion,
+    "calibration": answers.calibration,
+    "forms": answers.forms,
+    "newcomers": answers.newcomers,
 }

@@ -1,0 +1,123 @@
+"""What the answers of a trained model are worth: its new triples, its probabilities, newcomers, and fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from dualkg.analysis.extra import check_extra
+from dualkg.answers.beliefs import beliefs_of, check_answer_sets, check_calibration
+from dualkg.answers.completion import study as study_completion
+from dualkg.answers.index import measure_forms
+from dualkg.answers.newcomers import Measured
+from dualkg.answers.newcomers import study as study_newcomers
+from dualkg.reproduce.plan import Row, recipe_of
+from dualkg.reproduce.setting import Setting
+from dualkg.reproduce.sheets import Sheet, mean_and_sd
+from dualkg.training.start import choose_device, spread
+
+ASKED = Row("ComplEx-DURA", "complex-dura-500")  # whose answers they are
+GRAPH = "FB15k-237"
+COVERAGE = 0.9
+
+
+def completion(setting: Setting) -> list[Sheet]:
+    """How many withheld triples stand among the most plausible ones that train and valid do not have."""
+    sheets = []
+    for name in setting.graphs:
+        graph = setting.graph(name)
+        run = setting.trained(ASKED, graph, 0)
+        found = study_completion(run.model, graph, calibration=beliefs_of(run).calibration)
+        rows = [
+            [f"{size:,}", f"{hits:,}", f"{degree:,.1f}", f"{chance:,.3g}"]
+            for size, hits, degree, chance in zip(
+                found.sizes, found.found, found.by_degree, found.at_random, strict=True
+            )
+        ]
+        note = f"{ASKED.name}. {found.num_test:,} test triples are among the {found.num_triples:,} that could be new."
+        columns = ("in the best", "test triples", "by degree", "at random")
+        sheet = Sheet(f"Test triples among new ones: {graph.name}", columns, rows, [found.as_dict()], [note])
+        sheets.append(setting.keep("completion", sheet, found.as_dict(), graph=graph))
+    return sheets
+
+
+def calibration(setting: Setting) -> list[Sheet]:
+    """How far probabilities learned on valid are from what test finds, and how often answer sets hold the answer."""
+    from dualkg.analysis.figures.reliability import draw_reliability
+
+    check_extra()
+    sheets = []
+    for name in setting.graphs:
+        graph = setting.graph(name)
+        run = setting.trained(ASKED, graph, 0)
+        beliefs = beliefs_of(run)
+        held = check_calibration(beliefs.calibration, run.model, graph)
+        sets = check_answer_sets(beliefs.answer_sets, run.model, graph, coverage=COVERAGE)
+        rows = [
+            [what, f"{part.ece:.2g}", f"{part.chance:.2g}", f"{part.num_candidates:,.0f}", f"{part.num_true:,}"]
+            for what, part in (("all", held.whole), ("with p ≥ .01", held.likely))
+        ]
+        note = (
+            f"{ASKED.name}. Answer sets for {sets.wanted:.0%} hold the answer of {sets.whole.share:.1%} of "
+            f"{sets.whole.num_questions:,} questions; half of the sets have at most {sets.whole.median_size:,.0f} "
+            f"entities."
+        )
+        columns = ("candidates", "ECE", "by chance", "number", "true")
+        facts = {"calibration": held.as_dict(), "coverage": sets.as_dict()}
+        sheet = Sheet(f"Probabilities: {graph.name}", columns, rows, [facts], [note])
+        points = {f"{graph.name} test": [(one.predicted, one.found, one.chance) for one in held.likely.bins]}
+        drawing = draw_reliability(points, graph=f"{graph.name} test", ece=held.likely.ece)
+        sheets.append(setting.keep("calibration", sheet, facts, drawing, graph=graph))
+    return sheets
+
+
+def forms(setting: Setting) -> list[Sheet]:
+    """MRR against the bytes that entities are kept in."""
+    from dualkg.answers.index.figure import draw_forms, short
+
+    check_extra()
+    graph = setting.graph(GRAPH)
+    points = measure_forms(setting.trained(ASKED, graph, 0).model, graph)
+    rows = [[point.name, short(point.bytes), *point.metrics.row()[:3]] for point in points]
+    facts = [point.as_dict() for point in points]
+    columns = ("entities as", "bytes", "MRR", "H@1", "H@3")
+    sheet = Sheet(f"Entities in fewer bytes: {graph.name}", columns, rows, facts, [f"{ASKED.name}."])
+    drawing = draw_forms(points, title=ASKED.name, graph=graph.name)
+    return [setting.keep("forms", sheet, facts, drawing, graph=graph)]
+
+
+def newcomers(setting: Setting) -> list[Sheet]:
+    """Entities that were withheld and placed by a few of their triples, against training anew with those triples."""
+    graph = setting.graph(GRAPH)
+    recipe = recipe_of(ASKED, graph.name)
+    setting.tell(f"{ASKED.name} on {graph.name}: trained with and without 5 % of the entities.")
+    found = study_newcomers(graph, recipe, seeds=range(setting.seeds), device=choose_device(setting.device))
+    facts = [one.as_dict() for one in found]
+    columns = ("newcomers", "triples of each", "MRR", "asking", "asked for", "others", "seconds", "seeds")
+    note = (
+        f"{ASKED.name}. Held-out triples of {found[0].num_newcomers:,} entities: all questions, those that give the "
+        f"newcomer, and those whose answer it is; and test triples of the others. Seconds: of a training anew, or of "
+        f"placing all newcomers."
+    )
+    title = f"New entities: {graph.name}"
+    sheet = Sheet(title, columns, list(_newcomer_rows(found)), facts, [note], num_left=2)
+    return [setting.keep("newcomers", sheet, facts, graph=graph)]
+
+
+def _newcomer_rows(found: list[Measured]) -> Iterator[list[str]]:
+    """One for each way and number of triples, over the seeds."""
+
+    def kind(one: Measured) -> tuple[str, float]:
+        return one.way, float("inf") if one.given is None else one.given
+
+    for (way, given), group in groupby(sorted(found, key=kind), key=kind):
+        ones = list(group)
+        views: list[Any] = [[getattr(one, view).mrr for one in ones] for view in VIEWS]
+        seconds = sum(one.seconds for one in ones) / len(ones)
+        number = "all" if given == float("inf") else f"{given:.0f}"
+        cells = [mean_and_sd(spread(values), len(values)) for values in views]
+        yield [way, number, *cells, f"{seconds:.1f}" if seconds else "–", str(len(ones))]
+
+
+VIEWS = ("newcomers", "asking", "asked_for", "others")
