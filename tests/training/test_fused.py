@@ -274,7 +274,7 @@ def test_what_looks_at_whole_tables_leaves_the_kernels_of_a_gpu_by_itself(
     small_graph, monkeypatch, name, regularizer, engine
 ):
     model = BILINEAR[name](small_graph.shape, dim=2)
-    engine = "fused" if name in ("QuatE", "TuckER") else engine  # of which the kernels know nothing
+    engine = "fused" if name == "QuatE" else engine  # whose relations are normalized, unless it is told otherwise
     monkeypatch.setattr(BILINEAR[name], "device", torch.device("cuda"))
     monkeypatch.setattr(engines, "obstacle_to_kernels", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))

@@ -57,10 +57,10 @@ def test_gradients_are_near_the_plain_ones(small_graph, case):
 
 @pytest.mark.parametrize("room", [None, 200])
 @pytest.mark.parametrize("loss", BY_QUESTION)
-@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "SimplE"])
+@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "SimplE", "TuckER"])
 def test_gradients_by_question_are_near_the_plain_ones(small_graph, name, loss, room):
     """Also after a step on other triples, with room for more questions than there are."""
-    if name == "RESCAL" and loss.split()[0] in ("relations", "both"):
+    if name in ("RESCAL", "TuckER") and loss.split()[0] in ("relations", "both"):
         pytest.skip("relations that are matrices are not predicted by kernels")
     case = name, "DURA", loss, True, small_graph
     for other, batch in zip(by_question(small_graph, 5)[1:], by_question(small_graph, 4), strict=True):
@@ -77,7 +77,7 @@ def test_gradients_by_question_are_near_the_plain_ones(small_graph, name, loss, 
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
+@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "TuckER"])
 def test_what_a_step_leaves_behind_does_not_reach_the_next(small_graph, name, reciprocal):
     """After a step on other triples, a step's gradient is the one it would have been."""
     one, other = batches(small_graph, reciprocal, 4)[2:]
@@ -89,17 +89,18 @@ def test_what_a_step_leaves_behind_does_not_reach_the_next(small_graph, name, re
         torch.testing.assert_close(after[table], fresh[table], rtol=1e-3, atol=1e-4)
 
 
-def test_relations_that_a_batch_lacks_are_not_touched(small_graph):
-    step = half("RESCAL", "Frobenius", "plain", True, small_graph)
+@pytest.mark.parametrize("name", ["RESCAL", "TuckER"])
+def test_relations_that_a_batch_lacks_are_not_touched(small_graph, name):
+    step = half(name, "Frobenius", "plain", True, small_graph)
     before = step.model.relations.detach().clone()
     step(torch.tensor([[0, 1, 2], [1, 4, 0]]).cuda(), 0.1)
     assert (step.model.relations != before).any(dim=1).nonzero().flatten().tolist() == [1, 4]
 
 
-@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
+@pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "TuckER"])
 def test_a_captured_step_is_the_step_it_captured(small_graph, name):
     """Odd batch sizes among the captured one; the learning rate changes from step to step."""
-    loss = "plain" if name == "RESCAL" else "both"
+    loss = "plain" if name in ("RESCAL", "TuckER") else "both"
     eager, graphed = half(name, "DURA", loss, True, small_graph), half(name, "DURA", loss, True, small_graph)
     graphed = GraphedStep(graphed)
     for number, batch in enumerate([batches(small_graph, True, 4)[3], *batches(small_graph, True, 4)] * 5):

@@ -97,7 +97,7 @@ def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) ->
         return "is not what this GPU multiplies"
     if not HalfStep.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):
         return (
-            "on a GPU is for the models and regularizers of dualkg, other than UnweightedDURA, TuckER and QuatE with "
-            "normalized relations; for RESCAL without relation prediction, and for SimplE with sums of squares"
+            "on a GPU is for the models and regularizers of dualkg, other than UnweightedDURA and QuatE with "
+            "normalized relations; for RESCAL and TuckER without relation prediction, for SimplE with sums of squares"
         )
     return None

@@ -147,6 +147,8 @@ def _kernels(model: Model) -> Need:
     num_tables = 2 if held.two_entity_tables else 1
     num_scored = min(num_tables, num_sides)
     rows = num_tables * held.entities.numel() + (held.relations.numel() if held.diagonal else 0)
+    if isinstance(held, TuckER):  # matrices of all relations and their gradients, and those of what they are made of
+        rows += 2 * held.num_relation_ids * width**2 + held.core.numel() + held.relations.numel()
     fixed = 4 * rows + num_scored * padded[0] * padded[1] * 2 * HALF
     vectors = num_sides * padded[1] * (HALF + 4) + (0 if held.diagonal else 4 * 4 * width)
     return Need(fixed, vectors, num_sides * padded[0] * HALF, sys.maxsize)

@@ -120,10 +120,14 @@ def _update(
     dim,
     NORM: tl.constexpr,
     TAILS: tl.constexpr,
+    STEP: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A tile of hᵀ ∂(h R) + ∂(t Rᵀ)ᵀ t summed over a relation's triples, and the matrix stepped by it."""
+    """A tile of hᵀ ∂(h R) + ∂(t Rᵀ)ᵀ t summed over a relation's triples, and the matrix stepped by it.
+
+    Without STEP that sum is written in the place of `sums`, and no matrix is stepped.
+    """
     relation = tl.program_id(2)
     begin, end = tl.load(starts + relation), tl.load(starts + relation + 1)
     if begin < end:
@@ -132,7 +136,9 @@ def _update(
         inside = (row < dim)[:, None] & (column < dim)[None, :]
         at = (relation.to(tl.int64) * dim + row[:, None]) * dim + column[None, :]
         value = tl.load(matrices + at, mask=inside, other=0.0)  # long before they are needed
-        seen = tl.load(sums + at, mask=inside, other=0.0)
+        seen = tl.zeros([TILE, TILE], tl.float32)
+        if STEP:
+            seen = tl.load(sums + at, mask=inside, other=0.0)
         slope = tl.zeros([TILE, TILE], tl.float32)
         for first in range(begin, end, ROWS):
             place = first + tl.arange(0, ROWS)
@@ -153,9 +159,12 @@ def _update(
             share = of_relation * (end - begin).to(tl.float32)
             slope += 2.0 * share * value
             tl.atomic_add(norms, share * tl.sum(tl.sum(value * value, axis=1), axis=0), sem="relaxed")
-        value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
-        tl.store(sums + at, seen, mask=inside)
-        tl.store(matrices + at, value, mask=inside)
+        if STEP:
+            value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
+            tl.store(sums + at, seen, mask=inside)
+            tl.store(matrices + at, value, mask=inside)
+        else:
+            tl.store(sums + at, slope, mask=inside)
 
 
 def num_blocks(dim: int) -> int:
@@ -223,8 +232,12 @@ def update_matrices_(
     norms: Tensor,
     rate: Tensor,
     eps: float,
+    step: bool = True,
 ) -> None:
-    """Step the matrices of the batch's relations; with `of_relation`, also by that much of their squared norm."""
+    """Step the matrices of the batch's relations; with `of_relation`, also by that much of their squared norm.
+
+    Without `step` their gradients are written to `sums` instead; those of other relations stay as they are.
+    """
     dim = tables[0].shape[1]
     tiles = triton.cdiv(dim, TILE)
     _update[(tiles, tiles, len(groups.starts) - 1)](
@@ -241,6 +254,7 @@ def update_matrices_(
         dim,
         NORM=bool(of_relation),
         TAILS=with_tails,
+        STEP=step,
         ROWS=ROWS,
         TILE=TILE,
     )

@@ -14,13 +14,15 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.factors import Factors
 from dualkg.models.rescal import RESCAL
+from dualkg.models.tucker import TuckER
 from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
 from dualkg.training.gpu.streams import stream
 from dualkg.training.gpu.table import Table
-from dualkg.training.gpu.vectors import Coordinates, Matrices, Scored
+from dualkg.training.gpu.vectors import Scored, vectors_of
 from dualkg.training.optimizers import AnyOptimizer
 
 MOST_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
+MOST_FORMED = 2**28  # numbers of matrices that are formed for a step, of all relations
 
 
 class HalfStep:
@@ -47,8 +49,7 @@ class HalfStep:
             for name, table in model.named_parameters()
             if name in ("entities", "tails")
         }
-        kind = Coordinates if isinstance(model, DiagonalModel) else Matrices
-        self.vectors = kind(self, regularizer)
+        self.vectors = vectors_of(self, regularizer)
         self.beside = stream(model.device, "beside")
 
     @staticmethod
@@ -56,8 +57,10 @@ class HalfStep:
         """Whether model and regularizer are ours, so that kernels know what they do, and look at the batch alone."""
         if type(model) not in MODELS.values() or not sees_batch_alone(regularizer):
             return False
-        if isinstance(model, RESCAL):
-            return not predicts_relations and model.num_relation_ids <= MOST_MATRICES
+        if isinstance(model, RESCAL | TuckER):
+            formed = model.num_relation_ids * model.dim**2 if isinstance(model, TuckER) else 0
+            few = model.num_relation_ids <= MOST_MATRICES and formed <= MOST_FORMED
+            return few and model.two_maps and not predicts_relations
         # The kernel of penalties takes one modulus of all numbers of a coordinate; of squares that is their sum anyway.
         return (
             isinstance(model, DiagonalModel)

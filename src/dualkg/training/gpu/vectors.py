@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
+from dualkg.kernels.precision import products_in
 from dualkg.losses.questions import Questions
 from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.tucker import TuckER
 from dualkg.regularizers import PowerSum
 from dualkg.training.gpu.table import Table
 from dualkg.training.workspace import Workspace
@@ -218,11 +221,14 @@ class Matrices(Vectors):
             )
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
+        self._pass_over_matrices(batch, penalty, self.relation_sums, step=True)
+
+    def _pass_over_matrices(self, batch: Tensor, penalty: Tensor, sums: Tensor, *, step: bool) -> None:
         from dualkg.kernels.gpu.matrices import update_matrices_
 
         update_matrices_(
             self.relations,
-            self.relation_sums,
+            sums,
             self.groups,
             batch,
             tables=(self.heads.parameter.detach(), self.tails.parameter.detach()),
@@ -232,4 +238,52 @@ class Matrices(Vectors):
             norms=penalty,
             rate=self.step.rate,
             eps=self.step.eps,
+            step=step,
         )
+
+
+class Mixtures(Matrices):
+    """Matrices that are mixtures of a core: formed for a step, which moves the core and the rows that mix it."""
+
+    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+        super().__init__(step, regularizer)
+        model = step.model
+        assert isinstance(model, TuckER)
+        parameters = (model.relations, model.core)
+        self.rows, self.core = (parameter.detach().flatten(1) for parameter in parameters)
+        self.sums = [step.optimizer.state[parameter]["sum"].flatten(1) for parameter in parameters]
+        self.relations, self.slopes = self.rows.new_zeros(2, len(self.rows), self.core.shape[1])
+        self.never = torch.zeros(max(len(self.rows), len(self.core)), dtype=torch.int32, device=model.device)
+
+    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
+        if given == 0:
+            with products_in("tf32"):
+                torch.mm(self.rows, self.core, out=self.relations)
+        super().map(batch, given, images, questions)
+
+    def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
+        from dualkg.kernels.gpu.update import adagrad_
+
+        self.slopes.zero_()
+        self._pass_over_matrices(batch, penalty, self.slopes, step=False)
+        with products_in("tf32"):
+            of_rows, of_core = torch.mm(self.slopes, self.core.T), torch.mm(self.rows.T, self.slopes)
+        for table, sums, slope in zip((self.rows, self.core), self.sums, (of_rows, of_core), strict=True):
+            adagrad_(
+                table,
+                sums,
+                product=slope,
+                rows=slope,
+                stamps=self.never[: len(table)],
+                now=self.step.now,
+                copy=None,
+                rate=self.step.rate,
+                eps=self.step.eps,
+            )
+
+
+def vectors_of(step: HalfStep, regularizer: PowerSum) -> Vectors:
+    """By what the relations of the step's model are."""
+    if isinstance(step.model, DiagonalModel):
+        return Coordinates(step, regularizer)
+    return (Mixtures if isinstance(step.model, TuckER) else Matrices)(step, regularizer)
