@@ -112,7 +112,7 @@ CAPABILITIES: dict[str, dict[str, str]] = {
         "TuckER": (YES, YES, YES, YES, YES),
         "TransE": (NO, YES, YES, YES, YES),
         "RotatE": (YES, YES, YES, YES, YES),
-        "ModE": (NO, YES, YES, YES, YES),
+        "ModE": (YES, YES, YES, YES, YES),
         "SE": (YES, YES, YES, YES, YES),
         "HAKE": (YES, YES, YES, YES, YES),
         "MuRP": (IN_PRINCIPLE, YES, YES, YES, YES),

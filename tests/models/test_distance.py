@@ -50,9 +50,9 @@ def test_rotate_by_hand(norm, expected):
 
 
 def test_mode_by_hand():
-    """(1, 2)∘|(−2, ½)| − (5, −3) = (−3, 4), of length 5: relations stretch, and never turn about."""
+    """(1, 2)∘(−2, ½) − (1, −3) = (−3, 4), of length 5: relations stretch, and may turn about."""
     model = kg.ModE(ONE, dim=2, reciprocal=False, norm=2)
-    assert score_of(model, entities=[[1.0, 2.0], [5.0, -3.0]], relations=[[-2.0, 0.5]]) == pytest.approx(-5)
+    assert score_of(model, entities=[[1.0, 2.0], [1.0, -3.0]], relations=[[-2.0, 0.5]]) == pytest.approx(-5)
 
 
 def test_se_by_hand():
@@ -270,8 +270,18 @@ def test_rotate_is_the_dual_of_a_complex_whose_relations_have_modulus_one(recipr
     torch.testing.assert_close(rotate.score(*ids), kg.Dual(primal, "head").score(*ids))  # |r| = 1 keeps lengths
 
 
-def test_mode_is_the_dual_of_a_distmult_whose_relations_are_not_negative():
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_relations_of_mode_begin_with_either_sign_and_inverses_with_the_same(reciprocal):
+    signs = kg.ModE(SHAPE, dim=50, reciprocal=reciprocal, seed=1).relations.detach()
+    assert ((signs.abs() - 1).abs() < 0.1).all()
+    assert {-1.0, 1.0} == set(signs[0].sign().tolist())
+    if reciprocal:
+        there, back = signs.sign().chunk(2)
+        assert torch.equal(there, back)
+
+
+def test_mode_is_the_dual_of_a_distmult():
     mode, primal = kg.ModE(SHAPE, dim=4, norm="squared"), kg.DistMult(SHAPE, dim=4)
-    primal.entities.data, primal.relations.data = mode.entities.data, mode.relations.data.abs()
+    primal.entities.data, primal.relations.data = mode.entities.data, mode.relations.data
     ids = all_triples(mode)
     torch.testing.assert_close(mode.score(*ids), kg.Dual(primal, "tail").score(*ids))

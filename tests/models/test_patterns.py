@@ -119,13 +119,12 @@ def gain_on_loops(model: kg.Model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", ["TransE", "ModE"])
-def test_a_step_and_a_stretch_never_put_both_directions_of_a_pair_above_its_loops(name, norm):
-    """No for symmetry: the middle of r − d and r + d is r, and stretched numbers keep their order."""
-    assert gain_on_loops(drawn(name, norm=norm)).max() <= 1e-5
+def test_a_step_never_puts_both_directions_of_a_pair_above_its_loops(norm):
+    """No for symmetry: the middle of r − d and r + d is r."""
+    assert gain_on_loops(drawn("TransE", norm=norm)).max() <= 1e-5
 
 
-@pytest.mark.parametrize("name", ["ComplEx", "RotatE", "SE", "MuRP"])
+@pytest.mark.parametrize("name", ["ComplEx", "RotatE", "ModE", "SE", "MuRP"])
 def test_other_models_can_put_both_directions_of_a_pair_above_its_loops(name):
     model = drawn(name)
     if name == "MuRP":

@@ -11,21 +11,22 @@ from dualkg.models.factors import rows
 
 
 class ModE(NormModel):
-    """A relation stretches each coordinate: −‖h∘r − t‖ with r ≥ 0 (Zhang et al., 2020, as the first half of HAKE).
+    """A relation stretches each coordinate, or turns it about: −‖h∘r − t‖ (Zhang et al., 2020).
 
-    It is the dual of a DistMult whose relations are not negative, with a norm in place of the square. A row of a
-    relation is taken by its absolute values.
+    It is the dual of DistMult, with a norm in place of the square.
     """
 
     two_maps = True
     diagonal = True
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        """Near 1, so that entities begin where their neighbours are, and not at zero."""
-        return nn.Parameter(1 + self.init_noise(rows, width))
+        """Near 1 or −1, the same for a relation and its inverse: training hardly leads a number through 0."""
+        num_relations = self.shape.num_relations
+        signs = 2.0 * torch.randint(0, 2, (num_relations, width), generator=self._random) - 1
+        return nn.Parameter(signs.repeat(rows // max(num_relations, 1), 1) + self.init_noise(rows, width))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return head * rows(self.relations, relations).abs()
+        return head * rows(self.relations, relations)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         """The transpose, which is the same: where DURA asks for the tail, not where the distance would have it."""
@@ -33,5 +34,5 @@ class ModE(NormModel):
 
     @torch.no_grad()
     def primal(self) -> DistMult:
-        """The DistMult whose dual this is, but for the norm: the same entities, relations that are not negative."""
-        return primal_of(self, DistMult, self.relations.abs())
+        """The DistMult whose dual this is, but for the norm: the same entities and relations."""
+        return primal_of(self, DistMult, self.relations)
