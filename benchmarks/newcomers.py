@@ -51,6 +51,7 @@ def plainly() -> Iterator[None]:
     with (
         mock.patch.object(problem, "log_sums_with_slopes", log_sums),
         mock.patch.object(solving, "TOLERANCE", PLAIN_TOLERANCE),
+        mock.patch.object(solving, "by_few_rivals", lambda problem, start, **_: (start, False)),
         mock.patch.object(queries, "num_examples", return_value=PLAIN_EXAMPLES),
     ):
         yield

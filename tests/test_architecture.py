@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import dualkg
 
@@ -76,15 +79,23 @@ def test_files_stay_small():
     assert not long
 
 
+def loaded_by(code: str) -> set[str]:
+    """The modules that a fresh process has after some lines."""
+    shown = f"{code}\nimport sys\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split())
+
+
 def test_importing_is_light():
-    """Nothing heavy but torch, and no extra."""
-    code = "import dualkg, sys; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    """Nothing heavy but torch, and no extra; and nothing at all before a name is asked for."""
+    assert not {"torch", "numpy", "pyarrow", "pydantic"} & loaded_by("import dualkg")
+    loaded = loaded_by("import dualkg; dualkg.train")
     assert "torch" in loaded
     heavy = {
         "numba",
         "optuna",
         "triton",
+        "pyarrow.compute",
+        "pyarrow.dataset",
         "pyoxigraph",
         "pooch",
         "requests",
@@ -97,7 +108,23 @@ def test_importing_is_light():
         "rich",
         "typer",
     }
-    assert not heavy & set(loaded)
+    assert not heavy & loaded
+
+
+def test_help_is_given_without_torch():
+    assert not {"torch", "pyarrow", "pydantic"} & loaded_by("import dualkg.cli")
+
+
+def test_public_names_are_those_of_the_rooms_that_type_checkers_see():
+    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module.startswith("dualkg")]
+    seen = {alias.name: node.module for node in imports for alias in node.names}
+    assert set(seen) == set(dualkg.__all__) <= set(dir(dualkg))
+    for name, room in seen.items():
+        assert getattr(dualkg, name) is getattr(importlib.import_module(room), name)
+        assert getattr(dualkg, room.split(".")[1]) is importlib.import_module(room)
+    with pytest.raises(AttributeError, match="module 'dualkg' has no attribute 'ComplEks'"):
+        _ = dualkg.ComplEks
 
 
 def test_the_public_surface():

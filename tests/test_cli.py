@@ -41,6 +41,19 @@ def test_version(dualkg):
     assert dualkg("--version").out.strip() == "0.1.0"
 
 
+def test_what_a_command_loads_is_not_searched_for_garbage():
+    """It stays as long as the process; to go through it takes most of a second. Garbage is still found afterwards."""
+    code = (
+        "import gc; from dualkg.cli import options\n"
+        "with options.loading(): import torch; disabled = not gc.isenabled()\n"
+        "frozen = gc.get_freeze_count()\n"
+        "with options.loading(): again = gc.isenabled()\n"
+        "print(disabled, frozen > 10_000, again, gc.isenabled(), gc.get_freeze_count() == frozen)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["True"] * 5
+
+
 def test_datasets(dualkg):
     told = dualkg("datasets")
     assert told.code == 0

@@ -24,7 +24,8 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Tell which training triples support an answer, and which entities alike have the same."""
-    from dualkg.answers.explanation import explain as find_reasons
+    with options.loading():
+        from dualkg.answers.explanation import explain as find_reasons
 
     options.set_threads(threads)
     loaded = options.load_on(run, device)

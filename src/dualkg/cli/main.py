@@ -57,7 +57,8 @@ def demo(
     picture: Annotated[Path | None, typer.Option(help="Also draw the output as this SVG file.", hidden=True)] = None,
 ) -> None:
     """Train ComplEx with and without DURA on the bundled graph, and ask it a few questions."""
-    from dualkg.cli.demo import run_demo
+    with options.loading():
+        from dualkg.cli.demo import run_demo
 
     options.set_threads(threads)
     run_demo(device=device, picture=picture)
@@ -105,7 +106,8 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train a model and keep it, with its report, in a folder."""
-    from dualkg.cli.train import TrainRequest, run_training
+    with options.loading():
+        from dualkg.cli.train import TrainRequest, run_training
 
     options.set_threads(threads)
     request = TrainRequest(
@@ -136,7 +138,8 @@ def resume(
     run: options.RunPath, device: options.Device = None, threads: options.Threads = None, as_json: options.Json = False
 ) -> None:
     """Go on with a run that was interrupted or killed."""
-    from dualkg.cli.train import run_resume
+    with options.loading():
+        from dualkg.cli.train import run_resume
 
     run_resume(run, device=device, threads=threads, as_json=as_json)
 
@@ -158,7 +161,8 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Rank a split: filtered, both directions, ties at their mean. Or another task."""
-    from dualkg.cli.asking import evaluate_run
+    with options.loading():
+        from dualkg.cli.asking import evaluate_run
 
     options.set_threads(threads)
     options.check_split(split)
@@ -198,7 +202,8 @@ def predict(
     as_json: options.Json = False,
 ) -> None:
     """Ask for the missing one of head, relation and tail; give all three for a score."""
-    from dualkg.cli.asking import ask
+    with options.loading():
+        from dualkg.cli.asking import ask
 
     options.set_threads(threads)
     question, answers = ask(
@@ -218,7 +223,8 @@ def similar(
     as_json: options.Json = False,
 ) -> None:
     """The entities whose embeddings are nearest."""
-    from dualkg.cli.asking import nearest
+    with options.loading():
+        from dualkg.cli.asking import nearest
 
     answers = nearest(run, entity, top=top)
     if as_json:
@@ -234,8 +240,9 @@ def export(
     format: Annotated[str, typer.Option(help="numpy, tsv or safetensors.")] = "numpy",
 ) -> None:
     """Write the embeddings for other programs."""
-    from dualkg.answers.export import export as write
-    from dualkg.training import load_run
+    with options.loading():
+        from dualkg.answers.export import export as write
+        from dualkg.training import load_run
 
     for path in write(load_run(run), out, format=format):
         print(path)

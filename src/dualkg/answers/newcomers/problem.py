@@ -46,19 +46,19 @@ class Role:
 
     def losses(self, row: Tensor, around: Surroundings) -> Tensor:
         """Loss and penalty of each example, `(num_examples,)`, for a row `(width,)`."""
-        f = self._factors(row, around)
+        f = self.factors(row, around)
         rivals = self._rivals(f)[self.groups] if self.asks else self.rivals
         gaps = rivals - self.vectors @ row
         # log(exp(rivals) + exp(score)) − score where the answer is none of the rivals; rivals − score where it is.
         losses = torch.where(self.apart, F.softplus(gaps), gaps)
         return self.weights * losses + self.share * around.penalty(f)[self.groups]
 
-    def _factors(self, row: Tensor, around: Surroundings) -> Factors:
+    def factors(self, row: Tensor, around: Surroundings) -> Factors:
         """The row with each relation. The other entity is 0, which leaves of a penalty the part of the row."""
         f = Factors(around.model, None, self.relations, None)
         mine = row.expand(len(self.relations), -1)
         zero = torch.zeros_like(mine)
-        f.relation_norm = zero[:, 0]  # a constant, which would be found anew each time
+        f.relation, f.relation_norm = zero, zero[:, 0]  # constants, which would be found anew each time
         if self.side == "head":
             f.head, f.tail, f.mapped_tail = mine, zero, zero
         else:

@@ -41,10 +41,34 @@ class Penalty:
         enough = regularizer.power == 2 and min(shares.get("head", 0.0), shares.get("tail", 0.0)) > 0
         return cls(regularizer, 0.0 if enough else RIDGE)
 
+    @property
+    def quadratic(self) -> bool:
+        return self.regularizer is None or self.regularizer.power == 2
+
     def __call__(self, f: Factors) -> Tensor:
         """Of each example, `(batch,)`."""
         size = self.ridge * (f.head.square().sum(-1) + f.tail.square().sum(-1))
         return size if self.regularizer is None else size + self.regularizer.weight * self.regularizer.per_triple(f)
+
+    def slopes(self, f: Factors, side: Side, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum over examples, `counts` `(batch,)` of each, that have the same vector on a side and 0 on the other.
+
+        Beside it its gradients with respect to that vector, `(width,)`, and to its images `(batch, width)`, as if these
+        were made of nothing.
+        """
+        vectors, images = (f.head, f.mapped_head) if side == "head" else (f.tail, f.mapped_tail)
+        vector = vectors[0]
+        slope = (2 * self.ridge * counts.sum()) * vector
+        value, of_images = 0.5 * (slope @ vector), torch.zeros_like(images)
+        if self.regularizer is None:
+            return value, slope, of_images
+        found, counts = self.regularizer.gradients(f), len(counts) * counts  # those are of a mean
+        if f"mapped_{side}" in found:
+            of_images = counts[:, None] * found[f"mapped_{side}"]
+        plain = counts @ found[side] if side in found else torch.zeros_like(vector)
+        # Euler: x · ∇|x|ᵖ = p |x|ᵖ.
+        value = value + (plain @ vector + (of_images * images).sum()) / self.regularizer.power
+        return value, slope + plain, of_images
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,13 @@ class Reader(ABC):
         """Triples in the order of the file, as columns head, relation and tail of type `NAMES`."""
 
 
+def empty_among(names: pa.Array) -> pa.BooleanArray:
+    """Which names are empty."""
+    import pyarrow.compute as pc  # long to load, and most graphs come from a cache or a run
+
+    return pc.equal(pc.binary_length(names), 0)
+
+
 def block_of(heads: pa.Array, relations: pa.Array, tails: pa.Array) -> pa.RecordBatch:
     """A block from three arrays of text."""
     encoded = [column.dictionary_encode() for column in (heads, relations, tails)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet
 
-from dualkg.data.reading.blocks import Reader, block_of
+from dualkg.data.reading.blocks import Reader, block_of, empty_among
 from dualkg.data.reading.columns import ROLES, Indices, locate, recognise
 from dualkg.data.reading.sources import unreadable
 from dualkg.errors import DataError
@@ -69,11 +68,11 @@ class TableReader(Reader):
     def _text(self, role: str, column: pa.Array, first_row: int) -> pa.Array:
         """A column as text, each of its names checked."""
         if column.null_count:
-            raise self._bad_row(role, pc.is_null(column), first_row, "is missing")
+            raise self._bad_row(role, column.is_null(), first_row, "is missing")
         if not pa.types.is_string(column.type):
             column = self._cast(role, column, first_row)
-        empty = pc.equal(pc.binary_length(column), 0)
-        if pc.any(empty).as_py():
+        empty = empty_among(column)
+        if empty.true_count:
             raise self._bad_row(role, empty, first_row, "is empty")
         try:
             column.validate(full=True)
@@ -94,7 +93,7 @@ class TableReader(Reader):
         return self._bad_row(role, bad, first_row, "is not valid UTF-8")
 
     def _bad_row(self, role: str, bad: pa.BooleanArray, first_row: int, problem: str) -> DataError:
-        row = first_row + pc.index(bad, True).as_py()
+        row = first_row + bad.index(True).as_py()
         return DataError(f"{self.source.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row.")
 
 

@@ -6,10 +6,9 @@ import io
 from collections.abc import Generator, Iterator
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 
-from dualkg.data.reading.blocks import NAMES, Reader
+from dualkg.data.reading.blocks import NAMES, Reader, empty_among
 from dualkg.data.reading.layout import Layout, label_layout, triple_layout
 from dualkg.data.reading.scanning import first_bad_line
 from dualkg.data.reading.sources import Source
@@ -101,8 +100,7 @@ def _arrow_reader(stream: object, layout: Layout) -> pa.csv.CSVStreamingReader:
 
 
 def _holds_empty(block: pa.RecordBatch, role: str) -> bool:
-    dictionary = block.column(role).dictionary
-    return bool(pc.any(pc.equal(pc.binary_length(dictionary), 0)).as_py())
+    return bool(empty_among(block.column(role).dictionary).true_count)
 
 
 def _bad(source: Source, layout: Layout, noticed: str) -> DataError:
