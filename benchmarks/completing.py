@@ -20,6 +20,7 @@ import numpy as np
 
 import measuring
 import peers
+import tables
 import trials
 
 STEPS = {"cpu": 60, "cuda": 1000}  # of training
@@ -122,6 +123,18 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         found = measuring.in_fresh_process(Path(__file__), {"what": "list", **common, "quick": quick})
     measuring.tell(f"{job.name}: {json.dumps(found)}")
     yield {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
+
+
+def lines(jobs: dict[str, Any]) -> list[str]:
+    """The section of a page."""
+    rows = []
+    for name, record in tables.in_order(jobs):
+        found = record["measured"]["dualkg"]
+        candidates = found["num_entities"] ** 2 * found["num_relations"]
+        seconds = [tables.short(found[key]) for key in ("seconds", "core_seconds", "calibration_seconds")]
+        rows.append([name, f"{candidates:.3g}", *seconds, f"{found['peak_mib']:,.0f}"])
+    titles = ["graph and model", "triples there could be", "seconds", "of all cores", "calibrating", "peak MiB"]
+    return tables.table(titles, rows)
 
 
 def main() -> None:

@@ -9,15 +9,27 @@ import argparse
 import json
 from pathlib import Path
 
+import completing
 import measuring
+import newcomers
 import search
 import serving
+import starting
 import studies
 import tables
 from tables import Results
 
 HERE = Path(__file__).parent
-TOPICS = ["ceilings", "training", "ranking", "scaling", "search", "serving", "studies"]
+# What has a section of its own making: by the name of its results, the title and the benchmark.
+ANSWERS = {
+    "search": ("Search", search),
+    "completing": ("Completing a graph", completing),
+    "newcomers": ("New entities", newcomers),
+    "starting": ("From a cold start", starting),
+    "serving": ("Serving", serving),
+    "studies": ("Searching hyper-parameters", studies),
+}
+TOPICS = ["ceilings", "training", "ranking", "scaling", *ANSWERS]
 
 
 def load_all(folder: Path = measuring.RESULTS) -> dict[str, Results]:
@@ -44,15 +56,10 @@ def page(found: dict[str, Results]) -> str:
             if topic == "training":
                 lines += [f"![seconds an epoch]({tables.picture(topic, device, found[topic])}.svg)", ""]
             lines += [*body(device, found), *tables.measured_on(record for _, record in tables.in_order(jobs))]
-    for device, jobs in sorted(found["search"].items()):
-        lines += [f"## Search: {device}", "", *search.lines(jobs)]
-        lines += tables.measured_on(record for _, record in tables.in_order(jobs))
-    for device, jobs in sorted(found["serving"].items()):
-        lines += [f"## Serving: {device}", "", *serving.lines(jobs)]
-        lines += tables.measured_on(record for _, record in tables.in_order(jobs))
-    for device, jobs in sorted(found["studies"].items()):
-        lines += [f"## Searching hyper-parameters: {device}", "", *studies.lines(jobs)]
-        lines += tables.measured_on(record for _, record in tables.in_order(jobs))
+    for topic, (title, benchmark) in ANSWERS.items():
+        for device, jobs in sorted(found[topic].items()):
+            lines += [f"## {title}: {device}", "", *benchmark.lines(jobs)]
+            lines += tables.measured_on(record for _, record in tables.in_order(jobs))
     if found["ceilings"]:
         lines += ["## The machines", "", *tables.ceilings(found)]
     if found["reading"]:

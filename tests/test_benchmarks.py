@@ -28,6 +28,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
     "reading",
     "newcomers",
+    "starting",
     "studies",
     "measuring",
     "training",

@@ -139,6 +139,13 @@ def test_all_that_is_said_to_be_possible_in_principle_is_shown():
     assert cells(IN_PRINCIPLE) == {("MuRP", "symmetry"), ("SimplE", "composition")}
 
 
+def test_murp_that_begins_with_either_sign_finds_symmetry():
+    graph = PATTERNS["symmetry"].graph
+    model = kg.MuRP(graph.shape, dim=12, reciprocal=False, signs=True)
+    run = kg.train(model, graph, optimizer=kg.Optimizer(learning_rate=0.1), epochs=100, batch_size=500, device="cpu")
+    assert run.report.mrr >= FOUND
+
+
 def test_murp_says_symmetry_by_a_point_reflection():
     """R = −1 takes b to a where it takes a to b, and no entity to itself."""
     graph = PATTERNS["symmetry"].graph

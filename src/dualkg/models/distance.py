@@ -54,6 +54,12 @@ class DistanceModel(EmbeddingModel):
     isometric = False
     usual_init_scale: InitScale = 1e-2
 
+    def fresh_signs(self, rows: int, width: int) -> Tensor:
+        """1 or −1, the same for a relation and its inverse. Training hardly leads a multiplier through 0."""
+        num_relations = self.shape.num_relations
+        drawn = 2.0 * torch.randint(0, 2, (num_relations, width), generator=self._random) - 1
+        return drawn.repeat(rows // max(num_relations, 1), 1)
+
     @abstractmethod
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         """Vectors `(…, width)` twice, which broadcast → distances `(…)`."""

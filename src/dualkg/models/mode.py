@@ -20,10 +20,8 @@ class ModE(NormModel):
     diagonal = True
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        """Near 1 or −1, the same for a relation and its inverse: training hardly leads a number through 0."""
-        num_relations = self.shape.num_relations
-        signs = 2.0 * torch.randint(0, 2, (num_relations, width), generator=self._random) - 1
-        return nn.Parameter(signs.repeat(rows // max(num_relations, 1), 1) + self.init_noise(rows, width))
+        """Near 1 or −1."""
+        return nn.Parameter(self.fresh_signs(rows, width) + self.init_noise(rows, width))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         return head * rows(self.relations, relations)

@@ -29,17 +29,22 @@ class MuRP(DistanceModel):
     euclidean = False
     score_arrays = 20
 
-    def __init__(self, shape: GraphShape, **choices: Any) -> None:
+    def __init__(self, shape: GraphShape, *, signs: bool = False, **choices: Any) -> None:
+        self.signs = signs  # before tables are drawn
         super().__init__(shape, **choices)
         self.biases = nn.Parameter(torch.zeros(self.shape.num_entities, 2))  # as head, as tail
+
+    @property
+    def choices(self) -> dict[str, object]:
+        return {**super().choices, "signs": self.signs}
 
     def relation_width(self, dim: int) -> int:
         return 2 * dim
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        """R begins near the identity."""
+        """R begins near the identity, or with `signs` near 1 or −1 in each coordinate."""
         noise = self.init_noise(rows, width)
-        noise[:, : self.dim] += 1
+        noise[:, : self.dim] += self.fresh_signs(rows, self.dim) if self.signs else 1
         return nn.Parameter(noise)
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:

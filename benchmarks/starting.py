@@ -1,0 +1,99 @@
+"""Seconds of a command from a cold start: of one question to a run, and of the help, beside importing torch alone.
+
+The commands take turns, so that a busy machine slows all of them. Python has compiled every file before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import measuring
+import tables
+
+ROUNDS = 7
+TORCH = "import torch"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of ComplEx on a graph."""
+
+    graph: str
+    dim: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.graph} ComplEx dim {self.dim}"
+
+
+JOBS = {device: [Job("FB15k-237", 200)] for device in ("cpu", "cuda")}
+
+
+def make_run(job: dict[str, Any], *, device: str, run: str, quick: bool) -> dict[str, Any]:
+    """A run whose one epoch teaches it little; a question that its graph has an answer to."""
+    import dualkg as kg
+
+    asked = Job(**job)
+    changes = {"data.graph": asked.graph, "model.dim": 4 if quick else asked.dim}
+    recipe = kg.Recipe().with_changes({**changes, "training.epochs": 1, "training.batch_size": 5000})
+    graph = kg.train_recipe(recipe, device=device, out=run).graph
+    head, relation, _ = graph.train[0].tolist()
+    return {"head": graph.entities[head], "relation": graph.relations[relation]}
+
+
+def seconds_of(words: list[str]) -> float:
+    compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    started = time.perf_counter()
+    subprocess.run([sys.executable, *words], check=True, capture_output=True, env=compiled)
+    return time.perf_counter() - started
+
+
+def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        run = str(Path(folder) / "run")
+        task = {"what": "run", "job": asdict(job), "device": device, "run": run, "quick": quick}
+        question = measuring.in_fresh_process(Path(__file__), task)
+        asking = ["--head", question["head"], "--relation", question["relation"], "--device", device]
+        commands = {
+            TORCH: ["-c", TORCH],
+            "dualkg predict": ["-m", "dualkg", "predict", run, *asking],
+            "dualkg --help": ["-m", "dualkg", "--help"],
+        }
+        for words in commands.values():
+            seconds_of(words)
+        taken = [{name: seconds_of(words) for name, words in commands.items()} for _ in range(1 if quick else ROUNDS)]
+    found = {name: statistics.median(one[name] for one in taken) for name in commands}
+    measuring.tell(f"{job.name}: {json.dumps(found)}")
+    yield {"job": asdict(job), "measured": found}
+
+
+def lines(jobs: dict[str, Any]) -> list[str]:
+    """The section of a page."""
+    rows = []
+    for name, record in tables.in_order(jobs):
+        torch = record["measured"][TORCH]
+        for command, seconds in record["measured"].items():
+            rows.append([name, f"`{command}`", tables.short(seconds), tables.times(seconds / torch)])
+    titles = ["run", "command", "seconds", "of importing torch"]
+    return [*tables.table(titles, rows, words=2), f"Medians of {ROUNDS} processes each, in turns.", ""]
+
+
+def main() -> None:
+    choices = measuring.parser(__doc__).parse_args()
+    tasks = {"run": make_run}
+    measuring.run("starting", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+
+
+if __name__ == "__main__":
+    main()
