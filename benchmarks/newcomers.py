@@ -142,7 +142,7 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     """The section of a page."""
     rows = []
     for name, record in tables.in_order(jobs):
-        for num, ways in record["measured"]["seconds"].items():
+        for num, ways in sorted(record["measured"]["seconds"].items(), key=lambda item: int(item[0])):
             ours, plain = ways["dualkg"]["median"], ways["plain"]["median"]
             rows.append([name, num, tables.short(1000 * ours), tables.short(1000 * plain), tables.times(plain / ours)])
     titles = ["graph and model", "triples given", "ms", "plainly, ms", "times as fast"]
