@@ -43,16 +43,16 @@ def test_a_regularizer_that_looks_at_whole_tables_needs_copies_of_the_largest():
 
 
 def test_the_need_of_a_loss_that_samples_by_hand():
-    """For each of 5 negatives 6 numbers and 4 ids; where a triple has its own, three copies of their 6 coordinates."""
+    """For each of 5 negatives 6 numbers and 2 ids; where a triple has its own, 4 ids and 3 copies of 6 coordinates."""
     model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
-    for negatives, vectors in (("uniform", 3 * 6 * 4), ("shared", 0)):
+    for negatives, more in (("uniform", 4 * 8 + 3 * 6 * 4), ("shared", 2 * 8)):
         chosen = {"loss.kind": "margin", "loss.num_negatives": 5, "loss.negatives": negatives}
         need = predict(kg.Recipe().with_changes(chosen), model, "plain", num_examples=8)
-        assert need.scores == 5 * (6 * 4 + 4 * 8 + vectors)
+        assert need.scores == 5 * (6 * 4 + more)
         assert need.fixed == predict(kg.Recipe(), model, "plain", num_examples=8).fixed + 8 * 5 * 8
     others = kg.Recipe().with_changes({"loss.kind": "margin", "loss.negatives": "batch", "training.batch_size": 7})
-    assert predict(others, model, "plain", num_examples=8).scores == 7 * (6 * 4 + 4 * 8)
-    assert predict(others, model, "plain", num_examples=3).scores == 3 * (6 * 4 + 4 * 8)
+    assert predict(others, model, "plain", num_examples=8).scores == 7 * (6 * 4 + 2 * 8)
+    assert predict(others, model, "plain", num_examples=3).scores == 3 * (6 * 4 + 2 * 8)
 
 
 @pytest.mark.parametrize("side", ["tail", "head"])

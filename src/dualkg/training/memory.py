@@ -27,6 +27,7 @@ MADE_OF_MATRICES = 8  # copies of the matrices of a batch, while autograd and th
 DRAWN = 4  # whole numbers for each of an image's, while it is drawn which are dropped
 # For each negative of a triple: its score and what autograd and the loss keep of it, and whole numbers it is drawn by.
 NUMBERS_OF_NEGATIVE, IDS_OF_NEGATIVE = 6, 4
+IDS_OF_SHARED = 2  # where they are scored for all triples at once, and only whether they count is of one alone
 # Copies of its vector, where it is scored for one triple alone: by a product, and in any other way.
 VECTORS_OF_PRODUCT, VECTORS_OF_NEGATIVE = 3, 8
 IDS_OF_ANSWER = 5  # for each answer of training, and each query, at most as many
@@ -125,9 +126,10 @@ def _sampled(need: Need, recipe: Recipe, model: Model, *, num_examples: int) -> 
     size, width = held.entities.element_size(), held.entities.shape[1]
     num = min(recipe.training.batch_size, num_examples) if choice.negatives == "batch" else choice.num_negatives
     vectors = VECTORS_OF_PRODUCT if isinstance(model, BilinearModel) else VECTORS_OF_NEGATIVE
+    ids = IDS_OF_NEGATIVE
     if choice.negatives != "uniform" and _scores_for_all_at_once(model):
-        vectors = 0
-    negative = (NUMBERS_OF_NEGATIVE + vectors * width) * size + IDS_OF_NEGATIVE * ID
+        vectors, ids = 0, IDS_OF_SHARED
+    negative = (NUMBERS_OF_NEGATIVE + vectors * width) * size + ids * ID
     answers = num_examples * (1 if model.reciprocal else 2) * IDS_OF_ANSWER * ID
     return need._replace(fixed=need.fixed + answers, scores=num * negative, at_once=sys.maxsize)
 
