@@ -6,7 +6,9 @@ from dualkg.serve.pages.markup import shown
 from tests.serve.browser.conftest import PHONE, overflow, wait_for_heading
 from tests.serve.conftest import HOSTILE
 
-WALK = "name => import('/static/common.js').then(({entityAddress}) => location.assign(entityAddress(name)))"
+ADDRESS = (
+    "name => import('/static/common.js').then(({entityAddress}) => new URL(entityAddress(name), location.href).href)"
+)
 
 
 def test_the_drawing_is_walked(opened):
@@ -41,7 +43,7 @@ def test_why_opens_beside_a_predicted_fact(opened):
 def test_hostile_names_are_shown_and_found(opened):
     page = opened(viewport=PHONE)
     for name in HOSTILE:
-        page.evaluate(WALK, name)
+        page.goto(page.evaluate(ADDRESS, name))
         wait_for_heading(page, shown(name))
         assert overflow(page) == 0
 
