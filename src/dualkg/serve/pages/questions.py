@@ -116,7 +116,7 @@ async def _ids(whom: Asked, question: PageQuestion) -> dict[str, int]:
 
 
 def no_answer(run: ServedRun, find: Part, ids: dict[str, int]) -> int | None:
-    """The asked entity itself, which is no new answer of a relation that relates none to itself in train.
+    """The asked entity itself, which is no new answer unless the relation often relates one to itself in train.
 
     Models like it all the same: of a relation that is its own inverse, nothing scores higher.
     """

@@ -15,7 +15,7 @@ from dualkg.answers.completion import Completion, complete
 from dualkg.errors import DualkgError
 from dualkg.serve.asking import BusyError
 from dualkg.serve.limits import LONGEST_NAME, MOST_NEW
-from dualkg.serve.routes.choices import AskedRun, router
+from dualkg.serve.routes.choices import Asked, AskedRun, router
 from dualkg.serve.runs import ServedRun
 from dualkg.serve.service import Service
 from dualkg.serve.shapes.facts import Line
@@ -26,6 +26,16 @@ PAUSE = 0.25  # seconds between two lines of progress
 BUSY = "Another list of new triples is being made. Ask again when it is done."
 MOST_NAMES = 100  # of relations, and of heads
 Names = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]], Query(max_length=MOST_NAMES)]
+
+
+async def choices_of(whom: Asked, relations: list[str], heads: list[str], **more: Any) -> dict[str, Any]:
+    """What `complete` is asked with; all relations and heads where none is named."""
+    service, run = whom
+    return {
+        "relations": [await service.relation(run, name) for name in relations] or None,
+        "heads": [await service.entity(run, name) for name in heads] or None,
+        **more,
+    }
 
 
 class _GivenUpError(Exception):
@@ -49,13 +59,7 @@ async def complete_run(
     service, run = whom
     if service.completing.locked():
         raise BusyError(BUSY)
-    choices: dict[str, Any] = {
-        "top": top,
-        "relations": [await service.relation(run, name) for name in relation] or None,
-        "heads": [await service.entity(run, name) for name in head] or None,
-        "min_probability": min_probability,
-        "types": types,
-    }
+    choices = await choices_of(whom, relation, head, top=top, min_probability=min_probability, types=types)
     return StreamingResponse(_lines(service, run, choices), media_type="application/x-ndjson")
 
 

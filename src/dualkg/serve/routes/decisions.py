@@ -16,7 +16,7 @@ from dualkg.answers import decisions as kept
 from dualkg.answers.many import Question
 from dualkg.serve.limits import MOST_NEW
 from dualkg.serve.routes.choices import AskedRun, router
-from dualkg.serve.routes.completion import Names, search
+from dualkg.serve.routes.completion import Names, choices_of, search
 from dualkg.serve.runs import ServedRun
 from dualkg.serve.service import Service
 from dualkg.serve.shapes.decisions import (
@@ -95,13 +95,7 @@ async def facts_as_json(
 ) -> NewFacts:
     """The page of new facts for programs: the whole list at once, with what was decided."""
     service, run = whom
-    choices: dict[str, Any] = {
-        "top": top,
-        "relations": [await service.relation(run, name) for name in relation] or None,
-        "heads": [await service.entity(run, name) for name in head] or None,
-        "min_probability": min_probability,
-        "types": types,
-    }
+    choices = await choices_of(whom, relation, head, top=top, min_probability=min_probability, types=types)
     decided, given_up = await _kept(service, run), Event()
     facts = []
     try:
