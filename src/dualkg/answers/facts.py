@@ -51,17 +51,20 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
     """New triples with the entity as head or as tail, best first: by probability, or without one by evidence.
 
     Every relation is asked from both its ends. Of all answers, `LOOKED_AT` · k that are likeliest to their own
-    question are then measured from both ends. A triple of the entity with itself is none.
+    question, and where there are prospects to be missing, are then measured from both ends. A triple of the entity
+    with itself is none.
     """
+    prospects = predictor.prospects
     triples = _likeliest(predictor, entity, number=LOOKED_AT * k)
     if not len(triples):
         return []
     evidence = evidence_of(predictor.model, triples).cpu()
     worth, probability = evidence, None
-    if predictor.calibration is not None:
-        asked = evidence, torch.from_numpy(triples[:, 1]), torch.from_numpy(predictor._kinds(triples))
-        worth, probability = predictor.calibration.log_odds(*asked), predictor.calibration.probability(*asked)
-    best = worth.argsort(descending=True, stable=True)[:k]
+    if prospects is not None:
+        relations, kinds = (torch.from_numpy(one) for one in (triples[:, 1], prospects.kinds(triples)))
+        worth = prospects.log_odds(evidence, relations, kinds)
+        probability = worth.sigmoid()
+    best = torch.from_numpy(np.lexsort((-evidence.numpy(), -worth.numpy())))[:k]
     believed = [None] * len(best) if probability is None else probability[best].tolist()
     return [
         Fact(head, relation, tail, probability=likely, evidence=measured)
@@ -81,6 +84,9 @@ def _likeliest(predictor: Predictor, entity: int, *, number: int) -> Ids:
         for backward in (False, True):
             scores = model.ask_heads(relations, given) if backward else model.ask_tails(given, relations)
             likely = scores.log_softmax(-1)
+            if predictor.prospects is not None:
+                open_ = predictor.prospects.of_questions(entity, relations.cpu(), "tail" if backward else "head")
+                likely += open_.log().to(likely)[:, None]
             inverse = relations.cpu().numpy() + (shape.num_relations if backward else 0)
             rows, known = predictor.all_known(np.full(len(inverse), entity), inverse)
             likely[torch.from_numpy(rows).to(likely.device), torch.from_numpy(known).to(likely.device)] = -torch.inf

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.answers.beliefs import AnswerSets, Calibration, Kinds, evidence_of
+from dualkg.answers.beliefs import AnswerSets, Calibration, Kinds, Prospects, evidence_of
 from dualkg.answers.explanation import Explanation, explain
 from dualkg.answers.newcomers import Surroundings, with_newcomer
 from dualkg.answers.newcomers.extension import NamedTriple
@@ -88,6 +88,11 @@ class Predictor:
     @cached_property
     def _kinds(self) -> Kinds:
         return Kinds.of(self.graph)
+
+    @cached_property
+    def prospects(self) -> Prospects | None:
+        """How probable any triple is, where there is a calibration."""
+        return None if self.calibration is None else Prospects.of(self.calibration, self.graph)
 
     @torch.no_grad()
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:

@@ -122,8 +122,10 @@ def print_best(made: Completion) -> None:
 
 
 def print_check(found: Check) -> None:
-    table = show.plain_table("top", "test triples in it", "by degree", "at random", left=0)
-    for size, hits, degree, chance in zip(found.sizes, found.found, found.by_degree, found.at_random, strict=True):
-        table.add_row(f"{size:,}", f"{hits:,}", f"{degree:,.1f}", f"{chance:,.3g}")
+    table = show.plain_table("top", "test triples in it", "promised", "by degree", "at random", left=0)
+    for size, hits, promised, degree, chance in zip(
+        found.sizes, found.found, found.expected or (), found.by_degree, found.at_random, strict=True
+    ):
+        table.add_row(f"{size:,}", f"{hits:,}", f"{promised:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}")
     show.out.print(table)
     show.out.print(f"\n[dim]{found.num_test:,} test triples among {found.num_triples:,} that could be new[/dim]")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dualkg.reproduce import Sheet
 
 WHAT = (
-    "main, regularizers, p1, ablations or beyond (tables of trainings); datasets, hyperparameters, cost or duality "
+    "main, regularizers, p1, ablations, beyond or cast (tables of trainings); datasets, hyperparameters, cost or duality "
     "(tables of facts); lambdas, tsne, figure1 or sparsity (figures); completion, calibration, forms or newcomers "
     "(what answers are worth)."
 )

@@ -30,13 +30,13 @@ def completion(setting: Setting) -> list[Sheet]:
         run = setting.trained(ASKED, graph, 0)
         found = study_completion(run.model, graph, calibration=beliefs_of(run).calibration)
         rows = [
-            [f"{size:,}", f"{hits:,}", f"{degree:,.1f}", f"{chance:,.3g}"]
-            for size, hits, degree, chance in zip(
-                found.sizes, found.found, found.by_degree, found.at_random, strict=True
+            [f"{size:,}", f"{hits:,}", f"{promised:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
+            for size, hits, promised, degree, chance in zip(
+                found.sizes, found.found, found.expected or (), found.by_degree, found.at_random, strict=True
             )
         ]
         note = f"{ASKED.name}. {found.num_test:,} test triples are among the {found.num_triples:,} that could be new."
-        columns = ("in the best", "test triples", "by degree", "at random")
+        columns = ("in the best", "test triples", "promised", "by degree", "at random")
         sheet = Sheet(f"Test triples among new ones: {graph.name}", columns, rows, [found.as_dict()], [note])
         sheets.append(setting.keep("completion", sheet, found.as_dict(), graph=graph))
     return sheets

@@ -121,7 +121,14 @@ BEYOND = Table(
     ),
     (("ComplEx-DURA, relation prediction", "ComplEx-DURA"), ("RESCAL-DURA, by question", "RESCAL-DURA")),
 )
-TABLES = {table.name: table for table in (MAIN, REGULARIZERS, P1, ABLATIONS, BEYOND)}
+CAST = _table(
+    "cast",
+    "DURA for other models",
+    "Models that the paper compares with or builds its argument on, with DURA.",
+    ("TuckER-DURA",),
+    (),
+)
+TABLES = {table.name: table for table in (MAIN, REGULARIZERS, P1, ABLATIONS, BEYOND, CAST)}
 
 
 def recipes_folder() -> Path:

@@ -47,17 +47,6 @@ def test_more_evidence_is_never_less_probable(slope, offset, pair, ceiling):
     assert 0 <= less <= more <= ceiling
 
 
-@given(slope=st.floats(0.1, 5), offsets=st.tuples(*[st.floats(-5, 5)] * 4), log_odds=st.floats(-7, 7))
-def test_least_evidence_is_where_the_likeliest_kind_begins(slope, offsets, log_odds):
-    calibration, relation, kinds = one(slope, *offsets), torch.tensor(0), torch.arange(4)
-    least = calibration.least_evidence(log_odds, 0)
-    there = calibration.log_odds(torch.full((4,), least, dtype=torch.float64), relation, kinds)
-    assert float(there.max()) == pytest.approx(log_odds, abs=1e-3)
-    handicaps = torch.tensor([float(calibration.handicaps(0)[head, tail]) for tail in (0, 1) for head in (0, 1)])
-    there = calibration.log_odds((least + handicaps).double(), relation, kinds)
-    assert there.tolist() == pytest.approx([log_odds] * 4, abs=1e-3)
-
-
 def test_the_line_that_made_the_marks_is_found():
     evidence, true = drawn_by(2.0, 3.0, 40_000)
     line = fit_line(evidence, of_one_kind(evidence), true, np.ones(len(true)), **FLAT)

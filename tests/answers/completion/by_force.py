@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import dualkg as kg
-from dualkg.answers.beliefs import Calibration, Kinds, evidence_of
+from dualkg.answers.beliefs import Calibration, Kinds, Prospects, evidence_of
 from tests.conftest import graph_of
 
 MODELS = {
@@ -51,7 +51,10 @@ def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=Fa
             and any(triple[1:] == [relation, tail] for triple in train)
         )
         own = [triple for triple in train if triple[1] == relation]
-        looped = loops or 100 * sum(head == tail for head, _, tail in own) >= len(own) > 0
+        looped = loops or (
+            100 * sum(head == tail for head, _, tail in own) >= len(own) > 0
+            and any(head in triple[::2] for triple in own)
+        )
         wanted = (relations is None or relation in relations) and (heads is None or head in heads)
         wanted = wanted and (head != tail or looped)
         if fits and wanted and (head, relation, tail) not in taken:
@@ -64,11 +67,12 @@ def complete_by_force(model, graph, *, top, calibration=None, min_probability=0.
     triples = every_new_triple(graph, **narrowing)
     evidence = evidence_of(model, triples).double()
     judged = (evidence, torch.from_numpy(triples[:, 1]), torch.from_numpy(Kinds.of(graph)(triples)))
-    worth = evidence if calibration is None else calibration.log_odds(*judged)
-    order = np.lexsort((-evidence.numpy(), -worth.numpy()))
-    probability = None
+    worth, probability = evidence, None
     if calibration is not None:
-        probability = calibration.probability(*judged).numpy()
+        prospects = Prospects.of(calibration, graph)
+        worth, probability = prospects.log_odds(*judged), prospects.probability(*judged).numpy()
+    order = np.lexsort((-evidence.numpy(), -worth.numpy()))
+    if probability is not None:
         order = order[probability[order] >= min_probability]
     order = order[:top]
     return triples[order], evidence.numpy()[order], None if probability is None else probability[order]

@@ -19,9 +19,11 @@ def test_the_list_is_counted_by_hand(narrowing):
     model = MODELS["ComplEx"](graph.shape)
     sizes = [1, 5, 20, 1000]
     found = study(model, graph, sizes=sizes, calibration=calibration, **narrowing)
-    made = complete(model, graph, calibration=calibration, known=KNOWN, **narrowing).triples.tolist()
+    listed = complete(model, graph, calibration=calibration, known=KNOWN, **narrowing)
+    made = listed.triples.tolist()
     test = {tuple(triple) for triple in graph.test.tolist()}
     assert found.found == [sum(tuple(triple) in test for triple in made[:size]) for size in sizes]
+    assert found.expected == pytest.approx([float(listed.probability[:size].sum()) for size in sizes], rel=1e-5)
     may_be = {tuple(triple) for triple in every_new_triple(graph, known=KNOWN, **narrowing).tolist()}
     assert (found.num_triples, found.num_test) == (len(may_be), len(may_be & test))
     chance = found.num_test / found.num_triples
@@ -57,6 +59,7 @@ def test_two_triples_by_hand():
     assert found.by_degree == [1.0, 1.0]
     assert found.at_random == pytest.approx([1 / 9, 1.0])
     assert found.found == [0, 1]
+    assert found.expected is None
     assert found.as_dict()["num_test"] == 1
 
 

@@ -121,13 +121,15 @@ def test_ties_are_in_the_order_of_ids():
 
 
 def test_what_is_nearly_sure_is_still_in_order():
-    """Probabilities that round to 1 are ordered by evidence."""
+    """Of those that are equally probable as answers, and as questions that lack one, the order is by evidence."""
     graph = random_graph(6)
     model = MODELS["ComplEx"](graph.shape)
     sure = Calibration(torch.ones(3), torch.full((3, 4), 80.0), torch.ones(3).bool())
-    found = complete(model, graph, top=12, calibration=sure)
-    assert (found.probability == 1).all()
-    assert found.triples.tolist() == complete(model, graph, top=12).triples.tolist()
+    choices = {"top": 12, "calibration": sure, "relations": [1], "types": True}
+    found = complete(model, graph, **choices)
+    assert (found.as_answer == 1).all()
+    assert len(set(found.probability.tolist())) == 1
+    assert found.triples.tolist() == complete(model, graph, **(choices | {"calibration": None})).triples.tolist()
 
 
 def test_narrowing_does_not_change_a_probability():

@@ -29,7 +29,7 @@ def made(graph):
 
 def test_the_table_has_names_and_ranks(made, graph):
     table = made.table()
-    assert table.column_names == ["rank", "head", "relation", "tail", "probability", "score", "evidence"]
+    assert table.column_names == ["rank", "head", "relation", "tail", "probability", "as_answer", "score", "evidence"]
     assert table["rank"].to_pylist() == list(range(1, 41))
     first = table.slice(0, 1).to_pylist()[0]
     names = graph.entities[made.heads[0]], graph.relations[made.relations[0]], graph.entities[made.tails[0]]
@@ -64,7 +64,7 @@ def test_numbers_come_back_as_they_were(made, tmp_path):
     assert of_parquet.equals(made.table())
     unquoted = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
     of_text = pa.csv.read_csv(made.save(tmp_path / "new.tsv"), parse_options=unquoted)
-    for name in ("probability", "score", "evidence"):
+    for name in ("probability", "as_answer", "score", "evidence"):
         np.testing.assert_array_equal(of_text[name].to_numpy().astype(np.float32), made.table()[name].to_numpy())
 
 
@@ -72,7 +72,7 @@ def test_an_empty_list_is_a_file_too(graph, tmp_path):
     found = complete(MODELS["CP"](graph.shape), graph, calibration=random_calibration(0), min_probability=1.0)
     assert len(found) == 0
     text = found.save(tmp_path / "new.tsv").read_text()
-    assert text == "rank\thead\trelation\ttail\tprobability\tscore\tevidence\n"
+    assert text == "rank\thead\trelation\ttail\tprobability\tas_answer\tscore\tevidence\n"
 
 
 def test_files_that_cannot_be_written_are_refused_before_the_search(graph, tmp_path):

@@ -11,6 +11,7 @@ from dualkg.answers.beliefs.fitting import calibrate
 from dualkg.answers.beliefs.kept import Beliefs, beliefs_of, ensure_calibration, load_beliefs, save_beliefs
 from dualkg.answers.beliefs.kinds import Kinds
 from dualkg.answers.beliefs.negatives import read_negatives
+from dualkg.answers.beliefs.prospects import Prospects
 from dualkg.answers.beliefs.reliability import CalibrationReport, Reliability, check_calibration
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ClassificationReport",
     "CoverageReport",
     "Kinds",
+    "Prospects",
     "Reliability",
     "beliefs_of",
     "calibrate",

@@ -35,15 +35,6 @@ class Calibration:
         """The same → probabilities. More evidence is never less."""
         return torch.sigmoid(self.log_odds(evidence, relations, kinds)).clamp(max=self.ceiling)
 
-    def least_evidence(self, log_odds: float, relation: int) -> float:
-        """The evidence from which on a triple of a relation may have such log odds: that of its likeliest kind."""
-        return (log_odds - float(self.offsets[relation].max())) / float(self.slopes[relation])
-
-    def handicaps(self, relation: int) -> Tensor:
-        """How much more evidence than the likeliest kind each kind needs, `(2, 2)`: by head, then by tail, 1 if new."""
-        offsets = self.offsets[relation]
-        return ((offsets.max() - offsets) / self.slopes[relation]).reshape(2, 2).T
-
     def as_dict(self) -> dict[str, Any]:
         tables = {name: getattr(self, name).tolist() for name in ("slopes", "offsets", "own")}
         return {**tables, "ceiling": self.ceiling, "about": self.about}

@@ -18,26 +18,6 @@ LEAST = -1e30  # less evidence than any triple has, and more than −∞
 
 
 @dataclass(frozen=True, eq=False)
-class Handicaps:
-    """How much more evidence a triple needs than the likeliest kind of its relation."""
-
-    by_kind: Tensor  # `(2, 2)`: by what a query gives, then by the answer, 1 if it is new to its side
-    given: Tensor  # whether an entity is new to its side, 0 or 1, `(num_entities,)`
-    answers: Tensor
-
-    def of(self, given: Tensor, answers: Tensor) -> Tensor:
-        """`(num_given, num_answers)`."""
-        return self.by_kind[self.given[given]][:, self.answers[answers]]
-
-    def of_given(self, given: Tensor) -> Tensor:
-        """The least that a query's triples have, `(num_given,)`."""
-        return self.by_kind.amin(1)[self.given[given]]
-
-    def of_answers(self, answers: Tensor) -> Tensor:
-        return self.by_kind.amin(0)[self.answers[answers]]
-
-
-@dataclass(frozen=True, eq=False)
 class Asked:
     """The queries of a relation from both ends; which answers count, and which pairs do not."""
 
@@ -45,24 +25,25 @@ class Asked:
     second: Queries
     answers: Tensor  # in order
     ruled_out: Tensor  # `(num_pairs, 2)`: what a query gives and an answer, in order of the first
-    handicaps: Handicaps | None = None
+    new_given: Tensor  # whether an entity is new to the side that the first queries give, `(num_entities,)`
+    new_answers: Tensor
 
 
-def best_of(asked: Asked, given: Tensor, *, least: float, top: int, margin: float = 0.0) -> Found:
-    """The new triples of a block with at least so much evidence: the best `top`, and what ties with the last.
+def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int, margin: float = 0.0) -> Found:
+    """The new triples of a block with as much evidence as is needed: the best `top`, and what ties with the last.
 
-    Evidence counts less its handicap. `given` is in order. Where evidence may be off by a `margin`, all that might be
-    among them are.
+    `needed` is for answers that train has on their side, and for new ones, `(2,)`; there are so many triples of either.
+    `given` is in order. Where evidence may be off by a `margin`, all that might be among them are.
     """
-    least = max(least - margin, LEAST)
-    given, answers, scores = _likely(asked, given, least)
-    answers, scores, turned = _from_the_other_end(asked, given, answers, scores, least)
+    needed = (needed - margin).clamp(min=LEAST).to(asked.answers.device)
+    given, answers, scores = _likely(asked, given, needed)
+    answers, scores, turned = _from_the_other_end(asked, given, answers, scores, needed)
     if not scores.numel():
         return Found.none()
     evidence = turned - asked.second.normalizers[answers]
     evidence.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
-    counted = evidence if asked.handicaps is None else evidence - asked.handicaps.of(given, answers)
-    rows, columns = (counted >= _enough(counted, least, top, margin)).nonzero(as_tuple=True)
+    enough = _enough(evidence, asked.new_answers[answers], needed, top, margin)
+    rows, columns = (evidence >= enough).nonzero(as_tuple=True)
     ends, scored = (given[rows], answers[columns]), scores
     if asked.first.side == "head":
         ends, scored = (ends[1], ends[0]), turned
@@ -71,23 +52,21 @@ def best_of(asked: Asked, given: Tensor, *, least: float, top: int, margin: floa
     return Found(*(column.cpu().numpy() for column in found))
 
 
-def _likely(asked: Asked, given: Tensor, least: float) -> tuple[Tensor, Tensor, Tensor]:
+def _likely(asked: Asked, given: Tensor, needed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The queries and answers that share a triple with so much evidence, as far as can be told yet; and all scores."""
     answers, scores = asked.answers, asked.first.scores(given)
     if len(answers) < scores.shape[1]:
         scores = scores[:, answers]
     _rule_out(scores, asked, given)
-    needed = 2 * least - asked.second.largest[answers]  # of the logarithm that the first query tells
-    floor = asked.first.normalizers[given] + needed.min()
-    if asked.handicaps is not None:
-        floor += 2 * asked.handicaps.of_given(given)
-        needed = needed + 2 * asked.handicaps.of_answers(answers)
+    # Of the logarithm that the first query tells.
+    first = 2 * needed[asked.new_answers[answers]] - asked.second.largest[answers]
+    floor = asked.first.normalizers[given] + first.min()
     rows = scores.amax(1) >= floor
     given, scores = given[rows], scores[rows]
     columns = (scores >= floor[rows, None]).any(0)
-    answers, scores, needed = answers[columns], scores[:, columns], needed[columns]
-    if len(answers) and needed.min() < needed.max():  # some answers were asked about before, or are of other kinds
-        enough = scores >= asked.first.normalizers[given, None] + needed
+    answers, scores, first = answers[columns], scores[:, columns], first[columns]
+    if len(answers) and first.min() < first.max():  # some answers were asked about before, or are of the other kind
+        enough = scores >= asked.first.normalizers[given, None] + first
         rows, columns = enough.any(1), enough.any(0)
         given, answers, scores = given[rows], answers[columns], scores[rows][:, columns]
     return given, answers, scores
@@ -106,7 +85,7 @@ def _rule_out(scores: Tensor, asked: Asked, given: Tensor) -> None:
 
 
 def _from_the_other_end(
-    asked: Asked, given: Tensor, answers: Tensor, scores: Tensor, least: float
+    asked: Asked, given: Tensor, answers: Tensor, scores: Tensor, needed: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The answers that are left once the second queries are asked, and the scores of their pairs from both ends.
 
@@ -120,16 +99,21 @@ def _from_the_other_end(
     floor = torch.where(second.normalizers[answers].isnan(), turned.logsumexp(0), second.normalizers[answers])
     bound = scores - asked.first.normalizers[given, None]
     bound = bound.add_(turned).sub_(floor)
-    if asked.handicaps is not None:
-        bound.sub_(asked.handicaps.of(given, answers), alpha=2)
-    enough = bound >= 2 * least
-    columns = enough.any(0)
+    columns = (bound >= 2 * needed[asked.new_answers[answers]]).any(0)
     second.ask(answers[columns])
     return answers[columns], scores[:, columns], turned[:, columns]
 
 
-def _enough(evidence: Tensor, least: float, top: int, margin: float) -> float:
-    """That of the `top`-th best where more have at least `least`."""
-    if int((evidence >= least).sum()) <= top:
-        return least
-    return max(least, float(evidence.flatten().topk(top).values[-1]) - 2 * margin)
+def _enough(evidence: Tensor, new: Tensor, needed: Tensor, top: int, margin: float) -> Tensor:
+    """For each answer what is needed, or where more than `top` triples with its kind of answers have that: their best.
+
+    Which of two kinds is more probable is not told by evidence alone, so each is looked at for itself.
+    """
+    enough = needed[new]
+    for kind in (0, 1):
+        columns = (new == kind).nonzero().squeeze(1)
+        of_kind = evidence if len(columns) == len(new) else evidence[:, columns]
+        if int((of_kind >= needed[kind]).sum()) > top:
+            last = float(of_kind.flatten().topk(top).values[-1]) - 2 * margin
+            enough[columns] = enough[columns].clamp(min=last)
+    return enough

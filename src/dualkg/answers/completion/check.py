@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dualkg.answers.completion.completion import complete
+from dualkg.answers.completion.listing import Completion
 from dualkg.answers.completion.narrowing import Ids, Narrowing
 from dualkg.answers.completion.pool import Column
 from dualkg.data.graph import Graph, distinct_triples, triple_keys
@@ -23,6 +24,9 @@ KNOWN = ("train", "valid")
 class Check:
     """How many test triples stand among the best of a list that was made without them, beside two guesses.
 
+    `expected` is how many its probabilities promise. They are of as many missing triples as valid holds, so that their
+    sum counts for as much more as test is larger; None where the list has none.
+
     A guess by degree takes the pairs whose head is a frequent head of the relation, and whose tail a frequent tail:
     by the product of the two numbers of train triples. What ties is taken at random, so both guesses are expected
     numbers.
@@ -30,6 +34,7 @@ class Check:
 
     sizes: list[int]
     found: list[int]
+    expected: list[float] | None
     by_degree: list[float]
     at_random: list[float]
     num_test: int  # those that the list could hold
@@ -60,11 +65,19 @@ def study(model: Model, graph: Graph, *, sizes: Sequence[int] = SIZES, **choices
     return Check(
         list(sizes),
         [int(hits[min(size, len(made))]) for size in sizes],
+        _promised(made, graph, sizes),
         _expected(products, counts, _products_of(narrowing, test), sizes),
         _expected(np.zeros(1), num_triples, np.zeros(len(test)), sizes),
         len(test),
         int(num_triples[0]),
     )
+
+
+def _promised(made: Completion, graph: Graph, sizes: Sequence[int]) -> list[float] | None:
+    if made.probability is None:
+        return None
+    so_far = np.append(0, np.cumsum(made.probability, dtype=np.float64)) * len(graph.test) / max(1, len(graph.valid))
+    return [float(so_far[min(size, len(made))]) for size in sizes]
 
 
 def _degrees(narrowing: Narrowing, relation: int) -> tuple[Ids, Ids]:

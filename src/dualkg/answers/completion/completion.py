@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dualkg.answers.beliefs.calibration import Calibration
-from dualkg.answers.beliefs.kinds import Kinds
+from dualkg.answers.beliefs.prospects import Prospects
 from dualkg.answers.completion.kept import Keeper, choices_of
 from dualkg.answers.completion.listing import Completion
 from dualkg.answers.completion.narrowing import Names, Narrowing
@@ -42,18 +42,20 @@ def complete(
 ) -> Completion:
     """The `top` most plausible triples that no split of `known` has, best first.
 
-    They are ordered by their calibrated probability, or without a calibration by their evidence. Probabilities are
-    among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless they are
-    common among those of the relation in train, or `loops` are asked for. `watch` is told how many queries of how many
-    are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from there.
+    They are ordered by their probability (see `Prospects`), or without a calibration by their evidence. Probabilities
+    are among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless they
+    are common among those of the relation in train, or `loops` are asked for. `watch` is told how many queries of how
+    many are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from
+    there.
     With `precision="tf32"` a GPU rules out triples faster; those that are kept are scored in float32 all the same.
     """
     model.check_shape(graph.shape)
     check_precision(precision, model.device)
     _check(top, min_probability, calibration, graph)
     narrowing = Narrowing.of(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
-    kinds = Kinds.of(graph) if calibration is not None else None
-    search, state = Search(model, narrowing, precision=precision), State(Pool(top, calibration, kinds, min_probability))
+    prospects = Prospects.of(calibration, graph) if calibration is not None else None
+    search = Search(model, narrowing, prospects, precision=precision)
+    state = State(Pool(top, prospects, min_probability))
     keeper = Keeper(Path(part), choices_of(model, narrowing, state.pool)) if part is not None else None
     state = keeper.load(state) if keeper else state
     with full_precision(), evaluating(model):

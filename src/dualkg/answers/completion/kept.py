@@ -27,7 +27,7 @@ SECONDS = 5.0  # between two savings: what a kill may cost
 
 def choices_of(model: Model, narrowing: Narrowing, pool: Pool) -> dict[str, Any]:
     """All that a list depends on; what is large by its digest."""
-    graph, calibration = narrowing.graph, pool.calibration
+    graph, prospects = narrowing.graph, pool.prospects
     weights = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     return {
         "top": pool.top,
@@ -39,7 +39,7 @@ def choices_of(model: Model, narrowing: Narrowing, pool: Pool) -> dict[str, Any]
         "known splits": list(narrowing.known),
         "graph": _digest({name: graph.split(name) for name in ("train", "valid", "test")}),
         "weights": _digest(weights),
-        "calibration": _digest(_tables(calibration)) if calibration else None,
+        "calibration": _digest(_tables(prospects.calibration)) if prospects else None,
     }
 
 

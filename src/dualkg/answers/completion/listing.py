@@ -29,16 +29,19 @@ class Completion:
     heads: Column  # ids
     relations: Column
     tails: Column
-    probability: Column | None
+    probability: Column | None  # of the triple
+    as_answer: Column | None  # the same if its questions are known to lack an answer
     score: Column
     evidence: Column
 
     @classmethod
     def of(cls, graph: Graph, pool: Pool) -> Completion:
         found = pool.ordered()
-        sure = pool.probability(found)
-        probability = None if sure is None else sure.astype(np.float32)
-        return cls(graph, found.heads, found.relations, found.tails, probability, found.score, found.evidence)
+        probability, as_answer = (
+            None if one is None else one.astype(np.float32) for one in (pool.probability(found), pool.as_answer(found))
+        )
+        ids = found.heads, found.relations, found.tails
+        return cls(graph, *ids, probability, as_answer, found.score, found.evidence)
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -63,8 +66,9 @@ class Completion:
             for name, (vocabulary, ids) in sides.items()
             if vocabulary.labels is not None
         }
-        if self.probability is not None:
-            columns["probability"] = pa.array(self.probability)
+        for name in ("probability", "as_answer"):
+            if (sure := getattr(self, name)) is not None:
+                columns[name] = pa.array(sure)
         return pa.table({**columns, "score": pa.array(self.score), "evidence": pa.array(self.evidence)})
 
     def save(self, path: str | Path) -> Path:

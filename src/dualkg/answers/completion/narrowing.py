@@ -42,7 +42,8 @@ class Narrowing:
     """The triples that are asked about: of each of `relations` the pairs of a head and a tail, but for known ones.
 
     With `types`, an entity is a head or a tail of a relation only where train has it so. An entity is not both of one
-    triple unless such loops of the relation are common in train: symmetric relations find nothing as plausible.
+    triple unless such loops of the relation are common in train, and train has the entity in one of its triples:
+    symmetric relations find nothing as plausible, and where loops are the rule, nothing else tells who has one.
     """
 
     graph: Graph
@@ -102,10 +103,15 @@ class Narrowing:
         """The pairs of head and tail that are known or loops, `(num_pairs, 2)`, in order."""
         num_entities = self.graph.shape.num_entities
         pairs = [self._known[relation][:, [0, 2]]]
-        if not self.loops and relation not in self._looping:
-            pairs.append(np.arange(num_entities).repeat(2).reshape(-1, 2))
+        if not self.loops:
+            pairs.append(self._idle_loops(relation).repeat(2).reshape(-1, 2))
         heads, tails = np.concatenate(pairs).T
         return np.stack(np.divmod(np.unique(heads * num_entities + tails), num_entities), axis=1)
+
+    def _idle_loops(self, relation: int) -> Ids:
+        """The entities of which a loop is not worth asking about."""
+        every = np.arange(self.graph.shape.num_entities)
+        return np.setdiff1d(every, self._train[relation][:, [0, 2]]) if relation in self._looping else every
 
     def answers_per_query(self, relation: int) -> tuple[float, float]:
         """How many tails a head of the relation has in train, and how many heads a tail has."""

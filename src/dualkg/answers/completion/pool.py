@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import inf, log
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.answers.beliefs.calibration import Calibration
-from dualkg.answers.beliefs.kinds import Kinds
+from dualkg.answers.beliefs.prospects import Prospects, log_odds_of
 
 Column = npt.NDArray[Any]
 SLACK = 1e-3  # of evidence: more than rounding can take from a triple that is as good as the last
@@ -45,50 +44,57 @@ class Found(NamedTuple):
 class Pool:
     """At most `top` triples, none less probable than `least`; of what has been seen, no better one is left out.
 
-    Better is of larger log odds, or without a calibration of more evidence; where these are the same, of more evidence
+    Better is of larger probability, or without prospects of more evidence; where these are the same, of more evidence
     and at last of the smaller ids.
     """
 
     top: int
-    calibration: Calibration | None = None
-    kinds: Kinds | None = None  # goes with the calibration
+    prospects: Prospects | None = None
     least: float = 0.0
     found: Found = field(default_factory=Found.none)
     known: Column | None = None  # what the found are worth, where that was asked before
 
     def worth(self, found: Found) -> Column:
-        """What triples are ordered by: log odds, or evidence without a calibration."""
-        if self.calibration is None:
+        """What triples are ordered by: log odds, or evidence without prospects."""
+        if self.prospects is None:
             return found.evidence.astype(np.float64)
-        return self.calibration.log_odds(*self._judged(found)).numpy()
+        return self.prospects.log_odds(*self._judged(self.prospects, found)).numpy()
 
     @cached_property
     def _worth(self) -> Column:
         return self.worth(self.found) if self.known is None else self.known
 
     def probability(self, found: Found) -> Column | None:
-        """At most the ceiling; None without a calibration."""
-        return None if self.calibration is None else self.calibration.probability(*self._judged(found)).numpy()
+        """None without prospects."""
+        if self.prospects is None:
+            return None
+        return self.prospects.probability(*self._judged(self.prospects, found)).numpy()
 
-    def _judged(self, found: Found) -> tuple[Tensor, Tensor, Tensor]:
-        """What a calibration asks of triples: evidence, relations and kinds."""
-        assert self.kinds is not None
-        kinds = self.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
+    def as_answer(self, found: Found) -> Column | None:
+        """The probability of each if its questions are known to lack an answer."""
+        if self.prospects is None:
+            return None
+        return self.prospects.calibration.probability(*self._judged(self.prospects, found)).numpy()
+
+    @staticmethod
+    def _judged(prospects: Prospects, found: Found) -> tuple[Tensor, Tensor, Tensor]:
+        """What is asked of triples: evidence, relations and kinds."""
+        kinds = prospects.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
         return torch.from_numpy(found.evidence).double(), torch.from_numpy(found.relations), torch.from_numpy(kinds)
 
-    def least_evidence(self, relation: int) -> float:
-        """What a triple of a relation needs to be among the best."""
-        needed = float(self._worth.min()) if self.found.number >= self.top else -inf
-        if self.calibration is not None:
-            needed = self.calibration.least_evidence(max(needed, self._least_log_odds), relation)
-        return needed - SLACK * (1 + abs(needed)) if abs(needed) < inf else needed
+    def needed(self, relation: int) -> Tensor:
+        """The evidence that triples of a relation need to be among the best, `(2, 2)`: by head, then tail, 1 if new."""
+        worth = float(self._worth.min()) if self.found.number >= self.top else -inf
+        if self.prospects is None:
+            needed = torch.full((2, 2), worth, dtype=torch.float64)
+        else:
+            needed = self.prospects.needed(max(worth, self._least_worth), relation)
+        return torch.where(needed.isfinite(), needed - SLACK * (1 + needed.abs()), needed)
 
     @property
-    def _least_log_odds(self) -> float:
-        """Of a triple that is probable enough; there is none above the ceiling."""
-        if self.calibration is None or self.least <= 0:
-            return -inf
-        return inf if self.least > self.calibration.ceiling or self.least == 1 else log(self.least / (1 - self.least))
+    def _least_worth(self) -> float:
+        """Of a triple that is probable enough."""
+        return -inf if self.prospects is None else log_odds_of(self.least)
 
     def joined(self, others: Found) -> Pool:
         """The best of these and others."""
@@ -96,8 +102,8 @@ class Pool:
             return self
         both = Found(*map(np.concatenate, zip(self.found, others, strict=True)))
         worth = np.concatenate([self._worth, self.worth(others)])
-        if self.least > 0:
-            enough = worth >= self._least_log_odds
+        if self.least > 0 and (probability := self.probability(both)) is not None:
+            enough = probability >= self.least
             both, worth = both.chosen(enough), worth[enough]
         if both.number > self.top:
             chosen = worth >= np.partition(worth, -self.top)[-self.top]

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.answers.beliefs.calibration import Calibration
-from dualkg.answers.completion.block import Asked, Handicaps, best_of
-from dualkg.answers.completion.narrowing import Narrowing
-from dualkg.answers.completion.pool import Pool
+from dualkg.answers.beliefs.prospects import Prospects
+from dualkg.answers.completion.block import Asked, best_of
+from dualkg.answers.completion.narrowing import Ids, Narrowing
+from dualkg.answers.completion.pool import Found, Pool
 from dualkg.answers.completion.precision import Precision, exactly, margin_of
 from dualkg.answers.completion.queries import Queries
 from dualkg.kernels.precision import products_in
@@ -31,11 +31,21 @@ class State:
 class Search:
     """A model asked about the triples of a narrowing."""
 
-    def __init__(self, model: Model, narrowing: Narrowing, *, precision: Precision = "float32") -> None:
+    def __init__(
+        self,
+        model: Model,
+        narrowing: Narrowing,
+        prospects: Prospects | None = None,
+        *,
+        precision: Precision = "float32",
+    ) -> None:
         self.model, self.narrowing, self.precision = model, narrowing, precision
-        # Those with few entities first: they cost little, and what is found in them rules out more of the others.
+        self.by_kind = prospects is not None
+        # What is found first rules out more of the rest: so first those whose triples may be most probable, and of
+        # these the ones with few entities, which cost little.
         sides = {relation: self._first_side(relation) for relation in narrowing.relations.tolist()}
-        self._sides = dict(sorted(sides.items(), key=lambda item: (item[1][1], item[0])))
+        promise = {relation: prospects.promise(relation) if prospects else 0.0 for relation in sides}
+        self._sides = dict(sorted(sides.items(), key=lambda item: (-promise[item[0]], item[1][1], item[0])))
 
     @property
     def num_queries(self) -> int:
@@ -65,38 +75,56 @@ class Search:
     def _relation(self, relation: int, side: Side, before: int, state: State) -> Generator[State, None, State]:
         skipped = max(0, state.num_done - before)
         given, asked = self._asked(relation, side, state.asked if skipped else None)
-        asked = replace(asked, handicaps=self._handicaps(relation, side, state.pool.calibration))
-        margin = margin_of(asked, given, self.precision)
-        for block in torch.split(given[skipped:], asked.first.at_once):
-            pool = state.pool
-            with products_in(self.precision):
-                found = best_of(asked, block, least=pool.least_evidence(relation), top=pool.top, margin=margin)
-            pool = pool.joined(exactly(found, self.model) if margin else found)
+        margin = margin_of(asked, given, self.precision) if self._worthwhile(relation, state.pool) else 0.0
+        for block in self._blocks(given, asked, skipped):
+            found = self._best_of(asked, block, relation, state.pool, margin)
+            pool = state.pool.joined(exactly(found, self.model) if margin else found)
             skipped += len(block)
             state = State(pool, before + skipped, asked.second.asked.clone())
             yield state
         return state
 
+    @staticmethod
+    def _worthwhile(relation: int, pool: Pool) -> bool:
+        """Whether any triple of a relation may still be among the best: evidence is never above 0."""
+        return bool((pool.needed(relation) <= 0).any())
+
+    @staticmethod
+    def _blocks(given: Tensor, asked: Asked, skipped: int) -> Iterator[Tensor]:
+        """The queries after the first so many: those that give what train has on that side, then those of others."""
+        for new in (0, 1):
+            part = given[asked.new_given[given] == new]
+            yield from torch.split(part[skipped:], asked.first.at_once) if skipped < len(part) else ()
+            skipped = max(0, skipped - len(part))
+
+    def _best_of(self, asked: Asked, block: Tensor, relation: int, pool: Pool, margin: float) -> Found:
+        """The triples of a block that may be among the best of all; none is looked at that needs evidence above 0."""
+        needed = pool.needed(relation)
+        needed = (needed if asked.first.side == "tail" else needed.T)[int(asked.new_given[block[0]])]
+        possible = (needed - margin <= 0).to(block.device)
+        answers = asked.answers[possible[asked.new_answers[asked.answers]]]
+        if not len(answers):
+            return Found.none()
+        with products_in(self.precision):
+            return best_of(replace(asked, answers=answers), block, needed=needed.float(), top=pool.top, margin=margin)
+
     def _asked(self, relation: int, side: Side, already: Tensor | None) -> tuple[Tensor, Asked]:
         """What the first queries give, and what is asked of them."""
         other: Side = "head" if side == "tail" else "tail"
         ends = [self.narrowing.heads_of(relation), self.narrowing.tails_of(relation)]
+        new = [self._new(relation, column) for column in (0, 2)]
         ruled_out = self.narrowing.ruled_out(relation)
         if side == "head":
-            ends, ruled_out = ends[::-1], ruled_out[np.argsort(ruled_out[:, 1], kind="stable"), ::-1].copy()
-        given, answers, pairs = (torch.from_numpy(ids).to(self.model.device) for ids in (*ends, ruled_out))
+            ends, new = ends[::-1], new[::-1]
+            ruled_out = ruled_out[np.argsort(ruled_out[:, 1], kind="stable"), ::-1].copy()
+        given, answers, pairs, *newness = (
+            torch.from_numpy(ids).to(self.model.device) for ids in (*ends, ruled_out, *new)
+        )
         second = Queries(self.model, relation, other, asked=already)
-        return given, Asked(Queries(self.model, relation, side), second, answers, pairs)
+        return given, Asked(Queries(self.model, relation, side), second, answers, pairs, *newness)
 
-    def _handicaps(self, relation: int, side: Side, calibration: Calibration | None) -> Handicaps | None:
-        """By what the first queries give, then by their answers."""
-        if calibration is None:
-            return None
-        by_kind, ends = calibration.handicaps(relation), []
-        for column in (0, 2):
-            new = torch.ones(self.model.shape.num_entities, dtype=torch.int64)
-            new[torch.from_numpy(self.narrowing.train_of(relation)[:, column])] = 0
-            ends.append(new)
-        if side == "head":
-            by_kind, ends = by_kind.T, ends[::-1]
-        return Handicaps(*(table.to(self.model.device) for table in (by_kind, *ends)))
+    def _new(self, relation: int, column: int) -> Ids:
+        """Which entities train does not have on a side of a relation, 1 or 0; without prospects none is told apart."""
+        new = np.full(self.model.shape.num_entities, int(self.by_kind))
+        new[self.narrowing.train_of(relation)[:, column]] = 0
+        return new
