@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -97,3 +98,28 @@ def test_a_server_tells_its_address_and_ends_when_asked_to(run_folders, end):
     assert "Traceback" not in err
     requests = [json.loads(line) for line in err.splitlines() if line.startswith("{")]
     assert {request["status"] for request in requests} == {200}
+
+
+def test_a_browser_is_opened_where_it_is_served(run_folders, tmp_path):
+    """A browser that asks for the page and stays: the server answers it meanwhile."""
+    told, browser = tmp_path / "told", tmp_path / "browser"
+    asking = tmp_path / "asking.py"
+    asking.write_text(
+        "import sys, time, urllib.request\n"
+        "text = urllib.request.urlopen(sys.argv[1], timeout=60).read()\n"
+        f"open({str(told)!r}, 'wb').write(text)\n"
+        "time.sleep(60)\n"
+    )
+    browser.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{asking}" "$1"\n')
+    browser.chmod(0o755)
+    words = [sys.executable, "-m", "dualkg", "serve", str(run_folders[0]), "--port", "0", "--open"]
+    environment = {**os.environ, "BROWSER": str(browser)}
+    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
+    try:
+        late = time.monotonic() + 60
+        while not (told.exists() and told.read_text()) and time.monotonic() < late:
+            time.sleep(0.02)
+        assert "<title>" in told.read_text()
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -42,8 +43,9 @@ def test_a_request_is_one_line_of_the_log(client_of, capfd, asked):
     client = client_of(log=True)
     client.get(f"/api/entity/{quote(asked)}")
     client.get("/health")
-    text = ""
-    while text.count("\n") < 2:  # a line is written when the answer is on its way
+    text, late = "", time.monotonic() + 30
+    while text.count("\n") < 2 and time.monotonic() < late:
+        time.sleep(0.2)  # a line is written when the answer is on its way; one written while these are read is lost
         text += capfd.readouterr().err
     lines = [json.loads(line) for line in text.splitlines()]
     assert [line["path"] for line in lines] == [f"/api/entity/{asked}", "/health"]

@@ -124,9 +124,9 @@ BEYOND = Table(
 CAST = _table(
     "cast",
     "DURA for other models",
-    "Models that the paper compares with or builds its argument on, with DURA.",
-    ("TuckER-DURA",),
-    (),
+    "Models that the paper compares with, with DURA. TuckER is RESCAL whose matrices share a core.",
+    ("TuckER-DURA", "RESCAL-DURA"),
+    (("TuckER-DURA", "RESCAL-DURA"),),
 )
 TABLES = {table.name: table for table in (MAIN, REGULARIZERS, P1, ABLATIONS, BEYOND, CAST)}
 

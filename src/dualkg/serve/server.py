@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+import threading
 import webbrowser
 from collections.abc import Callable
 from types import FrameType
@@ -89,8 +90,8 @@ def serve(
     server = server_for(app, limits=limits)
     before = signal.signal(signal.SIGTERM, _stop)
     tell(address_of(listening))
-    if open_browser:
-        webbrowser.open(address_of(listening))
+    if open_browser:  # one of a terminal lasts until it is closed
+        threading.Thread(target=webbrowser.open, args=[address_of(listening)], daemon=True).start()
     try:
         server.run(sockets=[listening])
     except KeyboardInterrupt:  # uvicorn has ended well, and then tells why

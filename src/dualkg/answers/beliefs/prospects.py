@@ -71,10 +71,6 @@ class Prospects:
         found = (answers - self.calibration.offsets[relation]) / self.calibration.slopes[relation]
         return torch.where(answers > self._ceiling + ROUNDING, inf, found.double()).reshape(2, 2).T
 
-    def promise(self, relation: int) -> float:
-        """The largest share of a relation: what no other relation with less of it is likelier to lack."""
-        return float(self.shares[relation].max())
-
     def of_questions(self, entity: int, relations: Tensor, side: Literal["head", "tail"]) -> Tensor:
         """The shares of the questions that give an entity as head or as tail, `(num_relations asked,)`."""
         shares, given = (self.heads, self.kinds.heads) if side == "head" else (self.tails, self.kinds.tails)

@@ -25,8 +25,7 @@ class Asked:
     second: Queries
     answers: Tensor  # in order
     ruled_out: Tensor  # `(num_pairs, 2)`: what a query gives and an answer, in order of the first
-    new_given: Tensor  # whether an entity is new to the side that the first queries give, `(num_entities,)`
-    new_answers: Tensor
+    new_answers: Tensor  # whether an entity is new as an answer, 0 or 1, `(num_entities,)`
 
 
 def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int, margin: float = 0.0) -> Found:
