@@ -12,6 +12,7 @@ from dualkg.serve.asking import OneByOne, Together
 from dualkg.serve.counts import Counts
 from dualkg.serve.guards.body import BodyLimit
 from dualkg.serve.guards.deadline import Deadline
+from dualkg.serve.guards.head import HeadLimit
 from dualkg.serve.guards.hosts import OwnHost
 from dualkg.serve.guards.origin import OwnOrigin
 from dualkg.serve.guards.sentences import tell_in_sentences
@@ -85,6 +86,7 @@ def application(
     tell_in_sentences(app, told)
     # The last to be added is the first to be passed.
     app.add_middleware(BodyLimit, most=limits.body)
+    app.add_middleware(HeadLimit, most=limits.head)
     app.add_middleware(OwnOrigin)
     app.add_middleware(Deadline, limits=limits, tell=told)
     if token is not None:
