@@ -23,7 +23,7 @@ def test_every_pair_is_in_one_part(seed, types, some, by_kind):
     parts = Parts(narrowing, Prospects.of(random_calibration(seed), graph) if by_kind else None)
     found = []
     for part in parts.in_order():
-        given_ids, answers = parts.ends(part)
+        given_ids, answers, _ = parts.ends(part)
         assert len(given_ids) == part.num_queries > 0
         assert (np.diff(given_ids) > 0).all()
         pairs = product(given_ids.tolist(), answers.tolist())

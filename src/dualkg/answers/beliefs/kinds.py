@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dualkg.answers.beliefs.evidence import Ids
-from dualkg.data.graph import Graph
+from dualkg.data.graph import Graph, Triples
 
 NUM_KINDS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Kinds:
-    """Which entities train has on each side of a relation, as sorted keys."""
+    """Which entities triples, those of train, have on each side of a relation, as sorted keys."""
 
     num_entities: int
     heads: Ids
@@ -27,8 +27,12 @@ class Kinds:
 
     @classmethod
     def of(cls, graph: Graph) -> Kinds:
-        relations = graph.train[:, 1].astype(np.int64) * graph.shape.num_entities
-        return cls(graph.shape.num_entities, *(np.unique(relations + graph.train[:, column]) for column in (0, 2)))
+        return cls.of_triples(graph.train, graph.shape.num_entities)
+
+    @classmethod
+    def of_triples(cls, triples: Triples, num_entities: int) -> Kinds:
+        relations = triples[:, 1].astype(np.int64) * num_entities
+        return cls(num_entities, *(np.unique(relations + triples[:, column]) for column in (0, 2)))
 
     def __call__(self, triples: Ids) -> Ids:
         """Triples `(n, 3)` → their kinds `(n,)`: 1 where the head is new to its side, and 2 where the tail is."""

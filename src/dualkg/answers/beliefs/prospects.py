@@ -15,16 +15,18 @@ that train has on that side and for those that are new to it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, log
-from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dualkg.answers.beliefs.calibration import Calibration
+from dualkg.answers.beliefs.evidence import Ids
 from dualkg.answers.beliefs.kinds import NUM_KINDS, Kinds
-from dualkg.data.graph import Graph, Triples
+from dualkg.data.graph import Graph, GraphShape
+from dualkg.models.base import Side
 
 ROUNDING = 1e-9  # by which two log odds are taken to be the same
 
@@ -40,10 +42,12 @@ class Prospects:
 
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> Prospects:
-        heads, tails = (_shares(graph, column) for column in (0, 2))
-        return cls(calibration, Kinds.of(graph), heads, tails)
+        there, asked = Kinds.of(graph), Kinds.of_triples(graph.valid, graph.shape.num_entities)
+        heads = _shares(there.heads, asked.heads, graph.shape)
+        tails = _shares(there.tails, asked.tails, graph.shape)
+        return cls(calibration, there, heads, tails)
 
-    @property
+    @cached_property
     def shares(self) -> Tensor:
         """By relation and kind, `(num_relations, 4)`."""
         kinds = torch.arange(NUM_KINDS)
@@ -71,7 +75,7 @@ class Prospects:
         found = (answers - self.calibration.offsets[relation]) / self.calibration.slopes[relation]
         return torch.where(answers > self._ceiling + ROUNDING, inf, found.double()).reshape(2, 2).T
 
-    def of_questions(self, entity: int, relations: Tensor, side: Literal["head", "tail"]) -> Tensor:
+    def of_questions(self, entity: int, relations: Tensor, side: Side) -> Tensor:
         """The shares of the questions that give an entity as head or as tail, `(num_relations asked,)`."""
         shares, given = (self.heads, self.kinds.heads) if side == "head" else (self.tails, self.kinds.tails)
         new = ~np.isin(relations.numpy() * self.kinds.num_entities + entity, given, assume_unique=True)
@@ -83,24 +87,20 @@ def log_odds_of(probability: float) -> float:
     return log(probability / (1 - probability)) if 0 < probability < 1 else inf if probability else -inf
 
 
-def _shares(graph: Graph, column: int) -> Tensor:
-    """Of the questions that give an entity of this column, how many have an answer in valid.
+def _shares(there: Ids, asked: Ids, shape: GraphShape) -> Tensor:
+    """Of the questions that give an entity of a side of train, and of those that give another, how many valid asks.
 
     A relation with few of them is drawn to all: as if one question more, which lacks an answer, came with as many
     others as it does over all relations.
     """
-    num_entities, num_relations = graph.shape.num_entities, graph.shape.num_relations
-    there, asked = (_given(triples, column, num_entities) for triples in (graph.train, graph.valid))
     new = ~np.isin(asked, there)
-    lacking = np.stack([np.bincount(asked[which] // num_entities, minlength=num_relations) for which in (~new, new)])
-    in_train = np.bincount(there // num_entities, minlength=num_relations)
-    number = np.stack([in_train, num_entities - in_train])
+    lacking = np.stack([_by_relation(asked[which], shape) for which in (~new, new)])
+    in_train = _by_relation(there, shape)
+    number = np.stack([in_train, shape.num_entities - in_train])
     # Where valid has none at all, one is imagined: nothing is impossible.
     pooled = np.maximum(lacking.sum(1), 1) / np.maximum(number.sum(1), 1)
     return torch.from_numpy(np.minimum((lacking + 1) / (number + 1 / pooled[:, None]), 1.0).T.copy())
 
 
-def _given(triples: Triples, column: int, num_entities: int) -> np.ndarray:
-    """Pairs of relation and entity, as sorted keys."""
-    found: np.ndarray = np.unique(triples[:, 1].astype(np.int64) * num_entities + triples[:, column])
-    return found
+def _by_relation(keys: Ids, shape: GraphShape) -> Ids:
+    return np.bincount(keys // shape.num_entities, minlength=shape.num_relations)

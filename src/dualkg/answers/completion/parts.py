@@ -47,13 +47,14 @@ class Parts:
         ]
         return sorted(found, key=lambda part: (-part.promise, part.num_queries, part.relation))
 
-    def ends(self, part: Part) -> tuple[Ids, Ids]:
-        """What the queries of a part give, and the answers that count, each in order."""
+    def ends(self, part: Part) -> tuple[Ids, Ids, Ids]:
+        """What the queries of a part give, the answers that count, each in order; and which answers are new, 0 or 1."""
         given, answers = self._sides(part.relation, part.side)
-        new_given, new_answers = self.newness(part.relation, part.side)
-        return given[new_given[given] == part.new_given], answers[np.isin(new_answers[answers], part.new_answers)]
+        new_given, new_answers = self._newness(part.relation, part.side)
+        given = given[new_given[given] == part.new_given]
+        return given, answers[np.isin(new_answers[answers], part.new_answers)], new_answers
 
-    def newness(self, relation: int, side: Side) -> tuple[Ids, Ids]:
+    def _newness(self, relation: int, side: Side) -> tuple[Ids, Ids]:
         """Which entities are new where queries give one, and where they ask for one: 0 or 1, `(num_entities,)`.
 
         Without prospects none is told apart.
@@ -73,7 +74,7 @@ class Parts:
         heads, tails = self._sides(relation, "tail")
         if not len(heads) or not len(tails):
             return
-        newness = self.newness(relation, "tail")
+        newness = self._newness(relation, "tail")
         counts = [np.bincount(new[ids], minlength=2) for new, ids in zip(newness, (heads, tails), strict=True)]
         side = self._cheaper(relation, int(counts[0][0]), int(counts[1][0]))
         other: Side = "head" if side == "tail" else "tail"

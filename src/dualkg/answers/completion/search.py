@@ -101,12 +101,9 @@ class Search:
         ruled_out = self.narrowing.ruled_out(part.relation)
         if part.side == "head":
             ruled_out = ruled_out[np.argsort(ruled_out[:, 1], kind="stable"), ::-1].copy()
-        _, new_answers = self._parts.newness(part.relation, part.side)
-        given, answers, pairs, new = (
-            torch.from_numpy(ids).to(self.model.device) for ids in (*self._parts.ends(part), ruled_out, new_answers)
+        given, answers, new, pairs = (
+            torch.from_numpy(ids).to(self.model.device) for ids in (*self._parts.ends(part), ruled_out)
         )
-        first, second = (
-            Queries(self.model, part.relation, part.side),
-            Queries(self.model, part.relation, other, asked=already),
-        )
+        first = Queries(self.model, part.relation, part.side)
+        second = Queries(self.model, part.relation, other, asked=already)
         return given, Asked(first, second, answers, pairs, new)
