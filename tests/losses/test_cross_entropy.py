@@ -8,7 +8,7 @@ import torch
 
 import dualkg as kg
 from dualkg.data.graph import GraphShape
-from dualkg.losses import CrossEntropy, Dropout, cross_entropy, frequency_weights
+from dualkg.losses import CrossEntropy, Dropout, Dropouts, cross_entropy, frequency_weights
 from tests.conftest import graph_of
 
 
@@ -101,11 +101,37 @@ def test_what_is_dropped_is_not_scored():
     """All but one of two coordinates dropped, by hand: scores are of the one that is left, twice as large."""
     model = kg.CP(GraphShape(3, 1), dim=2, init_scale=1.0)
     f = model.factors(torch.tensor([0]), torch.tensor([0]), torch.tensor([2]))
-    dropout = Dropout(0.5)
-    mask = dropout.mask(f, f.mapped_head)
+    dropouts = Dropouts(images=0.5)
+    mask = dropouts.images.mask(f, f.mapped_head)
     by_hand = cross_entropy((f.mapped_head * mask) @ model.tail_table.T, f.tails)
-    torch.testing.assert_close(CrossEntropy(dropout=dropout)(model, f), by_hand)
-    assert CrossEntropy(dropout=Dropout(0.0)).dropout is None
+    torch.testing.assert_close(CrossEntropy(dropouts=dropouts)(model, f), by_hand)
+    assert Dropouts()(f) is f
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_what_is_dropped_of_heads_is_dropped_before_they_are_mapped(reciprocal):
+    """By masks of their own: what is dropped of an image is not what was dropped of its head."""
+    model = kg.RESCAL(GraphShape(5, 2), dim=64, reciprocal=reciprocal, init_scale=1.0).double()
+    f = model.factors(torch.tensor([0, 3]), torch.tensor([0, 1]), torch.tensor([2, 4]))
+    dropouts = Dropouts(images=0.25, heads=0.5, seed=2)
+    head, image = dropouts.heads.mask(f, f.head), dropouts.images.mask(f, f.mapped_head)
+    assert not torch.equal(head == 0, Dropouts(images=0.5, seed=2).images.mask(f, f.head) == 0)
+    tails = (model.map_head(f.head * head, f.relations) * image) @ model.tail_table.T
+    expected = cross_entropy(tails, f.tails)
+    if not reciprocal:
+        tail, back = (one.mask(f, f.tail, backward=True) for one in (dropouts.heads, dropouts.images))
+        heads = (model.map_tail(f.tail * tail, f.relations) * back) @ model.head_table.T
+        expected = (expected + cross_entropy(heads, f.heads)) / 2
+    torch.testing.assert_close(CrossEntropy(dropouts=dropouts)(model, f), expected)
+
+
+def test_what_is_dropped_of_a_question_is_the_same_for_all_its_answers():
+    model = kg.CP(GraphShape(5, 2), dim=16, init_scale=1.0)
+    f = model.factors(torch.tensor([1, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([2, 3, 4]))
+    asked = Dropouts(images=0.5, heads=0.5)(f, by_question=True)
+    assert torch.equal(asked.head[0], asked.head[1])
+    assert torch.equal(asked.mapped_head[0], asked.mapped_head[1])
+    assert not torch.equal(asked.head[0], asked.head[2])
 
 
 def test_a_share_that_is_none_is_refused():

@@ -191,3 +191,16 @@ def test_a_side_that_no_triple_has_is_left_out():
     model, f = factors_of([(0, 0, 1), (2, 0, 3)])
     (asked,) = Sides(torch.tensor([1.0, 0.5, 0.5]))(model, f, Draws.of(f, seed=0))
     assert asked.side == "head"
+
+
+def test_both_sides_of_every_triple_can_be_asked_for_with_negatives_of_their_own():
+    batch = [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
+    model, f = factors_of(batch, num_entities=10**6)
+    draws = Draws.of(f, seed=0)
+    tails, heads = Sides(both=True)(model, f, draws)
+    assert [tails.side, heads.side] == ["tail", "head"]
+    assert tails.factors is heads.factors is f
+    assert (tails.answers.tolist(), heads.answers.tolist()) == ([1, 3, 5], [0, 2, 4])
+    for sampler in (UniformSampler(10**6, num_negatives=9), SharedSampler(10**6, num_negatives=9)):
+        one, other = (sampler(asked).candidates for asked in (tails, heads))
+        assert not set(one.flatten().tolist()) & set(other.flatten().tolist())

@@ -10,7 +10,7 @@ from dualkg.losses import CrossEntropy
 from dualkg.training.fused import FusedStep
 from dualkg.training.gpu.step import HalfStep
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Optimizer
+from dualkg.training.sections import Optimizer
 from dualkg.training.step import PlainStep
 
 SHAPE = kg.GraphShape(5, 2)

@@ -8,10 +8,11 @@ import torch
 import dualkg as kg
 from dualkg.answers.export import export
 from dualkg.losses import CrossEntropy
+from dualkg.models.tucker import through_core
 from dualkg.training.fused import FusedStep
 from dualkg.training.memory import MADE_OF_MATRICES, predict
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Loss, Optimizer, Validation
+from dualkg.training.sections import Loss, Optimizer, Validation
 from dualkg.training.step import PlainStep
 from tests.training.test_loop import stop_after
 
@@ -151,3 +152,9 @@ def test_every_table_is_exported(small_graph, tmp_path):
     assert lines.keys() == run.model.state_dict().keys()
     assert [len(line.split("\t")) for line in lines["core"]] == [17, 17]
     assert [line.split("\t")[0] for line in lines["relations"][:2]] == ["r0", "r1"]
+
+
+def test_through_the_core_is_by_the_matrix():
+    model = kg.TuckER(SHAPE, dim=3, relation_dim=2, init_scale=1.0).double()
+    f = model.factors(*BATCH.T)
+    torch.testing.assert_close(through_core(f.head, f.relation, model.core), f.mapped_head)

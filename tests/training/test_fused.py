@@ -11,13 +11,13 @@ import torch
 
 import dualkg as kg
 from dualkg.kernels.targets import Targets
-from dualkg.losses import CrossEntropy, Dropout, frequency_weights
+from dualkg.losses import CrossEntropy, Dropouts, frequency_weights
 from dualkg.models import BILINEAR, MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import engines
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Optimizer
+from dualkg.training.sections import Optimizer
 from dualkg.training.step import PlainStep
 from dualkg.training.tables import ExactTables, HalfTables
 from tests.conftest import graph_of
@@ -28,7 +28,7 @@ LOSSES = {
     "weighted": {"entity_weights": True},
     "relations": {"relation_weight": 0.5},
     "both": {"entity_weights": True, "relation_weight": 2.0},
-    "dropout": {"dropout": Dropout(0.4, seed=3)},
+    "dropout": {"dropouts": Dropouts(images=0.4, seed=3)},
 }
 BY_QUESTION = {f"{name} by question": {**choices, "by_question": True} for name, choices in LOSSES.items()}
 CASES = [

@@ -12,7 +12,8 @@ import dualkg as kg
 from dualkg.models import BILINEAR
 from dualkg.training import InterruptedRunError, Moment, RunFolder
 from dualkg.training.loop import Trainer
-from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
+from dualkg.training.recipe import Recipe
+from dualkg.training.sections import Optimizer, Training, Validation
 
 
 def weights(run: kg.Run) -> dict[str, torch.Tensor]:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.data.known import with_reciprocals
 from dualkg.losses import (
+    AllAnswers,
     BatchSampler,
     CrossEntropy,
     MarginRanking,
@@ -22,7 +24,8 @@ from dualkg.losses import (
 from dualkg.training.engines import build_step, choose_engine
 from dualkg.training.loop import InterruptedRunError, Trainer
 from dualkg.training.objective import build_loss
-from dualkg.training.recipe import Loss, Recipe, load_recipe, recipe_from
+from dualkg.training.recipe import Recipe, load_recipe, recipe_from
+from dualkg.training.sections import Loss
 
 SAMPLED = {"loss.kind": "negative sampling"}
 
@@ -82,6 +85,14 @@ losses = st.one_of(
         subsampling=st.booleans(),
         known=st.booleans(),
     ),
+    st.builds(
+        Loss,
+        kind=st.just("all answers"),
+        dropout=st.floats(0, 0.9),
+        head_dropout=st.floats(0, 0.9),
+        label_smoothing=st.floats(0, 0.9),
+        count_power=st.floats(0, 1),
+    ),
     st.builds(Loss, kind=st.just("margin"), negatives=st.just("batch"), margin=st.none() | st.floats(0, 99)),
 )
 
@@ -111,9 +122,22 @@ def test_a_loss_reads_back_as_it_was_written(loss):
         ('kind = "margin"\ndropout = 0.1', "dropout is for cross entropy"),
         ('kind = "margin"\nnegatives = "batch"\nnum_negatives = 9', "num_negatives says how many are drawn"),
         ('kind = "margin"\nsides = "bernoulli"', "is for model.reciprocal = false; it is true"),
-        ('kind = "sampled"', "loss.kind should be 'cross entropy', 'negative sampling' or 'margin'; \"sampled\" came"),
+        (
+            'kind = "sampled"',
+            "loss.kind should be 'cross entropy', 'all answers', 'negative sampling' or 'margin'; \"sampled\" came",
+        ),
         ('kind = "margin"\nnum_negatives = 0', "loss.num_negatives should be greater than or equal to 1; 0 came"),
         ('kind = "margin"\n[training]\nbatch_size = 1', "training.batch_size should be at least 2; it is 1"),
+        ('kind = "margin"\nsides = "both"', "loss.sides = 'both' is for model.reciprocal = false; it is true"),
+        ("count_power = 0.5", "count_power is for all answers of a question, and loss.kind is 'cross entropy'"),
+        ('kind = "all answers"\nfrequency_weight = 0.5', "frequency_weight is for cross entropy"),
+        ('kind = "all answers"\nmargin = 2', "margin is for a loss that samples negatives"),
+        ('kind = "all answers"\n[model]\nreciprocal = false', "model.reciprocal should be true"),
+        ('kind = "all answers"\n[training]\norder = "questions"', "leave training.order out"),
+        (
+            'kind = "all answers"\n[regularizer]\nname = "DURA"\nweight = 0.1',
+            "regularizer.name should be 'none'; it is 'DURA'",
+        ),
         ("label_smoothing = 1.0", "loss.label_smoothing should be less than 1; 1.0 came"),
     ],
 )
@@ -130,7 +154,7 @@ def test_cross_entropy_gets_its_choices(small_graph):
     assert isinstance(loss, CrossEntropy)
     assert loss.entity_weights.shape == (30,)
     assert (loss.relation_weight, loss.label_smoothing) == (0.25, 0.2)
-    assert (loss.dropout.share, loss.dropout.seed) == (0.1, 3)
+    assert (loss.dropouts.images.share, loss.dropouts.images.seed) == (0.1, 3)
     assert loss_of(small_graph).entity_weights is None
 
 
@@ -160,9 +184,18 @@ def test_bernoulli_chances_are_those_of_the_graph(small_graph):
 # -- engines ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("changes", [SAMPLED, {"loss.kind": "margin"}, {"loss.label_smoothing": 0.1}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        SAMPLED,
+        {"loss.kind": "margin"},
+        {"loss.label_smoothing": 0.1},
+        {"loss.head_dropout": 0.1},
+        {"loss.kind": "all answers"},
+    ],
+)
 def test_these_losses_are_the_plain_engine_s(small_graph, changes):
-    model, regularizer = kg.ComplEx(small_graph.shape, dim=2), kg.DURA(0.1)
+    model, regularizer = kg.ComplEx(small_graph.shape, dim=2), kg.NoRegularizer()
     recipe = Recipe().with_changes(changes)
     assert choose_engine(recipe, model, regularizer) == "plain"
     for asked in ({"training.engine": "fused"}, {"training.precision": "bf16"}):
@@ -177,22 +210,53 @@ def test_these_losses_are_the_plain_engine_s(small_graph, changes):
 # -- training -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["negative sampling", "margin"])
-def test_a_trainer_trains_by_the_loss_of_its_recipe(small_graph, kind):
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("negative sampling", NegativeSampling), ("margin", MarginRanking), ("all answers", AllAnswers)],
+)
+def test_a_trainer_trains_by_the_loss_of_its_recipe(small_graph, kind, expected):
     model = kg.ComplEx(small_graph.shape, dim=4)
     trainer = Trainer(model, small_graph, recipe_of(kind=kind), kg.NoRegularizer())
     assert trainer.engine == "plain"
-    assert isinstance(trainer.step.loss, {"negative sampling": NegativeSampling, "margin": MarginRanking}[kind])
+    assert isinstance(trainer.step.loss, expected)
 
 
-@pytest.mark.parametrize("negatives", ["uniform", "shared", "batch"])
-def test_a_run_that_was_stopped_ends_with_the_same_weights(small_graph, tmp_path, negatives):
+def test_all_answers_get_their_choices_and_every_question_is_an_example(small_graph):
+    loss = loss_of(small_graph, kind="all answers", dropout=0.2, head_dropout=0.1, count_power=0.5, label_smoothing=0.3)
+    assert isinstance(loss, AllAnswers)
+    assert (loss.dropouts.images.share, loss.dropouts.heads.share) == (0.2, 0.1)
+    assert (loss.count_power, loss.label_smoothing) == (0.5, 0.3)
+    trainer = Trainer(
+        kg.ComplEx(small_graph.shape, dim=2), small_graph, recipe_of(kind="all answers"), kg.NoRegularizer()
+    )
+    asked = {(h, r) for h, r, _ in with_reciprocals(small_graph.train, 4).tolist()}
+    assert len(trainer.examples) == len(asked)
+    trainer.run()
+    assert trainer.progress.history[-1]["loss"] < trainer.progress.history[0]["loss"]
+
+
+def test_dropout_of_heads_that_are_no_vectors_is_refused(small_graph):
+    recipe = recipe_of(head_dropout=0.1)
+    with pytest.raises(kg.RequestError, match="Set loss.head_dropout to 0"):
+        build_loss(recipe, kg.HAKE(small_graph.shape, dim=2), small_graph)
+
+
+@pytest.mark.parametrize(
+    "of_loss",
+    [
+        {**SAMPLED, "loss.negatives": "uniform"},
+        {**SAMPLED, "loss.negatives": "shared"},
+        {**SAMPLED, "loss.negatives": "batch"},
+        {"loss.kind": "all answers", "loss.dropout": 0.3, "loss.head_dropout": 0.3},
+    ],
+    ids=["uniform", "shared", "batch", "all answers"],
+)
+def test_a_run_that_was_stopped_ends_with_the_same_weights(small_graph, tmp_path, of_loss):
     """Saved in the middle of an epoch, and taken up by another trainer."""
-    changes = {"training.epochs": 3, "training.batch_size": 100, "loss.negatives": negatives, **SAMPLED}
-    recipe = Recipe().with_changes(changes)
+    recipe = Recipe().with_changes({"training.epochs": 3, "training.batch_size": 100, **of_loss})
 
     def trainer() -> Trainer:
-        return Trainer(kg.ComplEx(small_graph.shape, dim=4, seed=1), small_graph, recipe, kg.DURA(0.01))
+        return Trainer(kg.ComplEx(small_graph.shape, dim=4, seed=1), small_graph, recipe, kg.NoRegularizer())
 
     through, stopped, resumed = trainer(), trainer(), trainer()
     through.run()

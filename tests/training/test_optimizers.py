@@ -13,7 +13,7 @@ from dualkg.training.optimizers import (
     optimizer_tensors,
     restore_optimizer,
 )
-from dualkg.training.recipe import Optimizer
+from dualkg.training.sections import Optimizer
 
 
 @pytest.mark.parametrize(

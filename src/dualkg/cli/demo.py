@@ -17,7 +17,7 @@ from dualkg.cli import show
 from dualkg.data import load_graph
 from dualkg.files import write_text
 from dualkg.training import Run, train_recipe
-from dualkg.training.recipe import Data
+from dualkg.training.sections import Data
 from dualkg.training.start import default_recipe
 
 QUESTIONS = (

@@ -9,8 +9,7 @@ from torch.nn import functional as F
 
 from dualkg.data.graph import Triples
 from dualkg.errors import RequestError
-from dualkg.losses.dropout import Dropout
-from dualkg.losses.questions import Questions
+from dualkg.losses.dropout import Dropouts
 from dualkg.models.base import Model
 from dualkg.models.factors import Factors
 
@@ -47,9 +46,9 @@ class CrossEntropy:
 
     With reciprocal relations a batch holds both directions and tails alone are asked for; without them every
     triple is asked for its tail and for its head. `relation_weight` adds the cross entropy of the relation
-    given head and tail, over all relation ids. `dropout` is for the images that entities are scored with, and
-    `label_smoothing` for the answers among entities, not among relations. `by_question` says that neighbours in a batch
-    which ask for tails of the same head and relation are one question.
+    given head and tail, over all relation ids. `dropouts` are for what entities are scored with, and
+    `label_smoothing` is for the answers among entities, not among relations. `by_question` says that neighbours in a
+    batch which ask for tails of the same head and relation are one question.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class CrossEntropy:
         *,
         entity_weights: Tensor | None = None,
         relation_weight: float = 0.0,
-        dropout: Dropout | None = None,
+        dropouts: Dropouts | None = None,
         label_smoothing: float = 0.0,
         by_question: bool = False,
     ) -> None:
@@ -67,13 +66,13 @@ class CrossEntropy:
             raise RequestError(f"The share of label smoothing is at least 0 and below 1; it is {label_smoothing}.")
         self.entity_weights = entity_weights
         self.relation_weight = relation_weight
-        self.dropout = dropout if dropout and dropout.share else None
+        self.dropouts = dropouts or Dropouts()
         self.label_smoothing = label_smoothing
         self.by_question = by_question
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
         """The loss of the triples whose factors these are, as the model scores them."""
-        asked = self._dropped(f, both=not model.reciprocal)
+        asked = self.dropouts(f, both=not model.reciprocal, by_question=self.by_question)
         loss = self._of_entities(model.tail_scores(asked), f.tails)
         if not model.reciprocal:
             loss = (loss + self._of_entities(model.head_scores(asked), f.heads)) / 2
@@ -83,20 +82,3 @@ class CrossEntropy:
 
     def _of_entities(self, scores: Tensor, answers: Tensor) -> Tensor:
         return cross_entropy(scores, answers, self.entity_weights, smoothing=self.label_smoothing)
-
-    def _dropped(self, f: Factors, *, both: bool) -> Factors:
-        """The same factors with images of which some is dropped: those that are scored."""
-        if self.dropout is None:
-            return f
-        found = Factors(f.model, f.heads, f.relations, f.tails)
-        found.mapped_head = f.mapped_head * self._mask(self.dropout, f)
-        if both:
-            found.mapped_tail = f.mapped_tail * self.dropout.mask(f, f.mapped_tail, backward=True)
-        return found
-
-    def _mask(self, dropout: Dropout, f: Factors) -> Tensor:
-        """For the images of heads, one a question."""
-        if not self.by_question:
-            return dropout.mask(f, f.mapped_head)
-        questions = Questions.of(f.heads, f.relations)
-        return dropout.mask(f, f.mapped_head, questions=questions)[questions.rows]

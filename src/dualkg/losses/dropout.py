@@ -1,4 +1,4 @@
-"""Dropout of the images that entities are scored with."""
+"""Dropout of the images that entities are scored with, and of the vectors that they are images of."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dualkg.models.factors import Factors
 
 
 class Dropout:
-    """Sets a share of each query's image to zero while it is scored, and makes the rest larger by as much.
+    """Sets a share of each query's vector to zero while it is scored, and makes the rest larger by as much.
 
     What is dropped follows from the seed, the entities of the triple and its place in the batch, which changes from
     epoch to epoch: the same on every device and by every engine, and a run that goes on need not know where it was. So
@@ -29,12 +29,49 @@ class Dropout:
         self.seed = seed
 
     def mask(self, f: Factors, like: Tensor, *, backward: bool = False, questions: Questions | None = None) -> Tensor:
-        """Factors of images `like` these, `(batch, width)`: 0, or 1 / (1 − share); `backward` asks for heads.
+        """Factors of vectors `like` these, `(batch, width)`: 0, or 1 / (1 − share); `backward` asks for heads.
 
-        With `questions`, the images are of those: `(questions, width)`.
+        With `questions`, the vectors are of those: `(questions, width)`.
         """
         places = torch.arange(len(f.heads), device=like.device) if questions is None else questions.first
         start = chained(2 * self.seed + backward, places, f.heads[places], f.tails[places])
         drawn = mixed(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
         kept: Tensor = shifted(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
         return kept.to(like.dtype) / (1 - self.share)
+
+
+class Dropouts:
+    """What a loss drops of the factors that it scores: of images, and of the given entities before they are mapped."""
+
+    def __init__(self, *, images: float = 0.0, heads: float = 0.0, seed: int = 0) -> None:
+        self.images = Dropout(images, seed=seed) if images else None
+        self.heads = Dropout(heads, seed=-1 - seed) if heads else None  # numbers that no image is dropped by
+
+    def __call__(self, f: Factors, *, both: bool = False, by_question: bool = False) -> Factors:
+        """The same factors with some dropped of what tails are scored by; with `both`, heads too.
+
+        With `by_question`, neighbours that ask the same have the same dropped.
+        """
+        if self.images is None and self.heads is None:
+            return f
+        found = Factors(f.model, f.heads, f.relations, f.tails)
+        questions = Questions.of(f.heads, f.relations) if by_question else None
+        if self.heads is not None:
+            found.head = _dropped(f.head, self.heads, f, questions=questions)
+        image = f.mapped_head if self.heads is None else found.mapped_head  # which a regularizer may have asked for
+        found.mapped_head = _dropped(image, self.images, f, questions=questions)
+        if both:
+            if self.heads is not None:
+                found.tail = _dropped(f.tail, self.heads, f, backward=True)
+            image = f.mapped_tail if self.heads is None else found.mapped_tail
+            found.mapped_tail = _dropped(image, self.images, f, backward=True)
+        return found
+
+
+def _dropped(
+    vectors: Tensor, dropout: Dropout | None, f: Factors, *, backward: bool = False, questions: Questions | None = None
+) -> Tensor:
+    if dropout is None:
+        return vectors
+    mask = dropout.mask(f, vectors, backward=backward, questions=questions)
+    return vectors * (mask if questions is None else mask[questions.rows])

@@ -43,6 +43,10 @@ class Draws:
         """Those of some triples of the batch."""
         return Draws(self.each[rows], self.batch)
 
+    def others(self) -> Draws:
+        """Numbers that have nothing to do with these."""
+        return Draws(mixed(~self.each), mixed(~self.batch))
+
     def sides(self) -> Tensor:
         """A number of `DIGITS` binary digits for each triple, `(batch,)`: from column 0, which no candidate has."""
         return shifted(mixed(self.each), 64 - DIGITS)
@@ -153,17 +157,21 @@ class BatchSampler(Sampler):
 class Sides:
     """Chooses which side of each triple is corrupted: the head with the chance of its relation, or with one half.
 
-    With reciprocal relations a batch holds both directions of every triple, and tails alone are corrupted.
+    Or `both`, one after the other, with negatives of their own. With reciprocal relations a batch holds both directions
+    of every triple, and tails alone are corrupted.
     """
 
-    def __init__(self, head_chances: Tensor | None = None) -> None:
+    def __init__(self, head_chances: Tensor | None = None, *, both: bool = False) -> None:
         """Chances `(num_relations,)`, as `TrainingAnswers.head_chances` gives them."""
         self.limits = None if head_chances is None else (head_chances * 2**DIGITS).round().long()
+        self.both = both
 
     def __call__(self, model: Model, f: Factors, draws: Draws) -> list[Asked]:
         """The batch, or its two parts, each asked for one side; a part without triples is left out."""
         if model.reciprocal:
             return [Asked(f, "tail", draws, f.tails)]
+        if self.both:
+            return [Asked(f, "tail", draws, f.tails), Asked(f, "head", draws.others(), f.heads)]
         limits = 2 ** (DIGITS - 1) if self.limits is None else self.limits[f.relations]
         corrupt_head = draws.sides() < limits
         sides: list[tuple[Tensor, Side, Tensor]] = [(~corrupt_head, "tail", f.tails), (corrupt_head, "head", f.heads)]

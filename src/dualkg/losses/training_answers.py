@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -10,6 +12,19 @@ from dualkg.data.graph import GraphShape, Triples
 from dualkg.data.known import KnownAnswers
 
 FIRST_COUNT = 4  # the count of a query with one answer in subsampling, as in RotatE's published code
+
+
+class Answers(NamedTuple):
+    """The answers of some questions in a row: of which question each is, which entity, and whether there is one there.
+
+    `counts` says how many each question has, `(questions,)`; the others are as long as there is room, at their end
+    filled up with what is no answer, so that nothing depends on how many there are.
+    """
+
+    counts: Tensor
+    questions: Tensor
+    entities: Tensor
+    there: Tensor
 
 
 class TrainingAnswers:
@@ -27,6 +42,7 @@ class TrainingAnswers:
         self.queries, self.sizes, self.numbered = (
             torch.from_numpy(array).to(device) for array in (known.queries, sizes, numbered)
         )
+        self.starts = self.sizes.cumsum(0) - self.sizes
 
     def contain(self, entities: Tensor, relations: Tensor, candidates: Tensor) -> Tensor:
         """Queries `(batch,)` and candidates `(batch, n)`, or `(n,)` for all → which are known answers, `(batch, n)`."""
@@ -38,6 +54,21 @@ class TrainingAnswers:
         """How many answers each query has, `(batch,)`; 0 if it is not known."""
         place, found = self._places(entities, relations)
         return torch.where(found, self.sizes[place], 0)
+
+    def of(self, entities: Tensor, relations: Tensor, *, room: int) -> Answers:
+        """All answers of queries that training knows, `(batch,)` each, where there is room for so many together."""
+        place, _ = self._places(entities, relations)
+        counts = self.sizes[place]
+        ends, number = counts.cumsum(0), torch.arange(room, device=counts.device)
+        questions = torch.searchsorted(ends, number, right=True).clamp_(max=len(ends) - 1)
+        there = number < ends[-1]
+        behind = torch.where(there, number - (ends - counts)[questions], 0)
+        found = self.numbered[self.starts[place[questions]] + behind] % self.shape.num_entities
+        return Answers(counts, questions, found, there)
+
+    def most_of(self, num_queries: int) -> int:
+        """How many answers so many queries have together at most."""
+        return int(self.sizes.topk(min(num_queries, len(self.sizes))).values.sum())
 
     def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: what is often seen counts less.

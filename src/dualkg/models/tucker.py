@@ -62,9 +62,14 @@ class TuckER(BilinearModel):
         return mixed.view(-1, self.dim, self.dim)
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        groups = Groups(relations)
-        image: Tensor = self.after(mapped_by(self.matrices(groups.distinct), groups, self.before(head)))
+        image: Tensor = self.after(self._mapped(self.before(head), relations))
         return image
+
+    def _mapped(self, head: Tensor, relations: Tensor) -> Tensor:
+        if head.is_cuda and self.training:
+            return through_core(head, rows(self.relations, relations), self.core)
+        groups = Groups(relations)
+        return mapped_by(self.matrices(groups.distinct), groups, head)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         self._check_linear()
@@ -95,6 +100,15 @@ class TuckER(BilinearModel):
     def _check_linear(self) -> None:
         if self.batch_norm:
             raise RequestError(f"{NO_TRANSPOSE}, which was asked for. Set batch_norm to false.")
+
+
+def through_core(head: Tensor, relation: Tensor, core: Tensor) -> Tensor:
+    """h Σₖ rₖ Wₖ as Σₖ rₖ (h Wₖ), `(batch, dim)`: without a matrix, and without asking which relations there are.
+
+    So a GPU need not wait for the answer. It takes batch × relation_dim × dim numbers, which a batch of training has.
+    """
+    images = (head @ core.transpose(0, 1).flatten(1)).view(len(head), len(core), -1)
+    return (relation.unsqueeze(1) @ images).squeeze(1)
 
 
 NO_TRANSPOSE = "A relation of TuckER with batch_norm is not a linear map and has no transpose"

@@ -15,7 +15,8 @@ from dualkg.reproduce.sheets import Sheet
 from dualkg.training.choices import build_model, build_regularizer
 from dualkg.training.environment import describe_device
 from dualkg.training.loop import Trainer
-from dualkg.training.recipe import Recipe, RegularizerChoice
+from dualkg.training.recipe import Recipe
+from dualkg.training.sections import RegularizerChoice
 
 COMPARED = ("none", "Frobenius", "DURA")
 ROUNDS, WARM_UP = 7, 8

@@ -55,7 +55,7 @@ class Table:
 
 
 MODELS = ("CP", "RESCAL", "ComplEx")
-OTHERS = ("RotatE", "MuRP", "HAKE")  # that the paper compares with
+OTHERS = ("RotatE", "MuRP", "HAKE", "TuckER")  # that the paper compares with
 _STEMS = {"": "none", "DURA": "dura", "FRO": "frobenius", "N3": "n3", "Reg_p1": "regp1"}
 
 

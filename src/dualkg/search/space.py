@@ -14,7 +14,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 
 from dualkg.errors import RequestError, did_you_mean
-from dualkg.training.recipe import Recipe, Section, load_recipe, put, read_tables, recipe_from
+from dualkg.training.recipe import Recipe, load_recipe, put, read_tables, recipe_from
+from dualkg.training.sections import Section
 
 Value = bool | int | float | str
 SectionT = TypeVar("SectionT", bound=Section)

@@ -11,7 +11,7 @@ from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.models import MODELS, Dual, EmbeddingModel, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.training.recipe import ModelChoice, RegularizerChoice, Section
+from dualkg.training.sections import ModelChoice, RegularizerChoice, Section
 
 
 def build_model(choice: ModelChoice, shape: GraphShape, *, seed: int) -> Model:

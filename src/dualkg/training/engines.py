@@ -67,8 +67,8 @@ def build_step(engine: Engine, model: Model, loss: AnyLoss, regularizer: Regular
         return PlainStep(model, loss, regularizer, optimizer)
     if engine == "captured":
         return GraphedStep(CapturedStep(model, loss, regularizer, optimizer))
-    if not isinstance(loss, CrossEntropy) or loss.label_smoothing:
-        raise ValueError(f"the engine '{engine}' is for cross entropy without label smoothing")
+    if not isinstance(loss, CrossEntropy) or loss.label_smoothing or loss.dropouts.heads:
+        raise ValueError(f"the engine '{engine}' is for cross entropy without label smoothing and dropout of heads")
     if engine == "kernels":
         return GraphedStep(HalfStep(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
     return FusedStep(model, loss, regularizer, optimizer, half=engine == "fused bf16")
@@ -78,7 +78,8 @@ def _loss_of_plain_engine(recipe: Recipe) -> str | None:
     """What of a loss the fused engines do not know, where there is such."""
     if recipe.loss.kind != "cross entropy":
         return f"loss.kind = '{recipe.loss.kind}'"
-    return "loss.label_smoothing" if recipe.loss.label_smoothing else None
+    keys = ("label_smoothing", "head_dropout")
+    return next((f"loss.{key}" for key in keys if getattr(recipe.loss, key)), None)
 
 
 def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) -> str | None:

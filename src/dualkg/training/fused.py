@@ -165,7 +165,7 @@ class FusedStep:
         images = images.detach()
         if self.loss.by_question and not backward:
             return self._by_question(f, images, share)
-        mask = self.loss.dropout.mask(f, images, backward=backward) if self.loss.dropout else 1
+        mask = dropout.mask(f, images, backward=backward) if (dropout := self.loss.dropouts.images) else 1
         one_each = Targets.one_each(targets, share)
         found = self.tables.cross_entropy(side, images * mask, one_each, accumulate=accumulate)
         return found._replace(images=found.images * mask)
@@ -174,7 +174,7 @@ class FusedStep:
         """Of tails, each question scored once: what its image gets goes back through the first of its triples."""
         questions = Questions.of(f.heads, f.relations)
         first = questions.first
-        mask = self.loss.dropout.mask(f, images, questions=questions) if self.loss.dropout else 1
+        mask = dropout.mask(f, images, questions=questions) if (dropout := self.loss.dropouts.images) else 1
         targets = Targets(f.tails, share, questions.starts)
         found = self.tables.cross_entropy("tail", images[first] * mask, targets, accumulate=False)
         return found._replace(images=torch.zeros_like(images).index_copy_(0, first, found.images * mask))

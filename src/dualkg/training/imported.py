@@ -13,8 +13,9 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.models import MODELS, EmbeddingModel, SimplE
 from dualkg.training.choices import find_class
-from dualkg.training.recipe import Data, ModelChoice, Recipe
+from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run
+from dualkg.training.sections import Data, ModelChoice
 
 Array = npt.ArrayLike
 NO_TRIPLES = np.zeros((0, 3), dtype=np.int32)

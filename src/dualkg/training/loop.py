@@ -30,7 +30,7 @@ from dualkg.training.gpu.graphed import GraphedStep
 from dualkg.training.memory import check_memory
 from dualkg.training.objective import build_loss
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
-from dualkg.training.order import ByQuestion, most_questions, shuffled
+from dualkg.training.order import ByQuestion, most_questions, one_of_each_question, shuffled
 from dualkg.training.processor import current, tiny_numbers_as_zero
 from dualkg.training.recipe import Recipe
 from dualkg.training.stopping import GentleStop
@@ -118,7 +118,8 @@ class Trainer:
             raise RequestError(f"{self.graph.name} has no valid triples, so validation.every should be 0.")
         if self.model.reciprocal:
             triples = with_reciprocals(triples, self.graph.shape.num_relations)
-        return triples.astype(np.int64)
+        examples = triples.astype(np.int64)
+        return one_of_each_question(examples) if self.recipe.loss.kind == "all answers" else examples
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, a new order each time."""

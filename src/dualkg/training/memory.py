@@ -24,6 +24,8 @@ ID = 8  # bytes
 HALF = 2
 WHOLE_TABLE = 4  # copies of a table, where a regularizer looks at all of it and autograd takes its gradient
 MADE_OF_MATRICES = 8  # copies of the matrices of a batch, while autograd and the optimizer work on them
+THROUGH_CORE = 3  # numbers for each of those that a head becomes on its way through a core, and its gradient
+OF_ANSWERS = 2  # arrays of batch × entities more, where scores are gathered at all answers of a question
 DRAWN = 4  # whole numbers for each of an image's, while it is drawn which are dropped
 # For each negative of a triple: its score and what autograd and the loss keep of it, and whole numbers it is drawn by.
 NUMBERS_OF_NEGATIVE, IDS_OF_NEGATIVE = 6, 4
@@ -81,15 +83,17 @@ def predict(recipe: Recipe, model: Model, engine: Engine, *, num_examples: int) 
     tables = {name: table.numel() * size for name, table in held.named_parameters()}
     state = {"Adagrad": 1, "Adam": 2, "SGD": 0}[recipe.optimizer.name] * sum(tables.values())
     need = _kernels(model) if engine == "kernels" else _autograd(model, engine, tables, recipe.training.batch_size)
-    if recipe.loss.kind != "cross entropy":
+    if recipe.loss.samples:
         need = _sampled(need, recipe, model, num_examples=num_examples)
+    if recipe.loss.kind == "all answers":
+        need = need._replace(scores=need.scores + OF_ANSWERS * held.shape.num_entities * size)
     twice = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
     kept = sum(tables.values()) if twice else 0
     # The triples, in their order and shuffled; keys to sort by; and a block of the ranking, with what it is counted by.
     common = num_examples * (6 + 4) * ID + BLOCK_ELEMENTS * 6
     libraries = LIBRARIES if model.device.type == "cuda" else 0
     looked_over = WHOLE_TABLE * max(tables.values()) if recipe.regularizer.name == "UnweightedDURA" else 0
-    drawn = DRAWN * ID * held.entities.shape[1] if recipe.loss.dropout else 0
+    drawn = DRAWN * ID * held.entities.shape[1] * sum(map(bool, (recipe.loss.dropout, recipe.loss.head_dropout)))
     fixed = need.fixed + state + kept + common + libraries + looked_over
     return need._replace(fixed=fixed, per_triple=need.per_triple + drawn)
 
@@ -104,12 +108,16 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
     if held.relations.shape[1] > width and not autograd:  # of matrices, only those of the batch
         present = min(held.num_relation_ids, batch_size) * held.relations.shape[1] * size
         gradients += MADE_OF_MATRICES * present - tables["relations"]
-    if isinstance(held, TuckER):  # whose matrices are stored nowhere, and are formed for each batch
+    vectors = 24 * num_sides * width * size
+    if isinstance(held, TuckER) and on_gpu:  # where heads go through the core, turned about
+        gradients += 2 * held.core.numel() * size
+        vectors += THROUGH_CORE * held.relation_dim * held.dim * size
+    elif isinstance(held, TuckER):  # whose matrices are stored nowhere, and are formed for each batch
         gradients += MADE_OF_MATRICES * min(held.num_relation_ids, batch_size) * held.dim**2 * size
     if engine == "fused bf16":
         entities = sum(tables[name] for name in ("entities", "tails") if name in tables)
         fixed = gradients + 2 * entities * HALF / size
-        return Need(fixed, 24 * num_sides * width * size, num_entities * HALF, rows_at_once(held, HALF))
+        return Need(fixed, vectors, num_entities * HALF, rows_at_once(held, HALF))
     passes = max(tables.values()) if on_gpu or autograd else 0  # of an optimizer that needs several
     at_once = rows_at_once(held, size)
     if autograd:
@@ -117,7 +125,7 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
         gradients += max(tables.values())  # the same table's gradient from its products and from its rows
     else:
         arrays = 2 if on_gpu else 1
-    return Need(gradients + passes, 24 * num_sides * width * size, arrays * num_entities * size, at_once)
+    return Need(gradients + passes, vectors, arrays * num_entities * size, at_once)
 
 
 def _sampled(need: Need, recipe: Recipe, model: Model, *, num_examples: int) -> Need:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.training.adagrad import Adagrad
-from dualkg.training.recipe import Optimizer
+from dualkg.training.sections import Optimizer
 
 AnyOptimizer = torch.optim.Optimizer | Adagrad
 

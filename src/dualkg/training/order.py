@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -40,6 +42,12 @@ class ByQuestion:
         hands = self.first_hands[questions] + (places - self.starts[questions]) // MOST_TOGETHER
         # Numbers from `size` on have not been drawn for the triples.
         return order[torch.argsort(_drawn(hands + size, seed=seed, epoch=epoch), stable=True)]
+
+
+def one_of_each_question(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The first triple of every head and relation, in the order of the triples."""
+    _, first = np.unique(triples[:, :2], axis=0, return_index=True)
+    return triples[np.sort(first)]
 
 
 def most_questions(triples: Tensor, batch_size: int) -> int:

@@ -28,19 +28,9 @@ from dualkg.training.choices import (
 from dualkg.training.costs import Costs, peak_mib
 from dualkg.training.environment import environment
 from dualkg.training.loop import Moment, Trainer
-from dualkg.training.recipe import (
-    Data,
-    Loss,
-    ModelChoice,
-    Optimizer,
-    Recipe,
-    RegularizerChoice,
-    Training,
-    Validation,
-    load_recipe,
-    recipe_from,
-)
+from dualkg.training.recipe import Recipe, load_recipe, recipe_from
 from dualkg.training.run import Run, RunFolder
+from dualkg.training.sections import Data, Loss, ModelChoice, Optimizer, RegularizerChoice, Training, Validation
 
 Watch = Callable[[Moment], None]
 

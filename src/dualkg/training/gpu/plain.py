@@ -5,14 +5,15 @@ from __future__ import annotations
 from torch import Tensor
 
 from dualkg.losses import AnyLoss
-from dualkg.models import HAKE, ModE, MuRP, RotatE, TransE
+from dualkg.models import HAKE, ModE, MuRP, RotatE, TransE, TuckER
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer, sees_batch_alone
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.step import PlainStep
 
-MODELS = (TransE, RotatE, ModE, HAKE, MuRP)  # of which no part asks the GPU how large another is
+# Of which no part asks the GPU how large another is; of TuckER, none that scores tails.
+MODELS = (TransE, RotatE, ModE, HAKE, MuRP, TuckER)
 
 
 class CapturedStep(PlainStep):
@@ -25,14 +26,16 @@ class CapturedStep(PlainStep):
 
     @staticmethod
     def applies_to(recipe: Recipe, model: Model, regularizer: Regularizer) -> bool:
-        """Whether a sampled loss asks for tails alone, of a model of ours, and Adam steps on it."""
+        """Whether every triple is asked for the same sides, of a model of ours, and Adam steps on it."""
         return (
-            recipe.loss.kind != "cross entropy"
+            not recipe.loss.relation_weight
+            and recipe.training.order == "triples"
             and recipe.optimizer.name == "Adam"
             and model.device.type == "cuda"
-            and model.reciprocal
+            and (model.reciprocal or (recipe.loss.samples and recipe.loss.sides == "both"))
             and type(model) in MODELS
             and sees_batch_alone(regularizer)
+            and not (isinstance(model, TuckER) and regularizer.weight)
         )
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:

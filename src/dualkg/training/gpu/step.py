@@ -119,8 +119,8 @@ class HalfStep:
             for number, part in zip(sides, images.view(len(sides), size, -1), strict=True):
                 given, asked = self.sides[number]
                 self.vectors.map(batch, given, part, questions)
-                if self.loss.dropout is not None:
-                    masks[number] = self.loss.dropout.mask(f, part, backward=asked == 0, questions=questions)
+                if (dropout := self.loss.dropouts.images) is not None:
+                    masks[number] = dropout.mask(f, part, backward=asked == 0, questions=questions)
                     part *= masks[number]
             torch.mm(images, table.copy.T, out=scores)
             for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
