@@ -45,8 +45,8 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     if plain_alone := _loss_of_plain_engine(recipe):
         if engine == "fused" or precision == "bf16":
             raise RequestError(
-                f"The fused engine is for cross entropy, against whole answers; {plain_alone} was asked for. Use "
-                f"--engine plain and float32."
+                f"The fused engine is for cross entropy of triples, each against one whole answer; {plain_alone} was "
+                f"asked for. Use --engine plain and float32."
             )
         return without_fusing
     if engine == "plain":
