@@ -24,8 +24,7 @@ def explain(
     as_json: options.Json = False,
 ) -> None:
     """Tell which training triples support an answer, and which entities alike have the same."""
-    with options.loading():
-        from dualkg.answers.explanation import explain as find_reasons
+    from dualkg.answers.explanation import explain as find_reasons
 
     options.set_threads(threads)
     loaded = options.load_on(run, device)

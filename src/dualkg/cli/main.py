@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import sys
 from pathlib import Path
@@ -20,6 +22,8 @@ from dualkg.cli.search import search
 from dualkg.cli.serve import serve
 from dualkg.errors import DualkgError
 
+NEW_OBJECTS = 200_000  # that are made before garbage is looked for among them
+
 app = typer.Typer(
     name="dualkg",
     help="Complete knowledge graphs: train a model on triples, rank it honestly, ask it for new facts.",
@@ -33,6 +37,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run a command; a user's mistake is a sentence and an exit code, never a traceback."""
+    _spare_what_is_loaded()
     for stream in (sys.stdout, sys.stderr):  # a file's name need not be text, but it must be shown
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -50,6 +55,17 @@ def main() -> None:
         sys.exit(1)
 
 
+def _spare_what_is_loaded() -> None:
+    """Look for garbage seldom, and not at the end.
+
+    Torch alone makes some 200,000 objects that stay as long as the process: to go through them again and again takes
+    most of a second. Where it is there already, as in tests, nothing is changed.
+    """
+    if "torch" not in sys.modules:
+        gc.set_threshold(NEW_OBJECTS)
+        atexit.register(gc.freeze)
+
+
 @app.command()
 def demo(
     threads: options.Threads = None,
@@ -57,8 +73,7 @@ def demo(
     picture: Annotated[Path | None, typer.Option(help="Also draw the output as this SVG file.", hidden=True)] = None,
 ) -> None:
     """Train ComplEx with and without DURA on the bundled graph, and ask it a few questions."""
-    with options.loading():
-        from dualkg.cli.demo import run_demo
+    from dualkg.cli.demo import run_demo
 
     options.set_threads(threads)
     run_demo(device=device, picture=picture)
@@ -106,8 +121,7 @@ def train(
     as_json: options.Json = False,
 ) -> None:
     """Train a model and keep it, with its report, in a folder."""
-    with options.loading():
-        from dualkg.cli.train import TrainRequest, run_training
+    from dualkg.cli.train import TrainRequest, run_training
 
     options.set_threads(threads)
     request = TrainRequest(
@@ -138,8 +152,7 @@ def resume(
     run: options.RunPath, device: options.Device = None, threads: options.Threads = None, as_json: options.Json = False
 ) -> None:
     """Go on with a run that was interrupted or killed."""
-    with options.loading():
-        from dualkg.cli.train import run_resume
+    from dualkg.cli.train import run_resume
 
     run_resume(run, device=device, threads=threads, as_json=as_json)
 
@@ -161,8 +174,7 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Rank a split: filtered, both directions, ties at their mean. Or another task."""
-    with options.loading():
-        from dualkg.cli.asking import evaluate_run
+    from dualkg.cli.asking import evaluate_run
 
     options.set_threads(threads)
     options.check_split(split)
@@ -202,8 +214,7 @@ def predict(
     as_json: options.Json = False,
 ) -> None:
     """Ask for the missing one of head, relation and tail; give all three for a score."""
-    with options.loading():
-        from dualkg.cli.asking import ask
+    from dualkg.cli.asking import ask
 
     options.set_threads(threads)
     question, answers = ask(
@@ -223,8 +234,7 @@ def similar(
     as_json: options.Json = False,
 ) -> None:
     """The entities whose embeddings are nearest."""
-    with options.loading():
-        from dualkg.cli.asking import nearest
+    from dualkg.cli.asking import nearest
 
     answers = nearest(run, entity, top=top)
     if as_json:
@@ -240,9 +250,8 @@ def export(
     format: Annotated[str, typer.Option(help="numpy, tsv or safetensors.")] = "numpy",
 ) -> None:
     """Write the embeddings for other programs."""
-    with options.loading():
-        from dualkg.answers.export import export as write
-        from dualkg.training import load_run
+    from dualkg.answers.export import export as write
+    from dualkg.training import load_run
 
     for path in write(load_run(run), out, format=format):
         print(path)

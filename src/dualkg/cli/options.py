@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,24 +20,6 @@ Split = Annotated[str, typer.Option(help="train, valid or test.")]
 By = Annotated[str | None, typer.Option(help="Also by relation, direction or cardinality.")]
 Columns = Annotated[str | None, typer.Option(help="Columns of head, relation, tail by name or number: s,p,o or 1,3,2.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores)")]
-
-
-@contextmanager
-def loading() -> Iterator[None]:
-    """Load what a command needs, and look for no garbage among it, now or when the process ends.
-
-    Torch alone makes some 200,000 objects that stay; to go through them again and again takes most of a second. Where
-    it is there already, as in tests, nothing is changed.
-    """
-    if "torch" in sys.modules:
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def set_threads(threads: int | None) -> None:
