@@ -22,7 +22,7 @@ from dualkg.cli.search import search
 from dualkg.cli.serve import serve
 from dualkg.errors import DualkgError
 
-NEW_OBJECTS = 200_000  # that are made before garbage is looked for among them
+NEW_OBJECTS = 1_000_000  # that are made before garbage is looked for among them
 
 app = typer.Typer(
     name="dualkg",
