@@ -124,14 +124,20 @@ print(peak() - before, need.of(size) - need.fixed)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-@pytest.mark.parametrize("engine", [pytest.param("plain", marks=pytest.mark.slow), "fused"])
-def test_a_batch_takes_what_was_predicted(engine):
+@pytest.mark.parametrize(
+    ("engine", "changes"),
+    [
+        ("fused", []),
+        pytest.param("plain", [], marks=pytest.mark.slow),
+        pytest.param("plain", ["loss.kind=all answers", "loss.head_dropout=0.2"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_batch_takes_what_was_predicted(engine, changes):
     """From the growth between two sizes, so that libraries do not count."""
     found = []
     for size in (100, 2500):
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, engine, str(size)], capture_output=True, text=True, check=True
-        )
+        words = [engine, str(size), *changes]
+        done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
         found.append([float(number) for number in done.stdout.split()])
     grown, predicted = (large - small for small, large in zip(*found, strict=True))
     assert grown == pytest.approx(predicted, rel=0.35)
