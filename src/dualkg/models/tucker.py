@@ -66,7 +66,7 @@ class TuckER(BilinearModel):
         return image
 
     def _mapped(self, head: Tensor, relations: Tensor) -> Tensor:
-        if head.is_cuda and self.training:
+        if head.is_cuda and self.training and self.batch_norm:  # without, there are kernels
             return through_core(head, rows(self.relations, relations), self.core)
         groups = Groups(relations)
         return mapped_by(self.matrices(groups.distinct), groups, head)

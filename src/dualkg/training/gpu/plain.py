@@ -12,7 +12,7 @@ from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.step import PlainStep
 
-# Of which no part asks the GPU how large another is; of TuckER, none that scores tails.
+# Of which no part asks the GPU how large another is; of TuckER, none with batch_norm.
 MODELS = (TransE, RotatE, ModE, HAKE, MuRP, TuckER)
 
 
@@ -35,7 +35,7 @@ class CapturedStep(PlainStep):
             and (model.reciprocal or (recipe.loss.samples and recipe.loss.sides == "both"))
             and type(model) in MODELS
             and sees_batch_alone(regularizer)
-            and not (isinstance(model, TuckER) and regularizer.weight)
+            and (not isinstance(model, TuckER) or model.batch_norm)
         )
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
