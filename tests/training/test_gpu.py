@@ -229,6 +229,7 @@ def test_a_head_that_goes_through_the_core_ends_where_its_matrix_takes_it(batch_
         here.zero_grad()
         image = here.map_head(head.to(device), relations.to(device))
         (image * weights.to(device)).sum().backward()
-        found.append([image.cpu(), here.core.grad.cpu(), here.relations.grad.cpu()])
+        # Clones: the gradients of a model move with it.
+        found.append([one.cpu().clone() for one in (image, here.core.grad, here.relations.grad)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
