@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from dualkg.training.adagrad import Adagrad
 from dualkg.training.optimizers import (
@@ -50,6 +51,22 @@ def test_a_restored_optimizer_steps_as_the_first_one_would(name, one_pass):
         step(one, first)
         step(other, second)
     assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("one_pass", [True, False])
+@pytest.mark.parametrize("name", ["Adagrad", "Adam"])
+def test_a_gradient_far_below_epsilon_is_followed_as_by_sgd(name, one_pass):
+    """Either divides its first gradient g by |g| + epsilon: 3 / (3 + 1) and .003 / 1.003."""
+    table = torch.nn.Parameter(torch.zeros(2))
+    stepper = build_optimizer(Optimizer(name=name, learning_rate=0.1, epsilon=1.0), [table], one_pass=one_pass)
+    (table * torch.tensor([3.0, 0.003])).sum().backward()
+    stepper.step()
+    torch.testing.assert_close(table.detach(), torch.tensor([-0.075, -0.0003 / 1.003]))
+
+
+def test_sgd_has_no_epsilon():
+    with pytest.raises(ValidationError, match="epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'"):
+        Optimizer(name="SGD", epsilon=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -18,9 +18,9 @@ class Adagrad:
     operation, where one is enough.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, eps: float = EPS) -> None:
         self.parameters = list(parameters)
-        self.param_groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": lr, "eps": EPS}]
+        self.param_groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": lr, "eps": eps}]
         self.state = {
             table: {"sum": torch.zeros_like(table, requires_grad=False), "step": torch.tensor(0.0)}
             for table in self.parameters

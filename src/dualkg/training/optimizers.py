@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +22,21 @@ def build_optimizer(
 
     If it is to be `captured`, Adam with a learning rate that is read on the device.
     """
+    keywords: dict[str, Any] = {"lr": choice.learning_rate}
+    if choice.epsilon is not None:
+        keywords["eps"] = choice.epsilon
     if captured:
         tables = list(parameters)
-        rate = torch.tensor(choice.learning_rate, device=tables[0].device)
-        return torch.optim.Adam(tables, lr=rate, capturable=True, fused=True)
+        keywords["lr"] = torch.tensor(choice.learning_rate, device=tables[0].device)
+        return torch.optim.Adam(tables, capturable=True, fused=True, **keywords)
     if one_pass and choice.name == "Adagrad":
-        return Adagrad(parameters, choice.learning_rate)
+        return Adagrad(parameters, **keywords)
     kinds: dict[str, type[torch.optim.Optimizer]] = {
         "Adagrad": torch.optim.Adagrad,
         "Adam": torch.optim.Adam,
         "SGD": torch.optim.SGD,
     }
-    return kinds[choice.name](parameters, lr=choice.learning_rate)  # type: ignore[call-arg]
+    return kinds[choice.name](parameters, **keywords)
 
 
 def is_adagrad(optimizer: AnyOptimizer) -> bool:

@@ -126,13 +126,23 @@ class Optimizer(Section):
     """The learning rate falls to zero, linearly or as a cosine, from the share `decay_from` of training on.
 
     From the share `average_from` on, the weights at the end of each epoch are averaged, and their mean is kept.
+
+    Adagrad and Adam divide a gradient by its usual size; where that is far below `epsilon`, they step as SGD does.
+    Left out, `epsilon` is 1e-10 for Adagrad and 1e-8 for Adam.
     """
 
     name: Literal["Adagrad", "Adam", "SGD"] = "Adagrad"
     learning_rate: float = Field(0.1, gt=0)
+    epsilon: float | None = Field(None, gt=0)
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_from: float = Field(0.0, ge=0, lt=1)
     average_from: float = Field(1.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _epsilon_is_of_use(self) -> Optimizer:
+        if self.epsilon is not None and self.name == "SGD":
+            raise ValueError("epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'; leave epsilon out")
+        return self
 
 
 class Validation(Section):
