@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dualkg.answers.newcomers.queries import Queries, log_sums
-from dualkg.answers.newcomers.sums import log_sums_with_slopes
+from dualkg.answers.newcomers.queries import Queries
+from dualkg.answers.newcomers.sums import log_sums, log_sums_with_slopes
 from dualkg.answers.newcomers.surroundings import Surroundings
 from dualkg.models.base import Side
 from dualkg.models.factors import Factors
@@ -37,26 +37,28 @@ class Role:
     asks: bool
     triples: Tensor  # which triple each example is of
     vectors: Tensor  # of the other entities, mapped, `(num_examples, width)`
-    relations: Tensor  # each once, `(num_groups,)`
-    groups: Tensor  # which relation each example has
+    owners: Tensor  # entities, `(num_groups,)`: each once with each of its relations
+    relations: Tensor
+    groups: Tensor  # which entity and relation each example has
     rivals: Tensor
     apart: Tensor
     weights: Tensor
     share: float  # of a penalty that is of this example
 
-    def losses(self, row: Tensor, around: Surroundings) -> Tensor:
-        """Loss and penalty of each example, `(num_examples,)`, for a row `(width,)`."""
-        f = self.factors(row, around)
+    def losses(self, rows: Tensor, around: Surroundings) -> Tensor:
+        """Loss and penalty of each example, `(num_examples,)`, for a row `(width,)`, or one of each group."""
+        f = self.factors(rows, around)
         rivals = self._rivals(f)[self.groups] if self.asks else self.rivals
-        gaps = rivals - self.vectors @ row
+        mine = f.head if self.side == "head" else f.tail
+        gaps = rivals - (self.vectors * mine[self.groups]).sum(-1)
         # log(exp(rivals) + exp(score)) − score where the answer is none of the rivals; rivals − score where it is.
         losses = torch.where(self.apart, F.softplus(gaps), gaps)
         return self.weights * losses + self.share * around.penalty(f)[self.groups]
 
-    def factors(self, row: Tensor, around: Surroundings) -> Factors:
-        """The row with each relation. The other entity is 0, which leaves of a penalty the part of the row."""
+    def factors(self, rows: Tensor, around: Surroundings) -> Factors:
+        """Rows with their relations. The other entity is 0, which leaves of a penalty the part of the row."""
         f = Factors(around.model, None, self.relations, None)
-        mine = row.expand(len(self.relations), -1)
+        mine = rows.expand(len(self.relations), -1)
         zero = torch.zeros_like(mine)
         f.relation, f.relation_norm = zero, zero[:, 0]  # constants, which would be found anew each time
         if self.side == "head":
@@ -79,8 +81,9 @@ class Bystander:
     rivals: Tensor
     weights: Tensor
 
-    def loss(self, row: Tensor) -> Tensor:
-        return (self.weights * F.softplus(self.images @ row - self.rivals)).sum()
+    def loss(self, rows: Tensor) -> Tensor:
+        """Of a row `(width,)`, or of each of `(num_entities, width)`."""
+        return F.softplus(F.linear(rows, self.images) - self.rivals) @ self.weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,20 +102,20 @@ class Problem:
 
         `bystanding` is how much the queries of others count.
         """
-        roles = tuple(_role(entity, part, around) for part in _parts(entity, triples, around) if len(part.triples))
-        others = tuple(_bystander(entity, queries, around, bystanding) for queries in around.queries)
-        return cls(around, roles, others, len(triples))
+        as_head, as_tail = triples[:, 0] == entity, triples[:, 2] == entity
+        roles = roles_in(triples, as_head & ~as_tail, as_tail & ~as_head, around, without=entity)
+        return cls(around, roles, bystanders_of(entity, around, bystanding), len(triples))
 
     def losses(self, rows: Tensor) -> Tensor:
         """What each triple adds, `(num_triples,)`."""
         found = rows.new_zeros(self.num_triples)
         for role in self.roles:
-            found = found.index_add(0, role.triples, role.losses(_row(rows, role.side), self.around))
+            found = found.index_add(0, role.triples, role.losses(row_of(rows, role.side), self.around))
         return found
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The objective, a scalar."""
-        return self.losses(rows).sum() + sum(one.loss(_row(rows, one.side)) for one in self.bystanders)
+        return self.losses(rows).sum() + sum(one.loss(row_of(rows, one.side)) for one in self.bystanders)
 
     def slope(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The objective and its gradient."""
@@ -127,23 +130,35 @@ class Problem:
         rows = self.around.newcomers.new_zeros(self.around.newcomers.shape[1:])
         counts = rows.new_zeros(len(rows), 1)
         for role in self.roles:
-            place = _place(rows, role.side)
-            rows[place] += role.vectors.sum(0)
-            counts[place] += len(role.vectors)
+            row_of(rows, role.side).add_(role.vectors.sum(0))
+            row_of(counts, role.side).add_(len(role.vectors))
         return rows / counts.clamp(min=1)
 
 
-def _place(rows: Tensor, side: Side) -> int:
-    return 0 if side == "head" else len(rows) - 1
+def row_of(rows: Tensor, side: Side) -> Tensor:
+    """The row as head or as tail, of rows `(…, num_rows, width)`: one, or two."""
+    return rows[..., 0 if side == "head" else -1, :]
 
 
-def _row(rows: Tensor, side: Side) -> Tensor:
-    return rows[_place(rows, side)]
+def roles_in(
+    triples: Tensor, as_head: Tensor, as_tail: Tensor, around: Surroundings, *, without: int
+) -> tuple[Role, ...]:
+    """The roles of the entities that are heads of these triples, and of those that are tails of those.
+
+    `without` is an entity that is no rival; where there are several entities, one that the model does not know.
+    """
+    parts = _parts(triples, as_head, as_tail, around)
+    return tuple(_role(part, around, without=without) for part in parts if len(part.triples))
+
+
+def bystanders_of(entity: int, around: Surroundings, bystanding: float = 1.0) -> tuple[Bystander, ...]:
+    """An entity as what it is to the queries of others."""
+    return tuple(_bystander(entity, queries, around, bystanding) for queries in around.queries)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """Examples `(num_examples, 3)` of which `asked` is asked for, with the entity on `side` of them all."""
+    """Examples `(num_examples, 3)` of which `asked` is asked for, with an entity to be placed on `side` of each."""
 
     side: Side
     asked: Side
@@ -152,10 +167,8 @@ class _Part:
     share: float
 
 
-def _parts(entity: int, triples: Tensor, around: Surroundings) -> Iterator[_Part]:
+def _parts(triples: Tensor, as_head: Tensor, as_tail: Tensor, around: Surroundings) -> Iterator[_Part]:
     numbers = torch.arange(len(triples), device=triples.device)
-    as_head, as_tail = triples[:, 0] == entity, triples[:, 2] == entity
-    as_head, as_tail = as_head & ~as_tail, as_tail & ~as_head
     if not around.model.reciprocal:
         for asked in SIDES:
             yield _Part("head", asked, numbers[as_head], triples[as_head], 0.5)
@@ -167,22 +180,23 @@ def _parts(entity: int, triples: Tensor, around: Surroundings) -> Iterator[_Part
         yield _Part(side, "tail", found, examples, 1.0)
 
 
-def _role(entity: int, part: _Part, around: Surroundings) -> Role:
-    asks = part.asked != part.side
+def _role(part: _Part, around: Surroundings, *, without: int) -> Role:
+    asks, num_relations = part.asked != part.side, around.model.num_relation_ids
     heads, relations, tails = part.examples.unbind(1)
     if part.side == "head":
-        others, vectors = tails, around.model.map_tail(around.vectors(tails, "tail"), relations)
+        mine, others, vectors = heads, tails, around.model.map_tail(around.vectors(tails, "tail"), relations)
     else:
-        others, vectors = heads, around.model.map_head(around.vectors(heads, "head"), relations)
-    distinct, groups = torch.unique(relations, return_inverse=True)
-    candidates = around.candidates(part.asked, without=entity)
-    answers = others if asks else torch.full_like(others, entity)
+        mine, others, vectors = tails, heads, around.model.map_head(around.vectors(heads, "head"), relations)
+    distinct, groups = torch.unique(mine * num_relations + relations, return_inverse=True)
+    candidates = around.candidates(part.asked, without=without)
+    answers = others if asks else mine
     return Role(
         side=part.side,
         asks=asks,
         triples=part.triples,
         vectors=vectors,
-        relations=distinct,
+        owners=distinct // num_relations,
+        relations=distinct % num_relations,
         groups=groups,
         rivals=candidates if asks else log_sums(vectors, candidates),
         apart=answers >= around.num_known if asks else torch.ones_like(answers, dtype=torch.bool),
@@ -194,5 +208,5 @@ def _role(entity: int, part: _Part, around: Surroundings) -> Role:
 def _bystander(entity: int, queries: Queries, around: Surroundings, bystanding: float) -> Bystander:
     weights = bystanding * queries.weights_without(entity, around.weights_of(queries.answers))
     known = entity < around.num_known
-    rivals = queries.sums_without(_row(around.rows_of(entity), queries.asked)) if known else queries.sums
+    rivals = queries.sums_without(row_of(around.rows_of(entity), queries.asked)) if known else queries.sums
     return Bystander(queries.asked, queries.images, rivals, weights)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dualkg.answers.newcomers.sums import images_at_once, log_sums
 from dualkg.data.graph import Triples
 from dualkg.data.known import with_reciprocals
 from dualkg.models.base import Side
@@ -16,7 +17,6 @@ from dualkg.models.factors import rows
 
 MOST_EXAMPLES = 5_000  # that are looked at: of more, so many are drawn, and count for all
 FEW_EXAMPLES = 1_000  # where there are so many entities that to score all of them for more would take seconds
-SCORES_AT_ONCE = 16_000_000
 ALMOST_SURE = 1 - 1e-6
 
 
@@ -49,7 +49,7 @@ class Queries:
 
 def num_examples(num_entities: int) -> int:
     """How many examples are looked at: the fewer, the more entities each is scored against."""
-    return max(FEW_EXAMPLES, min(MOST_EXAMPLES, SCORES_AT_ONCE // max(num_entities, 1)))
+    return max(FEW_EXAMPLES, min(MOST_EXAMPLES, images_at_once(num_entities)))
 
 
 def queries_of(model: BilinearModel, train: Triples, *, most: int | None = None) -> Iterator[Queries]:
@@ -75,10 +75,3 @@ def _queries(
     else:
         images, candidates = model.map_tail(rows(model.tail_table, entities), relations), model.head_table
     return Queries(asked, entities, images, log_sums(images, candidates), queries, answers, share)
-
-
-def log_sums(images: Tensor, candidates: Tensor) -> Tensor:
-    """The log-sum-exp of the scores of all candidates for each image, `(num_images,)`, in bounded memory."""
-    size = max(1, SCORES_AT_ONCE // max(len(candidates), 1))
-    parts = [torch.logsumexp(part @ candidates.T, dim=-1) for part in images.split(size)]  # type: ignore[no-untyped-call]
-    return torch.cat(parts) if parts else images.new_zeros(0)

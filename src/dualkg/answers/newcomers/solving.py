@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dualkg.answers.newcomers.crowd import Crowd
 from dualkg.answers.newcomers.descent import MEMORY, Array, Function, Past, least
+from dualkg.answers.newcomers.descents import least_of_each
 from dualkg.answers.newcomers.maps import as_array
 from dualkg.answers.newcomers.near import Near
 from dualkg.answers.newcomers.problem import Problem
@@ -19,6 +21,7 @@ TOLERANCE = 1e-4  # of the slope, by triple, in numbers of 32 bits
 MOST_LOOKS = 12  # at all rivals
 ENOUGH = 0.01  # of the slope may be left to the next look
 MOST_ROUNDS = 5
+MOST_AT_ONCE = 1024  # newcomers
 SETTLED = 1e-3  # change of a round, relative to the rows
 
 
@@ -27,6 +30,17 @@ def minimise(problem: Problem, start: Tensor) -> Tensor:
     tolerance = TOLERANCE if start.dtype == torch.float32 else 1e-10
     point, found = by_few_rivals(problem, as_array(start), tolerance=tolerance)
     return torch.from_numpy(point if found else plainly(problem, point, tolerance=tolerance)).to(start)
+
+
+def minimise_each(crowd: Crowd, start: Tensor) -> Tensor:
+    """The same for all of a crowd: every step looks at all rivals of all of them."""
+    tolerance = TOLERANCE if start.dtype == torch.float32 else 1e-10
+
+    def values_and_slopes(rows: Tensor) -> tuple[Tensor, Tensor]:
+        values, slopes = crowd.slopes(rows.view_as(start))
+        return values, slopes.flatten(1)
+
+    return least_of_each(values_and_slopes, start.flatten(1), tolerance=tolerance).view_as(start)
 
 
 def plainly(problem: Problem, start: Array, *, tolerance: float) -> Array:
@@ -101,47 +115,75 @@ def solve_newcomers(triples: Triples, around: Surroundings) -> Tensor:
     """
     found = torch.from_numpy(triples).long().to(around.model.device)
     rows = around.newcomers.clone()
-    around = replace(around, newcomers=rows)  # problems read what has been solved before
+    solver = _Solver(found, replace(around, newcomers=rows))  # problems read what has been solved before
     placed = torch.arange(around.num_known + len(rows), device=found.device) < around.num_known
-    waiting = list(range(around.num_known, around.num_known + len(rows)))
-    while waiting:
-        still = []
-        for entity in waiting:
-            mine = _triples_of(entity, found, placed)
-            if len(mine):
-                _place(entity, mine, around, rows)
-                placed[entity] = True
-            else:
-                still.append(entity)
-        if len(still) == len(waiting):
+    while not bool(placed.all()):
+        ready = _joined(found, placed)
+        if not len(ready):
             raise ValueError("some newcomers have no triples that lead to a known entity")
-        waiting = still
-    together = _with_each_other(found, around.num_known)
-    for _ in range(MOST_ROUNDS if together else 0):
+        solver(ready, placed, again=False)
+        placed[ready] = True
+    turns = _turns(found, around.num_known)
+    for _ in range(MOST_ROUNDS if turns else 0):
         before = rows.clone()
-        for entity in together:
-            _place(entity, _triples_of(entity, found, placed), around, rows, again=True)
+        for newcomers in turns:
+            solver(newcomers, placed, again=True)
         if float((rows - before).norm()) <= SETTLED * float(before.norm()):
             break
     return rows
 
 
-def _place(entity: int, triples: Tensor, around: Surroundings, rows: Tensor, *, again: bool = False) -> None:
-    usual = around.usual_triples
-    bystanding = min(1.0, len(triples) / usual) if usual else 1.0
-    problem = Problem.of(entity, triples, around, bystanding=bystanding)
-    place = entity - around.num_known
-    rows[place] = minimise(problem, rows[place] if again else problem.start())
+def are_solved_together(newcomers: Tensor) -> bool:
+    """On a GPU, to which one alone is hardly less work than all; a CPU is faster with few rivals of one at a time."""
+    return newcomers.is_cuda and len(newcomers) > 1
 
 
-def _triples_of(entity: int, triples: Tensor, placed: Tensor) -> Tensor:
-    """Those that join an entity to one that has a row."""
-    as_head, as_tail = triples[:, 0] == entity, triples[:, 2] == entity
-    return triples[(as_head & placed[triples[:, 2]]) | (as_tail & placed[triples[:, 0]])]
+@dataclass(frozen=True, eq=False)
+class _Solver:
+    """Solves newcomers, none of which has a triple with another one, by their triples with entities that have a row."""
+
+    triples: Tensor
+    around: Surroundings
+
+    def __call__(self, newcomers: Tensor, placed: Tensor, *, again: bool) -> None:
+        rows, num_known = self.around.newcomers, self.around.num_known
+        if are_solved_together(newcomers):
+            for some in newcomers.split(MOST_AT_ONCE):  # type: ignore[no-untyped-call]
+                crowd = Crowd.of(some, self.triples, placed, self.around)
+                rows[some - num_known] = minimise_each(crowd, rows[some - num_known] if again else crowd.start())
+            return
+        for entity in newcomers.tolist():
+            problem = self._problem(entity, placed)
+            start = rows[entity - num_known] if again else problem.start()
+            rows[entity - num_known] = minimise(problem, start)
+
+    def _problem(self, entity: int, placed: Tensor) -> Problem:
+        heads, tails = self.triples[:, 0], self.triples[:, 2]
+        mine = self.triples[((heads == entity) & placed[tails]) | ((tails == entity) & placed[heads])]
+        usual = self.around.usual_triples
+        bystanding = min(1.0, len(mine) / usual) if usual else 1.0
+        return Problem.of(entity, mine, self.around, bystanding=bystanding)
 
 
-def _with_each_other(triples: Tensor, num_known: int) -> list[int]:
-    new = triples[:, [0, 2]] >= num_known
-    between = triples[new.all(1) & (triples[:, 0] != triples[:, 2])]
-    found: list[int] = torch.unique(between[:, [0, 2]]).tolist()
+def _joined(triples: Tensor, placed: Tensor) -> Tensor:
+    """The entities without a row that have a triple with one that has."""
+    ends = triples[:, [0, 2]]
+    has_row = placed[ends]
+    found: Tensor = torch.unique(ends[~has_row & has_row.flip(1)])
     return found
+
+
+def _turns(triples: Tensor, num_known: int) -> list[Tensor]:
+    """The newcomers that have triples with each other, in as many turns as it takes for no two of one to have any."""
+    ends = triples[:, [0, 2]]
+    between = ends[(ends >= num_known).all(1) & (ends[:, 0] != ends[:, 1])]
+    neighbours: dict[int, set[int]] = {}
+    for one, other in between.tolist():
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    turn_of: dict[int, int] = {}
+    for one in sorted(neighbours):
+        taken = {turn_of[other] for other in neighbours[one] if other in turn_of}
+        turn_of[one] = next(turn for turn in range(len(taken) + 1) if turn not in taken)
+    turns = sorted(set(turn_of.values()))
+    return [triples.new_tensor([one for one, turn in turn_of.items() if turn == which]) for which in turns]

@@ -1,4 +1,4 @@
-"""The log-sum-exp of many scores and its gradient, in two passes through the table of candidates."""
+"""The log-sum-exp of the scores of many candidates, in bounded memory; and with its gradient."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+SCORES_AT_ONCE = 16_000_000
+
+
+def images_at_once(num_candidates: int) -> int:
+    """How many images are scored at a time, so that memory is bounded."""
+    return max(1, SCORES_AT_ONCE // max(num_candidates, 1))
+
+
+def log_sums(images: Tensor, candidates: Tensor) -> Tensor:
+    """The log-sum-exp of the scores of all candidates for each image, `(num_images,)`, in bounded memory."""
+    size = images_at_once(len(candidates))
+    parts = [torch.logsumexp(part @ candidates.T, dim=-1) for part in images.split(size)]  # type: ignore[no-untyped-call]
+    return torch.cat(parts) if parts else images.new_zeros(0)
 
 
 def log_sums_with_slopes(images: Tensor, candidates: Tensor) -> Tensor:
@@ -23,9 +37,12 @@ class _LogSums(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, candidates: Tensor) -> Tensor:
-        scores = candidates @ images.T
-        sums = scores.logsumexp(0)
-        means = (candidates.T @ scores.sub_(sums).exp_()).T
+        found = []
+        for part in images.split(images_at_once(len(candidates))):  # type: ignore[no-untyped-call]
+            scores = candidates @ part.T
+            sums = scores.logsumexp(0)
+            found.append((sums, (candidates.T @ scores.sub_(sums).exp_()).T))
+        sums, means = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(images, candidates, means)
         return sums
 
