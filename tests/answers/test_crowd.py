@@ -87,6 +87,7 @@ def test_newcomers_are_the_same_in_crowds_and_one_by_one(kind, reciprocal, graph
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
 @pytest.mark.parametrize("kind", BILINEAR)
 def test_on_a_gpu_newcomers_end_where_they_do_on_a_cpu(kind, graph):
     wanted, found = (

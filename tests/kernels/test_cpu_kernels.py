@@ -16,9 +16,9 @@ from dualkg.kernels.cpu import threads as pool_of_threads
 from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.processor import has_bf16_products
 from dualkg.kernels.cpu.softmax import softmax_gradient_
-from dualkg.kernels.distances import sums_of_moduli
 from dualkg.kernels.targets import Targets
 from dualkg.training.processor import tiny_numbers_as_zero
+from tests.kernels.differences import KINDS, check_sums, sums_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
@@ -274,31 +274,17 @@ def test_threads_that_are_made_while_training_keep_tiny_numbers(monkeypatch):
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (8, 200, 35), (0, 4, 3)])
-def test_sums_of_moduli(threads, dtype, parts, batch, others, dim):
-    """Values and both gradients against float64; two of the rows are the same, where a modulus has no slope."""
-    one, other = (torch.randn(rows, parts * dim, dtype=dtype) for rows in (batch, others))
-    if batch:
-        other[0] = one[0]
-    one, other = one.requires_grad_(), other.requires_grad_()
-    exact_one, exact_other = (table.detach().double().requires_grad_() for table in (one, other))
-    squared = sum(part.square() for part in (exact_one[:, None] - exact_other).chunk(parts, dim=-1))
-    exact = squared.masked_fill(squared == 0, 1.0).sqrt().masked_fill(squared == 0, 0.0).sum(-1)
-    found, upstream = sums_of_moduli(one, other, parts=parts), torch.randn(others, batch, dtype=dtype).T
-    found.backward(upstream)
-    exact.backward(upstream.double())
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-4
-    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
-    for mine, theirs in ((one, exact_one), (other, exact_other)):
-        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=tolerance, atol=tolerance)
+def test_sums_over_differences(threads, dtype, kind, batch, others, dim):
+    check_sums(kind, batch, others, dim, dtype=dtype, device="cpu")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_coordinate_that_is_no_number_makes_none(parts):
-    one, other = torch.zeros(2, 2 * parts), torch.zeros(3, 2 * parts)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_coordinate_that_is_no_number_makes_none(kind):
+    one, other = torch.zeros(2, 4), torch.zeros(3, 4)
     other[1, -1] = torch.nan
-    found = sums_of_moduli(one, other, parts=parts)
+    found = sums_of(kind, one, other)
     assert found[:, 1].isnan().all()
     assert not found[:, [0, 2]].any()

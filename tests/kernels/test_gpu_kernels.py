@@ -10,6 +10,7 @@ import dualkg as kg
 from dualkg.kernels.mixing import mixed
 from dualkg.kernels.targets import Targets
 from dualkg.models import MODELS
+from tests.kernels.differences import KINDS, check_sums
 from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, questions_with_several_answers
 
 pytestmark = [
@@ -161,31 +162,10 @@ def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
     return bool((found.double() - expected).norm() <= tolerance * expected.norm())
 
 
-@pytest.mark.parametrize("kind", ["one number", "two numbers", "sine"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (100, 1000, 35), (0, 4, 3)])
 def test_sums_over_differences(kind, batch, others, dim):
-    """Values and both gradients; two of the rows are the same, where a modulus has no slope."""
-    from dualkg.kernels.distances import sums_of_moduli, sums_of_sines
-
-    parts = 2 if kind == "two numbers" else 1
-    one, other = (torch.randn(rows, parts * dim, device="cuda") for rows in (batch, others))
-    if batch:
-        other[0] = one[0]
-    one, other = one.requires_grad_(), other.requires_grad_()
-    exact_one, exact_other = (table.detach().double().requires_grad_() for table in (one, other))
-    found = sums_of_sines(one, other) if kind == "sine" else sums_of_moduli(one, other, parts=parts)
-    gap = exact_one[:, None] - exact_other
-    if kind == "sine":
-        exact = gap.sin().abs().sum(-1)
-    else:
-        squared = sum(part.square() for part in gap.chunk(parts, dim=-1))
-        exact = squared.masked_fill(squared == 0, 1.0).sqrt().masked_fill(squared == 0, 0.0).sum(-1)
-    upstream = torch.randn(others, batch, device="cuda").T  # not contiguous
-    found.backward(upstream)
-    exact.backward(upstream.double())
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
-    for mine, theirs in ((one, exact_one), (other, exact_other)):
-        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=1e-4, atol=1e-4)
+    check_sums(kind, batch, others, dim, dtype=torch.float32, device="cuda")
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 7), (1024,), (1025,), (0,), (3, 2049)])

@@ -15,13 +15,13 @@ from torch import Tensor
 from dualkg.kernels.gpu import obstacle
 
 
-def apply_to(vectors: Tensor, *, sine: bool = False) -> bool:
+def apply_to(vectors: Tensor) -> bool:
     """Whether there is a kernel for such vectors here."""
     if vectors.is_cuda:
         return vectors.dtype == torch.float32 and obstacle() is None
     from dualkg.kernels.cpu import compiling  # here, for it imports numba
 
-    return compiling.HAS_NUMBA and not sine and vectors.dtype in (torch.float32, torch.float64)
+    return compiling.HAS_NUMBA and vectors.dtype in (torch.float32, torch.float64)
 
 
 def sums_of_moduli(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
@@ -32,14 +32,14 @@ def sums_of_moduli(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
 
 def sums_of_sines(one: Tensor, other: Tensor) -> Tensor:
     """Σ|sin(x − y)| for each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
-    found: Tensor = _Sums.apply(one, other, 1, True)  # type: ignore[no-untyped-call]
+    found: Tensor = _Sums.apply(one, other, 2, True)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor, parts: int, sine: bool) -> Tensor:
-        one, other = one.contiguous(), other.contiguous()
+        one, other = (_sines_and_cosines(angles) if sine else angles.contiguous() for angles in (one, other))
         ctx.save_for_backward(one, other)
         ctx.choices = {"parts": parts, "sine": sine}
         found: Tensor = _kernels(one).sums(one, other, **ctx.choices)
@@ -52,6 +52,10 @@ class _Sums(torch.autograd.Function):
         to_one = gradient(one, other, slope, **ctx.choices) if ctx.needs_input_grad[0] else None
         to_other = gradient(other, one, slope.T, **ctx.choices) if ctx.needs_input_grad[1] else None
         return to_one, to_other, None, None
+
+
+def _sines_and_cosines(angles: Tensor) -> Tensor:
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def _kernels(vectors: Tensor) -> ModuleType:

@@ -112,7 +112,7 @@ class HAKE(AngleModel):
         return self._weighted(apart, self._sines_of_all(phase, phases))
 
     def _sines_of_all(self, one: Tensor, other: Tensor) -> Tensor:
-        if kernels.apply_to(one, sine=True):
+        if kernels.apply_to(one):
             return kernels.sums_of_sines(self.angles(one) / 2, self.angles(other) / 2)
         return in_parts(lambda phase, part: self._sines(phase - part), one, other)
 

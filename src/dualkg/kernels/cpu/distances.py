@@ -1,4 +1,7 @@
-"""Sums over coordinates of |d|, d the difference, for all pairs of rows, each pair while its rows are in the cache."""
+"""Sums over coordinates of |d| or |sin d|, d the difference, for all pairs of rows, while both are in the cache.
+
+With `sine` a row holds sines of angles, then their cosines, and sin(a − b) is sin a cos b − cos a sin b.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,16 @@ ANY_ORDER = ("reassoc", "contract", "nsz")
 
 def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
     """For each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
-    assert not sine
     found = torch.empty(len(one), len(other), dtype=one.dtype)
-    in_parallel(_sums[parts], len(one), one.detach().numpy(), other.detach().numpy(), found.numpy())
+    in_parallel(_sums[parts, sine], len(one), one.detach().numpy(), other.detach().numpy(), found.numpy())
     return found
 
 
 def gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """Of Σ upstream · sums, `(batch, n)`, with respect to `one`; 0 where two coordinates are the same."""
-    assert not sine
-    found = torch.zeros_like(one)
+    """Of Σ upstream · sums, `(batch, n)`, with respect to `one` or to its angles; 0 where coordinates are the same."""
+    found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     arrays = (array.detach().numpy() for array in (one, other, upstream.contiguous(), found))
-    in_parallel(_gradients[parts], len(one), *arrays)
+    in_parallel(_gradients[parts, sine], len(one), *arrays)
     return found
 
 
@@ -53,6 +54,19 @@ def _sums_of_complex(first, last, one, other, found):
             for place in range(half):
                 across, up = real[place] - other_real[place], imaginary[place] - other_imaginary[place]
                 total += np.sqrt(across * across + up * up)
+            found[row, column] = total
+
+
+@compiled(*ANY_ORDER)
+def _sums_of_sines(first, last, one, other, found):
+    half = one.shape[1] // 2
+    for row in range(first, last):
+        sine, cosine = one[row, :half], one[row, half:]
+        for column in range(len(other)):
+            other_sine, other_cosine = other[column, :half], other[column, half:]
+            total = sine.dtype.type(0)
+            for place in range(half):
+                total += abs(sine[place] * other_cosine[place] - cosine[place] * other_sine[place])
             found[row, column] = total
 
 
@@ -84,5 +98,21 @@ def _gradient_of_complex(first, last, one, other, upstream, found):
                 to_imaginary[place] += scaled * up
 
 
-_sums = {1: _sums_of_real, 2: _sums_of_complex}
-_gradients = {1: _gradient_of_real, 2: _gradient_of_complex}
+@compiled(*ANY_ORDER)
+def _gradient_of_sines(first, last, one, other, upstream, found):
+    """Of |sin(a − b)| it is ±cos(a − b), which is cos a cos b + sin a sin b."""
+    half = one.shape[1] // 2
+    zero = one.dtype.type(0)
+    for row in range(first, last):
+        sine, cosine, mine_found = one[row, :half], one[row, half:], found[row]
+        for column in range(len(other)):
+            other_sine, other_cosine = other[column, :half], other[column, half:]
+            slope = upstream[row, column]
+            for place in range(half):
+                ahead, behind = sine[place] * other_cosine[place], cosine[place] * other_sine[place]
+                signed = slope if ahead > behind else (-slope if ahead < behind else zero)
+                mine_found[place] += signed * (cosine[place] * other_cosine[place] + sine[place] * other_sine[place])
+
+
+_sums = {(1, False): _sums_of_real, (2, False): _sums_of_complex, (2, True): _sums_of_sines}
+_gradients = {(1, False): _gradient_of_real, (2, False): _gradient_of_complex, (2, True): _gradient_of_sines}

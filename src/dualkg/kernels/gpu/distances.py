@@ -1,4 +1,8 @@
-"""Sums over coordinates of |d| or |sin d|, d the difference, for all pairs of rows: no difference leaves registers."""
+"""Sums over coordinates of |d| or |sin d|, d the difference, for all pairs of rows: no difference leaves registers.
+
+A sine is of two angles whose sines and cosines are given: sin(a − b) = sin a cos b − cos a sin b, so that a pair costs
+two products, and no series.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +20,6 @@ def _part(table, rows, coordinates, num_rows, num_coordinates, stride, part):
     inside = (rows < num_rows)[:, None] & (coordinates < num_coordinates)[None, :]
     places = rows.to(tl.int64)[:, None] * stride + part * num_coordinates + coordinates[None, :]
     return tl.load(table + places, mask=inside, other=0.0)
-
-
-@triton.jit
-def _within_half_turn(angle):
-    """The angle less the multiple of π nearest to it; π in two parts, so that no digit of it is lost."""
-    turns = tl.floor(angle * 0.3183098861837907 + 0.5)
-    return (angle - turns * 3.140625) - turns * 9.67653589793e-4
-
-
-@triton.jit
-def _sine(angle):
-    """Of an angle within π/2 of 0, by its series: wrong by 6e-8 at most, and a few operations."""
-    square = angle * angle
-    series = square * -2.505210838544172e-08 + 2.7557319223985893e-06
-    series = square * series - 0.0001984126984126984
-    series = square * series + 0.008333333333333333
-    series = square * series - 0.16666666666666666
-    return angle + angle * square * series
-
-
-@triton.jit
-def _cosine(angle):
-    """Of an angle within π/2 of 0: wrong by 1e-8 at most, but for rounding."""
-    square = angle * angle
-    series = square * 2.08767569878681e-09 - 2.755731922398589e-07
-    series = square * series + 2.48015873015873e-05
-    series = square * series - 0.001388888888888889
-    series = square * series + 0.041666666666666664
-    series = square * series - 0.5
-    return 1.0 + square * series
 
 
 @triton.jit
@@ -72,16 +46,19 @@ def _sums(
         places = first + tl.arange(0, COORDINATES)
         mine = _part(one, rows, places, num_one, num_coordinates, one_stride, 0)
         theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 0)
-        gap = mine[:, None, :] - theirs[None, :, :]
-        if SINE:
-            total += tl.abs(_sine(_within_half_turn(gap)))
-        elif PARTS == 1:
-            total += tl.abs(gap)
+        if PARTS == 1:
+            total += tl.abs(mine[:, None, :] - theirs[None, :, :])
         else:
-            mine = _part(one, rows, places, num_one, num_coordinates, one_stride, 1)
-            theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
-            second = mine[:, None, :] - theirs[None, :, :]
-            total += tl.sqrt(gap * gap + second * second)
+            mine_second = _part(one, rows, places, num_one, num_coordinates, one_stride, 1)
+            theirs_second = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
+            if SINE:
+                total += tl.abs(
+                    mine[:, None, :] * theirs_second[None, :, :] - mine_second[:, None, :] * theirs[None, :, :]
+                )
+            else:
+                gap = mine[:, None, :] - theirs[None, :, :]
+                second = mine_second[:, None, :] - theirs_second[None, :, :]
+                total += tl.sqrt(gap * gap + second * second)
     inside = (rows < num_one)[:, None] & (columns < num_other)[None, :]
     tl.store(found + rows.to(tl.int64)[:, None] * num_other + columns[None, :], tl.sum(total, axis=2), mask=inside)
 
@@ -122,31 +99,43 @@ def _slopes(
             other=0.0,
         )[:, :, None]
         theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 0)
-        gap = mine[:, None, :] - theirs[None, :, :]
-        if SINE:
-            gap = _within_half_turn(gap)
-            total += weights * _cosine(gap) * tl.where(gap > 0, 1.0, tl.where(gap < 0, -1.0, 0.0))
-        elif PARTS == 1:
+        if PARTS == 1:
+            gap = mine[:, None, :] - theirs[None, :, :]
             total += weights * tl.where(gap > 0, 1.0, tl.where(gap < 0, -1.0, 0.0))
         else:
-            theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
-            second = mine_second[:, None, :] - theirs[None, :, :]
-            square = gap * gap + second * second
-            scaled = weights * tl.where(square == 0, 0.0, tl.rsqrt(square))
-            total += scaled * gap
-            total_second += scaled * second
-    start = found + rows.to(tl.int64)[:, None] * (PARTS * num_coordinates) + places[None, :]
+            theirs_second = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
+            if SINE:  # whose slope is ±cos(a − b) = ±(cos a cos b + sin a sin b): a comes in at the end
+                ahead = mine[:, None, :] * theirs_second[None, :, :]
+                behind = mine_second[:, None, :] * theirs[None, :, :]
+                signed = tl.where(ahead > behind, weights, tl.where(ahead < behind, -weights, 0.0))
+                total += signed * theirs[None, :, :]
+                total_second += signed * theirs_second[None, :, :]
+            else:
+                gap = mine[:, None, :] - theirs[None, :, :]
+                second = mine_second[:, None, :] - theirs_second[None, :, :]
+                square = gap * gap + second * second
+                scaled = weights * tl.where(square == 0, 0.0, tl.rsqrt(square))
+                total += scaled * gap
+                total_second += scaled * second
     inside = (rows < num_one)[:, None] & (places < num_coordinates)[None, :]
-    tl.store(start, tl.sum(total, axis=1), mask=inside)
-    if PARTS == 2:
-        tl.store(start + num_coordinates, tl.sum(total_second, axis=1), mask=inside)
+    if SINE:
+        slopes = mine * tl.sum(total, axis=1) + mine_second * tl.sum(total_second, axis=1)
+        tl.store(found + rows.to(tl.int64)[:, None] * num_coordinates + places[None, :], slopes, mask=inside)
+    else:
+        start = found + rows.to(tl.int64)[:, None] * (PARTS * num_coordinates) + places[None, :]
+        tl.store(start, tl.sum(total, axis=1), mask=inside)
+        if PARTS == 2:
+            tl.store(start + num_coordinates, tl.sum(total_second, axis=1), mask=inside)
 
 
 _TILE = (ROWS, COLUMNS, COORDINATES)
 
 
 def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """For each of `(batch, width)` and each of `(n, width)`, contiguous float32: `(batch, n)`."""
+    """For each of `(batch, width)` and each of `(n, width)`, contiguous float32: `(batch, n)`.
+
+    With `sine` the first numbers of a row are sines of angles, and the second ones their cosines.
+    """
     found = torch.empty(len(one), len(other), device=one.device)
     if found.numel():
         grid = (triton.cdiv(len(other), COLUMNS), triton.cdiv(len(one), ROWS))  # the second is at most 65,535
@@ -155,8 +144,8 @@ def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
 
 
 def gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """Of Σ upstream · sums, `(batch, n)`, with respect to `one`; 0 where two coordinates are the same."""
-    found = torch.zeros_like(one)
+    """Of Σ upstream · sums, `(batch, n)`, with respect to `one` or to its angles; 0 where coordinates are the same."""
+    found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     if one.numel() and len(other):
         grid = (triton.cdiv(len(one), ROWS), triton.cdiv(one.shape[1] // parts, COORDINATES))
         sizes = *_sizes(one, other, parts), *upstream.stride()
