@@ -26,7 +26,7 @@ from dualkg.errors import DualkgError
 from dualkg.evaluation import evaluate
 from dualkg.files import write_text
 from dualkg.training.choices import build_model, build_regularizer
-from dualkg.training.loop import Trainer
+from dualkg.training.loop import InterruptedRunError, Trainer
 from dualkg.training.recipe import recipe_from
 from dualkg.training.start import choose_device
 
@@ -64,6 +64,9 @@ def finished(asked: list[dict[str, Any]], *, device: str | None, seconds: float)
                 graph = load_graph(name)
                 graphs[name] = replace(graph, test=graph.test[:0])
             trial = train(one["recipe"], graphs[name], device=device)
+        except InterruptedRunError:
+            print(f"{one['name']}: stopped, and with it what was to follow.", flush=True)
+            return
         except DualkgError as error:
             print(f"{one['name']}: {error}", flush=True)
             continue

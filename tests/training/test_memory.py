@@ -55,6 +55,17 @@ def test_the_need_of_a_loss_that_samples_by_hand():
     assert predict(others, model, "plain", num_examples=3).scores == 3 * (6 * 4 + 2 * 8)
 
 
+@pytest.mark.parametrize("name", ["TransE", "HAKE"])
+def test_shared_negatives_of_distance_models_have_no_vectors_of_their_own(name):
+    """By hand: 6 numbers and 2 ids as above, and twice the arrays that scores are made of; for each side."""
+    model = getattr(kg, name)(kg.GraphShape(10, 2), dim=3, reciprocal=False)
+    chosen = {"loss.kind": "margin", "loss.num_negatives": 5, "loss.negatives": "shared", "model.reciprocal": False}
+    arrays = {"TransE": 3, "HAKE": 8}[name]
+    for sides, num in (("uniform", 5), ("both", 10)):
+        recipe = kg.Recipe().with_changes({**chosen, "loss.sides": sides})
+        assert predict(recipe, model, "plain", num_examples=8).scores == num * ((6 + 2 * arrays) * 4 + 2 * 8)
+
+
 @pytest.mark.parametrize("side", ["tail", "head"])
 def test_a_dual_has_vectors_of_its_own_for_shared_negatives_too(side):
     model = kg.Dual(kg.ComplEx(kg.GraphShape(10, 2), dim=3), side)
@@ -109,12 +120,13 @@ from dualkg.training.memory import BLOCK_ELEMENTS, predict
 from tests.conftest import graph_of
 torch.set_num_threads(1)
 engine, size, changes = sys.argv[1], int(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:])
+changes = {key: value != "false" if key == "model.reciprocal" else value for key, value in changes.items()}
 graph = graph_of([(i % 9, 0, i) for i in range(20000)])
 recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine, **changes})
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-model = kg.ComplEx(graph.shape, dim=40)
-trainer = Trainer(model, graph, recipe, kg.DURA(0.1))
+model = getattr(kg, recipe.model.name)(graph.shape, dim=40, reciprocal=recipe.model.reciprocal)
+trainer = Trainer(model, graph, recipe, kg.DURA(0.1) if recipe.model.name == "ComplEx" else kg.NoRegularizer())
 before = peak()
 for _, batch in zip(range(3), trainer.batches(0)):
     trainer.step(batch, 0.1)
@@ -144,12 +156,23 @@ def test_a_batch_takes_what_was_predicted(engine, changes):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
-@pytest.mark.parametrize(("negatives", "num"), [("uniform", 64), pytest.param("shared", 1000, marks=pytest.mark.slow)])
-def test_a_batch_with_negatives_takes_no_more_than_was_predicted_and_not_much_less(negatives, num):
+@pytest.mark.parametrize(
+    ("negatives", "num", "more"),
+    [
+        ("uniform", 64, []),
+        pytest.param("shared", 1000, [], marks=pytest.mark.slow),
+        pytest.param("shared", 1000, ["model.name=SE"], marks=pytest.mark.slow),
+        pytest.param("shared", 1000, ["model.name=HAKE"], marks=pytest.mark.slow),
+        pytest.param(
+            "shared", 1000, ["model.name=MuRP", "model.reciprocal=false", "loss.sides=both"], marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_batch_with_negatives_takes_no_more_than_was_predicted_and_not_much_less(negatives, num, more):
     found = []
     for size in (100, 2500):
         chosen = ["loss.kind=negative sampling", f"loss.negatives={negatives}", f"loss.num_negatives={num}"]
-        words = ["plain", str(size), *chosen]
+        words = ["plain", str(size), *chosen, *more]
         done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
         found.append([float(number) for number in done.stdout.split()])
     grown, predicted = (large - small for small, large in zip(*found, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -73,13 +74,13 @@ class DistanceModel(EmbeddingModel):
 
     def tail_scores(self, f: Factors) -> Tensor:
         if self.meets_between:
-            return -self._to_images(f.mapped_head, f.relations, self.tail_table, self.map_tail)
+            return -self._to_images(f.mapped_head, f.relations, self.tail_table, "tail")
         return -self.distances(f.mapped_head, self.tail_table)
 
     def head_scores(self, f: Factors) -> Tensor:
         if self.isometric:
             return -self.distances(f.mapped_tail, self.head_table)
-        return -self._to_images(self._target(f), f.relations, self.head_table, self.map_head)
+        return -self._to_images(self._target(f), f.relations, self.head_table, "head")
 
     def relation_scores(self, f: Factors) -> Tensor:
         heads = self.map_by_every_relation(f.head)
@@ -90,7 +91,10 @@ class DistanceModel(EmbeddingModel):
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         if self.meets_between or (side == "head" and not self.isometric):
-            return super().candidate_scores(f, candidates, side)
+            if candidates.dim() > 1:
+                return super().candidate_scores(f, candidates, side)
+            points = f.mapped_head if side == "tail" else self._target(f)
+            return -self._to_images(points, f.relations, f.candidates(candidates, side=side), side)
         chosen = f.candidates(candidates, side=side)
         image = f.mapped_head if side == "tail" else f.mapped_tail
         if candidates.dim() == 1:
@@ -100,17 +104,24 @@ class DistanceModel(EmbeddingModel):
     def _target(self, f: Factors) -> Tensor:
         return f.mapped_tail if self.meets_between else f.tail
 
-    def _to_images(
-        self, points: Tensor, relations: Tensor, table: Tensor, apply: Callable[[Tensor, Tensor], Tensor]
-    ) -> Tensor:
+    def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
+        """Where each of some relations, `(num_relations,)`, takes vectors `(n, width)` of a side."""
+        apply = self.map_head if side == "head" else self.map_tail
+
+        def taken(relation: Tensor, vectors: Tensor) -> Tensor:
+            return apply(vectors, relation.expand(len(vectors)))
+
+        return [partial(taken, relation) for relation in relations]
+
+    def _to_images(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
         """From each point to where its relation takes every row of a table; a table is mapped once a relation."""
         groups = Groups(relations)
 
-        def to_images(group: Tensor, relation: Tensor) -> Tensor:
-            return self.distances(group, apply(table, relation.expand(len(table))))
+        def to_images(take: Callable[[Tensor], Tensor], group: Tensor, vectors: Tensor) -> Tensor:
+            return self.distances(group, take(vectors))
 
-        pairs = zip(groups.of(points), groups.distinct, strict=True)
-        found = [made_again(to_images, group, relation) for group, relation in pairs]
+        pairs = zip(groups.of(points), self.maps_of(groups.distinct, side), strict=True)
+        found = [made_again(partial(to_images, take), group, table) for group, take in pairs]
         return groups.joined(found, empty=points.new_zeros(0, len(table)))
 
 

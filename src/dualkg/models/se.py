@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
+from dualkg.models.base import Side
 from dualkg.models.distance import NormModel
 from dualkg.models.factors import rows
 from dualkg.models.groups import Groups, mapped_by
@@ -32,7 +36,18 @@ class SE(NormModel):
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         return self._mapped(tail, relations, 1)
 
+    def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
+        """By matrices that are fetched once: each look-up has a gradient as large as the table of relations."""
+        matrices = self._matrices(relations, 0 if side == "head" else 1)
+        return [partial(_times, matrix) for matrix in matrices.unbind()]
+
     def _mapped(self, vectors: Tensor, relations: Tensor, which: int) -> Tensor:
         groups = Groups(relations)
-        matrices = rows(self.relations, groups.distinct).view(-1, 2, self.dim, self.dim)[:, which]
-        return mapped_by(matrices, groups, vectors)
+        return mapped_by(self._matrices(groups.distinct, which), groups, vectors)
+
+    def _matrices(self, relations: Tensor, which: int) -> Tensor:
+        return rows(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, which]
+
+
+def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
+    return vectors @ matrix

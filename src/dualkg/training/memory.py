@@ -30,6 +30,7 @@ DRAWN = 4  # whole numbers for each of an image's, while it is drawn which are d
 # For each negative of a triple: its score and what autograd and the loss keep of it, and whole numbers it is drawn by.
 NUMBERS_OF_NEGATIVE, IDS_OF_NEGATIVE = 6, 4
 IDS_OF_SHARED = 2  # where they are scored for all triples at once, and only whether they count is of one alone
+ARRAYS_OF_SHARED = 2  # for each array that scores by distances are made of: itself, and a gradient
 # Copies of its vector, where it is scored for one triple alone: by a product, and in any other way.
 VECTORS_OF_PRODUCT, VECTORS_OF_NEGATIVE = 3, 8
 IDS_OF_ANSWER = 5  # for each answer of training, and each query, at most as many
@@ -133,20 +134,15 @@ def _sampled(need: Need, recipe: Recipe, model: Model, *, num_examples: int) -> 
     choice, held = recipe.loss, model.embedding
     size, width = held.entities.element_size(), held.entities.shape[1]
     num = min(recipe.training.batch_size, num_examples) if choice.negatives == "batch" else choice.num_negatives
-    vectors = VECTORS_OF_PRODUCT if isinstance(model, BilinearModel) else VECTORS_OF_NEGATIVE
-    ids = IDS_OF_NEGATIVE
-    if choice.negatives != "uniform" and _scores_for_all_at_once(model):
-        vectors, ids = 0, IDS_OF_SHARED
-    negative = (NUMBERS_OF_NEGATIVE + vectors * width) * size + ids * ID
+    numbers, ids = VECTORS_OF_PRODUCT if isinstance(model, BilinearModel) else VECTORS_OF_NEGATIVE, IDS_OF_NEGATIVE
+    numbers *= width
+    if choice.negatives != "uniform" and isinstance(model, BilinearModel | DistanceModel):
+        # Candidates of all triples have one vector each; what is kept is what their scores are made of.
+        numbers, ids = ARRAYS_OF_SHARED * model.score_arrays if isinstance(model, DistanceModel) else 0, IDS_OF_SHARED
+    negative = (NUMBERS_OF_NEGATIVE + numbers) * size + ids * ID
+    num *= 2 if choice.sides == "both" else 1
     answers = num_examples * (1 if model.reciprocal else 2) * IDS_OF_ANSWER * ID
     return need._replace(fixed=need.fixed + answers, scores=num * negative, at_once=sys.maxsize)
-
-
-def _scores_for_all_at_once(model: Model) -> bool:
-    """Whether the same candidates for all triples have one vector each, not one for every triple."""
-    if isinstance(model, DistanceModel):
-        return not model.meets_between and (model.reciprocal or model.isometric)
-    return isinstance(model, BilinearModel)
 
 
 def _kernels(model: Model) -> Need:
