@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import dualkg as kg
+from dualkg.answers import Answer
+from dualkg.cli.asking import _without_itself
+from tests.conftest import graph_of
 
 
 @pytest.fixture
@@ -129,6 +135,31 @@ def test_predict_in_all_directions(dualkg, world_run):
     assert {answer["name"]: answer["split"] for answer in between["answers"]}["capital"] == "train"
     one = dualkg("predict", world_run, "--head", "France", "--relation", "capital", "--tail", "Paris", "--json").json
     assert one["answers"][0]["split"] == "train"
+
+
+@pytest.mark.parametrize("given", ["--head", "--tail"])
+def test_an_entity_is_no_answer_about_itself(dualkg, world_run, given):
+    """Though of a relation that is nearly its own inverse a model scores nothing higher."""
+    run = kg.load_run(world_run)
+    predictor, ask = (
+        kg.Predictor(run.model, run.graph),
+        ["predict", world_run, given, "France", "--relation", "borders"],
+    )
+    scored = (
+        predictor.tails("France", "borders", k=6) if given == "--head" else predictor.heads("borders", "France", k=6)
+    )
+    told = dualkg(*ask, "--top", 5, "--json").json["answers"]
+    assert [answer["name"] for answer in told] == [answer.name for answer in scored if answer.name != "France"][:5]
+    assert "France" in [answer.name for answer in scored]
+
+
+def test_where_entities_are_often_their_own_answers_they_stay():
+    graph = graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)])
+    answers = [Answer("e0", "e0", 0, 1.0), Answer("e1", "e1", 1, 0.5)]
+    assert _without_itself(answers, "e0", "r0", graph) == answers
+    assert _without_itself(answers, "e0", "r1", graph) == answers[1:]
+    known = [replace(answers[0], split="valid"), answers[1]]
+    assert _without_itself(known, "e0", "r1", graph) == known
 
 
 def test_similar(dualkg, world_run):

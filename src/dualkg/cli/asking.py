@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, cast
 from dualkg.answers import Answer, Predictor
 from dualkg.answers.beliefs import beliefs_of
 from dualkg.answers.predictor import Known
-from dualkg.data.graph import Split
+from dualkg.data.graph import Graph, Split
+from dualkg.data.loops import looping_relations
 from dualkg.errors import RequestError
 from dualkg.evaluation import Report
 from dualkg.evaluation import evaluate as evaluate_model
@@ -51,12 +52,22 @@ def ask(
         case (str(), str(), str()):
             return question, [predictor.judge(head, relation, tail)]
         case (str(), str(), None):
-            return question, searching.tails(head, relation, k=top, known=known)
+            found = searching.tails(head, relation, k=top + 1, known=known)
+            return question, _without_itself(found, head, relation, predictor.graph)[:top]
         case (None, str(), str()):
-            return question, searching.heads(relation, tail, k=top, known=known)
+            found = searching.heads(relation, tail, k=top + 1, known=known)
+            return question, _without_itself(found, tail, relation, predictor.graph)[:top]
         case (str(), None, str()):
             return question, predictor.relations(head, tail, k=top, known=known)
     raise RequestError("A question gives two of --head, --relation and --tail, and asks for the third.")
+
+
+def _without_itself(answers: list[Answer], entity: str, relation: str, graph: Graph) -> list[Answer]:
+    """Those that are not the entity that was asked about, unless the graph has that triple, or many such ones."""
+    if graph.relations.id(relation) in looping_relations(graph):
+        return answers
+    itself = graph.entities.id(entity)
+    return [answer for answer in answers if answer.id != itself or answer.known]
 
 
 def asked_by(path: Path, *, device: str | None, calibrated: bool) -> Predictor:

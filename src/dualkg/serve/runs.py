@@ -10,9 +10,9 @@ from typing import Any
 
 from dualkg.answers import Predictor
 from dualkg.answers.beliefs import load_beliefs
-from dualkg.answers.completion import looping_relations
 from dualkg.answers.lookup import Finder
 from dualkg.answers.many import ManyPredictor
+from dualkg.data.loops import looping_relations
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.training import Run, RunFolder, load_run

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dualkg.answers.completion import looping_relations
 from dualkg.answers.completion.narrowing import Narrowing
+from dualkg.data.loops import looping_relations
 from tests.conftest import graph_of
 
 

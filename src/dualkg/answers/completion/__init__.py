@@ -5,6 +5,5 @@ from __future__ import annotations
 from dualkg.answers.completion.check import Check, sizes_up_to, study
 from dualkg.answers.completion.completion import complete
 from dualkg.answers.completion.listing import Completion, check_file
-from dualkg.answers.completion.narrowing import looping_relations
 
-__all__ = ["Check", "Completion", "check_file", "complete", "looping_relations", "sizes_up_to", "study"]
+__all__ = ["Check", "Completion", "check_file", "complete", "sizes_up_to", "study"]

@@ -10,20 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dualkg.data.graph import SPLITS, Graph, Triples
+from dualkg.data.loops import looping_relations
 from dualkg.data.vocabulary import Vocabulary
 
 Ids = npt.NDArray[np.int64]
 Names = Sequence[str | int]
-LOOPS = 0.01  # the least share of a relation's triples that are loops, for another one to be worth asking about
-
-
-def looping_relations(graph: Graph) -> frozenset[int]:
-    """The relations by which train relates entities to themselves, more often than by mistake."""
-    counts = [
-        np.bincount(triples[:, 1], minlength=graph.shape.num_relations)
-        for triples in (graph.train, graph.train[graph.train[:, 0] == graph.train[:, 2]])
-    ]
-    return frozenset(np.flatnonzero((counts[1] > 0) & (counts[1] >= LOOPS * counts[0])).tolist())
 
 
 class ByRelation:

@@ -116,10 +116,7 @@ async def _ids(whom: Asked, question: PageQuestion) -> dict[str, int]:
 
 
 def no_answer(run: ServedRun, find: Part, ids: dict[str, int]) -> int | None:
-    """The asked entity itself, which is no new answer unless the relation often relates one to itself in train.
-
-    Models like it all the same: of a relation that is its own inverse, nothing scores higher.
-    """
+    """The asked entity itself, which is no new answer unless the relation often relates one to itself in train."""
     if find == "relation" or ids["relation"] in run.looping:
         return None
     return ids["head" if find == "tail" else "tail"]
