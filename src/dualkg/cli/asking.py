@@ -19,6 +19,8 @@ from dualkg.training.start import choose_device
 if TYPE_CHECKING:
     from dualkg.answers.index import IndexedPredictor
 
+    Asked = Predictor | IndexedPredictor
+
 
 def evaluate_run(path: Path, *, split: str, device: str | None) -> Report:
     run = load_run(path)
@@ -52,14 +54,24 @@ def ask(
         case (str(), str(), str()):
             return question, [predictor.judge(head, relation, tail)]
         case (str(), str(), None):
-            found = searching.tails(head, relation, k=top + 1, known=known)
-            return question, _without_itself(found, head, relation, predictor.graph)[:top]
+            return question, best_tails(searching, head, relation, top=top, known=known)
         case (None, str(), str()):
-            found = searching.heads(relation, tail, k=top + 1, known=known)
-            return question, _without_itself(found, tail, relation, predictor.graph)[:top]
+            return question, best_heads(searching, relation, tail, top=top, known=known)
         case (str(), None, str()):
             return question, predictor.relations(head, tail, k=top, known=known)
     raise RequestError("A question gives two of --head, --relation and --tail, and asks for the third.")
+
+
+def best_tails(asked: Asked, head: str, relation: str, *, top: int, known: Known = "mark") -> list[Answer]:
+    """Of (head, relation, ?), but for the head; one more is asked for, as one may be left out."""
+    found = asked.tails(head, relation, k=top + 1, known=known)
+    return _without_itself(found, head, relation, asked.graph)[:top]
+
+
+def best_heads(asked: Asked, relation: str, tail: str, *, top: int, known: Known = "mark") -> list[Answer]:
+    """Of (?, relation, tail), but for the tail."""
+    found = asked.heads(relation, tail, k=top + 1, known=known)
+    return _without_itself(found, tail, relation, asked.graph)[:top]
 
 
 def _without_itself(answers: list[Answer], entity: str, relation: str, graph: Graph) -> list[Answer]:

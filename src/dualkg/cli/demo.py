@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from dualkg.answers import Answer, Predictor
 from dualkg.cli import show
+from dualkg.cli.asking import best_heads, best_tails
 from dualkg.data import load_graph
 from dualkg.files import write_text
 from dualkg.training import Run, train_recipe
@@ -85,10 +86,10 @@ def _ask(screen: Console, predictor: Predictor) -> None:
     table.columns[1].no_wrap = False
     for head, relation, tail in QUESTIONS:
         if head is not None:
-            answers = predictor.tails(head, relation, k=5)
+            answers = best_tails(predictor, head, relation, top=5)
         else:
             assert tail is not None
-            answers = predictor.heads(relation, tail, k=5)
+            answers = best_heads(predictor, relation, tail, top=5)
         table.add_row(escape(f"{head or '?'}  {relation}  {tail or '?'}"), ", ".join(_shown(a) for a in answers))
     screen.print(table)
 

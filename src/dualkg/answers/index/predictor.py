@@ -20,12 +20,13 @@ class IndexedPredictor:
     def __init__(self, predictor: Predictor, index: ModelIndex) -> None:
         index.check_model(predictor.model)
         self.predictor = predictor
+        self.graph = predictor.graph
         self.index = index
 
     @torch.no_grad()
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
         """Answer (head, relation, ?), best first."""
-        plain, graph = self.predictor, self.predictor.graph
+        plain, graph = self.predictor, self.graph
         h, r = graph.entities.id(head), graph.relations.id(relation)
         questions = Questions.for_tails(plain.model, plain._ids(h), plain._ids(r))
         found = self._best(questions, plain.splits_of(h, r), k=k, known=known)
@@ -36,7 +37,7 @@ class IndexedPredictor:
     @torch.no_grad()
     def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
         """Answer (?, relation, tail), best first."""
-        plain, graph = self.predictor, self.predictor.graph
+        plain, graph = self.predictor, self.graph
         r, t = graph.relations.id(relation), graph.entities.id(tail)
         questions = Questions.for_heads(plain.model, plain._ids(r), plain._ids(t))
         found = self._best(questions, plain.splits_of(t, r + graph.shape.num_relations), k=k, known=known)
@@ -46,7 +47,7 @@ class IndexedPredictor:
 
     def _best(self, questions: Questions, splits: dict[int, str], *, k: int, known: Known) -> list[Answer] | None:
         """The best answers, or none where the index found too few or the request is one to be refused."""
-        names = self.predictor.graph.entities
+        names = self.graph.entities
         omitted = set(splits) if known == "omit" else set()
         index = self.index.for_side(questions.side)
         wanted = min(k, index.shape[0] - len(omitted))
