@@ -90,11 +90,11 @@ class DistanceModel(EmbeddingModel):
         return torch.stack([-self.distance(*images) for images in zip(heads, tails, strict=True)], dim=-1)
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        if self.meets_between or (side == "head" and not self.isometric):
-            if candidates.dim() > 1:
-                return super().candidate_scores(f, candidates, side)
-            points = f.mapped_head if side == "tail" else self._target(f)
+        if self.meets_between and candidates.dim() == 1:
+            points = f.mapped_head if side == "tail" else f.mapped_tail
             return -self._to_images(points, f.relations, f.candidates(candidates, side=side), side)
+        if self.meets_between or (side == "head" and not self.isometric):  # without asking a GPU for sizes
+            return super().candidate_scores(f, candidates, side)
         chosen = f.candidates(candidates, side=side)
         image = f.mapped_head if side == "tail" else f.mapped_tail
         if candidates.dim() == 1:

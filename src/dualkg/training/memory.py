@@ -136,13 +136,20 @@ def _sampled(need: Need, recipe: Recipe, model: Model, *, num_examples: int) -> 
     num = min(recipe.training.batch_size, num_examples) if choice.negatives == "batch" else choice.num_negatives
     numbers, ids = VECTORS_OF_PRODUCT if isinstance(model, BilinearModel) else VECTORS_OF_NEGATIVE, IDS_OF_NEGATIVE
     numbers *= width
-    if choice.negatives != "uniform" and isinstance(model, BilinearModel | DistanceModel):
+    if choice.negatives != "uniform" and _scores_for_all_at_once(model):
         # Candidates of all triples have one vector each; what is kept is what their scores are made of.
         numbers, ids = ARRAYS_OF_SHARED * model.score_arrays if isinstance(model, DistanceModel) else 0, IDS_OF_SHARED
     negative = (NUMBERS_OF_NEGATIVE + numbers) * size + ids * ID
     num *= 2 if choice.sides == "both" else 1
     answers = num_examples * (1 if model.reciprocal else 2) * IDS_OF_ANSWER * ID
     return need._replace(fixed=need.fixed + answers, scores=num * negative, at_once=sys.maxsize)
+
+
+def _scores_for_all_at_once(model: Model) -> bool:
+    """Whether the same candidates for all triples have one vector each, not one for every triple."""
+    if isinstance(model, DistanceModel):
+        return model.meets_between or model.reciprocal or model.isometric
+    return isinstance(model, BilinearModel)
 
 
 def _kernels(model: Model) -> Need:
