@@ -21,8 +21,9 @@ class HAKE(AngleModel):
     """Entities in polar coordinates, relations stretch and turn them (Zhang et al., 2020).
 
     −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
-    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned; b is kept
-    in units of half a turn as it is stored, so that both distances are of the size of the numbers in the tables.
+    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned. They begin
+    as `modulus_weight`, and as `phase_weight` times the stored number of half a turn, so that both distances are of the
+    size of the numbers in the tables, and one learning rate moves b as far, for its size, as it moves the angles.
     """
 
     meets_between = True
@@ -35,7 +36,7 @@ class HAKE(AngleModel):
     ) -> None:
         super().__init__(shape, **choices)
         self.usual_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
-        self.weights = nn.Parameter(torch.tensor([modulus_weight, phase_weight]))
+        self.scales = nn.Parameter(torch.tensor([modulus_weight, phase_weight * self.half_turn.item()]))
 
     @property
     def choices(self) -> dict[str, object]:
@@ -120,4 +121,4 @@ class HAKE(AngleModel):
         return (self.angles(phase) / 2).sin().abs().sum(-1)
 
     def _weighted(self, apart: Tensor, turned: Tensor) -> Tensor:
-        return self.weights[0] * apart + self.weights[1] * self.half_turn * turned
+        return self.scales[0] * apart + self.scales[1] * turned
