@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.models import DISTANCE, distance
+from dualkg.models import DISTANCE, distance, se
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.engines import choose_engine
 from tests.models.test_contract import all_triples, build
@@ -150,6 +150,24 @@ def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differenc
         gradients = torch.autograd.grad(found, (one, other), upstream)
     torch.testing.assert_close(found, whole)
     for mine, exact in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(mine, exact)
+
+
+@pytest.mark.parametrize("side", ["tail", "head"])
+@pytest.mark.parametrize("at_once", [1, 2 * 21, 2**22])
+def test_squares_of_se_by_products_are_those_of_differences(monkeypatch, side, at_once):
+    """Relation by relation, two at a time and all at once, with gradients; some relations are not asked for."""
+    monkeypatch.setattr(se, "DIFFERENCES", {"cpu": at_once})
+    model = kg.SE(kg.GraphShape(7, 5), dim=3, norm="squared", reciprocal=False, init_scale=0.5)
+    given, relations = torch.tensor([0, 3, 3, 6, 2]), torch.tensor([4, 0, 2, 0, 4])
+    products = model.score_tails(given, relations) if side == "tail" else model.score_heads(relations, given)
+    every = torch.arange(7).expand(5, 7)
+    ends = (given[:, None].expand(5, 7), every) if side == "tail" else (every, given[:, None].expand(5, 7))
+    differences = model.score(ends[0].flatten(), relations.repeat_interleave(7), ends[1].flatten()).view(5, 7)
+    torch.testing.assert_close(products, differences)
+    upstream = torch.randn(5, 7)
+    gradients = [torch.autograd.grad(scores, tuple(model.parameters()), upstream) for scores in (products, differences)]
+    for mine, exact in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, exact)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.models.base import Side
-from dualkg.models.distance import NormModel
+from dualkg.models.distance import DIFFERENCES, NormModel, made_again
 from dualkg.models.factors import rows
 from dualkg.models.groups import Groups, mapped_by
 
@@ -41,12 +41,33 @@ class SE(NormModel):
         matrices = self._matrices(relations, 0 if side == "head" else 1)
         return [partial(_times, matrix) for matrix in matrices.unbind()]
 
+    def _to_images(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
+        """Squared, by products for all relations at once: ‖p − t R‖² = ‖p‖² − 2 (p Rᵀ)·t + ‖t R‖²."""
+        if self.norm != "squared":
+            return super()._to_images(points, relations, table, side)
+        groups = Groups(relations)
+        matrices = self._matrices(groups.distinct, 0 if side == "head" else 1)
+        back = mapped_by(matrices.transpose(1, 2), groups, points)
+        lengths = rows(squared_lengths(table, matrices), torch.searchsorted(groups.distinct, relations.contiguous()))
+        return points.square().sum(-1, keepdim=True) + lengths - 2 * back @ table.T
+
     def _mapped(self, vectors: Tensor, relations: Tensor, which: int) -> Tensor:
         groups = Groups(relations)
         return mapped_by(self._matrices(groups.distinct, which), groups, vectors)
 
     def _matrices(self, relations: Tensor, which: int) -> Tensor:
         return rows(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, which]
+
+
+def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
+    """‖t R‖² of each row of `(n, width)` under each of `(num_matrices, width, width)`: `(num_matrices, n)`."""
+    size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
+    parts = [made_again(_squared_lengths, table, part) for part in matrices.split(size)]  # type: ignore[no-untyped-call]
+    return torch.cat(parts)
+
+
+def _squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
+    return torch.matmul(table, matrices).square().sum(-1)
 
 
 def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
