@@ -88,7 +88,7 @@ def test_a_row_without_a_recipe_is_told(recipes):
 
 def test_graphs_are_known_by_name():
     assert graph_named("fb15K-237") == "FB15k-237"
-    with pytest.raises(kg.RequestError, match="'FB15k' is no graph of the paper"):
+    with pytest.raises(kg.RequestError, match="'FB15k' is no graph of these tables"):
         graph_named("FB15k")
 
 

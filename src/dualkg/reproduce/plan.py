@@ -11,7 +11,7 @@ import dualkg
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.training.recipe import Recipe, load_recipe
 
-GRAPHS = ("WN18RR", "FB15k-237", "YAGO3-10", "YAGO3-10-quarter")
+GRAPHS = ("WN18RR", "FB15k-237", "YAGO3-10", "YAGO3-10-quarter", "world")
 
 
 @dataclass(frozen=True)
@@ -165,9 +165,9 @@ def rows_with_recipes(rows: Iterable[Row], graph: str) -> list[Row]:
 
 
 def graph_named(name: str) -> str:
-    """The name of a graph of the paper as it is written, case aside."""
+    """The name of a graph that is reproduced on, as it is written, case aside."""
     found = next((graph for graph in GRAPHS if graph.casefold() == name.casefold()), None)
     if found is None:
         near = did_you_mean(name, GRAPHS) or f" There are {', '.join(GRAPHS)}."
-        raise RequestError(f"'{name}' is no graph of the paper.{near}")
+        raise RequestError(f"'{name}' is no graph of these tables.{near}")
     return found
