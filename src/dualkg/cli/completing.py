@@ -38,7 +38,7 @@ def complete(
         bool, typer.Option("--check", help="No list: count the test triples that stand in one made without them.")
     ] = False,
     precision: Annotated[
-        str, typer.Option(help="float32; or tf32, by which a GPU rules out triples faster. Numbers shown are float32.")
+        str, typer.Option(help="float32; or tf32, for a GPU to rule out triples by. Numbers shown are float32.")
     ] = "float32",
     device: options.Device = None,
     threads: options.Threads = None,

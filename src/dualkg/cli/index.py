@@ -23,7 +23,9 @@ app = typer.Typer()
 def index(
     run: options.RunPath,
     kind: Annotated[str, typer.Option(help="exact, ivf, hnsw or sq8.")] = "ivf",
-    recall: Annotated[float, typer.Option(help="The share of the best 10 that ivf, hnsw and sq8 must find.")] = 0.95,
+    recall: Annotated[
+        float, typer.Option(help="The share of the best 10, and of the best 100, that ivf, hnsw and sq8 must find.")
+    ] = 0.95,
     form: Annotated[
         str | None, typer.Option(help="How exact keeps its table: float32, float16, bf16, int8 or sparse.")
     ] = None,

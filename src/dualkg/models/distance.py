@@ -151,7 +151,7 @@ class NormModel(DistanceModel):
         return difference.square().sum(-1)
 
     def distances(self, one: Tensor, other: Tensor) -> Tensor:
-        """Without a difference of any two vectors, but for the sum of complex moduli."""
+        """Without an array of all differences, but for the sum of complex moduli where there is no kernel."""
         if self.norm == "squared":
             squares: Tensor = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
             return squares - 2 * one @ other.T

@@ -31,14 +31,14 @@ class SE(NormModel):
         return nn.Parameter(same + self.init_noise(rows, width))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return self._mapped(head, relations, 0)
+        return self._mapped(head, relations, "head")
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        return self._mapped(tail, relations, 1)
+        return self._mapped(tail, relations, "tail")
 
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
         """By matrices that are fetched once: each look-up has a gradient as large as the table of relations."""
-        matrices = self._matrices(relations, 0 if side == "head" else 1)
+        matrices = self._matrices(relations, side)
         return [partial(_times, matrix) for matrix in matrices.unbind()]
 
     def _to_images(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
@@ -46,17 +46,17 @@ class SE(NormModel):
         if self.norm != "squared":
             return super()._to_images(points, relations, table, side)
         groups = Groups(relations)
-        matrices = self._matrices(groups.distinct, 0 if side == "head" else 1)
+        matrices = self._matrices(groups.distinct, side)
         back = mapped_by(matrices.transpose(1, 2), groups, points)
         lengths = rows(squared_lengths(table, matrices), torch.searchsorted(groups.distinct, relations.contiguous()))
         return points.square().sum(-1, keepdim=True) + lengths - 2 * back @ table.T
 
-    def _mapped(self, vectors: Tensor, relations: Tensor, which: int) -> Tensor:
+    def _mapped(self, vectors: Tensor, relations: Tensor, side: Side) -> Tensor:
         groups = Groups(relations)
-        return mapped_by(self._matrices(groups.distinct, which), groups, vectors)
+        return mapped_by(self._matrices(groups.distinct, side), groups, vectors)
 
-    def _matrices(self, relations: Tensor, which: int) -> Tensor:
-        return rows(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, which]
+    def _matrices(self, relations: Tensor, side: Side) -> Tensor:
+        return rows(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, 0 if side == "head" else 1]
 
 
 def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:

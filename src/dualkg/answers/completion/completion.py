@@ -47,7 +47,7 @@ def complete(
     are common among those of the relation in train, or `loops` are asked for. `watch` is told how many queries of how
     many are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from
     there.
-    With `precision="tf32"` a GPU rules out triples faster; those that are kept are scored in float32 all the same.
+    With `precision="tf32"` a GPU rules out triples by that; those that are kept are scored in float32 all the same.
     """
     model.check_shape(graph.shape)
     check_precision(precision, model.device)
