@@ -70,6 +70,13 @@ def test_every_relative_link_leads_somewhere(page):
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_prose_is_as_wide_as_code(page):
+    """Tables and what is typed or printed aside."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    assert [line for line in text.splitlines() if len(line) > 120 and not line.startswith(("|", "    "))] == []
+
+
 def anchors_of(page: Path) -> set[str]:
     """The anchors of a page's headings, as they are made where the pages are shown."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.M)
