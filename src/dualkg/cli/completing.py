@@ -37,17 +37,13 @@ def complete(
     check: Annotated[
         bool, typer.Option("--check", help="No list: count the test triples that stand in one made without them.")
     ] = False,
-    precision: Annotated[
-        str, typer.Option(help="float32; or tf32, for a GPU to rule out triples by. Numbers shown are float32.")
-    ] = "float32",
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
     """Write the most plausible triples that the graph does not have; stopped, the same command goes on."""
     options.set_threads(threads)
-    narrowing: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types}
-    narrowing |= {"loops": loops, "precision": precision}
+    narrowing: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
     if check:
         if out is not None or min_probability:
             raise RequestError("--check writes no list. Leave out --out and --min-probability.")

@@ -60,7 +60,6 @@ def test_the_check_is_a_table_and_json(typed, run):
         (("--out", "new.tsv", "--relation", "r7"), "No relation is named 'r7' among the 3 known"),
         (("--out", "new.tsv", "--head", "e33"), "No entity is named 'e33' among the 20 known. Did you mean"),
         (("--out", "new.tsv", "--min-probability", "2"), "A probability is between 0 and 1"),
-        (("--out", "new.tsv", "--precision", "half"), "Precision is one of float32, tf32; 'half' came"),
         (("--out", "new.tsv", "--top", "0"), "At least one triple must be asked for; top is 0"),
         (("--check", "--out", "new.tsv"), "--check writes no list"),
     ],

@@ -28,20 +28,20 @@ class Asked:
     new_answers: Tensor  # whether an entity is new as an answer, 0 or 1, `(num_entities,)`
 
 
-def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int, margin: float = 0.0) -> Found:
+def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> Found:
     """The new triples of a block with as much evidence as is needed: the best `top`, and what ties with the last.
 
     `needed` is for answers that train has on their side, and for new ones, `(2,)`; there are so many triples of either.
-    `given` is in order. Where evidence may be off by a `margin`, all that might be among them are.
+    `given` is in order.
     """
-    needed = (needed - margin).clamp(min=LEAST).to(asked.answers.device)
+    needed = needed.clamp(min=LEAST).to(asked.answers.device)
     given, answers, scores = _likely(asked, given, needed)
     answers, scores, turned = _from_the_other_end(asked, given, answers, scores, needed)
     if not scores.numel():
         return Found.none()
     evidence = turned - asked.second.normalizers[answers]
     evidence.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
-    enough = _enough(evidence, asked.new_answers[answers], needed, top, margin)
+    enough = _enough(evidence, asked.new_answers[answers], needed, top)
     rows, columns = (evidence >= enough).nonzero(as_tuple=True)
     ends, scored = (given[rows], answers[columns]), scores
     if asked.first.side == "head":
@@ -103,7 +103,7 @@ def _from_the_other_end(
     return answers[columns], scores[:, columns], turned[:, columns]
 
 
-def _enough(evidence: Tensor, new: Tensor, needed: Tensor, top: int, margin: float) -> Tensor:
+def _enough(evidence: Tensor, new: Tensor, needed: Tensor, top: int) -> Tensor:
     """For each answer what is needed, or where more than `top` triples with its kind of answers have that: their best.
 
     Which of two kinds is more probable is not told by evidence alone, so each is looked at for itself.
@@ -113,6 +113,6 @@ def _enough(evidence: Tensor, new: Tensor, needed: Tensor, top: int, margin: flo
         columns = (new == kind).nonzero().squeeze(1)
         of_kind = evidence if len(columns) == len(new) else evidence[:, columns]
         if int((of_kind >= needed[kind]).sum()) > top:
-            last = float(of_kind.flatten().topk(top).values[-1]) - 2 * margin
+            last = float(of_kind.flatten().topk(top).values[-1])
             enough[columns] = enough[columns].clamp(min=last)
     return enough

@@ -13,7 +13,6 @@ from dualkg.answers.completion.kept import Keeper, choices_of
 from dualkg.answers.completion.listing import Completion
 from dualkg.answers.completion.narrowing import Names, Narrowing
 from dualkg.answers.completion.pool import Pool
-from dualkg.answers.completion.precision import Precision, check_precision
 from dualkg.answers.completion.search import Search, State
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.errors import RequestError
@@ -36,7 +35,6 @@ def complete(
     types: bool = False,
     loops: bool = False,
     known: Sequence[str] = SPLITS,
-    precision: Precision = "float32",
     watch: Watch | None = None,
     part: str | Path | None = None,
 ) -> Completion:
@@ -47,14 +45,12 @@ def complete(
     are common among those of the relation in train, or `loops` are asked for. `watch` is told how many queries of how
     many are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from
     there.
-    With `precision="tf32"` a GPU rules out triples by that; those that are kept are scored in float32 all the same.
     """
     model.check_shape(graph.shape)
-    check_precision(precision, model.device)
     _check(top, min_probability, calibration, graph)
     narrowing = Narrowing.of(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
     prospects = Prospects.of(calibration, graph) if calibration is not None else None
-    search = Search(model, narrowing, prospects, precision=precision)
+    search = Search(model, narrowing, prospects)
     state = State(Pool(top, prospects, min_probability))
     keeper = Keeper(Path(part), choices_of(model, narrowing, state.pool)) if part is not None else None
     state = keeper.load(state) if keeper else state

@@ -14,9 +14,7 @@ from dualkg.answers.completion.block import Asked, best_of
 from dualkg.answers.completion.narrowing import Narrowing
 from dualkg.answers.completion.parts import Part, Parts
 from dualkg.answers.completion.pool import Found, Pool
-from dualkg.answers.completion.precision import Precision, exactly, margin_of
 from dualkg.answers.completion.queries import Queries
-from dualkg.kernels.precision import products_in
 from dualkg.models.base import Model, Side
 
 
@@ -32,15 +30,8 @@ class State:
 class Search:
     """A model asked about the triples of a narrowing."""
 
-    def __init__(
-        self,
-        model: Model,
-        narrowing: Narrowing,
-        prospects: Prospects | None = None,
-        *,
-        precision: Precision = "float32",
-    ) -> None:
-        self.model, self.narrowing, self.precision = model, narrowing, precision
+    def __init__(self, model: Model, narrowing: Narrowing, prospects: Prospects | None = None) -> None:
+        self.model, self.narrowing = model, narrowing
         self._parts = Parts(narrowing, prospects)
         self._in_order = self._parts.in_order()
 
@@ -59,15 +50,13 @@ class Search:
 
     def _part(self, part: Part, before: int, state: State) -> Generator[State, None, State]:
         skipped = max(0, state.num_done - before)
-        if not self._possible(part, state.pool, margin=0.0).any():
+        if not self._possible(part, state.pool).any():
             state = State(state.pool, before + part.num_queries)
             yield state
             return state
         given, asked = self._asked(part, state.asked if skipped else None)
-        margin = margin_of(asked, given, self.precision)
         for block in torch.split(given[skipped:], asked.first.at_once):
-            found = self._best_of(part, asked, block, state.pool, margin)
-            pool = state.pool.joined(exactly(found, self.model) if margin else found)
+            pool = state.pool.joined(self._best_of(part, asked, block, state.pool))
             skipped += len(block)
             state = State(pool, before + skipped, asked.second.asked.clone())
             yield state
@@ -79,21 +68,20 @@ class Search:
         needed = pool.needed(part.relation)
         return (needed if part.side == "tail" else needed.T)[part.new_given]
 
-    def _possible(self, part: Part, pool: Pool, *, margin: float) -> Tensor:
+    def _possible(self, part: Part, pool: Pool) -> Tensor:
         """Whether answers that are new or not may make triples among the best: evidence is never above 0."""
         asked_for = torch.zeros(2, dtype=torch.bool)
         asked_for[list(part.new_answers)] = True
-        return asked_for & (self._needed(part, pool) - margin <= 0)
+        return asked_for & (self._needed(part, pool) <= 0)
 
-    def _best_of(self, part: Part, asked: Asked, block: Tensor, pool: Pool, margin: float) -> Found:
+    def _best_of(self, part: Part, asked: Asked, block: Tensor, pool: Pool) -> Found:
         """The triples of a block that may be among the best of all."""
-        possible = self._possible(part, pool, margin=margin).to(block.device)
+        possible = self._possible(part, pool).to(block.device)
         answers = asked.answers[possible[asked.new_answers[asked.answers]]]
         if not len(answers):
             return Found.none()
         needed = self._needed(part, pool).float()
-        with products_in(self.precision):
-            return best_of(replace(asked, answers=answers), block, needed=needed, top=pool.top, margin=margin)
+        return best_of(replace(asked, answers=answers), block, needed=needed, top=pool.top)
 
     def _asked(self, part: Part, already: Tensor | None) -> tuple[Tensor, Asked]:
         """What the first queries give, and what is asked of them."""
