@@ -14,7 +14,7 @@ from dualkg.answers.newcomers import Problem, Surroundings, extend_run, extended
 from dualkg.answers.newcomers.descent import least
 from dualkg.answers.newcomers.extension import with_rows
 from dualkg.answers.newcomers.near import Near
-from dualkg.answers.newcomers.queries import queries_of
+from dualkg.answers.newcomers.queries import num_examples, queries_of
 from dualkg.answers.newcomers.solving import minimise, plainly, solve_newcomers
 from dualkg.answers.newcomers.sums import log_sums_with_slopes
 from dualkg.answers.newcomers.surroundings import RIDGE, Penalty
@@ -178,6 +178,13 @@ def test_of_many_examples_some_are_drawn_and_count_for_all(graph):
     [queries] = queries_of(model_of(kg.CP, graph), graph.train, most=10)
     assert len(queries.answers) == 10
     assert queries.share * 10 == 2 * len(graph.train)
+
+
+@pytest.mark.parametrize(("num_entities", "wanted"), [(100, 5_000), (10_000_000, 2_500), (100_000_000, 1_000)])
+def test_the_more_numbers_entities_have_the_fewer_examples_are_looked_at(num_entities, wanted):
+    with torch.device("meta"):
+        model = kg.ComplEx(kg.GraphShape(num_entities, 1), dim=2)
+    assert num_examples(model) == wanted
 
 
 def test_newcomers_with_triples_of_each_other_are_solved_in_turns(graph):

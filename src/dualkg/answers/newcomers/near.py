@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.answers.newcomers import rivals
 from dualkg.answers.newcomers.descent import Array
 from dualkg.answers.newcomers.maps import Maps, as_array, maps_of
 from dualkg.answers.newcomers.problem import Problem, Role
@@ -47,12 +48,12 @@ class Near:
     @property
     def is_small(self) -> bool:
         """Whether the few are all, so that it is the problem's own objective everywhere."""
-        return all(are_few(part.candidates) for _, part in self.parts if isinstance(part, Asking))
+        return all(part.is_small for _, part in self.parts if isinstance(part, Looking))
 
     @torch.no_grad()
     def looked(self, rows: Array) -> Near:
-        """The same with the rivals that stand for all of them near these rows."""
-        looked = [(at, part.looked(rows[at]) if isinstance(part, Asking) else part) for at, part in self.parts]
+        """The same with the rivals, and the queries of others, that stand for all of them near these rows."""
+        looked = [(at, part.looked(rows[at]) if isinstance(part, Looking) else part) for at, part in self.parts]
         return replace(self, parts=tuple(looked))
 
     def __call__(self, rows: Array) -> tuple[float, Array]:
@@ -66,15 +67,37 @@ class Near:
 
 @dataclass(frozen=True, eq=False)
 class Rising:
-    """Σ weight · log(1 + exp(⟨row, vector⟩ + constant))."""
+    """Σ weight · log(1 + exp(⟨row, vector⟩ + constant)), and a straight line beside it."""
 
     vectors: Array
     constants: Array
     weights: Array
+    line: tuple[float, Array] | None = None  # its value at 0, and its slope
+
+    @property
+    def is_small(self) -> bool:
+        return are_few(self.vectors)
+
+    def looked(self, row: Array) -> Rising:
+        """Those that rise most at this row, and in the place of all the others the line that touches them there."""
+        if self.is_small:
+            return self
+        losses, rises = softplus(_product(self.vectors, row) + self.constants)
+        rises *= self.weights
+        order = np.argpartition(rises, -rivals.FEW)
+        others, chosen = order[: -rivals.FEW], order[-rivals.FEW :]
+        rises[chosen] = 0
+        slope = _product(self.vectors.T, rises)
+        line = float(self.weights[others] @ losses[others] - slope @ row), slope
+        return Rising(self.vectors[chosen], self.constants[chosen], self.weights[chosen], line)
 
     def __call__(self, row: Array) -> tuple[float, Array]:
         losses, rises = softplus(self.vectors @ row + self.constants)
-        return float(self.weights @ losses), (self.weights * rises) @ self.vectors
+        value, slope = float(self.weights @ losses), (self.weights * rises) @ self.vectors
+        if self.line is None:
+            return value, slope
+        at_zero, straight = self.line
+        return value + at_zero + float(straight @ row), slope + straight
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,6 +112,10 @@ class Asking:
     apart: npt.NDArray[np.bool_] | None  # None where all answers are among the rivals
     few: Few | None = None
 
+    @property
+    def is_small(self) -> bool:
+        return are_few(self.candidates)
+
     def looked(self, row: Array) -> Asking:
         return replace(self, few=Few.of(self.candidates, torch.from_numpy(self.maps(row)).to(self.candidates)))
 
@@ -102,6 +129,9 @@ class Asking:
             losses, rises = np.where(self.apart, softer, losses), rises * np.where(self.apart, slower, 1)
         counts = np.bincount(self.groups, rises, len(sums)).astype(row.dtype)
         return float(self.weights @ losses), self.maps.back(counts[:, None] * means) - rises @ self.vectors
+
+
+Looking = Asking | Rising
 
 
 def _losses(role: Role, maps: Maps) -> Part:
@@ -145,6 +175,11 @@ def _penalty(role: Role, maps: Maps, around: Surroundings) -> Part:
         return 0.5 * float(slope @ row), slope
 
     return by_coordinate
+
+
+def _product(table: Array, vector: Array) -> Array:
+    """Of a large table with a vector, by the threads that PyTorch has anyway."""
+    return as_array(torch.from_numpy(table) @ torch.from_numpy(vector))
 
 
 def softplus(numbers: Array) -> tuple[Array, Array]:

@@ -8,15 +8,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dualkg.answers.newcomers.sums import images_at_once, log_sums
+from dualkg.answers.newcomers.sums import log_sums
 from dualkg.data.graph import Triples
 from dualkg.data.known import with_reciprocals
 from dualkg.models.base import Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.factors import rows
 
-MOST_EXAMPLES = 5_000  # that are looked at: of more, so many are drawn, and count for all
-FEW_EXAMPLES = 1_000  # where there are so many entities that to score all of them for more would take seconds
+FEWEST_EXAMPLES = 1_000
+MOST_EXAMPLES = {"cpu": 5_000, "cuda": 50_000}  # that are looked at: of more, so many are drawn, and count for all
+MOST_PRODUCTS = {"cpu": 10**11, "cuda": 10**13}  # of numbers, to score all entities for them: about a second
 ALMOST_SURE = 1 - 1e-6
 
 
@@ -47,15 +48,17 @@ class Queries:
         return self.sums + torch.log1p(-chances)
 
 
-def num_examples(num_entities: int) -> int:
-    """How many examples are looked at: the fewer, the more entities each is scored against."""
-    return max(FEW_EXAMPLES, min(MOST_EXAMPLES, images_at_once(num_entities)))
+def num_examples(model: BilinearModel) -> int:
+    """How many examples are looked at: the fewer, the more entities each is scored against, and the wider they are."""
+    device = "cuda" if model.device.type == "cuda" else "cpu"
+    quick = MOST_PRODUCTS[device] // max(model.head_table.numel(), 1)
+    return max(FEWEST_EXAMPLES, min(MOST_EXAMPLES[device], quick))
 
 
 def queries_of(model: BilinearModel, train: Triples, *, most: int | None = None) -> Iterator[Queries]:
     """Those of a training split: tails of both directions, or tails and heads where there are no reciprocals."""
     examples = with_reciprocals(train, model.shape.num_relations) if model.reciprocal else train
-    chosen, most = torch.from_numpy(examples).long(), most or num_examples(model.shape.num_entities)
+    chosen, most = torch.from_numpy(examples).long(), most or num_examples(model)
     if len(chosen) > most:
         chosen = chosen[torch.randperm(len(chosen), generator=torch.Generator().manual_seed(0))[:most]]
     share = len(examples) / max(len(chosen), 1) / (1 if model.reciprocal else 2)

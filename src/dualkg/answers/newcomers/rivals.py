@@ -16,7 +16,7 @@ ONE_BY_ONE = 4
 SMALLEST = 1e-30
 
 
-def are_few(candidates: Tensor) -> bool:
+def are_few(candidates: Tensor | Array) -> bool:
     return len(candidates) <= FEW
 
 
