@@ -54,6 +54,8 @@ def test_forms(setting):
 
 
 def test_newcomers(setting, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
     study = answers.study_newcomers
     monkeypatch.setattr(answers, "study_newcomers", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
     [sheet] = answers.newcomers(setting)
@@ -68,3 +70,6 @@ def test_newcomers(setting, monkeypatch):
     by_kind = {(one["way"], one["given"]): one for one in kept(setting, "newcomers")}
     assert sheet.rows[1][2] == f"{by_kind['extended', None]['newcomers']['mrr']:.4f}"
     assert sheet.rows[4][5] == f"{by_kind['retrained', 1]['others']['mrr']:.4f}"
+    page = (setting.records / "figures" / "newcomers-world.md").read_text(encoding="utf-8")
+    assert f"{by_kind['extended', 1]['num_newcomers']} entities of world withheld" in page
+    assert (setting.records / "figures" / "newcomers-world.png").exists()

@@ -89,6 +89,9 @@ def forms(setting: Setting) -> list[Sheet]:
 
 def newcomers(setting: Setting) -> list[Sheet]:
     """Entities that were withheld and placed by a few of their triples, against training anew with those triples."""
+    from dualkg.answers.newcomers.figure import draw_newcomers
+
+    check_extra()
     graph = setting.graph(GRAPH)
     recipe = recipe_of(ASKED, graph.name)
     setting.tell(f"{ASKED.name} on {graph.name}: trained with and without 5 % of the entities.")
@@ -102,7 +105,7 @@ def newcomers(setting: Setting) -> list[Sheet]:
     )
     title = f"New entities: {graph.name}"
     sheet = Sheet(title, columns, list(_newcomer_rows(found)), facts, [note], num_left=2)
-    return [setting.keep("newcomers", sheet, facts, graph=graph)]
+    return [setting.keep("newcomers", sheet, facts, draw_newcomers(found, graph=graph.name), graph=graph)]
 
 
 def _newcomer_rows(found: list[Measured]) -> Iterator[list[str]]:
