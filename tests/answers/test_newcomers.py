@@ -13,7 +13,7 @@ import dualkg as kg
 from dualkg.answers.newcomers import Problem, Surroundings, extend_run, extended, rivals, solving, study, with_newcomer
 from dualkg.answers.newcomers.descent import least
 from dualkg.answers.newcomers.extension import with_rows
-from dualkg.answers.newcomers.near import Near
+from dualkg.answers.newcomers.near import Near, Rising
 from dualkg.answers.newcomers.queries import num_examples, queries_of
 from dualkg.answers.newcomers.solving import minimise, plainly, solve_newcomers
 from dualkg.answers.newcomers.sums import log_sums_with_slopes
@@ -205,7 +205,7 @@ def test_newcomers_with_triples_of_each_other_are_solved_in_turns(graph):
 
 
 def agrees(problem, rows, *, seed):
-    """Near some rows a problem of few rivals has the objective and the gradient there, and is nowhere above."""
+    """Near some rows a problem of few has the objective and the gradient there; how far off it is elsewhere."""
     near, far = Near.of(problem).looked(rows.numpy()), rows_of(problem.around.model, seed=seed)
     (value, slope), (wanted, wanted_slope) = near(rows.numpy()), problem.slope(rows)
     assert value == pytest.approx(float(wanted), rel=1e-12)
@@ -213,9 +213,45 @@ def agrees(problem, rows, *, seed):
     there, step = far.numpy(), 1e-5 * rows_of(problem.around.model, seed=seed + 1).numpy()
     difference = (near(there + step)[0] - near(there - step)[0]) / 2
     assert np.vdot(near(there)[1], step) == pytest.approx(difference, rel=1e-6)
-    below = float(problem.slope(far)[0]) - near(there)[0]
-    assert below >= -1e-9
-    return below
+    return abs(float(problem.slope(far)[0]) - near(there)[0])
+
+
+def test_log_sums_of_few_rivals_are_nowhere_above_those_of_all(monkeypatch):
+    monkeypatch.setattr(rivals, "FEW", 5)
+    random = np.random.default_rng(0)
+    candidates, images = (torch.from_numpy(random.normal(size=(num, 4))) for num in (30, 3))
+    few = rivals.Few.of(candidates, images)
+    for there in (images, images + 1, 3 * images, -images):
+        sums, wanted = few(there.numpy())[0], (there @ candidates.T).logsumexp(1).numpy()
+        assert (sums <= wanted + 1e-12).all()
+        assert (np.abs(sums - wanted).max() < 1e-12) == (there is images)
+
+
+def test_few_that_rise_stand_for_all_where_they_were_chosen(monkeypatch):
+    monkeypatch.setattr(rivals, "FEW", 5)
+    random = np.random.default_rng(0)
+    vectors, constants, weights = random.normal(size=(30, 4)), random.normal(size=30), random.random(30)
+    everyone, row = Rising(vectors, constants, weights), random.normal(size=4)
+    few = everyone.looked(row)
+    assert len(few.vectors) == 6
+    assert few(row)[0] == pytest.approx(everyone(row)[0], rel=1e-12)
+    np.testing.assert_allclose(few(row)[1], everyone(row)[1], rtol=1e-10)
+    assert few(row + 0.1)[0] == pytest.approx(everyone(row + 0.1)[0], rel=0.01)
+    steepest = np.argsort(weights / (1 + np.exp(-vectors @ row - constants)))[-5:]
+    np.testing.assert_array_equal(np.sort(few.constants[:-1]), np.sort(constants[steepest]))
+    assert Rising(vectors[:5], constants[:5], weights[:5]).looked(row)(row + 1)[0] == pytest.approx(
+        weights[:5] @ np.logaddexp(0, vectors[:5] @ (row + 1) + constants[:5])
+    )
+
+
+@pytest.mark.parametrize("weights", [np.zeros(9), np.full(9, 1e-40), np.r_[np.ones(5), np.zeros(4)]])
+def test_of_those_that_weigh_nothing_nothing_is_left(weights, monkeypatch):
+    monkeypatch.setattr(rivals, "FEW", 5)
+    vectors = np.random.default_rng(0).normal(size=(9, 4))
+    everyone, row = Rising(vectors, np.full(9, -50.0), weights), np.ones(4)
+    value, slope = everyone.looked(row)(row)
+    assert value == pytest.approx(everyone(row)[0], abs=1e-12)
+    np.testing.assert_allclose(slope, everyone(row)[1], atol=1e-12)
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])

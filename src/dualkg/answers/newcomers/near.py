@@ -18,11 +18,12 @@ from dualkg.answers.newcomers import rivals
 from dualkg.answers.newcomers.descent import Array
 from dualkg.answers.newcomers.maps import Maps, as_array, maps_of
 from dualkg.answers.newcomers.problem import Problem, Role
-from dualkg.answers.newcomers.rivals import Few, are_few
+from dualkg.answers.newcomers.rivals import SMALLEST, Few, are_few
 from dualkg.answers.newcomers.surroundings import Surroundings
 from dualkg.models.base import Side
 
 PLACES: dict[Side, int] = {"head": 0, "tail": -1}  # of an entity's rows: one, or two
+ALMOST_SURE = 1 - 1e-6
 Part = Callable[[Array], tuple[float, Array]]  # what it adds for a row `(width,)`, and the gradient
 
 
@@ -67,37 +68,40 @@ class Near:
 
 @dataclass(frozen=True, eq=False)
 class Rising:
-    """Σ weight · log(1 + exp(⟨row, vector⟩ + constant)), and a straight line beside it."""
+    """Σ weight · log(1 + exp(⟨row, vector⟩ + constant)), and what is added to it."""
 
     vectors: Array
     constants: Array
     weights: Array
-    line: tuple[float, Array] | None = None  # its value at 0, and its slope
+    more: float = 0.0
 
     @property
     def is_small(self) -> bool:
         return are_few(self.vectors)
 
     def looked(self, row: Array) -> Rising:
-        """Those that rise most at this row, and in the place of all the others the line that touches them there."""
+        """Those that rise most at this row, and one that stands for all others: as high and as steep there as they."""
         if self.is_small:
             return self
         losses, rises = softplus(_product(self.vectors, row) + self.constants)
-        rises *= self.weights
-        order = np.argpartition(rises, -rivals.FEW)
+        steep = self.weights * rises
+        order = np.argpartition(steep, -rivals.FEW)
         others, chosen = order[: -rivals.FEW], order[-rivals.FEW :]
-        rises[chosen] = 0
-        slope = _product(self.vectors.T, rises)
-        line = float(self.weights[others] @ losses[others] - slope @ row), slope
-        return Rising(self.vectors[chosen], self.constants[chosen], self.weights[chosen], line)
+        steep[chosen] = 0
+        weight, slope = self.weights[others].sum(), max(steep.sum(), SMALLEST)
+        mean = _product(self.vectors.T, steep) / slope
+        chance = min(slope / max(weight, SMALLEST), ALMOST_SURE)
+        score = np.log(chance) - np.log1p(-chance)
+        return Rising(
+            np.concatenate([self.vectors[chosen], mean[None]]),
+            np.append(self.constants[chosen], score - mean @ row).astype(row.dtype),
+            np.append(self.weights[chosen], weight).astype(row.dtype),
+            self.more + float(self.weights[others] @ losses[others] + weight * np.log1p(-chance)),
+        )
 
     def __call__(self, row: Array) -> tuple[float, Array]:
         losses, rises = softplus(self.vectors @ row + self.constants)
-        value, slope = float(self.weights @ losses), (self.weights * rises) @ self.vectors
-        if self.line is None:
-            return value, slope
-        at_zero, straight = self.line
-        return value + at_zero + float(straight @ row), slope + straight
+        return float(self.weights @ losses) + self.more, (self.weights * rises) @ self.vectors
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ def plainly(problem: Problem, start: Array, *, tolerance: float) -> Array:
 def by_few_rivals(problem: Problem, start: Array, *, tolerance: float) -> tuple[Array, bool]:
     """A look at all rivals finds few that stand for them nearby; where these lead to is the next look.
 
-    The second answer is whether that came to an end. It need not, for their objective is below that of all.
+    The second answer is whether that came to an end. It need not, for elsewhere their objective is not that of all.
     """
     everyone, past = Near.of(problem), Past(maxlen=MEMORY)
     point, near = start, _by_triple(problem, everyone.looked(start))
@@ -135,7 +135,7 @@ def solve_newcomers(triples: Triples, around: Surroundings) -> Tensor:
 
 def are_solved_together(newcomers: Tensor) -> bool:
     """On a GPU, to which one alone is hardly less work than all; a CPU is faster with few rivals of one at a time."""
-    return newcomers.is_cuda and len(newcomers) > 1
+    return newcomers.is_cuda
 
 
 @dataclass(frozen=True, eq=False)
