@@ -73,3 +73,17 @@ def test_newcomers(setting, monkeypatch):
     page = (setting.records / "figures" / "newcomers-world.md").read_text(encoding="utf-8")
     assert f"{by_kind['extended', 1]['num_newcomers']} entities of world withheld" in page
     assert (setting.records / "figures" / "newcomers-world.png").exists()
+
+
+def test_reasons(setting, monkeypatch):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("sklearn")
+    study = answers.study_reasons
+    monkeypatch.setattr(answers, "study_reasons", lambda *a, **k: study(*a, **k, counts=(2,), most_answers=9))
+    [sheet] = answers.reasons(setting)
+    assert [row[:2] for row in sheet.rows] == [["nothing", "0"], ["reasons", "2"], ["any", "2"], ["against", "2"]]
+    by_way = {one["way"]: one for one in kept(setting, "reasons")}
+    assert sheet.rows[1][2] == f"{by_way['reasons']['metrics']['mrr']:.4f}"
+    assert sheet.rows[3][4:7] == [f"{by_way['against'][name]:.2f}" for name in ("fall", "expected", "agreement")]
+    assert sheet.rows[0][4:7] == ["–"] * 3
+    assert (setting.records / "figures" / "reasons-world.svg").exists()

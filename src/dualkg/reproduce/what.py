@@ -79,4 +79,5 @@ REPRODUCTIONS: dict[str, Callable[[Setting], list[Sheet]]] = {
     "calibration": answers.calibration,
     "forms": answers.forms,
     "newcomers": answers.newcomers,
+    "reasons": answers.reasons,
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from dualkg.analysis.extra import needing
@@ -126,6 +127,13 @@ def entitle(axes: Axes, title: str, below: str = "") -> None:
     axes.set_title(title, pad=22 if below else 8)
     if below:
         axes.annotate(below, (0, 1), (0, 8), xycoords="axes fraction", textcoords="offset points", color=QUIET)
+
+
+def line_of_seeds(axes: Axes, values: Mapping[float, Sequence[float]], *, name: str, colour: str) -> None:
+    """Place → a value for each seed: a line through their means, and a dot for each."""
+    axes.plot(list(values), [fmean(some) for some in values.values()], color=colour, linewidth=1.8, label=name)
+    for place, some in values.items():
+        axes.scatter([place] * len(some), some, s=16, color=colour, zorder=4, clip_on=False)
 
 
 def without_axes(axes: Axes) -> None:

@@ -50,9 +50,7 @@ def _lines(axes: Axes, found: Sequence[Measured], view: str, counts: Sequence[fl
     for way, (name, colour, aside) in WAYS.items():
         seeds = {place + aside: list(_values(found, way, view, count)) for place, count in enumerate(counts)}
         seeds = {place: values for place, values in seeds.items() if values}
-        axes.plot(list(seeds), [fmean(values) for values in seeds.values()], color=colour, linewidth=1.8, label=name)
-        for place, values in seeds.items():
-            axes.scatter([place] * len(values), values, s=16, color=colour, zorder=4, clip_on=False)
+        style.line_of_seeds(axes, seeds, name=name, colour=colour)
     if at_mean := [getattr(one, view).mrr for one in found if one.way == "mean"]:
         place = fmean(at_mean)
         axes.axhline(place, color=style.QUIET, linewidth=0.8, linestyle=(0, (4, 3)), label="at the mean", zorder=2)
