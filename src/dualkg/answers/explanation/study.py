@@ -56,10 +56,10 @@ def study(
     The test triples have no entity in common, so that one training answers for all of them. What is left out is still
     known when they are ranked.
     """
+    asked = apart(graph, np.random.default_rng(0), least=max(counts) + 1, most=most_answers)
     found: list[LeftOut] = []
     for seed in seeds:
         random = np.random.default_rng(seed)
-        asked = apart(graph, random, least=max(counts) + 1, most=most_answers)
         trial = _Trial(graph, recipe.with_changes({"training.seed": seed}), asked, seed, device)
         found.append(trial.before)
         for count in counts:
