@@ -10,9 +10,9 @@ from dualkg.answers.explanation.study import LeftOut
 from dualkg.errors import RequestError
 
 WAYS = {
-    "against": ("what speaks most against them", style.CONTRAST, 0.03),
-    "any": ("any triples of their entities", style.QUIET, 0.0),
-    "reasons": ("their best reasons", style.ACCENT, -0.03),
+    "against": ("what speaks most against them", style.CONTRAST),
+    "any": ("any triples of their entities", style.QUIET),
+    "reasons": ("their best reasons", style.ACCENT),
 }
 
 
@@ -25,8 +25,10 @@ def draw_reasons(found: Sequence[LeftOut], *, title: str = "", graph: str = "") 
     with style.in_style():
         figure, [axes] = style.sheet(3.7)
         style.entitle(axes, title or "Reasons left out", "trained anew without some training triples of each answer")
-        for way, (name, colour, aside) in WAYS.items():
-            after = {place + aside: _mrr(found, way, count) or before for place, count in enumerate(counts)}
+        for way, (name, colour) in WAYS.items():
+            after: dict[float, list[float]] = {
+                place: _mrr(found, way, count) or before for place, count in enumerate(counts)
+            }
             style.line_of_seeds(axes, after, name=name, colour=colour)
         top = max(one.metrics.mrr for one in found)
         axes.set_xticks(range(len(counts)), [f"{count}" for count in counts])

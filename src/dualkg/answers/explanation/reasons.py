@@ -49,7 +49,7 @@ class Reason:
 
     def sentence(self) -> str:
         what = f"{self.triple.spoken} itself" if self.itself else self.triple.spoken
-        return f"Because {what} is known: without it the score falls by {self.fall:.3f}."
+        return f"Because {what} is known: without it the score falls by about {self.fall:.2g}."
 
 
 @dataclass(frozen=True)
