@@ -10,7 +10,18 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.answers.newcomers import Problem, Surroundings, extend_run, extended, rivals, solving, study, with_newcomer
+from dualkg.answers.newcomers import (
+    Measured,
+    Problem,
+    Surroundings,
+    counted,
+    extend_run,
+    extended,
+    rivals,
+    solving,
+    study,
+    with_newcomer,
+)
 from dualkg.answers.newcomers.descent import least
 from dualkg.answers.newcomers.extension import with_rows
 from dualkg.answers.newcomers.near import Near, Rising
@@ -19,6 +30,7 @@ from dualkg.answers.newcomers.solving import minimise, plainly, solve_newcomers
 from dualkg.answers.newcomers.sums import log_sums_with_slopes
 from dualkg.answers.newcomers.surroundings import RIDGE, Penalty
 from dualkg.data.known import with_reciprocals
+from dualkg.evaluation import Metrics
 from dualkg.training.choices import describe_regularizer
 from tests.conftest import graph_of
 
@@ -501,6 +513,12 @@ def test_a_file_without_newcomers_is_refused(typed, kept):
 
 
 # -- the study ----------------------------------------------------------------------------------------------
+
+
+def test_newcomers_are_counted():
+    one = Measured("extended", 0, 1, 1724, 5, *[Metrics.of(np.ones(3))] * 4, seconds=1.0)
+    assert counted([one, one]) == "1,724 entities"
+    assert counted([one, replace(one, num_newcomers=722)]) == "722 to 1,724 entities"
 
 
 def test_the_study_compares_with_training_anew(beads):

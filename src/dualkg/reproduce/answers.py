@@ -12,7 +12,7 @@ from dualkg.answers.completion import study as study_completion
 from dualkg.answers.explanation import LeftOut
 from dualkg.answers.explanation import study as study_reasons
 from dualkg.answers.index import measure_forms
-from dualkg.answers.newcomers import Measured
+from dualkg.answers.newcomers import Measured, counted
 from dualkg.answers.newcomers import study as study_newcomers
 from dualkg.reproduce.plan import Row, recipe_of, rows_with_recipes
 from dualkg.reproduce.setting import Setting
@@ -103,7 +103,7 @@ def newcomers(setting: Setting) -> list[Sheet]:
     facts = [one.as_dict() for one in found]
     columns = ("newcomers", "triples of each", "MRR", "asking", "asked for", "others", "seconds", "seeds")
     note = (
-        f"{ASKED.name}. Held-out triples of {found[0].num_newcomers:,} entities: all questions, those that give the "
+        f"{ASKED.name}. Held-out triples of {counted(found)}: all questions, those that give the "
         f"newcomer, and those whose answer it is; and test triples of the others. Seconds: of a training anew, or of "
         f"placing all newcomers."
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dualkg.analysis.extra import needing
 from dualkg.analysis.figures import style
 from dualkg.analysis.figures.style import Drawing
-from dualkg.answers.newcomers.study import Measured
+from dualkg.answers.newcomers.study import Measured, counted
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
@@ -66,6 +66,6 @@ def _number(one: Measured) -> float:
 
 def _caption(found: Sequence[Measured], graph: str) -> str:
     return (
-        f"{found[0].num_newcomers:,} entities{' of ' * bool(graph)}{graph} withheld, and placed by so many of their "
+        f"{counted(found)}{' of ' * bool(graph)}{graph} withheld, and placed by so many of their "
         f"triples, beside training anew with those triples. A dot is a seed. Dashed: newcomers at the mean of all rows."
     )

@@ -80,6 +80,13 @@ def study(
     return found
 
 
+def counted(found: Sequence[Measured]) -> str:
+    """How many newcomers there were, in words: with several seeds they need not be as many each time."""
+    numbers = [one.num_newcomers for one in found]
+    least, most = min(numbers), max(numbers)
+    return f"{most:,} entities" if least == most else f"{least:,} to {most:,} entities"
+
+
 @dataclass(frozen=True, eq=False)
 class Cut:
     """A graph whose last entities are the newcomers, and what is left of it without them."""
