@@ -25,9 +25,9 @@ weight = 0.05
 [optimizer]
 schedule = "linear"
 [training]
-epochs = 6
+epochs = 4
 batch_size = 100
-checkpoint_seconds = 0.02
+checkpoint_seconds = 0.05
 [validation]
 every = 2
 keep = "best"
@@ -53,7 +53,7 @@ def test_killed_at_random_moments(tmp_path: Path, seed: int):
     chance = random.Random(seed)
     process = start("train", recipe, "--out", killed, "--threads", 1, "--seed", seed)
     num_kills = 0
-    while num_kills < 3:
+    while num_kills < 2:
         deadline = time.monotonic() + 100
         before = _state(killed)
         # Wait for the run to move, so that every kill meets a process at work, then for a random while.
