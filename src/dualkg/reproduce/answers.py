@@ -16,8 +16,8 @@ from dualkg.answers.newcomers import Measured, counted
 from dualkg.answers.newcomers import study as study_newcomers
 from dualkg.reproduce.plan import Row, recipe_of, rows_with_recipes
 from dualkg.reproduce.setting import Setting
-from dualkg.reproduce.sheets import Sheet, mean_and_sd
-from dualkg.training.start import choose_device, spread
+from dualkg.reproduce.sheets import Sheet, over_seeds
+from dualkg.training.start import choose_device
 
 ASKED = Row("ComplEx-DURA", "complex-dura-500")  # whose answers they are
 GRAPH = "FB15k-237"
@@ -123,7 +123,7 @@ def _newcomer_rows(found: list[Measured]) -> Iterator[list[str]]:
         views: list[Any] = [[getattr(one, view).mrr for one in ones] for view in VIEWS]
         seconds = sum(one.seconds for one in ones) / len(ones)
         number = "all" if given == float("inf") else f"{given:.0f}"
-        cells = [mean_and_sd(spread(values), len(values)) for values in views]
+        cells = [over_seeds(values) for values in views]
         yield [way, number, *cells, f"{seconds:.1f}" if seconds else "–", str(len(ones))]
 
 
@@ -155,6 +155,6 @@ def _reason_rows(found: list[LeftOut]) -> Iterator[list[str]]:
         ones = [one for one in found if (one.way, one.count) == (way, count)]
         numbers = [[one.metrics.mrr for one in ones], [one.metrics.hits_at_1 for one in ones]]
         falls = [[getattr(one, name) for one in ones] for name in ("fall", "expected", "agreement")] if count else []
-        cells = [mean_and_sd(spread(values), len(values)) for values in numbers]
-        cells += [mean_and_sd(spread(values), len(values), digits=2) for values in falls] or ["–"] * 3
+        cells = [over_seeds(values) for values in numbers]
+        cells += [over_seeds(values, digits=2) for values in falls] or ["–"] * 3
         yield [way, str(count), *cells, str(len(ones))]

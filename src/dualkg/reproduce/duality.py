@@ -13,8 +13,7 @@ from dualkg.models.mode import ModE
 from dualkg.models.rotate import RotatE
 from dualkg.reproduce.plan import Row, rows_with_recipes
 from dualkg.reproduce.setting import Setting
-from dualkg.reproduce.sheets import Sheet, mean_and_sd
-from dualkg.training.start import spread
+from dualkg.reproduce.sheets import Sheet, over_seeds
 
 ROWS = tuple(
     Row(name, stem)
@@ -56,7 +55,7 @@ def _sheet(setting: Setting, name: str) -> Sheet:
             model = setting.trained(row, graph, seed).model
             for way, one in ways_to_score(model).items():
                 found[way].append(evaluate(one, graph, split="test", known=known).mrr)
-        rows.append([row.name, *(mean_and_sd(spread(mrr), len(mrr)) for mrr in found.values()), str(setting.seeds)])
+        rows.append([row.name, *(over_seeds(mrr) for mrr in found.values()), str(setting.seeds)])
         facts.append({"row": row.name, "graph": graph.name, "mrr": found})
     note = (
         "The same embeddings in a row. Inner product and distance differ by two norms, which DURA bounds; RotatE and "

@@ -13,7 +13,7 @@ from dualkg.data.graph import Graph
 from dualkg.reproduce.plan import Row, spaces_folder
 from dualkg.reproduce.published import published
 from dualkg.reproduce.setting import Setting
-from dualkg.reproduce.sheets import Sheet, mean_and_sd
+from dualkg.reproduce.sheets import Sheet, over_seeds
 from dualkg.training.start import load_recipe_graph, spread
 
 FIGURES_GRAPH = "FB15k-237"
@@ -45,7 +45,7 @@ def tsne(setting: Setting) -> list[Sheet]:
     rows = []
     for name in first:
         values = {metric: [one["silhouettes"][metric] for one in facts if one["row"] == name] for metric in METRICS}
-        cells = [mean_and_sd(spread(found), len(found)) for found in values.values()]
+        cells = [over_seeds(found) for found in values.values()]
         rows.append([name, *cells, str(setting.seeds)])
     sheet = Sheet(f"t-SNE: {graph.name}", ("silhouette of ten queries", *METRICS, "seeds"), rows, facts)
     return [setting.keep("tsne", sheet, facts, draw_projections(first, graph=graph.name), graph=graph)]

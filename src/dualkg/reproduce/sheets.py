@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dualkg.training.start import spread
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -37,6 +39,11 @@ def mean_and_sd(value: tuple[float, float], num_values: int, *, digits: int = 4)
     """`0.4910 ± 0.0006`; a single value has no spread."""
     mean, sd = value
     return f"{mean:.{digits}f}" if num_values == 1 else f"{mean:.{digits}f} ± {sd:.{digits}f}"
+
+
+def over_seeds(values: list[float], *, digits: int = 4) -> str:
+    """The same of a value for each seed."""
+    return mean_and_sd(spread(values), len(values), digits=digits)
 
 
 def duration(seconds: float | None) -> str:
