@@ -79,8 +79,8 @@ def load(job: Job, arrays: str) -> tuple[Any, Any]:
 
 def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> dict[str, Any]:
     """The calibration, and the list; on a GPU the first list is the warm-up."""
-    from dualkg.answers.beliefs import calibrate
-    from dualkg.answers.completion import complete
+    from dualkg.inference.calibration import calibrate
+    from dualkg.inference.completion import complete
 
     asked = Job(**job)
     model, graph = load(asked, arrays)

@@ -45,16 +45,16 @@ JOBS = {device: [Job("FB15k-237", 200)] for device in ("cpu", "cuda")}
 @contextmanager
 def plainly() -> Iterator[None]:
     """Problems that are solved meanwhile are solved plainly."""
-    from dualkg.answers.newcomers import problem, solving
+    from dualkg.inference import inductive, inductive_solver
 
     def log_sums(images: Any, candidates: Any) -> Any:
         return (images @ candidates.T).logsumexp(-1)
 
     with (
-        mock.patch.object(problem, "log_sums_with_slopes", log_sums),
-        mock.patch.object(solving, "TOLERANCE", PLAIN_TOLERANCE),
-        mock.patch.object(solving, "are_solved_together", return_value=False),
-        mock.patch.object(solving, "by_few_rivals", lambda problem, start, **_: (start, False)),
+        mock.patch.object(inductive, "log_sums_with_slopes", log_sums),
+        mock.patch.object(inductive_solver, "TOLERANCE", PLAIN_TOLERANCE),
+        mock.patch.object(inductive_solver, "are_solved_together", return_value=False),
+        mock.patch.object(inductive_solver, "by_few_rivals", lambda problem, start, **_: (start, False)),
     ):
         yield
 

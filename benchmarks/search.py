@@ -98,8 +98,8 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
     """Build an index, find its effort on half of the queries, and measure its curve on the other half."""
     import torch
 
-    from dualkg.answers.index.exact import ExactIndex
-    from dualkg.answers.index.recall import queries_per_second, recalls, tuned
+    from dualkg.inference.index import ExactIndex
+    from dualkg.inference.index_build import queries_per_second, recalls, tuned
 
     asked: Any = Job(**job)
     num, seconds = (50, 0.2) if quick else (NUM_QUERIES, 3.0)

@@ -68,8 +68,8 @@ def make_run(job: Job, folder: Path) -> None:
     """Train for a moment, and keep it as a run; a calibration too, where it is asked for."""
     import dualkg as kg
     import trials
-    from dualkg.answers.beliefs import beliefs_of
-    from dualkg.training import Run
+    from dualkg.inference.calibration_store import beliefs_of
+    from dualkg.training.run import Run
 
     graph = kg.load_graph(job.graph)
     kind = trials.Job(job.graph, "ComplEx", job.dim, 500)
@@ -84,8 +84,10 @@ def serve(run: str, *, way: str, probabilities: bool) -> None:
     """Serve a run until stdin ends; the address goes to stdout."""
     import threading
 
-    from dualkg.serve import Limits, ServedRuns, application
+    from dualkg.serve.app import application
+    from dualkg.serve.limits import Limits
     from dualkg.serve.server import address_of, bind, server_for
+    from dualkg.serve.state import ServedRuns
 
     served = ServedRuns.load([Path(run)], device="cpu")
     if not probabilities:
@@ -116,7 +118,7 @@ def server(run: Path, job: Job, way: str) -> Iterator[tuple[str, subprocess.Pope
 
 def questions(job: Job, run: Path) -> list[str]:
     """The addresses that ask for the tails of the test split's distinct questions."""
-    from dualkg.training import RunFolder
+    from dualkg.training.run import RunFolder
 
     graph = RunFolder(run).load_graph()
     pairs = dict.fromkeys((head, relation) for head, relation, _ in graph.test.tolist())

@@ -43,7 +43,8 @@ JOBS = {
 
 def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, Any]:
     """A search from its beginning to its end."""
-    from dualkg.search import search, space_from
+    from dualkg.tuning.search import search
+    from dualkg.tuning.space import space_from
 
     asked = Job(**job)
     space = {

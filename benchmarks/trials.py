@@ -68,9 +68,9 @@ def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None)
 
     With `steps` an epoch ends after so many, in the order that the whole one would have.
     """
-    from dualkg.training.choices import build_model, build_regularizer
-    from dualkg.training.loop import Trainer
-    from dualkg.training.start import choose_device
+    from dualkg.training.api import choose_device
+    from dualkg.training.registry import build_model, build_regularizer
+    from dualkg.training.trainer import Trainer
 
     measuring.forget_peak(device)
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
@@ -102,7 +102,7 @@ def measure_dualkg(
     order: str = "triples",
 ) -> dict[str, Any]:
     """An epoch of a job, or as many of its steps as are asked for, scaled to an epoch."""
-    from dualkg.training.start import load_recipe_graph
+    from dualkg.training.api import load_recipe_graph
 
     asked = Job(**job)
     recipe = recipe_for(asked, engine=engine, precision=precision, epochs=epochs, order=order)

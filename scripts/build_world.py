@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from dualkg.data.graph import SPLITS, Triples
-from dualkg.data.splitting import split_triples
+from dualkg.data.splits import split_triples
 from world import cldr, public_holidays
 from world.geonames import GeoNames
 from world.names import Entity, Fact, unique_names

@@ -39,7 +39,7 @@ def cli_page() -> str:
     _fix_terminal()
     import typer
 
-    from dualkg.cli import app
+    from dualkg.cli.main import app
 
     names = [name for name, command in typer.main.get_command(app).commands.items() if not command.hidden]
     parts = [OPENING, _section("dualkg", [])]
@@ -56,7 +56,7 @@ def _fix_terminal() -> None:
 def _section(title: str, words: list[str]) -> str:
     from typer.testing import CliRunner
 
-    from dualkg.cli import app
+    from dualkg.cli.main import app
 
     result = CliRunner().invoke(app, [*words, "--help"], prog_name="dualkg")
     if result.exit_code:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import settings
 
 import dualkg as kg
-from dualkg.cli import main
+from dualkg.cli.main import main
 
 settings.register_profile("dualkg", deadline=None)  # a busy machine is no failure
 settings.load_profile("dualkg")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.answers import Answer
-from dualkg.cli.asking import _without_itself
+from dualkg.cli.predict import _without_itself
+from dualkg.inference.predictor import Answer
 from tests.conftest import graph_of
 
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import dualkg as kg
-from dualkg.cli import app
+from dualkg.cli.main import app
 from dualkg.training.recipe import Recipe, _toml
 
 ROOT = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.analysis import nuclear_bound
+from dualkg.analysis.nuclear import nuclear_bound
 from dualkg.models import BILINEAR
 from dualkg.regularizers import REGULARIZERS
 from tests.models import odd_models as odd

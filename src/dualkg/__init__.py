@@ -13,55 +13,31 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dualkg.answers import Answer, Predictor
-    from dualkg.data import Graph, GraphShape, KnownAnswers, Vocabulary, load_graph
+    from dualkg.data.filters import KnownAnswers
+    from dualkg.data.graph import Graph, GraphShape
+    from dualkg.data.loading import load_graph
+    from dualkg.data.vocabulary import Vocabulary
     from dualkg.errors import DataError, DivergedError, DualkgError, RequestError
-    from dualkg.evaluation import Comparison, Metrics, Ranks, Report, compare_ranks, evaluate, evaluate_relations, rank
-    from dualkg.models import (
-        CP,
-        HAKE,
-        RESCAL,
-        SE,
-        BilinearModel,
-        ComplEx,
-        DistanceModel,
-        DistMult,
-        Dual,
-        EmbeddingModel,
-        ModE,
-        Model,
-        MuRP,
-        QuatE,
-        RotatE,
-        SimplE,
-        TransE,
-        TuckER,
-    )
-    from dualkg.regularizers import (
-        DURA,
-        N3,
-        BasicDURA,
-        Frobenius,
-        NoRegularizer,
-        RegP1,
-        Regularizer,
-        UnweightedDURA,
-    )
-    from dualkg.training import (
-        Loss,
-        Optimizer,
-        Recipe,
-        Run,
-        Validation,
-        from_arrays,
-        load_recipe,
-        load_run,
-        resume,
-        train,
-        train_recipe,
-    )
+    from dualkg.evaluation.comparison import Comparison, compare_ranks
+    from dualkg.evaluation.ranking import Ranks, rank
+    from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations
+    from dualkg.inference.predictor import Answer, Predictor
+    from dualkg.models.base import EmbeddingModel, Model
+    from dualkg.models.bilinear import BilinearModel
+    from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
+    from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
+    from dualkg.models.dual import Dual
+    from dualkg.models.hake import HAKE
+    from dualkg.models.murp import MuRP
+    from dualkg.models.rescal import RESCAL
+    from dualkg.models.tucker import TuckER
+    from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
+    from dualkg.training.api import resume, train, train_recipe
+    from dualkg.training.importing import from_arrays
+    from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, load_recipe
+    from dualkg.training.run import Run, load_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CP",
@@ -122,18 +98,18 @@ __all__ = [
     "train_recipe",
 ]
 
-_ROOMS = ("answers", "data", "errors", "evaluation", "models", "regularizers", "training")
+_PACKAGES = ("data", "errors", "evaluation", "inference", "models", "regularizers", "training")
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        """Load all rooms when a name is first asked for: torch takes seconds, and --help is answered without it."""
-        if name in __all__ or name in _ROOMS:
-            loaded = [import_module(f"dualkg.{room}") for room in _ROOMS]
-            globals().update({own: vars(room)[own] for room in loaded for own in __all__ if own in vars(room)})
+        """Load all packages when a name is first asked for: torch takes seconds, and --help is answered without it."""
+        if name in __all__ or name in _PACKAGES:
+            loaded = [import_module(f"dualkg.{package}") for package in _PACKAGES]
+            globals().update({own: vars(package)[own] for package in loaded for own in __all__ if own in vars(package)})
         if name not in globals():
             raise AttributeError(f"module 'dualkg' has no attribute {name!r}")
         return globals()[name]
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__, *_ROOMS})
+        return sorted({*globals(), *__all__, *_PACKAGES})

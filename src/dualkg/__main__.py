@@ -1,5 +1,7 @@
 """`python -m dualkg` is the command `dualkg`."""
 
-from dualkg.cli import main
+from __future__ import annotations
+
+from dualkg.cli.main import main
 
 main()

@@ -1,8 +1,7 @@
 """Regularizers, each weighted as the paper's experiments are: a mean over the triples of the batch.
 
 A regularizer sees `Factors` and nothing of the model, so that DURA is one formula for every bilinear model. One alone,
-`UnweightedDURA`, is a mean over all triples that there could be instead, and looks at whole tables.
-"""
+`UnweightedDURA`, is a mean over all triples that there could be instead, and looks at whole tables."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.analysis import entity_map as mapping
-from dualkg.analysis.entity_map import entity_map, lay_out, load_map, principal, save_map
+from dualkg.analysis import projection as mapping
+from dualkg.analysis.projection import entity_map, lay_out, load_map, principal, save_map
 from dualkg.errors import RequestError
 
 
@@ -29,7 +29,7 @@ def test_a_run_with_a_map_may_be_overwritten(small_graph, tmp_path):
     run = kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=1)
     run.save(tmp_path / "run")
     entity_map(run)
-    from dualkg.training import RunFolder
+    from dualkg.training.run import RunFolder
 
     RunFolder(tmp_path / "run").check_free(overwrite=True)
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.analysis.figures import Drawing, draw_ablation, draw_planes, draw_projections, draw_sparsity
-from dualkg.analysis.figures.style import in_style, spaced
-from dualkg.analysis.plane import Lengths, Plane
+from dualkg.analysis.figures import Drawing, draw_projections, draw_sparsity, in_style, spaced
 from dualkg.analysis.projection import SHARED, Projection, Query, Silhouette
+from paper.figures import draw_ablation, draw_planes
+from paper.plane import Lengths, Plane
 
 NAMES = ["Germany · contains", "funk & soul · artists", "organ · role"]
 

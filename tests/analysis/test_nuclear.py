@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.analysis import bound_before_and_after, nuclear_bound, rebalanced
+from dualkg.analysis.nuclear import bound_before_and_after, nuclear_bound, rebalanced
 from tests.models import odd_models as odd
 
 MODELS = (kg.CP, kg.DistMult, kg.ComplEx)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.analysis.plane import pick_query, plane_of
 from dualkg.analysis.projection import (
     SHARED,
     Query,
@@ -23,6 +22,7 @@ from dualkg.analysis.projection import (
     tsne,
     usual_perplexity,
 )
+from paper.plane import pick_query, plane_of
 from tests.conftest import graph_of
 
 LABELS = {"e0": "organ", "e1": "organ", "e2": "Germany", "e3": "funk", "e4": "funk"}

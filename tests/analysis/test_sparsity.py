@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import dualkg as kg
-from dualkg.analysis import (
+from dualkg.analysis.sparsity import (
     SHARES,
+    count_bytes,
+    count_numbers,
     entity_tables,
     find_thresholds,
     sparsified,
@@ -23,10 +25,9 @@ from dualkg.analysis import (
     sparsity_curve,
     storage_of,
 )
-from dualkg.analysis.storage import count_bytes, count_numbers
-from dualkg.answers.export import export
-from dualkg.training import RunFolder
+from dualkg.inference.export import export
 from dualkg.training.checkpoint import compress, expand
+from dualkg.training.run import RunFolder
 from tests.models import odd_models as odd
 
 KINDS = (kg.CP, kg.DistMult, kg.ComplEx, kg.RESCAL)

@@ -8,8 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.analysis import entity_tables, find_thresholds, sparsified, sparsify, turned
-from dualkg.analysis.turning import find_axes, without_smallest
+from dualkg.analysis.sparsity import (
+    entity_tables,
+    find_axes,
+    find_thresholds,
+    sparsified,
+    sparsify,
+    turned,
+    without_smallest,
+)
 
 SHAPE = kg.GraphShape(40, 3)
 

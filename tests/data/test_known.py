@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import GraphShape
-from dualkg.data.known import KnownAnswers, with_reciprocals
 from tests.conftest import graph_of
 
 NUM_ENTITIES, NUM_RELATIONS = 6, 3

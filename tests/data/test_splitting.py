@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data.graph import Triples
-from dualkg.data.splitting import split_triples
+from dualkg.data.splits import split_triples
 
 SHARES = (0.8, 0.1, 0.1)
 

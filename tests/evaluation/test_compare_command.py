@@ -8,9 +8,10 @@ import shutil
 import pytest
 
 import dualkg as kg
-from dualkg.evaluation import compare_ranks, load_ranks
-from dualkg.reproduce.records import record
-from dualkg.training import train_seeds
+from dualkg.evaluation.comparison import compare_ranks
+from dualkg.evaluation.report import load_ranks
+from dualkg.training.api import train_seeds
+from paper.records import record
 from tests.conftest import graph_of
 
 TINY = {"training.epochs": 1, "model.dim": 4, "training.batch_size": 50, "optimizer.learning_rate": 0.3}

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import dualkg as kg
-from dualkg.evaluation import Ranks, compare_ranks
-from dualkg.evaluation.comparison import compare_by, furthest_apart, holm, in_short, of_seeds
-from dualkg.evaluation.metrics import COLUMNS, Metrics
+from dualkg.evaluation.comparison import compare_by, compare_ranks, furthest_apart, holm, in_short, of_seeds
+from dualkg.evaluation.ranking import Ranks
+from dualkg.evaluation.report import COLUMNS, Metrics
 from tests.conftest import graph_of
 
 RANKS = st.integers(2, 40).map(lambda twice: twice / 2)  # a tie may lie between two places

@@ -113,7 +113,7 @@ def test_the_form_of_counting_is_the_fastest_that_is_installed(monkeypatch):
     assert ranking.fastest_count("cpu", 99) is ranking.count_in_torch
     assert ranking.fastest_count("mps", 100) is ranking.count_in_torch
     ranking._compiled_count.cache_clear()
-    monkeypatch.setattr("dualkg.kernels.cpu.compiling.HAS_NUMBA", False)
+    monkeypatch.setattr("dualkg.kernels.cpu.compile.HAS_NUMBA", False)
     monkeypatch.setattr(ranking, "obstacle_to_kernels", lambda: "is not installed")
     assert ranking.fastest_count("cpu", 100) is ranking.count_in_torch
     assert ranking.fastest_count("cuda", 100) is ranking.count_in_torch

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.evaluation import Ranks, load_ranks, report_on, save_ranks
-from dualkg.evaluation.cardinality import cardinalities
-from dualkg.evaluation.metrics import Metrics
+from dualkg.evaluation.ranking import Ranks
+from dualkg.evaluation.report import Metrics, cardinalities, load_ranks, report_on, save_ranks
 from tests.conftest import graph_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dualkg.kernels.distances import sums_of_moduli, sums_of_sines
+from dualkg.kernels.reference import sums_of_moduli, sums_of_sines
 
 KINDS = ("one number", "two numbers", "sine")
 

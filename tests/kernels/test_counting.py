@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dualkg.evaluation import ranking
 from dualkg.evaluation.ranking import Asked, count_in_torch
-from dualkg.kernels.cpu.threads import in_parallel
+from dualkg.kernels.cpu.compile import in_parallel
 
 needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
 forms = pytest.mark.parametrize("form", ["torch", pytest.param("numba", marks=needs_numba)])

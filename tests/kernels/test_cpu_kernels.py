@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from dualkg.kernels.cpu import adagrad, compiling, softmax
-from dualkg.kernels.cpu import threads as pool_of_threads
+from dualkg.kernels.cpu import adagrad, compile, softmax
+from dualkg.kernels.cpu import compile as pool_of_threads
 from dualkg.kernels.cpu.adagrad import adagrad_
-from dualkg.kernels.cpu.processor import has_bf16_products
+from dualkg.kernels.cpu.compile import has_bf16_products
 from dualkg.kernels.cpu.softmax import softmax_gradient_
-from dualkg.kernels.targets import Targets
-from dualkg.training.processor import tiny_numbers_as_zero
+from dualkg.kernels.reference import Targets
+from dualkg.training.trainer import tiny_numbers_as_zero
 from tests.kernels.differences import KINDS, check_sums, sums_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -227,10 +227,10 @@ print(table.tolist(), sums.tolist())
 
 def test_kernels_are_compiled_where_they_cannot_be_kept(monkeypatch):
     caching = pytest.importorskip("numba.core.caching")
-    monkeypatch.setattr(compiling, "HAS_NUMBA", True)
+    monkeypatch.setattr(compile, "HAS_NUMBA", True)
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
 
-    @compiling.compiled()
+    @compile.compiled()
     def next_of(number):
         return number + 1
 

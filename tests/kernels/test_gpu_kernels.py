@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import dualkg as kg
-from dualkg.kernels.mixing import mixed
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.reference import Targets, mixed
 from dualkg.models import MODELS
 from tests.kernels.differences import KINDS, check_sums
 from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, questions_with_several_answers
@@ -76,7 +75,7 @@ def test_a_score_that_is_no_number_makes_the_loss_none(columns, bad):
 @pytest.mark.parametrize("with_product", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (50, 4001)])
 def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
-    from dualkg.kernels.gpu.update import adagrad_
+    from dualkg.kernels.gpu.softmax import adagrad_
 
     num_rows, width = shape
     padded = (num_rows + 5, -(-width // 8) * 8)
@@ -136,7 +135,7 @@ def test_rows_are_mapped(name, dim):
 @pytest.mark.parametrize("size", [1, 5, 300])
 @pytest.mark.parametrize("dim", [1, 33, 130])
 def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
-    from dualkg.kernels.gpu.grouped import Groups, map_rows_
+    from dualkg.kernels.gpu.matrices import Groups, map_rows_
 
     table, matrices = torch.randn(50, dim, device="cuda"), torch.randn(9, dim * dim, device="cuda")
     ids = torch.randint(0, 50, (size, 3), device="cuda")[:, 1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dualkg.kernels.precision import products_in
+from dualkg.kernels.reference import products_in
 
 
 def test_precision_is_given_back():

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.data.known import with_reciprocals
-from dualkg.losses import AllAnswers, CrossEntropy, Dropouts, TrainingAnswers
-from dualkg.training.order import one_of_each_question
+from dualkg.data.filters import with_reciprocals
+from dualkg.losses.dropout import Dropouts
+from dualkg.losses.softmax import AllAnswers, CrossEntropy, TrainingAnswers
+from dualkg.training.trainer import one_of_each_question
 from tests.conftest import graph_of
 
 CPU = torch.device("cpu")

@@ -8,7 +8,8 @@ import torch
 
 import dualkg as kg
 from dualkg.data.graph import GraphShape
-from dualkg.losses import CrossEntropy, Dropout, Dropouts, cross_entropy, frequency_weights
+from dualkg.losses.dropout import Dropout, Dropouts
+from dualkg.losses.softmax import CrossEntropy, cross_entropy, frequency_weights
 from tests.conftest import graph_of
 
 

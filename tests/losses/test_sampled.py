@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses import BatchSampler, MarginRanking, NegativeSampling, SharedSampler, Sides, UniformSampler
+from dualkg.losses.negative_sampling import (
+    BatchSampler,
+    MarginRanking,
+    NegativeSampling,
+    SharedSampler,
+    Sides,
+    UniformSampler,
+)
 from tests.losses.test_training_answers import answers_of
 
 LOG2, LOG3 = math.log(2), math.log(3)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses import BatchSampler, Sampler, SharedSampler, Sides, TrainingAnswers, UniformSampler
-from dualkg.losses.sampling import Asked, Draws
+from dualkg.losses.negative_sampling import Asked, BatchSampler, Draws, Sampler, SharedSampler, Sides, UniformSampler
+from dualkg.losses.softmax import TrainingAnswers
 from tests.losses.test_training_answers import CPU, answers_of
 
 NEW = {"uniform": UniformSampler, "shared": SharedSampler}

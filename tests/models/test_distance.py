@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.models import DISTANCE, distance, se
+from dualkg.models import DISTANCE, distance
+from dualkg.models import distance as se
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.engines import choose_engine
 from tests.models.test_contract import all_triples, build
@@ -145,7 +146,7 @@ def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differenc
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(distance.DIFFERENCES, "cpu", differences)
         if not compiled:
-            patch.setattr("dualkg.kernels.cpu.compiling.HAS_NUMBA", False)
+            patch.setattr("dualkg.kernels.cpu.compile.HAS_NUMBA", False)
         found = model.distances(one, other)
         gradients = torch.autograd.grad(found, (one, other), upstream)
     torch.testing.assert_close(found, whole)

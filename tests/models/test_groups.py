@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.models.groups import Groups, padded_products, products
+from dualkg.models.factors import Groups, padded_products, products
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))

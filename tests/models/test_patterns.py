@@ -11,7 +11,7 @@ import torch
 import dualkg as kg
 from dualkg.models import BILINEAR, MODELS
 from dualkg.training.fused import FusedStep
-from dualkg.training.gpu.step import HalfStep
+from dualkg.training.gpu_step import HalfStep
 from tests.models.patterns import (
     CAPABILITIES,
     FOUND,

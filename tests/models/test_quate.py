@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.losses import CrossEntropy
+from dualkg.losses.softmax import CrossEntropy
 from dualkg.training.fused import FusedStep
-from dualkg.training.gpu.step import HalfStep
+from dualkg.training.gpu_step import HalfStep
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.sections import Optimizer
-from dualkg.training.step import PlainStep
+from dualkg.training.recipe import Optimizer
+from dualkg.training.reference_step import PlainStep
 
 SHAPE = kg.GraphShape(5, 2)
 IDS = tuple(torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(5)).T)

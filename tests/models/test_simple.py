@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.training.gpu.step import HalfStep
+from dualkg.training.gpu_step import HalfStep
 
 
 def test_the_score_is_the_mean_of_two_of_cp():

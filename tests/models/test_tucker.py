@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.answers.export import export
-from dualkg.losses import CrossEntropy
+from dualkg.inference.export import export
+from dualkg.losses.softmax import CrossEntropy
 from dualkg.models.tucker import through_core
 from dualkg.training.fused import FusedStep
 from dualkg.training.memory import MADE_OF_MATRICES, predict
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.sections import Loss, Optimizer, Validation
-from dualkg.training.step import PlainStep
+from dualkg.training.recipe import Loss, Optimizer, Validation
+from dualkg.training.reference_step import PlainStep
 from tests.training.test_loop import stop_after
 
 SHAPE = kg.GraphShape(30, 4)

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.answers.beliefs import beliefs_of
-from dualkg.serve import Limits, ServedRuns, application
+from dualkg.inference.calibration_store import beliefs_of
+from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
 from dualkg.serve.server import address_of, bind, server_for
+from dualkg.serve.state import ServedRuns
 
 HOSTILE = [
     "<script>alert('x')</script>",

@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from dualkg.serve import application
+from dualkg.serve.app import application
 from tests.serve.conftest import HOSTILE
 
 EXAMPLES = 5  # of each address, right ones and as many wrong ones

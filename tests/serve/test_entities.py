@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from dualkg.answers.beliefs import evidence_of
-from dualkg.serve import Limits, ServedRuns, application, maps
+from dualkg.inference.calibration import evidence_of
+from dualkg.serve import state
+from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
+from dualkg.serve.state import ServedRuns
 from tests.serve.conftest import HOSTILE, serving
 
 
@@ -112,7 +115,7 @@ def _the_map_is_made_once(client, kept):
 
 def test_a_map_that_takes_long_is_told(client_of, monkeypatch):
     go_on = Event()
-    monkeypatch.setattr(maps, "entity_map", lambda run: np.zeros((40, 2)) if go_on.wait(30) else None)
+    monkeypatch.setattr(state, "entity_map", lambda run: np.zeros((40, 2)) if go_on.wait(30) else None)
     client = client_of(Limits(seconds=1.5))
     reply = client.get("/api/map", params={"run": "plain"})
     assert reply.status_code == 202

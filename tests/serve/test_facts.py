@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from dualkg.answers.decisions import Decision, Decisions, as_tsv
 from dualkg.errors import RequestError
-from dualkg.serve import ServedRun, ServedRuns, application
-from dualkg.training import RunFolder, load_run
+from dualkg.inference.decisions import Decision, Decisions, as_tsv
+from dualkg.serve.app import application
+from dualkg.serve.state import ServedRun, ServedRuns
+from dualkg.training.run import RunFolder, load_run
 from tests.serve.conftest import HOSTILE, serving
 
 ACCEPT = {"head": "thing 30", "relation": "likes", "tail": "thing 31", "verdict": "accepted"}

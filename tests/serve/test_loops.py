@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.answers.beliefs import beliefs_of
-from dualkg.serve import ServedRuns, application, ask_once
+from dualkg.inference.calibration_store import beliefs_of
+from dualkg.serve.app import application
+from dualkg.serve.server import ask_once
+from dualkg.serve.state import ServedRuns
 
 NUM_PLACES = 24
 ASKED = {"borders": "head=place+3&relation=borders", "near": "head=place+3&relation=near"}

@@ -9,9 +9,11 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from dualkg.analysis.entity_map import save_map
-from dualkg.serve import Limits, ServedRuns, application, ask_once
-from dualkg.serve.maps import Maps
+from dualkg.analysis.projection import save_map
+from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
+from dualkg.serve.server import ask_once
+from dualkg.serve.state import Maps, ServedRuns
 from tests.serve.conftest import HOSTILE
 
 

@@ -10,10 +10,8 @@ from urllib.parse import quote
 
 import pytest
 
-from dualkg.serve import Limits
-from dualkg.serve.pages.files import static_files
-from dualkg.serve.pages.markup import Markup, shortened, shown, tag
-from dualkg.serve.pages.parts import percent
+from dualkg.serve.limits import Limits
+from dualkg.serve.pages.layout import Markup, percent, shortened, shown, static_files, tag
 from tests.serve.conftest import HOSTILE
 
 SVG = "http://www.w3.org/2000/svg"  # a name, not an address
@@ -82,8 +80,8 @@ def test_links_lead_to_entities_whatever_they_are_called(client):
 
 @pytest.mark.parametrize("name", [".", "..", "", "a.json"])
 def test_names_that_an_address_would_change_are_asked_for_by_query(served, name):
-    from dualkg.serve.pages.links import entity_address
-    from dualkg.serve.routes.choices import Asked
+    from dualkg.serve.pages.layout import entity_address
+    from dualkg.serve.routes.queries import Asked
 
     class Names:
         runs = served
@@ -264,7 +262,7 @@ def test_what_fails_unforeseen_is_a_page_without_a_traceback(client_of, monkeypa
 
 
 def test_a_page_that_takes_too_long_is_a_page(client_of, monkeypatch):
-    from dualkg.answers.many import ManyPredictor
+    from dualkg.inference.predictor import ManyPredictor
 
     answer = ManyPredictor.answer
     monkeypatch.setattr(ManyPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))

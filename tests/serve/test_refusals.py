@@ -7,7 +7,7 @@ import time
 import pytest
 
 from dualkg.errors import RequestError
-from dualkg.serve import Limits
+from dualkg.serve.limits import Limits
 from dualkg.serve.server import bind, check_reach
 
 TAILS = {"head": "thing 30", "relation": "likes"}
@@ -117,7 +117,7 @@ def test_a_head_that_is_too_large_is_told(client_of):
 
 
 def test_a_request_that_takes_too_long_is_given_up(client_of, monkeypatch):
-    from dualkg.answers.many import ManyPredictor
+    from dualkg.inference.predictor import ManyPredictor
 
     answer = ManyPredictor.answer
     monkeypatch.setattr(ManyPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
@@ -131,7 +131,7 @@ def test_a_request_that_takes_too_long_is_given_up(client_of, monkeypatch):
 
 
 def test_what_fails_unforeseen_is_no_traceback(client_of, monkeypatch, capfd):
-    from dualkg.serve.runs import ServedRun
+    from dualkg.serve.state import ServedRun
 
     def fail(*nouns):
         raise ZeroDivisionError("with a\nline end")

@@ -10,9 +10,10 @@ import shutil
 import pytest
 
 import dualkg as kg
-from dualkg.serve import ServedRun, ServedRuns, application, ask_once
-from dualkg.serve.pages.curves import Axis, curves, reliability, ticks
-from dualkg.serve.pages.reports import written
+from dualkg.serve.app import application
+from dualkg.serve.pages.run import Axis, curves, reliability, ticks, written
+from dualkg.serve.server import ask_once
+from dualkg.serve.state import ServedRun, ServedRuns
 from tests.serve.conftest import hostile_graph
 
 

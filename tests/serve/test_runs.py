@@ -10,10 +10,13 @@ from threading import Event
 import pytest
 
 import dualkg as kg
-from dualkg.answers.completion import complete
 from dualkg.errors import RequestError
-from dualkg.serve import Limits, ServedRun, ServedRuns, application, ask_once
+from dualkg.inference.completion import complete
+from dualkg.serve.app import application
+from dualkg.serve.limits import Limits
 from dualkg.serve.routes import completion
+from dualkg.serve.server import ask_once
+from dualkg.serve.state import ServedRun, ServedRuns
 
 
 def test_the_runs_by_name(client):

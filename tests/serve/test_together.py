@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.answers.many import KINDS, ManyPredictor, Question, answer_one
 from dualkg.errors import RequestError
-from dualkg.serve.asking import BusyError, OneByOne, Together
-from dualkg.serve.counts import Counts
+from dualkg.inference.predictor import KINDS, ManyPredictor, Question, answer_one
+from dualkg.serve.batching import BusyError, OneByOne, Together
+from dualkg.serve.metrics import Counts
 
 SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
 
@@ -109,9 +109,9 @@ def test_more_than_may_wait_is_refused(served):
 
 
 def test_a_large_question_leaves_the_rest_for_the_next_batch(served, monkeypatch):
-    from dualkg.serve.asking import together
+    from dualkg.serve import batching
 
-    monkeypatch.setattr(together, "MOST_ANSWERS", 30)
+    monkeypatch.setattr(batching, "MOST_ANSWERS", 30)
     run, counts = served.get("plain"), Counts()
 
     async def ask():

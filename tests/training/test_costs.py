@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.training.costs import STEPS_OF_WARM_UP, Clock, WarmUp
 from dualkg.training.run import RunFolder
+from dualkg.training.trainer import STEPS_OF_WARM_UP, Clock, WarmUp
 
 
 def slow_step(batch: torch.Tensor, learning_rate: float) -> torch.Tensor:

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.kernels.targets import Targets
-from dualkg.losses import CrossEntropy, Dropouts, frequency_weights
+from dualkg.kernels.reference import Targets
+from dualkg.losses.dropout import Dropouts
+from dualkg.losses.softmax import CrossEntropy, frequency_weights
 from dualkg.models import BILINEAR, MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import engines
-from dualkg.training.fused import FusedStep
+from dualkg.training.fused import ExactTables, FusedStep, HalfTables
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.sections import Optimizer
-from dualkg.training.step import PlainStep
-from dualkg.training.tables import ExactTables, HalfTables
+from dualkg.training.recipe import Optimizer
+from dualkg.training.reference_step import PlainStep
 from tests.conftest import graph_of
 from tests.models import odd_models as odd
 
@@ -144,7 +144,7 @@ def test_squared_distances_end_at_the_same_weights(small_graph, name, regularize
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 def test_a_large_batch_in_parts_is_the_batch_as_a_whole(small_graph, monkeypatch, name, reciprocal):
-    monkeypatch.setattr("dualkg.training.tables.rows_at_once", lambda model, size: 3)
+    monkeypatch.setattr("dualkg.training.fused.rows_at_once", lambda model, size: 3)
     test_twenty_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
     if reciprocal:
         test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, "weighted by question")

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.losses import CrossEntropy
+from dualkg.losses.softmax import CrossEntropy
 from dualkg.models import BILINEAR, DISTANCE, MODELS
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training import InterruptedRunError
 from dualkg.training.fused import FusedStep
-from dualkg.training.loop import Trainer
-from dualkg.training.step import PlainStep
+from dualkg.training.reference_step import PlainStep
+from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
 from tests.training.test_fused import CASES, batches, build, gradient_of
 from tests.training.test_loop import stop_after

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dualkg.training.gpu import graphed
-from dualkg.training.gpu.graphed import ROOM, WARM_UP, GraphedStep
+from dualkg.training import cuda_graphs
+from dualkg.training.cuda_graphs import ROOM, WARM_UP, GraphedStep
 
 
 class FakeStep:
@@ -44,7 +44,7 @@ def done(monkeypatch):
         "graph": lambda graph, stream: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(graphed, "stream", lambda device, purpose: stream)
+    monkeypatch.setattr(cuda_graphs, "stream", lambda device, purpose: stream)
     return found
 
 

@@ -8,10 +8,10 @@ import torch
 import dualkg as kg
 from dualkg.models import BILINEAR
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training.gpu.graphed import GraphedStep
-from dualkg.training.gpu.step import HalfStep
-from dualkg.training.loop import Trainer
-from dualkg.training.step import PlainStep
+from dualkg.training.cuda_graphs import GraphedStep
+from dualkg.training.gpu_step import HalfStep
+from dualkg.training.reference_step import PlainStep
+from dualkg.training.trainer import Trainer
 from tests.training.test_fused import BY_QUESTION, CASES, batches, build, by_question
 
 pytestmark = [

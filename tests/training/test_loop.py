@@ -10,10 +10,9 @@ import torch
 
 import dualkg as kg
 from dualkg.models import BILINEAR
-from dualkg.training import InterruptedRunError, Moment, RunFolder
-from dualkg.training.loop import Trainer
-from dualkg.training.recipe import Recipe
-from dualkg.training.sections import Optimizer, Training, Validation
+from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
+from dualkg.training.run import RunFolder
+from dualkg.training.trainer import InterruptedRunError, Moment, Trainer
 
 
 def weights(run: kg.Run) -> dict[str, torch.Tensor]:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.training import memory
-from dualkg.training.loop import Trainer
-from dualkg.training.memory import BLOCK_ELEMENTS, Need, predict
+from dualkg.training.memory import Need, predict
+from dualkg.training.trainer import Trainer
 from tests.conftest import graph_of
 
 CPU = torch.device("cpu")

@@ -11,21 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.data.known import with_reciprocals
-from dualkg.losses import (
-    AllAnswers,
-    BatchSampler,
-    CrossEntropy,
-    MarginRanking,
-    NegativeSampling,
-    SharedSampler,
-    UniformSampler,
-)
+from dualkg.data.filters import with_reciprocals
+from dualkg.losses.negative_sampling import BatchSampler, MarginRanking, NegativeSampling, SharedSampler, UniformSampler
+from dualkg.losses.softmax import AllAnswers, CrossEntropy
 from dualkg.training.engines import build_step, choose_engine
-from dualkg.training.loop import InterruptedRunError, Trainer
-from dualkg.training.objective import build_loss
-from dualkg.training.recipe import Recipe, load_recipe, recipe_from
-from dualkg.training.sections import Loss
+from dualkg.training.recipe import Loss, Recipe, load_recipe, recipe_from
+from dualkg.training.registry import build_loss
+from dualkg.training.trainer import InterruptedRunError, Trainer
 
 SAMPLED = {"loss.kind": "negative sampling"}
 

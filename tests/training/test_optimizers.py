@@ -7,14 +7,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from dualkg.training.adagrad import Adagrad
-from dualkg.training.optimizers import (
-    build_optimizer,
-    learning_rate,
-    optimizer_tensors,
-    restore_optimizer,
-)
-from dualkg.training.sections import Optimizer
+from dualkg.training.optimizers import Adagrad, build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from dualkg.training.recipe import Optimizer
 
 
 @pytest.mark.parametrize(

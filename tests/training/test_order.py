@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.kernels.mixing import mixed
-from dualkg.losses.questions import Questions
-from dualkg.training.order import MOST_TOGETHER, ByQuestion, most_questions, shuffled
+from dualkg.kernels.reference import mixed
+from dualkg.losses.grouping import Questions
+from dualkg.training.trainer import MOST_TOGETHER, ByQuestion, most_questions, shuffled
 
 CPU = torch.device("cpu")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dualkg.training.processor import tiny_numbers_as_zero
+from dualkg.training.trainer import tiny_numbers_as_zero
 
 
 def halved() -> float:

@@ -8,9 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.training.choices import build_model, build_regularizer
-from dualkg.training.recipe import Recipe, load_recipe, parse_changes, recipe_from
-from dualkg.training.sections import Data, Loss, ModelChoice, Optimizer, RegularizerChoice, Training, Validation
+from dualkg.training.recipe import (
+    Data,
+    Loss,
+    ModelChoice,
+    Optimizer,
+    Recipe,
+    RegularizerChoice,
+    Training,
+    Validation,
+    load_recipe,
+    parse_changes,
+    recipe_from,
+)
+from dualkg.training.registry import build_model, build_regularizer
 
 weights = st.floats(0, 1e6)
 recipes = st.builds(

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.evaluation import load_ranks
-from dualkg.training import RunFolder, load_recipe, train_seeds
+from dualkg.evaluation.report import load_ranks
+from dualkg.training.api import train_seeds
 from dualkg.training.checkpoint import load_tensors, save_tensors
-from dualkg.training.choices import build_regularizer
-from dualkg.training.loop import InterruptedRunError
-from dualkg.training.recipe import Recipe
+from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.registry import build_regularizer
+from dualkg.training.run import RunFolder
+from dualkg.training.trainer import InterruptedRunError
 from tests.models import odd_models as odd
 from tests.training.test_loop import stop_after
 
@@ -246,7 +247,7 @@ def test_what_is_interrupted_after_training_goes_on_without_a_step(small_graph, 
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patched:
-        patched.setattr("dualkg.training.start.evaluate_held_out", kill)
+        patched.setattr("dualkg.training.api.evaluate_held_out", kill)
         with pytest.raises(RuntimeError, match="killed"):
             kg.train_recipe(recipe, graph=small_graph, out=tmp_path / "run")
     told = []

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.kernels.targets import Targets
-from dualkg.training import tables
-from dualkg.training.tables import ExactTables, HalfTables, LossAndGradient, rows_at_once
+from dualkg.kernels.reference import Targets
+from dualkg.training import fused
+from dualkg.training.fused import ExactTables, HalfTables, LossAndGradient, rows_at_once
 from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps
 
 WIDTH = 6
@@ -30,7 +30,7 @@ def found_by(
     targets = torch.randint(0, min(entities, 3), (batch,), generator=random)  # so that they are repeated
     share = torch.rand(batch, generator=random).to(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "rows_at_once", lambda model, size: rows)
+        patch.setattr(fused, "rows_at_once", lambda model, size: rows)
         loss = found.cross_entropy(side, images, Targets.one_each(targets, share), accumulate=before is not None)
     return loss, found.gradient(side)
 
@@ -61,7 +61,7 @@ def test_parts_are_the_whole(kind, rows, case):
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_steps_in_parts_are_the_plain_ones(small_graph, monkeypatch, name, reciprocal):
-    monkeypatch.setattr(tables, "rows_at_once", lambda model, size: 3)
+    monkeypatch.setattr(fused, "rows_at_once", lambda model, size: 3)
     twenty_steps(small_graph, name, "DURA", "both", reciprocal)
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from dualkg.analysis.curve import SHARES, CurvePoint, sparsity_curve
 from dualkg.analysis.nuclear import NuclearBound, bound_before_and_after, nuclear_bound, rebalanced
-from dualkg.analysis.sparsity import entity_tables, sparsified, sparsify
-from dualkg.analysis.storage import Size, Storage, storage_of
-from dualkg.analysis.thresholds import find_thresholds, sparsity
-from dualkg.analysis.turning import turned
+from dualkg.analysis.sparsity import (
+    SHARES,
+    CurvePoint,
+    Size,
+    Storage,
+    entity_tables,
+    find_thresholds,
+    sparsified,
+    sparsify,
+    sparsity,
+    sparsity_curve,
+    storage_of,
+    turned,
+)
 
 __all__ = [
     "SHARES",

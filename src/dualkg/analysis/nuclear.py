@@ -1,8 +1,7 @@
 """Theorem 1: DURA over all entities and relations bounds the nuclear 2-norm of the tensor of scores.
 
 X is the tensor of all scores, X_ijk = Σ_d h_id r_jd t_kd, of component d the outer product of three columns. For
-ComplEx it is the complex one, before the real part is taken. docs/analysis.md derives the bound.
-"""
+ComplEx it is the complex one, before the real part is taken. docs/analysis.md derives the bound."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.models import CP, ComplEx, DistMult
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.bilinear import BilinearModel
+from dualkg.models.diagonal import CP, ComplEx, DistMult
 from dualkg.regularizers import UnweightedDURA
 
 ModelT = TypeVar("ModelT", bound=Model)

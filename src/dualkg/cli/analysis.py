@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 from rich.markup import escape
 
-from dualkg.cli import options, show
+from dualkg.cli import options, output
 
 if TYPE_CHECKING:
-    from dualkg.analysis import CurvePoint, NuclearBound, Storage
+    from dualkg.analysis.nuclear import NuclearBound
+    from dualkg.analysis.sparsity import CurvePoint, Storage
     from dualkg.data.graph import Split
+
 
 app = typer.Typer()
 
@@ -28,9 +30,9 @@ def sparsify(
     as_json: options.Json = False,
 ) -> None:
     """Set the smallest entries of the entity tables to zero."""
-    from dualkg.analysis import sparsify as make_sparse
-    from dualkg.analysis import storage_of
-    from dualkg.training import RunFolder
+    from dualkg.analysis.sparsity import sparsify as make_sparse
+    from dualkg.analysis.sparsity import storage_of
+    from dualkg.training.run import RunFolder
 
     options.set_threads(threads)
     made = make_sparse(run, share=share, turn=turn, out=out, device=device)
@@ -38,12 +40,12 @@ def sparsify(
     storage = storage_of(made.model, weights=folder.weights)
     if as_json:
         facts = {"run": str(made.folder), "sparsity": made.sparsity, "storage": storage.as_dict()}
-        show.print_json({**facts, "reports": folder.saved_reports()})
+        output.print_json({**facts, "reports": folder.saved_reports()})
         return
-    show.print_metrics({f"{made.graph.name} {split}": report.metrics for split, report in made.reports.items()})
-    show.out.print()
+    output.print_metrics({f"{made.graph.name} {split}": report.metrics for split, report in made.reports.items()})
+    output.out.print()
     print_storage(storage)
-    show.err.print(f"\nKept in [bold]{escape(str(made.folder))}[/bold].", soft_wrap=True)
+    output.err.print(f"\nKept in [bold]{escape(str(made.folder))}[/bold].", soft_wrap=True)
 
 
 @app.command()
@@ -57,7 +59,7 @@ def sparsity(
     as_json: options.Json = False,
 ) -> None:
     """Rank a run with more and more of its entries set to zero."""
-    from dualkg.analysis import SHARES, sparsity_curve, turned
+    from dualkg.analysis.sparsity import SHARES, sparsity_curve, turned
 
     options.set_threads(threads)
     options.check_split(split)
@@ -67,7 +69,7 @@ def sparsity(
     model = model if turn is None else turned(model, share=turn)
     points = sparsity_curve(model, loaded.graph, shares=wanted, split=cast("Split", split))
     if as_json:
-        show.print_json([point.as_dict() for point in points])
+        output.print_json([point.as_dict() for point in points])
     else:
         print_curve(points)
 
@@ -80,44 +82,44 @@ def bound(
     as_json: options.Json = False,
 ) -> None:
     """Bound the nuclear norm of a run by DURA (Theorem 1)."""
-    from dualkg.analysis import bound_before_and_after
-    from dualkg.training import load_run
+    from dualkg.analysis.nuclear import bound_before_and_after
+    from dualkg.training.run import load_run
 
     found = bound_before_and_after(load_run(run).model, plain=plain, mapped=mapped)
     if as_json:
-        show.print_json({name: one.as_dict() for name, one in found.items()})
+        output.print_json({name: one.as_dict() for name, one in found.items()})
     else:
         print_bounds(found)
 
 
 def print_storage(storage: Storage) -> None:
     """Numbers as the paper counts them and bytes, each with how much less than dense they are."""
-    table = show.plain_table(f"{storage.share:.1%} zeros", "numbers", "less", "bytes", "less", "on disk")
+    table = output.plain_table(f"{storage.share:.1%} zeros", "numbers", "less", "bytes", "less", "on disk")
     for name, sizes in (("entity tables", storage.entity_tables), ("whole model", storage.whole_model)):
         key = name.replace(" ", "_")
         for form, size in sizes.items():
             saved = ("", "") if form == "dense" else (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
             kept = f"{storage.on_disk[key]:,}" if storage.on_disk and form == "CSR" else ""
             table.add_row(f"{name}, {form}", f"{size.numbers:,}", saved[0], f"{size.bytes:,}", saved[1], kept)
-    show.out.print(table)
+    output.out.print(table)
 
 
 def print_curve(points: list[CurvePoint]) -> None:
     """How the model ranks at each share, and how much less CSR is than dense, as the paper counts and in bytes."""
-    from dualkg.evaluation.metrics import COLUMNS
+    from dualkg.evaluation.report import COLUMNS
 
-    table = show.plain_table("zeros", "threshold", *COLUMNS, "numbers less", "bytes less")
+    table = output.plain_table("zeros", "threshold", *COLUMNS, "numbers less", "bytes less")
     for point in points:
         size = point.storage.entity_tables["CSR"]
         metrics = point.metrics.row()[: len(COLUMNS)]
         facts = (f"{point.share:.1%}", f"{point.threshold:.4g}")
         table.add_row(*facts, *metrics, f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
-    show.out.print(table)
+    output.out.print(table)
 
 
 def print_bounds(found: dict[str, NuclearBound]) -> None:
-    table = show.plain_table("", *found)
+    table = output.plain_table("", *found)
     table.add_row("DURA over all entities and relations", *(f"{one.dura:.6g}" for one in found.values()))
     table.add_row("bound on the nuclear 2-norm", *(f"{one.bound:.6g}" for one in found.values()))
     table.add_row("Σ‖h‖‖r‖‖t‖ of its components", *(f"{one.components:.6g}" for one in found.values()))
-    show.out.print(table)
+    output.out.print(table)

@@ -12,14 +12,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from dualkg.answers import Answer, Predictor
-from dualkg.cli import show
-from dualkg.cli.asking import best_heads, best_tails
-from dualkg.data import load_graph
+from dualkg.cli import output
+from dualkg.cli.predict import best_heads, best_tails
+from dualkg.data.loading import load_graph
 from dualkg.files import write_text
-from dualkg.training import Run, train_recipe
-from dualkg.training.sections import Data
-from dualkg.training.start import default_recipe
+from dualkg.inference.predictor import Answer, Predictor
+from dualkg.training.api import default_recipe, train_recipe
+from dualkg.training.recipe import Data
+from dualkg.training.run import Run
 
 QUESTIONS = (
     ("Khartoum", "located_in", None),
@@ -46,11 +46,11 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
         f"{counts['train']:,} triples to learn, {counts['test']:,} withheld to be found\n"
     )
     runs: dict[str, Run] = {}
-    table = show.plain_table("ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds")
+    table = output.plain_table("ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds")
     for name, changes in REGULARIZERS.items():
         recipe = default_recipe(Data(graph="world"), graph, {**changes, "training.epochs": EPOCHS})
         started = time.perf_counter()
-        with show.watching(f"ComplEx {name}") as watch:
+        with output.watching(f"ComplEx {name}") as watch:
             runs[name] = train_recipe(recipe, graph=graph, device=device, watch=watch)
         row = runs[name].report.metrics.row()[:4]
         table.add_row(name, *row, f"{time.perf_counter() - started:.0f}")
@@ -82,7 +82,7 @@ def _ask(screen: Console, predictor: Predictor) -> None:
         "Answers with DURA: [green]✓ known[/green] from training, [bold cyan]★ withheld[/bold cyan] and found, "
         "the rest new\n"
     )
-    table = show.plain_table("question", "answers", left=2)
+    table = output.plain_table("question", "answers", left=2)
     table.columns[1].no_wrap = False
     for head, relation, tail in QUESTIONS:
         if head is not None:

@@ -11,15 +11,13 @@ from typing import Annotated
 
 import typer
 
-from dualkg.cli import analysis, index, options, show
-from dualkg.cli.beliefs import calibrate, check_task, evaluate_task
-from dualkg.cli.compare import compare
-from dualkg.cli.completing import complete
-from dualkg.cli.explaining import explain
-from dualkg.cli.extending import extend
-from dualkg.cli.reproduce import reproduce
-from dualkg.cli.search import search
+from dualkg.cli import analysis, options, output
+from dualkg.cli import complete as index
+from dualkg.cli.complete import complete, extend
+from dualkg.cli.evaluate import calibrate, check_task, compare, evaluate_task
+from dualkg.cli.predict import explain
 from dualkg.cli.serve import serve
+from dualkg.cli.train import search
 from dualkg.errors import DualkgError
 
 NEW_OBJECTS = 1_000_000  # that are made before garbage is looked for among them
@@ -35,14 +33,14 @@ app = typer.Typer(
 )
 
 
-def main() -> None:
+def main(commands: typer.Typer = app) -> None:
     """Run a command; a user's mistake is a sentence and an exit code, never a traceback."""
     _spare_what_is_loaded()
     for stream in (sys.stdout, sys.stderr):  # a file's name need not be text, but it must be shown
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app()
+        commands()
     except DualkgError as error:
         print(f"dualkg: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -82,11 +80,11 @@ def demo(
 @app.command()
 def datasets(as_json: options.Json = False) -> None:
     """List the graphs that are known by name."""
-    rows = show.known_graphs()
+    rows = output.known_graphs()
     if as_json:
-        show.print_json(rows)
+        output.print_json(rows)
     else:
-        show.print_datasets(rows)
+        output.print_datasets(rows)
 
 
 @app.command()
@@ -174,7 +172,7 @@ def evaluate(
     as_json: options.Json = False,
 ) -> None:
     """Rank a split: filtered, both directions, ties at their mean. Or another task."""
-    from dualkg.cli.asking import evaluate_run
+    from dualkg.cli.predict import evaluate_run
 
     options.set_threads(threads)
     options.check_split(split)
@@ -187,7 +185,7 @@ def evaluate(
     if as_json:
         print(report.as_json())
     else:
-        show.print_report(report, by=by)
+        output.print_report(report, by=by)
 
 
 app.command()(calibrate)
@@ -214,16 +212,16 @@ def predict(
     as_json: options.Json = False,
 ) -> None:
     """Ask for the missing one of head, relation and tail; give all three for a score."""
-    from dualkg.cli.asking import ask
+    from dualkg.cli.predict import ask
 
     options.set_threads(threads)
     question, answers = ask(
         run, head, relation, tail, top=top, new=new, device=device, coverage=coverage, index=searched
     )
     if as_json:
-        show.print_json({"question": question, "answers": [answer.as_dict() for answer in answers]})
+        output.print_json({"question": question, "answers": [answer.as_dict() for answer in answers]})
     else:
-        show.print_answers(question, answers)
+        output.print_answers(question, answers)
 
 
 @app.command()
@@ -234,13 +232,13 @@ def similar(
     as_json: options.Json = False,
 ) -> None:
     """The entities whose embeddings are nearest."""
-    from dualkg.cli.asking import nearest
+    from dualkg.cli.predict import nearest
 
     answers = nearest(run, entity, top=top)
     if as_json:
-        show.print_json([answer.as_dict() for answer in answers])
+        output.print_json([answer.as_dict() for answer in answers])
     else:
-        show.print_answers(f"like {entity}", answers, score="cosine", known=False)
+        output.print_answers(f"like {entity}", answers, score="cosine", known=False)
 
 
 @app.command()
@@ -250,8 +248,8 @@ def export(
     format: Annotated[str, typer.Option(help="numpy, tsv or safetensors.")] = "numpy",
 ) -> None:
     """Write the embeddings for other programs."""
-    from dualkg.answers.export import export as write
-    from dualkg.training import load_run
+    from dualkg.inference.export import export as write
+    from dualkg.training.run import load_run
 
     for path in write(load_run(run), out, format=format):
         print(path)
@@ -261,7 +259,6 @@ app.add_typer(analysis.app)
 app.add_typer(index.app)
 app.command()(explain)
 app.command()(extend)
-app.command()(reproduce)
 app.command()(serve)
 
 

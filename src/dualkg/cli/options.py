@@ -11,7 +11,8 @@ import typer
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.training import Run
+    from dualkg.training.run import Run
+
 
 RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -31,8 +32,8 @@ def set_threads(threads: int | None) -> None:
 
 def load_on(run: Path, device: str | None) -> Run:
     """A run with its model on a device."""
-    from dualkg.training import load_run
-    from dualkg.training.start import choose_device
+    from dualkg.training.api import choose_device
+    from dualkg.training.run import load_run
 
     loaded = load_run(run)
     loaded.model.to(choose_device(device))

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from dualkg.cli import options, show
+from dualkg.cli import options, output
 
 
 def serve(
@@ -31,9 +31,11 @@ def serve(
     threads: options.Threads = None,
 ) -> None:
     """Answer questions about runs over HTTP; the first run is asked where a request names none."""
-    from dualkg.serve import Limits, ServedRuns, application
+    from dualkg.serve.app import application
+    from dualkg.serve.limits import Limits
     from dualkg.serve.server import bind, check_reach
     from dualkg.serve.server import serve as start
+    from dualkg.serve.state import ServedRuns
 
     options.set_threads(threads)
     check_reach(host, token)
@@ -46,15 +48,18 @@ def serve(
         for run in served:
             if run.predictor.calibration is None:
                 how = f"dualkg calibrate {escape(str(run.run.folder))}"
-                show.err.print(f"{escape(run.name)} has no probabilities yet: {how}", soft_wrap=True)
+                output.err.print(f"{escape(run.name)} has no probabilities yet: {how}", soft_wrap=True)
         app = application(served, limits=limits, token=token, log=log, read_only=read_only)
         start(app, listening, limits=limits, tell=_tell, open_browser=open_browser)
-    show.err.print("Stopped.")
+    output.err.print("Stopped.")
 
 
 def print_reply(runs: list[Path], address: str, *, token: str | None, device: str | None) -> None:
     """The body on stdout; where the request was wrong, its sentence, and the exit code of a wrong request."""
-    from dualkg.serve import Limits, ServedRuns, application, ask_once
+    from dualkg.serve.app import application
+    from dualkg.serve.limits import Limits
+    from dualkg.serve.server import ask_once
+    from dualkg.serve.state import ServedRuns
 
     patient = Limits(seconds=24 * 3600.0, long_seconds=24 * 3600.0)
     app = application(ServedRuns.load(runs, device=device), limits=patient, token=token)
@@ -67,4 +72,4 @@ def print_reply(runs: list[Path], address: str, *, token: str | None, device: st
 
 def _tell(address: str) -> None:
     print(address, flush=True)
-    show.err.print("Ctrl-C stops it.")
+    output.err.print("Ctrl-C stops it.")

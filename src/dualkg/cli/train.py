@@ -1,25 +1,133 @@
-"""What `train` and `resume` do."""
+"""What `search` does."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from dualkg.cli import options, show
-from dualkg.data import Graph
-from dualkg.data.places import stem
-from dualkg.errors import RequestError
-from dualkg.evaluation.metrics import COLUMNS
+from dualkg.cli import options, output
+from dualkg.data.graph import Graph
+from dualkg.data.locations import stem
+from dualkg.errors import DualkgError, RequestError
+from dualkg.evaluation.report import COLUMNS
 from dualkg.files import write_text
-from dualkg.training import Recipe, Run, RunFolder, load_recipe, resume, train_recipe, train_seeds
-from dualkg.training.recipe import parse_changes
-from dualkg.training.start import default_recipe, load_recipe_graph, spread
+from dualkg.training.api import default_recipe, load_recipe_graph, resume, spread, train_recipe, train_seeds
+from dualkg.training.recipe import Recipe, load_recipe, parse_changes
+from dualkg.training.run import Run, RunFolder
+
+if TYPE_CHECKING:
+    from dualkg.tuning.search import SearchMoment
+    from dualkg.tuning.study import SearchResult
+
+
+def search(
+    space: Annotated[Path, typer.Argument(metavar="SPACE", help="A space (.toml): a recipe, and what to try in it.")],
+    out: Annotated[Path | None, typer.Option(help="The search's folder (default: runs/search-NAME)")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="A database's URL, so that machines share a search (default: OUT/study.db)")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="So many trials side by side, each in a process.")] = 1,
+    device: options.Device = None,
+    threads: options.Threads = None,
+    as_json: options.Json = False,
+) -> None:
+    """Search for the recipe with the best validation MRR; called again, it goes on."""
+    from dualkg.training.trainer import InterruptedRunError
+    from dualkg.tuning.search import search as run_search
+    from dualkg.tuning.space import load_space
+
+    options.set_threads(threads)
+    asked = load_space(space)
+    out = out or Path("runs") / f"search-{asked.name}"
+    output.err.print(
+        f"[dim]{asked.num_trials:,} trials ({asked.choice.method}) of {escape(asked.base.model.name)} on "
+        f"{escape(asked.base.data.graph)}, kept in {escape(str(out))}.[/dim]"
+    )
+    try:
+        with _watching(asked.name) as watch:
+            result = run_search(asked, out=out, device=device, storage=storage, jobs=jobs, watch=watch)
+    except InterruptedRunError as error:
+        again = shlex.join(["dualkg", *sys.argv[1:]])
+        raise InterruptedRunError(f"{error} Go on with: {again}") from None
+    if result.best is None:
+        why = next((row.why for row in result.trials if row.why), "all were pruned")
+        raise DualkgError(f"No trial came to its end; see {out / 'trials.csv'}. The first: {why}")
+    if as_json:
+        output.print_json({"folder": str(out), **result.as_dict()})
+    else:
+        _print(result, out)
+
+
+def _print(result: SearchResult, out: Path) -> None:
+    table = output.plain_table("trial", "valid MRR", *_short(list(result.space.dimensions)))
+    for row in result.ranked[:10]:
+        values = [
+            escape(f"{row.values[name]:g}" if _number(row.values[name]) else str(row.values[name]))
+            for name in result.space.dimensions
+        ]
+        table.add_row(str(row.number), f"{row.mrr:.4f}", *values)
+    output.out.print(table)
+    output.out.print()
+    if result.importance is None:
+        output.out.print(
+            "[dim]How much each choice matters is told from 8 finished trials of different choices on.[/dim]"
+        )
+    else:
+        weights = output.plain_table("choice", "importance")
+        for name, share in result.importance.items():
+            weights.add_row(escape(name), f"{share:.2f}")
+        output.out.print(weights)
+    told = result.as_dict()
+    output.err.print(
+        f"\n{told['finished']} trials finished, {told['pruned']} were pruned, {told['failed']} failed. Kept in "
+        f"[bold]{escape(str(out))}[/bold]. Train the winner:",
+        soft_wrap=True,
+    )
+    output.err.print(f"  {shlex.join(['dualkg', 'train', str(out / 'best.toml')])}", markup=False, soft_wrap=True)
+
+
+def _short(names: list[str]) -> list[str]:
+    """`regularizer.weight` → weight, where no other choice ends like that."""
+    ends = [name.rpartition(".")[2] for name in names]
+    return [end if ends.count(end) == 1 else name for name, end in zip(names, ends, strict=True)]
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@contextmanager
+def _watching(title: str) -> Iterator[Callable[[SearchMoment], None]]:
+    """A bar of trials on stderr, with the best so far; nothing where stderr is no terminal."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+        console=output.err,
+        transient=True,
+    )
+    task = bar.add_task(escape(title), total=None, facts="")
+
+    def watch(moment: SearchMoment) -> None:
+        facts = "" if moment.best is None else f"best valid MRR {moment.best:.4f}"
+        if moment.training:
+            facts += f"  epoch {moment.training.epoch}/{moment.training.epochs}  loss {moment.training.loss:.3f}"
+        bar.update(task, total=moment.num_trials, completed=moment.num_done, facts=facts)
+
+    with bar:
+        yield watch
 
 
 @dataclass(frozen=True)
@@ -40,12 +148,12 @@ def run_training(request: TrainRequest, *, as_json: bool) -> None:
     recipe, graph = make_recipe(request)
     out = request.out or Path("runs") / _run_name(request.source)
     for sentence in graph.notes.sentences():
-        show.err.print(f"[dim]{escape(sentence)}[/dim]")
-    show.err.print(f"[dim]{escape(describe(recipe, graph))}[/dim]")
+        output.err.print(f"[dim]{escape(sentence)}[/dim]")
+    output.err.print(f"[dim]{escape(describe(recipe, graph))}[/dim]")
     if request.seeds > 1:
         _train_seeds(recipe, graph, request, out, as_json=as_json)
         return
-    with show.watching(f"{graph.name} {recipe.model.name}") as watch:
+    with output.watching(f"{graph.name} {recipe.model.name}") as watch:
         run = train_recipe(
             recipe, graph=graph, device=request.device, out=out, overwrite=request.overwrite, watch=watch
         )
@@ -57,7 +165,7 @@ def run_resume(path: Path, *, device: str | None, threads: int | None, as_json: 
     folder = RunFolder(path)
     folder.check_is_run()
     options.set_threads(threads or folder.saved_environment.get("threads"))
-    with show.watching(path.name) as watch:
+    with output.watching(path.name) as watch:
         run = resume(path, device=device, watch=watch)
     tell(run, as_json=as_json)
 
@@ -93,18 +201,18 @@ def describe(recipe: Recipe, graph: Graph) -> str:
 def tell(run: Run, *, as_json: bool) -> None:
     if as_json:
         reports = {split: report.as_dict() for split, report in run.reports.items()}
-        show.print_json({"run": str(run.folder), "reports": reports})
+        output.print_json({"run": str(run.folder), "reports": reports})
         return
-    show.print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
-    show.err.print(f"\nKept in [bold]{escape(str(run.folder))}[/bold]. Ask it something:", soft_wrap=True)
+    output.print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
+    output.err.print(f"\nKept in [bold]{escape(str(run.folder))}[/bold]. Ask it something:", soft_wrap=True)
     asked = run.graph.test[0] if len(run.graph.test) else run.graph.train[0]
     head, relation = run.graph.entities.spoken(int(asked[0])), run.graph.relations.spoken(int(asked[1]))
     command = shlex.join(["dualkg", "predict", str(run.folder), "--head", head, "--relation", relation])
-    show.err.print(f"  {command}", markup=False, soft_wrap=True)
+    output.err.print(f"  {command}", markup=False, soft_wrap=True)
 
 
 def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path, *, as_json: bool) -> None:
-    with show.watching(f"{graph.name} {recipe.model.name}") as watch:
+    with output.watching(f"{graph.name} {recipe.model.name}") as watch:
         reports = train_seeds(
             recipe, request.seeds, out=out, graph=graph, device=request.device, overwrite=request.overwrite, watch=watch
         )
@@ -120,10 +228,10 @@ def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path,
     }
     write_text(out / "summary.json", json.dumps(summary, indent=1))
     if as_json:
-        show.print_json({"run": str(out), **summary})
+        output.print_json({"run": str(out), **summary})
     else:
-        show.print_spread(tests, spreads)
-        show.err.print(f"\nKept in [bold]{escape(str(out))}[/bold].")
+        output.print_spread(tests, spreads)
+        output.err.print(f"\nKept in [bold]{escape(str(out))}[/bold].")
 
 
 def _run_name(source: str) -> str:

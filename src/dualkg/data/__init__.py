@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.data.known import KnownAnswers
 from dualkg.data.loading import load_graph
 from dualkg.data.vocabulary import Vocabulary
 

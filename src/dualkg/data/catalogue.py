@@ -14,8 +14,8 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
+from dualkg.data.archives import Source, find_sources
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.reading import Source, find_sources
 from dualkg.errors import DataError
 
 ELSEWHERE = " To do without a network, put its archive into a folder and name that folder in the variable DUALKG_DATA."

@@ -5,21 +5,113 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from contextlib import nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dualkg.data import catalogue
+from dualkg.data.archives import Source, find_sources
+from dualkg.data.columns import Columns, check_columns
+from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Notes, Triples, count_repeats, sorted_distinct, triple_keys
-from dualkg.data.places import BUNDLED, Place, locate
-from dualkg.data.reading import Columns, ReadTriples, Source, find_sources, read_labels, read_triples
-from dualkg.data.reading.columns import check_columns
-from dualkg.data.splitting import split_triples
-from dualkg.data.storage import FORMAT, load_saved_graph, save_graph
+from dualkg.data.locations import BUNDLED, Place, locate
+from dualkg.data.splits import split_triples
+from dualkg.data.text import read_labels
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
+from dualkg.files import replacing_folder
+
+COLUMNS = ("head", "relation", "tail")
+FORMAT = 1  # raised when a folder written before cannot be read any more
+
+
+def save_graph(graph: Graph, folder: Path) -> None:
+    """Write a graph; the folder appears whole or not at all."""
+    with replacing_folder(folder, existing="keep") as fresh:
+        for vocabulary, name in ((graph.entities, "entities"), (graph.relations, "relations")):
+            columns = {"name": vocabulary.names}
+            if vocabulary.labels is not None:
+                columns["label"] = vocabulary.labels
+            _write(columns, fresh / f"{name}.parquet", use_dictionary=False)
+        for split in SPLITS:
+            columns = {name: pa.array(graph.split(split)[:, i]) for i, name in enumerate(COLUMNS)}
+            _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
+        about = {
+            "format": FORMAT,
+            "name": graph.name,
+            "source": graph.source,
+            "fingerprint": graph.fingerprint,
+            "catalogued": graph.catalogued,
+            "notes": asdict(graph.notes),
+        }
+        (fresh / "graph.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+def load_saved_graph(folder: Path) -> Graph:
+    """Read a graph that `save_graph` wrote; OSError or ValueError where that cannot be done."""
+    try:
+        return _load(folder)
+    except (KeyError, TypeError, pa.ArrowException) as error:
+        raise ValueError(f"{folder} is damaged ({error})") from error
+
+
+def _load(folder: Path) -> Graph:
+    about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+    if about["format"] != FORMAT:
+        raise ValueError(f"{folder} has format {about['format']}; this version reads {FORMAT}")
+    notes = Notes(about["notes"]["duplicates"], about["notes"]["overlaps"], tuple(about["notes"]["remarks"]))
+    with _memory_given_back():
+        return Graph(
+            name=about["name"],
+            entities=_vocabulary(folder / "entities.parquet", "entity"),
+            relations=_vocabulary(folder / "relations.parquet", "relation"),
+            train=_triples(folder / "train.parquet"),
+            valid=_triples(folder / "valid.parquet"),
+            test=_triples(folder / "test.parquet"),
+            source=about["source"],
+            fingerprint=about["fingerprint"],
+            catalogued=about["catalogued"],
+            notes=notes,
+        )
+
+
+@contextmanager
+def _memory_given_back() -> Iterator[None]:
+    """Arrow's own pool would keep what reading took; small beside a large graph, but more than a small one."""
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
+
+
+def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
+    pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=use_dictionary, write_page_checksum=True)
+
+
+def _read_saved(path: Path) -> pa.Table:
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `read_table` would load another library
+        return file.read()
+
+
+def _vocabulary(path: Path, kind: str) -> Vocabulary:
+    table = _read_saved(path)
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    return Vocabulary(columns["name"], columns.get("label"), kind=kind)
+
+
+def _triples(path: Path) -> np.ndarray:
+    table = _read_saved(path)
+    triples = np.empty((table.num_rows, 3), dtype=np.int32)
+    for i, name in enumerate(COLUMNS):
+        triples[:, i] = table[name].to_numpy()
+    return triples
 
 
 def load_graph(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dualkg.evaluation.comparison import Comparison, compare_ranks
-from dualkg.evaluation.metrics import Metrics
 from dualkg.evaluation.ranking import Ranks, rank
-from dualkg.evaluation.relations import evaluate_relations
-from dualkg.evaluation.report import Report, evaluate, load_ranks, report_on, save_ranks
+from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations, load_ranks, report_on, save_ranks
 
 __all__ = [
     "Comparison",

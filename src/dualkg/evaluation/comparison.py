@@ -1,7 +1,6 @@
 """Two runs on the same queries: how far apart they are, and whether that could be the luck of the draw.
 
-The bootstrap draws triples, each with both its directions: the two ask for the same fact, and are not independent.
-"""
+The bootstrap draws triples, each with both its directions: the two ask for the same fact, and are not independent."""
 
 from __future__ import annotations
 
@@ -17,10 +16,8 @@ import torch
 
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import RequestError
-from dualkg.evaluation.cardinality import cardinalities
-from dualkg.evaluation.metrics import COLUMNS, gains
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import DIRECTIONS
+from dualkg.evaluation.report import COLUMNS, DIRECTIONS, cardinalities, gains
 
 Floats = npt.NDArray[np.float64]
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split, Triples
-from dualkg.data.known import KnownAnswers
 from dualkg.errors import DivergedError
 from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
 from dualkg.models.base import Model
@@ -204,7 +204,7 @@ def _compiled_count(kind: str) -> Count | None:
 
         return on_gpu
     if kind == "cpu":
-        from dualkg.kernels.cpu.compiling import HAS_NUMBA
+        from dualkg.kernels.cpu.compile import HAS_NUMBA
         from dualkg.kernels.cpu.counting import count_above as on_cpu
 
         return on_cpu if HAS_NUMBA else None

@@ -1,24 +1,131 @@
-"""The report of an evaluation: one set of ranks, looked at from all sides."""
+"""Whether a relation gives one or many answers, counted on the training triples."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+import torch
+from torch import Tensor
 
-from dualkg.data.graph import Graph, Split
-from dualkg.data.known import KnownAnswers
-from dualkg.evaluation.cardinality import CARDINALITIES, cardinalities
-from dualkg.evaluation.metrics import Metrics
-from dualkg.evaluation.ranking import Ranks, rank
+from dualkg.data.filters import KnownAnswers
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
+from dualkg.evaluation.ranking import Asked, Ranks, evaluating, fastest_count, full_precision, rank, refuse_nonfinite
 from dualkg.files import replacing
 from dualkg.models.base import Model
+
+CARDINALITIES = ("1-1", "1-N", "N-1", "N-N", "unseen")
+MANY = 1.5
+
+
+def cardinalities(train: Triples, shape: GraphShape) -> list[str]:
+    """The class of each relation: many tails a head, or heads a tail, means 1.5 or more on average."""
+    _, first = np.unique(triple_keys(train, shape), return_index=True)
+    distinct = train[first]
+    tails_per_head = _answers_per_query(distinct[:, 0], distinct[:, 1], shape)
+    heads_per_tail = _answers_per_query(distinct[:, 2], distinct[:, 1], shape)
+    return [
+        "unseen" if not tails else f"{'N' if heads >= MANY else '1'}-{'N' if tails >= MANY else '1'}"
+        for heads, tails in zip(heads_per_tail, tails_per_head, strict=True)
+    ]
+
+
+def _answers_per_query(given: np.ndarray, relation: np.ndarray, shape: GraphShape) -> list[float]:
+    answers = np.bincount(relation, minlength=shape.num_relations)
+    queries = np.unique(given.astype(np.int64) * shape.num_relations + relation)
+    asked = np.bincount(queries % shape.num_relations, minlength=shape.num_relations)
+    found: list[float] = (answers / np.maximum(asked, 1)).tolist()
+    return found
+
+
+HITS = (1, 3, 10)
+COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
+"""What tables show, by its title."""
+
+
+def gains(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What each rank adds to the means of `COLUMNS`, `(4, …)`: 1/rank, and 1 where it is within 1, 3 and 10."""
+    return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Mean reciprocal rank, mean rank, and the share of ranks within 1, 3 and 10."""
+
+    mrr: float
+    mr: float
+    hits_at_1: float
+    hits_at_3: float
+    hits_at_10: float
+    num_queries: int
+
+    @classmethod
+    def of(cls, ranks: npt.NDArray[np.number]) -> Metrics:
+        """A rank that is a mean over ties may lie between two places; it is within k if it is at most k."""
+        ranks = np.asarray(ranks, dtype=np.float64).reshape(-1)
+        if not len(ranks):
+            nan = float("nan")
+            return cls(nan, nan, nan, nan, nan, num_queries=0)
+        mrr, at_1, at_3, at_10 = (float(values.mean()) for values in gains(ranks))
+        return cls(mrr, float(ranks.mean()), at_1, at_3, at_10, num_queries=len(ranks))
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Ready for JSON, which has no NaN: no queries give no numbers."""
+        return {
+            name: value if self.num_queries or name == "num_queries" else None for name, value in asdict(self).items()
+        }
+
+    def row(self) -> list[str]:
+        """For a table: `COLUMNS`, then the mean rank and the number of queries."""
+        if not self.num_queries:
+            return ["–"] * 5 + ["0"]
+        shares = [f"{getattr(self, name):.4f}" for name in COLUMNS.values()]
+        return [*shares, f"{self.mr:,.1f}", f"{self.num_queries:,}"]
+
+
+BLOCK = 1024  # queries scored at once
+
+
+@torch.no_grad()
+def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test") -> Metrics:
+    """Ask (head, ?, tail) of every triple of a split; filtered by all three splits, ties at their mean.
+
+    Candidates are the graph's own relations: their inverses are the same facts said the other way round.
+    """
+    model.check_shape(graph.shape)
+    num_relations, triples, device = graph.shape.num_relations, graph.split(split), model.device
+    heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
+    known, first, last = (found.to(device) for found in _known_between(triples, graph))
+    count = fastest_count(device.type, len(triples) * num_relations)
+    counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
+    with full_precision(), evaluating(model):
+        for start in range(0, len(triples), BLOCK):
+            block = slice(start, start + BLOCK)
+            scores = model.score_relations(heads[block], tails[block])[:, :num_relations]
+            rows = torch.arange(len(scores), device=device)
+            counts[block] = count(scores, known, Asked(rows, relations[block], first[block], last[block]))
+    found = counts.cpu().numpy().astype(np.int64)
+    refuse_nonfinite(found, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
+    better, tied = found.T
+    return Metrics.of(better + 1 + tied / 2)
+
+
+def _known_between(asked: Triples, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """The relations of all pairs, known from any split, and where those of each triple's pair begin and end."""
+    known = distinct_triples(np.concatenate([graph.split(name) for name in SPLITS]), graph.shape)
+    num_entities = graph.shape.num_entities
+    pairs, wanted = (triples[:, 0].astype(np.int64) * num_entities + triples[:, 2] for triples in (known, asked))
+    order = np.argsort(pairs, kind="stable")
+    first, last = (np.searchsorted(pairs[order], wanted, side=side) for side in ("left", "right"))
+    return torch.from_numpy(known[order, 1]), torch.from_numpy(first), torch.from_numpy(last)
+
 
 DIRECTIONS = ("tail", "head")
 VIEWS = ("direction", "relation", "cardinality")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dualkg.losses.all_answers import AllAnswers
-from dualkg.losses.cross_entropy import CrossEntropy, cross_entropy, frequency_weights
 from dualkg.losses.dropout import Dropout, Dropouts
-from dualkg.losses.sampled import MarginRanking, NegativeSampling, SampledLoss
-from dualkg.losses.sampling import BatchSampler, Sampler, SharedSampler, Sides, UniformSampler
-from dualkg.losses.training_answers import TrainingAnswers
+from dualkg.losses.negative_sampling import (
+    BatchSampler,
+    MarginRanking,
+    NegativeSampling,
+    SampledLoss,
+    Sampler,
+    SharedSampler,
+    Sides,
+    UniformSampler,
+)
+from dualkg.losses.softmax import AllAnswers, CrossEntropy, TrainingAnswers, cross_entropy, frequency_weights
 
 AnyLoss = CrossEntropy | AllAnswers | SampledLoss
 

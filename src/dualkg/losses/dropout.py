@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.kernels.mixing import STEP, chained, mixed, shifted
-from dualkg.losses.questions import Questions
+from dualkg.kernels.reference import STEP, chained, mixed, shifted
+from dualkg.losses.grouping import Questions
 from dualkg.models.factors import Factors
 
 

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.complex import ComplEx
-from dualkg.models.cp import CP
-from dualkg.models.distance import DistanceModel
-from dualkg.models.distmult import DistMult
+from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
+from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
 from dualkg.models.dual import Dual
 from dualkg.models.factors import Factors
 from dualkg.models.hake import HAKE
-from dualkg.models.mode import ModE
 from dualkg.models.murp import MuRP
-from dualkg.models.quate import QuatE
 from dualkg.models.rescal import RESCAL
-from dualkg.models.rotate import RotatE
-from dualkg.models.se import SE
-from dualkg.models.simple import SimplE
-from dualkg.models.transe import TransE
 from dualkg.models.tucker import TuckER
 
 BILINEAR: dict[str, type[BilinearModel]] = {

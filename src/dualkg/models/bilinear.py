@@ -2,8 +2,7 @@
 
 A relation is a linear map. A bilinear model writes that map and its transpose, `map_head` and `map_tail`,
 with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of one triple, of all tails, of all heads and of all
-relations, the dual models and the regularizers are all written once, in terms of the two.
-"""
+relations, the dual models and the regularizers are all written once, in terms of the two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the models share whose relations act on each coordinate alone."""
+"""ComplEx."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualkg.data.graph import GraphShape
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.factors import Factors, rows
 
@@ -99,3 +100,96 @@ class RealDiagonalModel(DiagonalModel):
     @staticmethod
     def conjugate(x: "Any") -> "Any":
         return x
+
+
+class ComplEx(DiagonalModel):
+    """A relation scales and rotates each complex coordinate (Trouillon et al., 2016).
+
+    A row holds all real parts, then all imaginary parts. `dim` counts complex coordinates.
+    """
+
+    numbers_per_coordinate = 2
+
+    @staticmethod
+    def times(x: "Any", r: "Any") -> "Any":
+        return x[0] * r[0] - x[1] * r[1], x[0] * r[1] + x[1] * r[0]
+
+    @staticmethod
+    def conjugate(x: "Any") -> "Any":
+        return x[0], -x[1]
+
+
+class CP(RealDiagonalModel):
+    """A relation scales each coordinate; an entity is one vector as head, another as tail (Hitchcock, 1927)."""
+
+    two_entity_tables = True
+
+
+class DistMult(RealDiagonalModel):
+    """A relation scales each coordinate (Yang et al., 2015), so all are symmetric."""
+
+
+class QuatE(DiagonalModel):
+    """A relation rotates each quaternion coordinate (Zhang et al., 2019); unless `normalized`, it scales it, too.
+
+    A row holds all real parts, then all of i, of j and of k. `dim` counts quaternions. Those of a relation are divided
+    by their modulus when they are used, not where they are stored: regularizers see them as stored. One of 0 stays 0.
+    """
+
+    numbers_per_coordinate = 4
+
+    def __init__(self, shape: GraphShape, *, normalized: bool = True, **choices: Any) -> None:
+        super().__init__(shape, **choices)
+        self.normalized = normalized
+
+    @property
+    def choices(self) -> dict[str, object]:
+        return {**super().choices, "normalized": self.normalized}
+
+    @property
+    def multipliers(self) -> Tensor:
+        if not self.normalized:
+            return self.relations
+        modulus = self.modulus(self.relations)
+        return self.relations / modulus.masked_fill(modulus == 0, 1.0).repeat(1, self.numbers_per_coordinate)
+
+    def stretch(self, relation: Tensor) -> Tensor:
+        """A rotation keeps every length. What autograd made of that would be rounding, and Adagrad would follow it."""
+        stretch = super().stretch(relation)
+        return stretch.detach() if self.normalized else stretch
+
+    @staticmethod
+    def times(x: "Any", r: "Any") -> "Any":
+        return (
+            x[0] * r[0] - x[1] * r[1] - x[2] * r[2] - x[3] * r[3],
+            x[0] * r[1] + x[1] * r[0] + x[2] * r[3] - x[3] * r[2],
+            x[0] * r[2] - x[1] * r[3] + x[2] * r[0] + x[3] * r[1],
+            x[0] * r[3] + x[1] * r[2] - x[2] * r[1] + x[3] * r[0],
+        )
+
+    @staticmethod
+    def conjugate(x: "Any") -> "Any":
+        return x[0], -x[1], -x[2], -x[3]
+
+
+class SimplE(DiagonalModel):
+    """CP in which both vectors of an entity learn from every triple (Kazemi and Poole, 2018).
+
+    The row of an entity holds its numbers as head, then those as tail; the row of a relation its own, r, then those of
+    its inverse, r′. s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as tail⟩). `dim` counts coordinates of a half.
+    """
+
+    numbers_per_coordinate = 2
+    one_modulus = False
+
+    @staticmethod
+    def times(x: "Any", r: "Any") -> "Any":
+        return 0.5 * x[1] * r[1], 0.5 * x[0] * r[0]
+
+    @staticmethod
+    def conjugate(x: "Any") -> "Any":
+        return x[1], x[0]
+
+    def stretch(self, relation: Tensor) -> Tensor:
+        """Numbers change places in a product, but each is multiplied by the one that stands in its own place."""
+        return relation.square() / 4

@@ -1,23 +1,24 @@
-"""What a model gets that scores by minus a distance: of one pair, of all pairs in bounded memory, of all relations."""
+"""What models share that store angles."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
-from dualkg.kernels import distances as kernels
+from dualkg.kernels import reference as kernels
 from dualkg.models.base import EmbeddingModel, InitScale, Side, blank
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors
-from dualkg.models.groups import Groups
+from dualkg.models.diagonal import ComplEx, DistMult
+from dualkg.models.factors import Factors, Groups, mapped_by, rows
 
 Norm = Literal[1, 2, "squared"]
 BilinearT = TypeVar("BilinearT", bound=BilinearModel)
@@ -169,3 +170,171 @@ def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) ->
         found = kind(model.shape, dim=model.dim, reciprocal=model.reciprocal)
     found.load_state_dict({"entities": model.entities, "relations": relations})
     return found.to(model.entities)
+
+
+class AngleModel(DistanceModel):
+    """Stores angles in the numbers of the other coordinates, so that one learning rate moves both alike.
+
+    `half_turn` is the stored number of the angle π: as far as numbers go that are drawn uniformly with the deviation
+    `init_scale`. It is saved with the tables.
+    """
+
+    half_turn: Tensor
+
+    def fresh_angles(self, rows: int, width: int) -> Tensor:
+        """Stored angles anywhere on the circle."""
+        if isinstance(self.init_scale, str) or not self.init_scale > 0:
+            raise RequestError(
+                f"{type(self).__name__} stores angles in units of init_scale, so that should be a number above 0; it "
+                f"is {self.init_scale!r}."
+            )
+        limit = math.sqrt(3.0) * self.init_scale
+        self.register_buffer("half_turn", torch.tensor(limit))
+        return torch.empty(rows, width).uniform_(-limit, limit, generator=self._random)
+
+    def angles(self, stored: Tensor) -> Tensor:
+        return stored * (math.pi / self.half_turn)
+
+
+class ModE(NormModel):
+    """A relation stretches each coordinate, or turns it about: −‖h∘r − t‖ (Zhang et al., 2020).
+
+    It is the dual of DistMult, with a norm in place of the square.
+    """
+
+    two_maps = True
+    diagonal = True
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """Near 1 or −1."""
+        return nn.Parameter(self.fresh_signs(rows, width) + self.init_noise(rows, width))
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return head * rows(self.relations, relations)
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        """The transpose, which is the same: where DURA asks for the tail, not where the distance would have it."""
+        return self.map_head(tail, relations)
+
+    @torch.no_grad()
+    def primal(self) -> DistMult:
+        """The DistMult whose dual this is, but for the norm: the same entities and relations."""
+        return primal_of(self, DistMult, self.relations)
+
+
+class RotatE(NormModel, AngleModel):
+    """A relation turns each complex coordinate by an angle: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
+
+    It is the dual of a ComplEx whose relations have modulus 1, with the norm 1 in place of the square. A row of a
+    relation holds angles; entities are as ComplEx has them.
+    """
+
+    two_maps = True
+    isometric = True
+    numbers_per_coordinate = 2
+
+    def relation_width(self, dim: int) -> int:
+        return dim
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        return nn.Parameter(self.fresh_angles(rows, width))
+
+    def relation_norms(self, relations: Tensor) -> Tensor:
+        return self.entities.new_full((len(relations),), float(self.dim))
+
+    def squared_modulus(self, vectors: Tensor) -> Tensor:
+        real, imaginary = vectors.chunk(2, dim=-1)
+        return real.square() + imaginary.square()
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return self._turned(head, rows(self.relations, relations))
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        return self._turned(tail, -rows(self.relations, relations))
+
+    @torch.no_grad()
+    def primal(self) -> ComplEx:
+        """The ComplEx whose dual this is, but for the norm: the same entities, relations of modulus 1."""
+        angles = self.angles(self.relations)
+        relations = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        return primal_of(self, ComplEx, relations)
+
+    def _turned(self, vectors: Tensor, stored: Tensor) -> Tensor:
+        angles = self.angles(stored)
+        return torch.cat(ComplEx.times(vectors.chunk(2, dim=-1), (angles.cos(), angles.sin())), dim=-1)
+
+
+class SE(NormModel):
+    """Two matrices of a relation take head and tail to one place: −‖h R₁ − t R₂‖ (structured embeddings, Bordes, 2011).
+
+    A row of a relation holds both matrices.
+    """
+
+    meets_between = True
+
+    def relation_width(self, dim: int) -> int:
+        return 2 * dim * dim
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """Near the identity, so that a relation begins as one that takes an entity to itself."""
+        same = torch.eye(self.dim).flatten().repeat(2)
+        return nn.Parameter(same + self.init_noise(rows, width))
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return self._mapped(head, relations, "head")
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        return self._mapped(tail, relations, "tail")
+
+    def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
+        """By matrices that are fetched once: each look-up has a gradient as large as the table of relations."""
+        matrices = self._matrices(relations, side)
+        return [partial(_times, matrix) for matrix in matrices.unbind()]
+
+    def _to_images(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
+        """Squared, by products for all relations at once: ‖p − t R‖² = ‖p‖² − 2 (p Rᵀ)·t + ‖t R‖²."""
+        if self.norm != "squared":
+            return super()._to_images(points, relations, table, side)
+        groups = Groups(relations)
+        matrices = self._matrices(groups.distinct, side)
+        back = mapped_by(matrices.transpose(1, 2), groups, points)
+        lengths = rows(squared_lengths(table, matrices), torch.searchsorted(groups.distinct, relations.contiguous()))
+        return points.square().sum(-1, keepdim=True) + lengths - 2 * back @ table.T
+
+    def _mapped(self, vectors: Tensor, relations: Tensor, side: Side) -> Tensor:
+        groups = Groups(relations)
+        return mapped_by(self._matrices(groups.distinct, side), groups, vectors)
+
+    def _matrices(self, relations: Tensor, side: Side) -> Tensor:
+        return rows(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, 0 if side == "head" else 1]
+
+
+def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
+    """‖t R‖² of each row of `(n, width)` under each of `(num_matrices, width, width)`: `(num_matrices, n)`."""
+    size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
+    parts = [made_again(_squared_lengths, table, part) for part in matrices.split(size)]  # type: ignore[no-untyped-call]
+    return torch.cat(parts)
+
+
+def _squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
+    return torch.matmul(table, matrices).square().sum(-1)
+
+
+def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
+    return vectors @ matrix
+
+
+class TransE(NormModel):
+    """A relation is a step from the head to the tail: −‖h + r − t‖ (Bordes et al., 2013).
+
+    A step has no transpose; where it takes the tail is back, to t − r, and DURA is made of that.
+    """
+
+    two_maps = True
+    isometric = True
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return head + rows(self.relations, relations)
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        return tail - rows(self.relations, relations)

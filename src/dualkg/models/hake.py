@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
-from dualkg.kernels import distances as kernels
-from dualkg.models.angles import AngleModel
+from dualkg.kernels import reference as kernels
 from dualkg.models.base import Side
-from dualkg.models.distance import in_parts
+from dualkg.models.distance import AngleModel, in_parts
 from dualkg.models.factors import Factors, rows
 
 ROUNDING = 8  # how many units of the last digit of what it is the difference of a squared distance is in doubt

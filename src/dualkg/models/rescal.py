@@ -7,8 +7,7 @@ from torch import Tensor
 
 from dualkg.models.base import InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import rows
-from dualkg.models.groups import Groups, mapped_by
+from dualkg.models.factors import Groups, mapped_by, rows
 
 
 class RESCAL(BilinearModel):

@@ -12,8 +12,7 @@ from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
 from dualkg.models.base import InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors, rows
-from dualkg.models.groups import Groups, mapped_by
+from dualkg.models.factors import Factors, Groups, mapped_by, rows
 
 
 class TuckER(BilinearModel):

@@ -6,14 +6,14 @@ and answered in a typed shape (shapes/). Pages for people are in pages/.
 
 from __future__ import annotations
 
-from dualkg.serve.extra import needing
+from dualkg.extras import needing_to_serve
 from dualkg.serve.limits import Limits
 
-with needing("fastapi"):
+with needing_to_serve("fastapi"):
     import fastapi  # noqa: F401
 
-from dualkg.serve.application import application
-from dualkg.serve.once import Reply, ask_once
-from dualkg.serve.runs import ServedRun, ServedRuns
+from dualkg.serve.app import application
+from dualkg.serve.server import Reply, ask_once
+from dualkg.serve.state import ServedRun, ServedRuns
 
 __all__ = ["Limits", "Reply", "ServedRun", "ServedRuns", "application", "ask_once"]

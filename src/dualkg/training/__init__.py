@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dualkg.training.imported import from_arrays
-from dualkg.training.loop import InterruptedRunError, Moment
-from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.api import resume, train, train_recipe, train_seeds
+from dualkg.training.importing import from_arrays
+from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, load_recipe
 from dualkg.training.run import Run, RunFolder, load_run
-from dualkg.training.sections import Loss, Optimizer, Validation
-from dualkg.training.start import resume, train, train_recipe, train_seeds
+from dualkg.training.trainer import InterruptedRunError, Moment
 
 __all__ = [
     "InterruptedRunError",

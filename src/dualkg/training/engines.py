@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.kernels.cpu.processor import has_bf16_products
+from dualkg.kernels.cpu.compile import has_bf16_products
 from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
-from dualkg.losses import AnyLoss, CrossEntropy
+from dualkg.losses import AnyLoss
+from dualkg.losses.softmax import CrossEntropy
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
-from dualkg.training.forms import scores_are
-from dualkg.training.fused import FusedStep
-from dualkg.training.gpu.graphed import GraphedStep
-from dualkg.training.gpu.plain import CapturedStep
-from dualkg.training.gpu.step import HalfStep
+from dualkg.training.cuda_graphs import GraphedStep
+from dualkg.training.fused import FusedStep, scores_are
+from dualkg.training.gpu_step import HalfStep
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
-from dualkg.training.step import PlainStep
+from dualkg.training.reference_step import CapturedStep, PlainStep
 
 Step = Callable[[Tensor, float], Tensor]
 # On a GPU there is the plain one captured as a graph, and one all in kernels, with products in bfloat16.

@@ -16,9 +16,9 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.distance import DistanceModel
 from dualkg.models.tucker import TuckER
 from dualkg.training.engines import Engine
-from dualkg.training.gpu.table import ALIGNED, TILE
+from dualkg.training.fused import rows_at_once
+from dualkg.training.gpu_step import ALIGNED, TILE
 from dualkg.training.recipe import Recipe
-from dualkg.training.tables import rows_at_once
 
 ID = 8  # bytes
 HALF = 2

@@ -6,21 +6,192 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from dualkg.errors import RequestError, did_you_mean
-from dualkg.training.sections import (
-    Data,
-    Loss,
-    ModelChoice,
-    Optimizer,
-    RegularizerChoice,
-    Section,
-    Training,
-    Validation,
-)
+
+
+class Section(BaseModel):
+    """A table of a recipe: unknown keys are refused, and nothing changes once it is made."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Data(Section):
+    """Which graph: a name of the catalogue, `world`, or a path; the rest is for one's own files."""
+
+    graph: str = "world"
+    columns: tuple[str | int, str | int, str | int] | None = None
+    split: str = "80/10/10"
+    split_seed: int = 0
+    labels: str | None = None
+
+
+class ModelChoice(Section):
+    """A model of dualkg by its name, or one's own as `package.module:Class`; `options` go to that class."""
+
+    name: str = "ComplEx"
+    dim: int = Field(100, ge=1)
+    reciprocal: bool = True
+    init_scale: float | Literal["xavier"] | None = None
+    dual: Literal["none", "tail", "head"] = "none"
+    options: dict[str, Any] = {}
+
+
+class RegularizerChoice(Section):
+    """`weight` is the paper's λ; `plain` and `mapped` are DURA's λ1 and λ2."""
+
+    name: str = "none"
+    weight: float | None = Field(None, ge=0)
+    plain: float | None = Field(None, ge=0)
+    mapped: float | None = Field(None, ge=0)
+    options: dict[str, Any] = {}
+
+
+OF_TRIPLES = ("frequency_weight", "relation_weight")
+OF_CROSS_ENTROPY = (*OF_TRIPLES, "dropout", "head_dropout", "label_smoothing")
+OF_SAMPLING = ("num_negatives", "negatives", "sides", "margin", "temperature", "subsampling", "known")
+
+
+class Loss(Section):
+    """Cross entropy over all entities, or a loss over negatives that are sampled; each kind has keys of its own.
+
+    `cross entropy` has one answer at a time, `all answers` all those of a question together. `frequency_weight` is w0
+    of Appendix D.1, `relation_weight` adds relation prediction, `dropout` is the share of each query's image that is
+    set to zero while it is scored, `head_dropout` that of its head. `margin` is γ; left out, the loss's own.
+    """
+
+    kind: Literal["cross entropy", "all answers", "negative sampling", "margin"] = "cross entropy"
+    frequency_weight: float = Field(0.0, ge=0, le=1)
+    relation_weight: float = Field(0.0, ge=0)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    head_dropout: float = Field(0.0, ge=0, lt=1)
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    count_power: float = Field(0.0, ge=0, le=1)
+    num_negatives: int = Field(64, ge=1)
+    negatives: Literal["uniform", "shared", "batch"] = "uniform"
+    sides: Literal["uniform", "bernoulli", "both"] = "uniform"
+    margin: float | None = Field(None, ge=0)
+    temperature: float = Field(1.0, ge=0)
+    subsampling: bool = False
+    known: bool = False
+
+    @property
+    def samples(self) -> bool:
+        """Whether scores are of negatives that are drawn, not of all entities."""
+        return self.kind in ("negative sampling", "margin")
+
+    def _idle(self) -> dict[str, str]:
+        """The keys that this choice has no use for, and why, as the middle of a sentence."""
+        sampling = dict.fromkeys(OF_SAMPLING, f"is for a loss that samples negatives, and loss.kind is '{self.kind}'")
+        counting = {"count_power": f"is for all answers of a question, and loss.kind is '{self.kind}'"}
+        entropy = f"is for cross entropy, and loss.kind is '{self.kind}'"
+        if self.kind == "cross entropy":
+            return sampling | counting
+        if self.kind == "all answers":
+            return sampling | dict.fromkeys(OF_TRIPLES, entropy)
+        idle = dict.fromkeys(OF_CROSS_ENTROPY, entropy) | counting
+        if self.kind == "margin":
+            idle["temperature"] = "is for negative sampling, and loss.kind is 'margin'"
+        if self.negatives == "batch":
+            idle["num_negatives"] = "says how many are drawn, and loss.negatives = 'batch' draws none"
+        return idle
+
+    def _is_default(self, key: str) -> bool:
+        return bool(getattr(self, key) == type(self).model_fields[key].default)
+
+    @model_validator(mode="after")
+    def _all_is_of_use(self) -> Loss:
+        for key, why in self._idle().items():
+            if not self._is_default(key):
+                raise ValueError(f"{key} {why}; leave {key} out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Where choices left open are left out, so are keys of another kind: cross entropy is written as it was."""
+        found: dict[str, Any] = write(self)
+        if not info.exclude_none:
+            return found
+        silent = {"kind", "label_smoothing", "head_dropout"} if self.kind == "cross entropy" else set()
+        left_out = {*self._idle(), *(key for key in silent if self._is_default(key))}
+        return {key: value for key, value in found.items() if key not in left_out}
+
+
+class Optimizer(Section):
+    """The learning rate falls to zero, linearly or as a cosine, from the share `decay_from` of training on.
+
+    From the share `average_from` on, the weights at the end of each epoch are averaged, and their mean is kept.
+
+    Adagrad and Adam divide a gradient by its usual size; where that is far below `epsilon`, they step as SGD does.
+    Left out, `epsilon` is 1e-10 for Adagrad and 1e-8 for Adam.
+    """
+
+    name: Literal["Adagrad", "Adam", "SGD"] = "Adagrad"
+    learning_rate: float = Field(0.1, gt=0)
+    epsilon: float | None = Field(None, gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    decay_from: float = Field(0.0, ge=0, lt=1)
+    average_from: float = Field(1.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _epsilon_is_of_use(self) -> Optimizer:
+        if self.epsilon is not None and self.name == "SGD":
+            raise ValueError("epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'; leave epsilon out")
+        return self
+
+
+class Validation(Section):
+    """Rank the validation split every so many epochs; stop after `patience` without a better MRR; 0 is never."""
+
+    every: int = Field(0, ge=0)
+    patience: int = Field(0, ge=0)
+    keep: Literal["last", "best"] = "last"
+
+    @model_validator(mode="after")
+    def _every_is_needed(self) -> Validation:
+        if not self.every and (self.patience or self.keep == "best"):
+            raise ValueError("patience and keep look at the validation split, so every should be at least 1; it is 0")
+        return self
+
+
+class Training(Section):
+    """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing.
+
+    Every epoch has an order of its own; with `questions` answers of the same question, up to 16, come together, and
+    the fused engine scores that question once.
+
+    The fused engine and the plain one take the same steps; `auto` is fused where it applies. `bf16` is for the
+    fused engine's products with the entity tables, which stay float32; `auto` is that where it is faster. With `tf32`
+    all products are that on a GPU, by either engine, and float32 elsewhere.
+    """
+
+    epochs: int = Field(20, ge=1)
+    batch_size: int = Field(500, ge=1)
+    order: Literal["triples", "questions"] = "triples"
+    seed: int = Field(0, ge=0, lt=2**32)
+    checkpoint_seconds: float = Field(60.0, ge=0)
+    engine: Literal["auto", "plain", "fused"] = "auto"
+    precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
+
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Where choices left open are left out, so is the usual order: recipes are written as they were."""
+        found: dict[str, Any] = write(self)
+        if info.exclude_none and self.order == "triples":
+            del found["order"]
+        return found
 
 
 class Recipe(Section):

@@ -1,35 +1,99 @@
-"""A run: a recipe, what came of it, and the folder that keeps both.
-
-recipe.toml  environment.json  graph/  checkpoint.safetensors (while training)
-weights.safetensors  history.json  costs.json  ranks-valid.parquet  ranks-test.parquet  report.json (written last)
-extension.json (of a run that new entities were added to)
-sparsity.json (of a run whose entity tables were made sparse; its weights keep them so)
-calibration.json (of a run that was asked for probabilities: answers/beliefs/kept.py)
-map.parquet (of a run whose entities were laid out in the plane: analysis/entity_map.py)
-decisions.jsonl (of a run some of whose new facts were accepted or rejected: answers/decisions.py)
-"""
+"""What a run was made with."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from dualkg.data.graph import SPLITS, Graph, Split
-from dualkg.data.storage import load_saved_graph, save_graph
+from dualkg.data.loading import load_saved_graph, save_graph
 from dualkg.errors import RequestError
-from dualkg.evaluation import Report, evaluate, load_ranks, save_ranks
-from dualkg.evaluation import report_on as make_report
+from dualkg.evaluation.report import Report, evaluate, load_ranks, save_ranks
+from dualkg.evaluation.report import report_on as make_report
 from dualkg.files import link_or_copy, read_json, replacing_folder, write_text
 from dualkg.models.base import Model, blank
 from dualkg.training.checkpoint import load_weights, read_weights, save_weights
-from dualkg.training.choices import build_model
-from dualkg.training.environment import environment
 from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.registry import build_model
+
+PACKAGES = ("dualkg", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
+
+
+def environment(device: torch.device, *, fingerprint: str, engine: str | None = None) -> dict[str, object]:
+    """Versions, commit, device, threads, the engine that was chosen, and the hash of the data."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "commit": _commit(),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": describe_device(device),
+        "engine": engine,
+        "data": fingerprint,
+    }
+
+
+def describe_device(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def processor() -> str:
+    """The processor's name as Linux tells it, or what Python knows."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def _version(name: str) -> str | None:
+    if name == "torch":  # which also names the build, as in 2.13.0+cpu
+        return str(torch.__version__)
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of this source tree, marked where files differ from it; None outside of one.
+
+    `DUALKG_COMMIT` says it where git cannot, as in a copy of the tree.
+    """
+    if said := os.environ.get("DUALKG_COMMIT"):
+        return said
+    here = Path(__file__).parent
+    if "site-packages" in here.parts or sys.platform == "win32":
+        return None
+    try:
+        found = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() or None
 
 
 @dataclass

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dualkg.analysis.tsne.affinities import affinities_of, calibrated
-from dualkg.analysis.tsne.neighbours import nearest
+from dualkg.analysis.tsne import affinities_of, calibrated, nearest
 
 
 def perplexities(given):

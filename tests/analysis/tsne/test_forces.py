@@ -5,13 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dualkg.analysis.tsne import attraction as attracting
-from dualkg.analysis.tsne import repulsion as repelling
-from dualkg.analysis.tsne.affinities import affinities_of
-from dualkg.analysis.tsne.attraction import attraction, attraction_in_torch
-from dualkg.analysis.tsne.descent import divergence
-from dualkg.analysis.tsne.grid import COARSE, FINE, MOST, Grid, fitting
-from dualkg.analysis.tsne.repulsion import Repeller, exact_repulsion, repulsion_on
+from dualkg.analysis import tsne as attracting
+from dualkg.analysis import tsne as repelling
+from dualkg.analysis.tsne import (
+    COARSE,
+    FINE,
+    MOST,
+    Grid,
+    Repeller,
+    affinities_of,
+    attraction,
+    attraction_in_torch,
+    divergence,
+    exact_repulsion,
+    fitting,
+    repulsion_on,
+)
 
 
 def places(num: int, extent: float, seed: int = 0):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dualkg.analysis.tsne import neighbours
-from dualkg.analysis.tsne.neighbours import nearest
+from dualkg.analysis import tsne
+from dualkg.analysis.tsne import nearest
 
 
 @pytest.mark.parametrize(("num", "k"), [(2, 1), (5, 4), (50, 7), (601, 30), (601, 600)])
 def test_they_are_the_nearest(num, k, monkeypatch):
-    monkeypatch.setattr(neighbours, "NUMBERS", 100 * num)
+    monkeypatch.setattr(tsne, "NUMBERS", 100 * num)
     points = torch.randn(num, 8, generator=torch.Generator().manual_seed(num))
     found = nearest(points, k)
     distances = torch.cdist(points.double(), points.double()).square().fill_diagonal_(torch.inf)

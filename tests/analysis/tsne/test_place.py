@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from dualkg.analysis.tsne import affinities_of, descent, divergence, place, repulsion
+from dualkg.analysis import tsne
+from dualkg.analysis.tsne import affinities_of, divergence, place
 from dualkg.errors import RequestError
 from tests.analysis.tsne.conftest import clusters
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch, *num_steps: int) -> None:
-    phases = [phase._replace(num_steps=num) for phase, num in zip(descent.PHASES, num_steps, strict=True)]
-    monkeypatch.setattr(descent, "PHASES", phases)
+    phases = [phase._replace(num_steps=num) for phase, num in zip(tsne.PHASES, num_steps, strict=True)]
+    monkeypatch.setattr(tsne, "PHASES", phases)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def check_quality(vectors, groups, *, num_steps: int, trust: float) -> None:
 
 def test_it_is_as_good_as_scikit_learn(monkeypatch):
     shorten(monkeypatch, 250, 100, 50)
-    monkeypatch.setattr(repulsion, "FEW", 0)
+    monkeypatch.setattr(tsne, "FEW", 0)
     check_quality(*clusters(500), num_steps=400, trust=0.93)
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from dualkg.data.reading import ReadTriples, one_source, read_triples
+from dualkg.data.archives import one_source
+from dualkg.data.encoding import ReadTriples, read_triples
 
 Names = list[tuple[str, str, str]]
 

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualkg.data.reading import encoding, find_sources, one_source, read_triples, text
+from dualkg.data import encoding, text
+from dualkg.data.archives import find_sources, one_source
+from dualkg.data.encoding import read_triples
 
 Write = Callable[[str, bytes], Path]
 TRIPLES = [

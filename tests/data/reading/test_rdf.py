@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dualkg.data.reading import rdf
+from dualkg.data import rdf
 from dualkg.errors import DataError, RequestError
 
 Write = Callable[[str, bytes], Path]

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dualkg.data.reading import find_sources, one_source, read_triples
+from dualkg.data.archives import find_sources, one_source
+from dualkg.data.encoding import read_triples
 from dualkg.errors import DataError
 
 Write = Callable[[str, bytes], Path]

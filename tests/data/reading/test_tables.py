@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dualkg.data.reading import tables
+from dualkg.data import tables
 from dualkg.errors import DataError
 
 Table = Callable[[dict[str, object]], Path]

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dualkg.data.reading import one_source, read_labels, text
+from dualkg.data import text
+from dualkg.data.archives import one_source
+from dualkg.data.text import read_labels
 from dualkg.errors import DataError, RequestError
 
 Write = Callable[[str, bytes], Path]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dualkg.serve.pages.markup import shown
+from dualkg.serve.pages.layout import shown
 from tests.serve.browser.conftest import PHONE, overflow, wait_for_heading
 from tests.serve.conftest import HOSTILE
 

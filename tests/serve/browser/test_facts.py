@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dualkg.training import RunFolder
+from dualkg.training.run import RunFolder
 from tests.serve.browser.conftest import PHONE, overflow
 
 

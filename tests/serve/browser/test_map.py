@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dualkg.analysis.entity_map import save_map
+from dualkg.analysis.projection import save_map
 from tests.serve.browser.conftest import PHONE, overflow
 
 ASKED = "/map?entity=thing+20&relation=likes"

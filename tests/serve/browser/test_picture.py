@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import dualkg as kg
-from dualkg.answers.beliefs import beliefs_of
-from dualkg.serve import ServedRuns, application
+from dualkg.inference.calibration_store import beliefs_of
+from dualkg.serve.app import application
+from dualkg.serve.state import ServedRuns
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow

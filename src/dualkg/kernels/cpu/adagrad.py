@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.kernels.cpu.compiling import HAS_NUMBA, bits_of, compiled, narrowed, widened
-from dualkg.kernels.cpu.threads import in_parallel
+from dualkg.kernels.cpu.compile import HAS_NUMBA, bits_of, compiled, in_parallel, narrowed, widened
 
 BLOCK = 1 << 20  # numbers that the plain form takes at a time: enough for all threads, and few beside the table
 

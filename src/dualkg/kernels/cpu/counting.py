@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.kernels.cpu.compiling import compiled
-from dualkg.kernels.cpu.threads import in_parallel
+from dualkg.kernels.cpu.compile import compiled, in_parallel
 
 CHUNK = 4096  # scores that stay in the nearest cache while all answers of a row are compared with them
 

@@ -1,7 +1,6 @@
 """Sums over coordinates of |d| or |sin d|, d the difference, for all pairs of rows, while both are in the cache.
 
-With `sine` a row holds sines of angles, then their cosines, and sin(a − b) is sin a cos b − cos a sin b.
-"""
+With `sine` a row holds sines of angles, then their cosines, and sin(a − b) is sin a cos b − cos a sin b."""
 
 from __future__ import annotations
 
@@ -9,8 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.kernels.cpu.compiling import compiled
-from dualkg.kernels.cpu.threads import in_parallel
+from dualkg.kernels.cpu.compile import compiled, in_parallel
 
 # Sums may be taken in any order, so that several are in one register; NaN must still come out where one went in.
 ANY_ORDER = ("reassoc", "contract", "nsz")

@@ -1,14 +1,15 @@
-"""Scores to their gradient, in place, row by row while a row is in the cache."""
+"""The logarithm of the sum of exp(score) over a row while it is in the cache. Loads numba; without it, never called."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.kernels.cpu.compiling import HAS_NUMBA, bits_of, compiled, narrowed, widened
-from dualkg.kernels.cpu.threads import in_parallel
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.cpu.compile import HAS_NUMBA, bits_of, compiled, in_parallel, narrowed, widened
+from dualkg.kernels.reference import Targets
 
 BLOCK = 256  # rows that the plain form takes at a time: few enough to have bfloat16 in float32 beside it
 CHUNK = 1024  # numbers summed in float32 before the sum goes on in float64
@@ -161,3 +162,34 @@ def _scale(values, share):
 def _scale_to_halves(values, share, bits):
     for place in range(len(values)):
         bits[place] = narrowed(values[place] * share)
+
+
+__all__ = ["HAS_NUMBA", "log_sums_by_row"]
+
+DIGITS = np.int32(0x7FFFFFFF)
+
+
+def log_sums_by_row(scores: Tensor) -> Tensor:
+    """Scores `(batch, n)` in float32, each row in one piece → `(batch,)`."""
+    sums = torch.empty(len(scores))
+    in_parallel(_rows, len(scores), scores.numpy(), sums.numpy())
+    return sums
+
+
+@compiled()
+def _rows(first: int, last: int, scores: Any, sums: Any) -> None:
+    for row in range(first, last):
+        values = scores[row]
+        top = np.int32(_largest(values.view(np.int32), DIGITS)).view(np.float32)
+        total = 0.0
+        for begin in range(0, len(values), CHUNK):
+            total += _sum_of_exponentials(values[begin : begin + CHUNK], top)
+        sums[row] = top + np.log(total)
+
+
+@compiled("contract", "reassoc")
+def _sum_of_exponentials(values: Any, top: Any) -> Any:
+    total = ZERO
+    for place in range(len(values)):
+        total += exp(values[place] - top)
+    return total

@@ -2,8 +2,7 @@
 
 The first gathers and maps. The second gathers again, adds the regularizer's gradient to that of the loss, takes both
 back through the maps, and adds the results to the rows of the tables. Maps are taken back by the maps themselves:
-⟨x·r, g⟩ has the gradients g·r̄ and x̄·g. Where relations are predicted, ⟨h̄·t, g⟩ has the gradients t·ḡ and h·g.
-"""
+⟨x·r, g⟩ has the gradients g·r̄ and x̄·g. Where relations are predicted, ⟨h̄·t, g⟩ has the gradients t·ḡ and h·g."""
 
 from __future__ import annotations
 

@@ -7,12 +7,10 @@ from typing import Annotated
 from fastapi import Query, Request, Response
 
 from dualkg.serve.limits import LONGEST_NAME
-from dualkg.serve.pages.layout import page, page_router
-from dualkg.serve.pages.links import address, spoken
-from dualkg.serve.pages.markup import Markup, shown, tag
-from dualkg.serve.routes.choices import Asked, AskedRun
+from dualkg.serve.pages.layout import Markup, address, page, page_router, shown, spoken, tag
 from dualkg.serve.routes.decisions import decisions
-from dualkg.serve.shapes.things import Thing
+from dualkg.serve.routes.queries import Asked, AskedRun
+from dualkg.serve.schemas import Thing
 
 routes = page_router()
 LENGTHS = (50, 100, 500, 2000)

@@ -1,22 +1,169 @@
-"""The frame of every page: header, navigation, the chooser of runs, footer; and refusals as pages."""
+"""The files that pages load: styles and scripts, all of them in this package."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+import hashlib
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib import resources
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from dualkg.errors import DualkgError
-from dualkg.serve.guards.replies import problem
-from dualkg.serve.guards.sentences import Refusal, refusal_of
-from dualkg.serve.pages.links import address
-from dualkg.serve.pages.markup import Child, Markup, shown, tag
-from dualkg.serve.routes.choices import Asked
-from dualkg.serve.service import service_of
+from dualkg.serve.middleware import Refusal, problem, refusal_of
+from dualkg.serve.routes.queries import Asked, router
+from dualkg.serve.schemas import Thing
+from dualkg.serve.state import service_of
+
+routes = router("pages")
+KINDS = {
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml; charset=utf-8",
+}
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """A file as it is sent."""
+
+    body: bytes
+    kind: str
+    etag: str
+
+
+@cache
+def static_files() -> dict[str, StaticFile]:
+    """By name. A request can only name one of these, so that no address is a path."""
+    found = {}
+    for file in resources.files("dualkg.serve").joinpath("static").iterdir():
+        kind = KINDS.get(file.name.rpartition(".")[2])
+        if kind is not None:
+            body = file.read_bytes()
+            found[file.name] = StaticFile(body, kind, f'"{hashlib.sha256(body).hexdigest()[:20]}"')
+    return found
+
+
+@routes.api_route("/static/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+async def static_file(request: Request, name: str) -> Response:
+    """Kept by browsers, who ask each time whether it is still the same."""
+    file = static_files().get(name)
+    if file is None:
+        raise HTTPException(404)
+    headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+    given = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.etag in given or "*" in given:
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, media_type=file.kind, headers=headers)
+
+
+VOID = frozenset({"br", "hr", "img", "input", "link", "meta"})
+# Letters that nobody sees, or that HTML would change, are shown by others.
+PICTURES = dict.fromkeys((*range(32), 127), "�") | {ord("\t"): "⇥", ord("\n"): "↵", ord("\r"): "↵"}
+LONGEST_SHOWN = 160  # letters of a name within a list
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = str | int | None | Iterable["Child"]
+Attribute = str | int | float | bool | None
+
+
+def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
+    """An element. `class_` and `data_name` are written `class` and `data-name`; what is None or False is left out.
+
+    There are neither scripts nor styles in what it makes: the pages' policy would not run them.
+    """
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in VOID:
+        return Markup(f"<{name}{written}>")
+    return Markup(f"<{name}{written}>{joined(children)}</{name}>")
+
+
+def joined(children: Child) -> Markup:
+    """Children one after another, those escaped that are mere text."""
+    if children is None:
+        return Markup("")
+    if isinstance(children, Markup):
+        return children
+    if isinstance(children, str | int):
+        return Markup(escape(str(children)))
+    return Markup("".join(joined(child) for child in children))
+
+
+def shown(name: str) -> str:
+    """A name as people can see it: neither empty, nor with letters that have no shape."""
+    seen = name.replace("\r\n", "\n").translate(PICTURES)
+    return seen if seen.strip() else f"“{seen}”"
+
+
+def shortened(name: str) -> str:
+    """The same within a list; all of it is on the entity's page."""
+    seen = shown(name)
+    return seen if len(seen) <= LONGEST_SHOWN else f"{seen[: LONGEST_SHOWN - 1].rstrip()}…"
+
+
+def _attribute(key: str, value: Attribute) -> str:
+    if value is None or value is False:
+        return ""
+    key = key.rstrip("_").replace("_", "-")
+    if value is True:
+        return f" {key}"
+    # A browser reads a carriage return as a line end, unless it is spelled out.
+    written = escape(str(value)).replace("\r", "&#13;")
+    return f' {key}="{written}"'
+
+
+def address(path: str, whom: Asked, **choices: str | int | float | None) -> str:
+    """A page with some choices; the run is named where it is not the one that is asked anyway."""
+    given = {key: value for key, value in choices.items() if value is not None}
+    if whom.run.name != whom.service.runs.names[0]:
+        given["run"] = whom.run.name
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def entity_address(name: str, whom: Asked) -> str:
+    """`/entity/NAME`; names that an address would change or mistake are asked for as `/entity?name=NAME`.
+
+    Browsers take `.` and `..` for folders, and what ends in .json is another page.
+    """
+    if name in ("", ".", "..") or name.endswith(".json"):
+        return address("/entity", whom, name=name)
+    return address(f"/entity/{quote(name, safe='')}", whom)
+
+
+def entity_link(entity: Thing, whom: Asked, **attributes: Attribute) -> Markup:
+    """An entity by its label, as a link to its page."""
+    whole = shown(entity.label) if len(entity.label) > LONGEST_SHOWN else None
+    attributes = {"class_": "name", "dir": "auto", "title": whole, **attributes}
+    return tag("a", shortened(entity.label), href=entity_address(entity.name, whom), **attributes)
+
+
+def said(thing: Thing) -> Markup:
+    """A label as text of its own direction, without a link."""
+    return tag("bdi", shortened(thing.label), class_="name")
+
+
+def relation_said(relation: Thing) -> Markup:
+    """A relation as people say it: `spoken_language` is spoken language."""
+    return tag("bdi", spoken(relation.label), class_="relation")
+
+
+def spoken(label: str) -> str:
+    return shortened(label.strip("_").replace("_", " ") or label)
+
 
 PAGES = {"Ask": "/", "Map": "/map", "New facts": "/facts", "Run": "/run"}
 TITLES = {404: "Not found", 500: "The server failed"}  # of refusals
@@ -171,3 +318,26 @@ async def refusal_page(request: Request, refusal: Refusal) -> HTMLResponse:
     made = page(request, whom, main, title=title, status=refusal.status)
     made.headers.update(refusal.headers)
     return made
+
+
+def percent(probability: float) -> str:
+    """0.05312 is 5.3 %."""
+    if probability > 0.999:
+        return ">99.9 %"
+    if probability < 0.001:
+        return "<0.1 %"
+    return f"{100 * probability:.{1 if probability < 0.0995 or probability >= 0.995 else 0}f} %"
+
+
+def bar(share: float, *, known: bool = False) -> Markup:
+    """A share as a bar; the number is written beside it."""
+    rect = tag("rect", width=f"{100 * min(1.0, max(0.0, share)):.1f}%", height="100%")
+    return tag("svg", rect, class_="bar known" if known else "bar", aria_hidden="true", focusable="false")
+
+
+def why_link(triple: tuple[str, str, str], whom: Asked, *, about: str) -> Markup:
+    """Opens the reasons in place; without scripts, on a page of their own."""
+    head, relation, tail = triple
+    where = address("/why", whom, head=head, relation=relation, tail=tail)
+    hidden = tag("span", f" {about}", class_="visually-hidden")
+    return tag("a", "Why?", hidden, href=where, class_="button plain", data_why=True)

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 
-from dualkg.serve.routes.choices import router
+from dualkg.serve.routes.queries import router
 
 routes = router("pages")
 STYLE = """

@@ -1,23 +1,317 @@
-"""The page of a run: how it was made, how it learned, how good it is; and two of them side by side."""
+"""Curves and diagrams as SVG, drawn without scripts: how they look is in run.css."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import Query, Request, Response
 
 from dualkg.errors import RequestError
 from dualkg.serve.limits import LONGEST_NAME
-from dualkg.serve.pages.curves import LETTERS, curves, reliability
-from dualkg.serve.pages.layout import page, page_router
-from dualkg.serve.pages.links import address
-from dualkg.serve.pages.markup import Child, Markup, shown, tag
-from dualkg.serve.pages.reports import choices_shown, headline, percent, questions_table, report_table, written
-from dualkg.serve.routes.choices import Asked, AskedRun, router
+from dualkg.serve.pages.layout import (
+    Child,
+    Markup,
+    address,
+    entity_link,
+    page,
+    page_router,
+    relation_said,
+    shown,
+    spoken,
+    tag,
+)
+from dualkg.serve.routes.queries import Asked, AskedRun, router
 from dualkg.serve.routes.runs import compare, run_facts
-from dualkg.serve.shapes.run_page import RunPage
-from dualkg.serve.shapes.runs import RunFacts
+from dualkg.serve.schemas import Comparison, DifferingQuestion, RunFacts, RunPage
+
+WIDTH, HEIGHT = 440, 240
+LEFT, RIGHT, TOP, BOTTOM = 46, 52, 14, 34  # margins
+LETTERS = "ab"  # the first run, and the second
+Place = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """From numbers to pixels."""
+
+    low: float
+    high: float
+    first: float  # pixel of the lowest
+    last: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, at = self.low, self.high, min(max(value, self.low), self.high) if self.log else value
+        if self.log:
+            low, high, at = math.log(low), math.log(high), math.log(at)
+        share = (at - low) / (high - low) if high > low else 0.5
+        return round(self.first + share * (self.last - self.first), 1)
+
+
+def curves(
+    series: Sequence[Sequence[Place]], *, said: str, under: str, written: Callable[[float], str], dots: bool = False
+) -> Markup | None:
+    """Lines of one or two runs over epochs; `said` is for those who do not see it."""
+    places = [place for line in series for place in line if math.isfinite(place[1])]
+    if not places:
+        return None
+    steps = ticks(min(y for _, y in places), max(y for _, y in places))
+    across = Axis(0, max(max(x for x, _ in places), 1), LEFT, WIDTH - RIGHT)
+    up = Axis(steps[0], steps[-1], HEIGHT - BOTTOM, TOP)
+    epochs = [step for step in ticks(0, across.high) if step <= across.high and step == int(step)]
+    drawn: list[Child] = [_grid(across, up, epochs, steps, written=written, under=under)]
+    ends: list[Place] = []
+    for letter, line in zip(LETTERS, series, strict=False):
+        pixels = [(across(x), up(y)) for x, y in line if math.isfinite(y)]
+        if not pixels:
+            continue
+        path = "M" + "L".join(f"{x},{y}" for x, y in pixels)
+        drawn.append(tag("path", d=path, class_=f"line {letter}"))
+        if dots or len(pixels) == 1:
+            drawn += [tag("circle", cx=x, cy=y, r=2.5, class_=f"spot {letter}") for x, y in pixels]
+        x, y = pixels[-1]
+        y = y - 14 if any(abs(x - left) < 50 and abs(y - top) < 13 for left, top in ends) else y
+        ends.append((x, y))
+        drawn.append(tag("text", written(line[-1][1]), x=x + 6, y=round(y + 4, 1), class_=f"end {letter}"))
+    return tag("svg", drawn, viewBox=f"0 0 {WIDTH} {HEIGHT}", class_="curve", role="img", aria_label=said)
+
+
+def reliability(series: Sequence[Sequence[tuple[float, float, float]]], *, least: float, said: str) -> Markup | None:
+    """Points of what was said, what was found, and what chance leaves open; on the diagonal the two agree."""
+    if not any(series):
+        return None
+    side = 340
+    steps = [step for step in (0.01, 0.03, 0.1, 0.3, 1.0) if step >= least]
+    across, up = Axis(least, 1, LEFT, side - 16, log=True), Axis(least, 1, side - BOTTOM, TOP, log=True)
+    drawn: list[Child] = [
+        _grid(
+            across, up, steps, steps, written=lambda share: f"{100 * share:g} %", under="said", width=side, height=side
+        ),
+        tag("path", d=f"M{across(least)},{up(least)}L{across(1)},{up(1)}", class_="diagonal"),
+        tag("text", "found", x=LEFT, y=TOP - 3, class_="axis"),
+    ]
+    for letter, points in zip(LETTERS, series, strict=False):
+        for predicted, found, chance in points:
+            x = across(predicted)
+            drawn.append(tag("path", d=f"M{x},{up(found - chance)}V{up(found + chance)}", class_=f"whisker {letter}"))
+            drawn.append(tag("circle", cx=x, cy=up(found), r=4.5, class_=f"spot {letter}"))
+    return tag("svg", drawn, viewBox=f"0 0 {side} {side}", class_="curve square", role="img", aria_label=said)
+
+
+def ticks(low: float, high: float, *, about: int = 4) -> list[float]:
+    """Round numbers from below the lowest to above the highest."""
+    if high <= low:
+        low, high = low - 0.5, high + 0.5
+    rough = (high - low) / about
+    size: float = 10.0 ** math.floor(math.log10(rough))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(number * step, 10) for number in range(first, last + 1)]
+
+
+def _grid(
+    across: Axis,
+    up: Axis,
+    columns: Sequence[float],
+    rows: Sequence[float],
+    *,
+    written: Callable[[float], str],
+    under: str,
+    width: int = WIDTH,
+    height: int = HEIGHT,
+) -> list[Markup]:
+    base = height - BOTTOM
+    made = [tag("path", d=f"M{across.first},{up(row)}H{across.last}", class_="rule") for row in rows]
+    made += [tag("text", written(row), x=LEFT - 7, y=up(row) + 4, class_="axis end-anchored") for row in rows]
+    columns_said = written if across.log else "{:,.0f}".format
+    made += [tag("text", columns_said(x), x=across(x), y=base + 18, class_="axis middle") for x in columns]
+    made.append(tag("text", under, x=width - (16 if across.log else RIGHT), y=height - 3, class_="axis end-anchored"))
+    return made
+
+
+METRICS = {"mrr": "MRR", "hits_at_1": "Hits@1", "hits_at_3": "Hits@3", "hits_at_10": "Hits@10", "mr": "Mean rank"}
+OF_COMPARISON = {"mrr": "MRR", "hits_at_1": "H@1", "hits_at_3": "H@3", "hits_at_10": "H@10"}
+Groups = Mapping[str, Mapping[str, float]]
+
+
+def written(metric: str, value: float | None) -> str:
+    """As papers have them: .479, and mean ranks in full."""
+    if value is None:
+        return "–"
+    if metric == "mr":
+        return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return f"{value:.3f}".replace("0.", ".", 1)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    return f"{100 * share:.{digits}f} %"
+
+
+def headline(runs: Sequence[RunFacts], comparison: Comparison | None) -> Markup | None:
+    """The metrics on test, large; beside each other where there are two runs."""
+    reports = [run.reports.get("test") for run in runs]
+    if not all(reports):
+        return None
+    items = []
+    for metric, name in METRICS.items():
+        values = [
+            tag("dd", tag("span", written(metric, report["metrics"][metric]), class_=f"large {letter}"))
+            for letter, report in zip(LETTERS, reports, strict=False)
+            if report
+        ]
+        items.append(tag("div", tag("dt", name), values, _metric_difference(metric, comparison)))
+    return tag("dl", items, class_="headline")
+
+
+def _metric_difference(metric: str, comparison: Comparison | None) -> Markup | None:
+    found = comparison and comparison.metrics.get(OF_COMPARISON.get(metric, ""))
+    if not found:
+        return None
+    signed = f"{found['difference']:+.3f}".replace("0.", ".", 1).replace("-", "−")
+    interval = f"{found['low']:+.3f} to {found['high']:+.3f}".replace("0.", ".").replace("-", "−")
+    noise = "within noise" if found["within_noise"] else f"p {_p(found['p_value'])}"
+    return tag("dd", tag("b", signed), f" · {noise}", class_="small soft", title=f"95 %: {interval}")
+
+
+def _p(value: float) -> str:
+    return "≤ .001" if value <= 0.001 else f"= {value:.3f}".replace("0.", ".", 1)
+
+
+def report_table(
+    groups: Sequence[Groups], *, caption: str, kind: str, names: Sequence[str], labels: Mapping[str, str] | None = None
+) -> Markup:
+    """Metrics of each group, such as a relation; with two runs their MRR and what is between."""
+    keys = list(dict.fromkeys(key for one in groups for key in one))
+    two = len(groups) == 2
+    columns = [_column(kind), _column("Questions", number=True)]
+    if two:
+        sides = [
+            _column(f"MRR {name}", number=True, letter=letter) for letter, name in zip(LETTERS, names, strict=True)
+        ]
+        columns += [*sides, _column("Difference", number=True)]
+    else:
+        columns += [_column("MRR", number=True), *(_column(METRICS[name], number=True) for name in list(METRICS)[1:])]
+    rows = []
+    for key in keys:
+        said = tag("bdi", spoken((labels or {}).get(key, key)), class_="relation" if labels else None)
+        found = [one.get(key, {}) for one in groups]
+        number = next((one["num_queries"] for one in found if one), 0)
+        cells = [tag("td", said, data_value=(labels or {}).get(key, key)), _cell(number, f"{number:,.0f}")]
+        if two:
+            values = [one.get("mrr") for one in found]
+            cells += [
+                _cell(value, written("mrr", value), bar=letter) for letter, value in zip(LETTERS, values, strict=True)
+            ]
+            cells.append(_difference(*values))
+        else:
+            cells.append(_cell(found[0].get("mrr"), written("mrr", found[0].get("mrr")), bar="a"))
+            cells += [_cell(found[0].get(name), written(name, found[0].get(name))) for name in list(METRICS)[1:]]
+        rows.append(tag("tr", cells))
+    head = tag("thead", tag("tr", columns))
+    title = tag("caption", caption, class_="visually-hidden")
+    return tag("div", tag("table", title, head, tag("tbody", rows), data_sortable=True), class_="scroll", tabindex=0)
+
+
+def _column(name: str, *, number: bool = False, letter: str | None = None) -> Markup:
+    mark = tag("i", class_=f"key {letter}") if letter else None
+    return tag("th", mark, name, scope="col", class_="number" if number else None)
+
+
+def _cell(value: float | None, text: str, *, bar: str | None = None) -> Markup:
+    drawn = None
+    if bar and value is not None:
+        rect = tag("rect", width=f"{100 * value:.1f}%", height="100%")
+        drawn = tag("svg", rect, class_=f"bar {bar}", aria_hidden="true", focusable="false")
+    inner: Child = tag("span", drawn, tag("span", text), class_="barred") if drawn else text
+    return tag("td", inner, class_="number", data_value="" if value is None else f"{value:.9g}")
+
+
+def _difference(a: float | None, b: float | None) -> Markup:
+    if a is None or b is None:
+        return _cell(None, "–")
+    return _cell(a - b, f"{a - b:+.3f}".replace("0.", ".", 1).replace("-", "−"))
+
+
+def choices_shown(runs: Sequence[RunFacts]) -> list[Markup]:
+    """Every choice of the recipe; of two runs those on which they differ, and the others folded."""
+    found = [_flat(run.recipe) for run in runs]
+    keys = list(dict.fromkeys(key for one in found for key in one))
+    if len(runs) == 1:
+        return [_choices(runs, found, keys)]
+    apart = [key for key in keys if found[0].get(key) != found[1].get(key)]
+    same = [key for key in keys if key not in apart]
+    first = _choices(runs, found, apart) if apart else tag("p", "Both were made by the same choices.", class_="soft")
+    summary = tag("summary", f"{len(same)} choices that are the same")
+    return [first, tag("details", summary, _choices(runs[:1], found[:1], same, both=True))]
+
+
+def _choices(
+    runs: Sequence[RunFacts], found: Sequence[Mapping[str, Any]], keys: Sequence[str], *, both: bool = False
+) -> Markup:
+    rows = []
+    for key in keys:
+        section, _, name = key.partition(".")
+        values = [tag("td", tag("bdi", _said(one.get(key)))) for one in found]
+        rows.append(
+            tag("tr", tag("th", tag("span", f"{section} ", class_="soft"), name.replace("_", " "), scope="row"), values)
+        )
+    names = [
+        tag("th", "Both" if both else _name(run.run, letter), scope="col")
+        for run, letter in zip(runs, LETTERS, strict=False)
+    ]
+    head = tag("thead", tag("tr", tag("th", "Choice", scope="col"), names))
+    return tag("div", tag("table", head, tag("tbody", rows), class_="choices"), class_="scroll", tabindex=0)
+
+
+def _name(name: str, letter: str) -> list[Markup]:
+    return [tag("i", class_=f"key {letter}"), tag("bdi", shown(name))]
+
+
+def _flat(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """Choices by section and name; what is left to its default of none says nothing."""
+    return {
+        f"{section}.{name}": value
+        for section, values in recipe.items()
+        for name, value in (values.items() if isinstance(values, dict) else [("", values)])
+        if value not in (None, {}, [])
+    }
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else shown(str(value))
+
+
+def questions_table(whom: Asked, comparison: Comparison) -> Markup:
+    """The questions on which two runs differ most, each asked again by a click."""
+    rows = [tag("tr", _question(whom, one)) for one in comparison.questions]
+    sides = [
+        _column(f"Rank {shown(name)}", number=True, letter=letter)
+        for letter, name in zip(LETTERS, (comparison.a, comparison.b), strict=True)
+    ]
+    head = tag("thead", tag("tr", _column("Question"), _column("Answer"), sides))
+    return tag(
+        "div", tag("table", head, tag("tbody", rows), data_sortable=True, class_="asked"), class_="scroll", tabindex=0
+    )
+
+
+def _question(whom: Asked, one: DifferingQuestion) -> list[Markup]:
+    given = one.head if one.asked == "tail" else one.tail
+    answer = one.tail if one.asked == "tail" else one.head
+    said, gap = tag("bdi", shown(given.label), class_="name"), tag("span", "?", class_="gap")
+    parts = (said, " ", relation_said(one.relation), " ", gap)
+    kept = {"head": given.name} if one.asked == "tail" else {"tail": given.name}
+    where = address("/", whom, find=one.asked, relation=one.relation.name, **kept)
+    question = tag("a", parts if one.asked == "tail" else parts[::-1], href=where)
+    ranks = [_cell(rank, f"{rank:,.10g}") for rank in (one.rank_a, one.rank_b)]
+    return [tag("td", question, data_value=given.label), tag("td", entity_link(answer, whom)), *ranks]
+
 
 routes = page_router()
 programs = router("pages")

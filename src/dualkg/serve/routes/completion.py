@@ -11,15 +11,13 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import StreamingResponse
 
-from dualkg.answers.completion import Completion, complete
 from dualkg.errors import DualkgError
-from dualkg.serve.asking import BusyError
+from dualkg.inference.completion import Completion, complete
+from dualkg.serve.batching import BusyError
 from dualkg.serve.limits import LONGEST_NAME, MOST_NEW
-from dualkg.serve.routes.choices import Asked, AskedRun, router
-from dualkg.serve.runs import ServedRun
-from dualkg.serve.service import Service
-from dualkg.serve.shapes.facts import Line
-from dualkg.serve.shapes.things import Thing
+from dualkg.serve.routes.queries import Asked, AskedRun, router
+from dualkg.serve.schemas import Line, Thing
+from dualkg.serve.state import ServedRun, Service
 
 routes = router("completion")
 PAUSE = 0.25  # seconds between two lines of progress

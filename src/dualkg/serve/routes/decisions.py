@@ -12,24 +12,23 @@ from typing import Annotated, Any
 from fastapi import HTTPException, Query, Response
 from fastapi.responses import PlainTextResponse
 
-from dualkg.answers import decisions as kept
-from dualkg.answers.many import Question
+from dualkg.inference import decisions as kept
+from dualkg.inference.predictor import Question
 from dualkg.serve.limits import MOST_NEW
-from dualkg.serve.routes.choices import AskedRun, router
 from dualkg.serve.routes.completion import Names, choices_of, search
-from dualkg.serve.runs import ServedRun
-from dualkg.serve.service import Service
-from dualkg.serve.shapes.decisions import (
+from dualkg.serve.routes.queries import AskedRun, router
+from dualkg.serve.schemas import (
     DecidedFact,
     Decision,
     DecisionCounts,
     Decisions,
+    Line,
     MadeDecision,
     MadeDecisions,
     NewFacts,
+    Problem,
 )
-from dualkg.serve.shapes.facts import Line
-from dualkg.serve.shapes.problems import Problem
+from dualkg.serve.state import ServedRun, Service
 
 routes = router("decisions")
 READ_ONLY = "This server was started with --read-only, and takes no decisions."

@@ -6,13 +6,11 @@ from typing import Annotated
 
 from fastapi import Query
 
-from dualkg.answers.facts import known_facts, predicted_facts
-from dualkg.answers.many import Question
+from dualkg.inference.predictor import Question, known_facts, predicted_facts
 from dualkg.serve.limits import LONGEST_NAME, MOST_FOUND
-from dualkg.serve.routes.choices import AskedRun, EntityInPath, router
-from dualkg.serve.runs import ServedRun
-from dualkg.serve.shapes.facts import Entity, Fact
-from dualkg.serve.shapes.things import FoundName, FoundNames, Thing
+from dualkg.serve.routes.queries import AskedRun, EntityInPath, router
+from dualkg.serve.schemas import Entity, Fact, FoundName, FoundNames, Thing
+from dualkg.serve.state import ServedRun
 
 routes = router("entities")
 MOST_KNOWN, NUM_PREDICTED, NUM_SIMILAR = 500, 20, 10

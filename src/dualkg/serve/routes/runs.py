@@ -1,20 +1,79 @@
-"""Runs: what is kept of one, and two side by side."""
+"""All entities in the plane."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Query, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
 
-from dualkg.analysis import storage_of
+from dualkg.analysis.sparsity import storage_of
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import check_comparable, compare_ranks, furthest_apart, of_seeds
 from dualkg.serve.limits import LONGEST_NAME
-from dualkg.serve.routes.choices import AskedRun, Served, router
-from dualkg.serve.runs import ServedRun
-from dualkg.serve.shapes.runs import Comparison, DifferingQuestion, GraphFacts, RunFacts, RunNames, Sparsity
-from dualkg.serve.shapes.things import Thing
-from dualkg.training import RunFolder
+from dualkg.serve.routes.queries import AskedRun, Served, router
+from dualkg.serve.schemas import (
+    Comparison,
+    DifferingQuestion,
+    EntityMap,
+    GraphFacts,
+    Health,
+    MapInTheMaking,
+    RunFacts,
+    RunNames,
+    Sparsity,
+    Thing,
+)
+from dualkg.serve.state import ServedRun
+from dualkg.training.run import RunFolder
+
+map_routes = router("entities")
+MARGIN = 0.8  # of the time that a request may take, for waiting
+
+
+@map_routes.get("/api/map", response_model=EntityMap, responses={202: {"model": MapInTheMaking}})
+async def entity_map(whom: AskedRun) -> Response:
+    """Where t-SNE puts each entity; made once, which may take minutes, and kept with the run. Until then 202."""
+    service, run = whom
+    making = asyncio.wrap_future(service.maps.of(run))
+    done, _ = await asyncio.wait([making], timeout=MARGIN * service.limits.seconds)
+    if not done:
+        sentence = f"The map of {len(run.entities):,} entities is being made. Ask again in a while."
+        waiting = MapInTheMaking(run=run.name, sentence=sentence)
+        return JSONResponse(waiting.model_dump(), status_code=202, headers={"Retry-After": "10"})
+    places = making.result()
+    found = await service.slowly(lambda: _shape(run, places.round(5).tolist()).model_dump_json())
+    return Response(found, media_type="application/json")
+
+
+def _shape(run: ServedRun, places: list[list[float]]) -> EntityMap:
+    names = run.entities.names.to_pylist()
+    labels = None if run.entities.labels is None else run.entities.labels.to_pylist()
+    return EntityMap(
+        run=run.name,
+        x=[x for x, _ in places],
+        y=[y for _, y in places],
+        names=names,
+        labels=None if labels is None else [label or name for label, name in zip(labels, names, strict=True)],
+    )
+
+
+operation_routes = router("operation")
+
+
+@operation_routes.get("/health")
+async def health() -> Health:
+    """Answers where the server does; no token is asked for."""
+    return Health(status="ok")
+
+
+@operation_routes.get("/metrics", response_class=PlainTextResponse)
+async def metrics(service: Served) -> Response:
+    """Counts and times as Prometheus reads them."""
+    entities = {run.name: len(run.entities) for run in service.runs}
+    return Response(service.counts.text(entities), media_type="text/plain; version=0.0.4; charset=utf-8")
+
 
 routes = router("runs")
 SAMPLES = 2000  # of the bootstrap: enough for a page, and quick

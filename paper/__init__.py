@@ -1,0 +1,1 @@
+"""Everything that reproduces the paper: tables, figures, records and studies of the product."""

@@ -1,0 +1,161 @@
+"""What the answers of a trained model are worth: new triples, probabilities, newcomers, reasons, and fewer bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+from typing import Any
+
+from dualkg.extras import check_extra
+from dualkg.inference.calibration_store import beliefs_of
+from dualkg.inference.reliability import check_answer_sets, check_calibration
+from dualkg.training.api import choose_device
+from paper.completion_study import study as study_completion
+from paper.explanation_study import LeftOut
+from paper.explanation_study import study as study_reasons
+from paper.inductive_study import Measured, counted
+from paper.inductive_study import study as study_newcomers
+from paper.plan import Row, recipe_of, rows_with_recipes
+from paper.quantization_study import measure_forms
+from paper.setting import Setting
+from paper.sheets import Sheet, over_seeds
+
+ASKED = Row("ComplEx-DURA", "complex-dura-500")  # whose answers they are
+GRAPH = "FB15k-237"
+SMALL_GRAPH, SMALL = "world", Row("ComplEx-DURA", "complex-dura")  # to be trained a dozen times
+COVERAGE = 0.9
+VIEWS = ("newcomers", "asking", "asked_for", "others")
+
+
+def completion(setting: Setting) -> list[Sheet]:
+    """How many withheld triples stand among the most plausible ones that train and valid do not have."""
+    sheets = []
+    for name in setting.graphs:
+        graph = setting.graph(name)
+        run = setting.trained(ASKED, graph, 0)
+        found = study_completion(run.model, graph, calibration=beliefs_of(run).calibration)
+        rows = [
+            [f"{size:,}", f"{hits:,}", f"{promised:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
+            for size, hits, promised, degree, chance in zip(
+                found.sizes, found.found, found.expected or (), found.by_degree, found.at_random, strict=True
+            )
+        ]
+        note = f"{ASKED.name}. {found.num_test:,} test triples are among the {found.num_triples:,} that could be new."
+        columns = ("in the best", "test triples", "promised", "by degree", "at random")
+        sheet = Sheet(f"Test triples among new ones: {graph.name}", columns, rows, [found.as_dict()], [note])
+        sheets.append(setting.keep("completion", sheet, found.as_dict(), graph=graph))
+    return sheets
+
+
+def calibration(setting: Setting) -> list[Sheet]:
+    """How far probabilities learned on valid are from what test finds, and how often answer sets hold the answer."""
+    from dualkg.analysis.figures import draw_reliability
+
+    check_extra()
+    sheets = []
+    for name in setting.graphs:
+        graph = setting.graph(name)
+        run = setting.trained(ASKED, graph, 0)
+        beliefs = beliefs_of(run)
+        held = check_calibration(beliefs.calibration, run.model, graph)
+        sets = check_answer_sets(beliefs.answer_sets, run.model, graph, coverage=COVERAGE)
+        rows = [
+            [what, f"{part.ece:.2g}", f"{part.chance:.2g}", f"{part.num_candidates:,.0f}", f"{part.num_true:,}"]
+            for what, part in (("all", held.whole), ("with p ≥ .01", held.likely))
+        ]
+        note = (
+            f"{ASKED.name}. Answer sets for {sets.wanted:.0%} hold the answer of {sets.whole.share:.1%} of "
+            f"{sets.whole.num_questions:,} questions; half of the sets have at most {sets.whole.median_size:,.0f} "
+            f"entities."
+        )
+        columns = ("candidates", "ECE", "by chance", "number", "true")
+        facts = {"calibration": held.as_dict(), "coverage": sets.as_dict()}
+        sheet = Sheet(f"Probabilities: {graph.name}", columns, rows, [facts], [note])
+        points = {f"{graph.name} test": [(one.predicted, one.found, one.chance) for one in held.likely.bins]}
+        drawing = draw_reliability(points, graph=f"{graph.name} test", ece=held.likely.ece)
+        sheets.append(setting.keep("calibration", sheet, facts, drawing, graph=graph))
+    return sheets
+
+
+def forms(setting: Setting) -> list[Sheet]:
+    """MRR against the bytes that entities are kept in."""
+    from paper.figures import draw_forms, short
+
+    check_extra()
+    graph = setting.graph(GRAPH)
+    points = measure_forms(setting.trained(ASKED, graph, 0).model, graph)
+    rows = [[point.name, short(point.bytes), *point.metrics.row()[:3]] for point in points]
+    facts = [point.as_dict() for point in points]
+    columns = ("entities as", "bytes", "MRR", "H@1", "H@3")
+    sheet = Sheet(f"Entities in fewer bytes: {graph.name}", columns, rows, facts, [f"{ASKED.name}."])
+    drawing = draw_forms(points, title=ASKED.name, graph=graph.name)
+    return [setting.keep("forms", sheet, facts, drawing, graph=graph)]
+
+
+def newcomers(setting: Setting) -> list[Sheet]:
+    """Entities that were withheld and placed by a few of their triples, against training anew with those triples."""
+    from paper.figures import draw_newcomers
+
+    check_extra()
+    graph = setting.graph(GRAPH)
+    recipe = recipe_of(ASKED, graph.name)
+    setting.tell(f"{ASKED.name} on {graph.name}: trained with and without 5 % of the entities.")
+    found = study_newcomers(graph, recipe, seeds=range(setting.seeds), device=choose_device(setting.device))
+    facts = [one.as_dict() for one in found]
+    columns = ("newcomers", "triples of each", "MRR", "asking", "asked for", "others", "seconds", "seeds")
+    note = (
+        f"{ASKED.name}. Held-out triples of {counted(found)}: all questions, those that give the "
+        f"newcomer, and those whose answer it is; and test triples of the others. Seconds: of a training anew, or of "
+        f"placing all newcomers."
+    )
+    title = f"New entities: {graph.name}"
+    sheet = Sheet(title, columns, list(_newcomer_rows(found)), facts, [note], num_left=2)
+    return [setting.keep("newcomers", sheet, facts, draw_newcomers(found, graph=graph.name), graph=graph)]
+
+
+def _newcomer_rows(found: list[Measured]) -> Iterator[list[str]]:
+    """One for each way and number of triples, over the seeds."""
+
+    def kind(one: Measured) -> tuple[str, float]:
+        return one.way, float("inf") if one.given is None else one.given
+
+    for (way, given), group in groupby(sorted(found, key=kind), key=kind):
+        ones = list(group)
+        views: list[Any] = [[getattr(one, view).mrr for one in ones] for view in VIEWS]
+        seconds = sum(one.seconds for one in ones) / len(ones)
+        number = "all" if given == float("inf") else f"{given:.0f}"
+        cells = [over_seeds(values) for values in views]
+        yield [way, number, *cells, f"{seconds:.1f}" if seconds else "–", str(len(ones))]
+
+
+def reasons(setting: Setting) -> list[Sheet]:
+    """Test triples before and after training anew without what supports them most."""
+    from paper.figures import draw_reasons
+
+    check_extra()
+    graph = setting.graph(SMALL_GRAPH)
+    row, *_ = rows_with_recipes((ASKED, SMALL), graph.name)
+    setting.tell(f"{row.name} on {graph.name}: trained with and without the reasons of test triples.")
+    seeds, device = range(setting.seeds), choose_device(setting.device)
+    found = study_reasons(graph, recipe_of(row, graph.name), seeds=seeds, device=device)
+    facts = [one.as_dict() for one in found]
+    columns = ("left out of train", "of each", "MRR", "H@1", "score falls by", "as told", "agreement", "seeds")
+    note = (
+        f"{row.name}. {found[0].num_answers:,} test triples without an entity in common, ranked after training without "
+        f"some training triples of each: its best reasons, those that speak most against it, or any of its two "
+        f"entities. Told is what influence expects, and agreement the rank correlation of what it expects with what "
+        f"happened."
+    )
+    sheet = Sheet(f"Reasons left out: {graph.name}", columns, list(_reason_rows(found)), facts, [note], num_left=2)
+    return [setting.keep("reasons", sheet, facts, draw_reasons(found, title=row.name, graph=graph.name), graph=graph)]
+
+
+def _reason_rows(found: list[LeftOut]) -> Iterator[list[str]]:
+    """One for each way and number of triples, over the seeds."""
+    for way, count in dict.fromkeys((one.way, one.count) for one in found):
+        ones = [one for one in found if (one.way, one.count) == (way, count)]
+        numbers = [[one.metrics.mrr for one in ones], [one.metrics.hits_at_1 for one in ones]]
+        falls = [[getattr(one, name) for one in ones] for name in ("fall", "expected", "agreement")] if count else []
+        cells = [over_seeds(values) for values in numbers]
+        cells += [over_seeds(values, digits=2) for values in falls] or ["–"] * 3
+        yield [way, str(count), *cells, str(len(ones))]

@@ -1,0 +1,615 @@
+"""A block of queries of one relation: which of their answers make triples that are good enough.
+
+Evidence is the mean of two logarithms of probabilities, neither above 0. So the first query alone rules out most
+triples, and the second query is asked only for the answers that some query of the block finds likely enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from math import inf
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dualkg.data.graph import SPLITS, Graph, Triples, looping_relations
+from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import DivergedError
+from dualkg.inference.calibration import Prospects, log_odds_of
+from dualkg.models.base import Model, Side
+from dualkg.models.bilinear import BilinearModel
+
+Ids = npt.NDArray[np.int64]
+Names = Sequence[str | int]
+
+
+class ByRelation:
+    """Triples looked up by their relation."""
+
+    def __init__(self, triples: Triples, num_relations: int) -> None:
+        self._triples = triples[np.argsort(triples[:, 1], kind="stable")].astype(np.int64)
+        self._starts = np.searchsorted(self._triples[:, 1], np.arange(num_relations + 1))
+
+    def __getitem__(self, relation: int) -> Ids:
+        return self._triples[self._starts[relation] : self._starts[relation + 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Narrowing:
+    """The triples that are asked about: of each of `relations` the pairs of a head and a tail, but for known ones.
+
+    With `types`, an entity is a head or a tail of a relation only where train has it so. An entity is not both of one
+    triple unless such loops of the relation are common in train, and train has the entity in one of its triples:
+    symmetric relations find nothing as plausible, and where loops are the rule, nothing else tells who has one.
+    """
+
+    graph: Graph
+    relations: Ids
+    heads: Ids | None  # all where None
+    types: bool = False
+    loops: bool = False  # of all relations
+    known: tuple[str, ...] = SPLITS  # the splits whose triples are not new
+
+    @classmethod
+    def of(
+        cls,
+        graph: Graph,
+        *,
+        relations: Names | None = None,
+        heads: Names | None = None,
+        types: bool = False,
+        loops: bool = False,
+        known: Sequence[str] = SPLITS,
+    ) -> Narrowing:
+        """Relations and heads by name, label or id."""
+        every = np.arange(graph.shape.num_relations)
+        chosen = every if relations is None else _ids(graph.relations, relations)
+        some = None if heads is None else _ids(graph.entities, heads)
+        return cls(graph, chosen, some, types, loops, tuple(known))
+
+    @cached_property
+    def _train(self) -> ByRelation:
+        return ByRelation(self.graph.train, self.graph.shape.num_relations)
+
+    @cached_property
+    def _looping(self) -> frozenset[int]:
+        return looping_relations(self.graph)
+
+    @cached_property
+    def _known(self) -> ByRelation:
+        joined = np.concatenate([self.graph.split(name) for name in self.known])
+        return ByRelation(joined, self.graph.shape.num_relations)
+
+    def heads_of(self, relation: int) -> Ids:
+        """The heads asked about, in order."""
+        found = self._side(relation, 0)
+        return found if self.heads is None else np.intersect1d(found, self.heads)
+
+    def tails_of(self, relation: int) -> Ids:
+        return self._side(relation, 2)
+
+    def _side(self, relation: int, column: int) -> Ids:
+        if self.types:
+            return np.unique(self._train[relation][:, column])
+        return np.arange(self.graph.shape.num_entities)
+
+    def train_of(self, relation: int) -> Ids:
+        return self._train[relation]
+
+    def ruled_out(self, relation: int) -> Ids:
+        """The pairs of head and tail that are known or loops, `(num_pairs, 2)`, in order."""
+        num_entities = self.graph.shape.num_entities
+        pairs = [self._known[relation][:, [0, 2]]]
+        if not self.loops:
+            pairs.append(self._idle_loops(relation).repeat(2).reshape(-1, 2))
+        heads, tails = np.concatenate(pairs).T
+        return np.stack(np.divmod(np.unique(heads * num_entities + tails), num_entities), axis=1)
+
+    def _idle_loops(self, relation: int) -> Ids:
+        """The entities of which a loop is not worth asking about."""
+        every = np.arange(self.graph.shape.num_entities)
+        return np.setdiff1d(every, self._train[relation][:, [0, 2]]) if relation in self._looping else every
+
+    def answers_per_query(self, relation: int) -> tuple[float, float]:
+        """How many tails a head of the relation has in train, and how many heads a tail has."""
+        triples = self._train[relation]
+        heads, tails = (max(1, len(np.unique(triples[:, column]))) for column in (0, 2))
+        return len(triples) / heads, len(triples) / tails
+
+    def among_asked(self, pairs: Ids, relation: int) -> npt.NDArray[np.bool_]:
+        """Which pairs of head and tail are asked about, or would be if they were not ruled out."""
+        asked = self.heads_of(relation), self.tails_of(relation)
+        return np.isin(pairs[:, 0], asked[0]) & np.isin(pairs[:, 1], asked[1])
+
+    def holds(self, triples: Triples) -> npt.NDArray[np.bool_]:
+        """Which of some triples may be among the new ones."""
+        found, num_entities = np.zeros(len(triples), dtype=bool), self.graph.shape.num_entities
+        for relation in self.relations.tolist():
+            here = np.flatnonzero(triples[:, 1] == relation)
+            pairs = triples[here][:, [0, 2]].astype(np.int64)
+            keys, ruled_out = (one[:, 0] * num_entities + one[:, 1] for one in (pairs, self.ruled_out(relation)))
+            found[here] = self.among_asked(pairs, relation) & ~np.isin(keys, ruled_out)
+        return found
+
+
+def _ids(vocabulary: Vocabulary, names: Names) -> Ids:
+    return np.unique(np.array([vocabulary.id(name) for name in names], dtype=np.int64))
+
+
+WORTH_NUMBA = 2**20  # scores of a block; for fewer it is not worth loading
+
+
+def log_sums(scores: Tensor) -> Tensor:
+    """`scores.logsumexp(-1)`; on a CPU several times faster where numba is installed."""
+    large = scores.numel() >= WORTH_NUMBA and scores.dtype == torch.float32 and scores.device.type == "cpu"
+    kernel = _kernel() if large else None
+    return kernel(scores.contiguous()) if kernel else scores.logsumexp(-1)
+
+
+@cache
+def _kernel() -> Callable[[Tensor], Tensor] | None:
+    from dualkg.kernels.cpu.compile import HAS_NUMBA
+    from dualkg.kernels.cpu.softmax import log_sums_by_row
+
+    return log_sums_by_row if HAS_NUMBA else None
+
+
+EITHER = (0, 1)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pairs of some heads and some tails of a relation; `side` is what its queries ask for.
+
+    Of what they give all is new to its side in train, or nothing is; answers may be of both kinds.
+    """
+
+    relation: int
+    side: Side
+    new_given: int  # 0 or 1
+    new_answers: tuple[int, ...]
+    num_queries: int
+    promise: float  # the larger, the likelier it has the best triples
+
+
+class Parts:
+    """How the triples of a narrowing are divided.
+
+    Without prospects a relation is one part. With them nearly all that can be among the best has an entity that train
+    has on its side: so the few heads that it has there are asked about, then the few tails for heads that are new, and
+    at last what is left, where both are new.
+    """
+
+    def __init__(self, narrowing: Narrowing, prospects: Prospects | None = None) -> None:
+        self.narrowing, self.prospects = narrowing, prospects
+
+    def in_order(self) -> list[Part]:
+        """What is found first rules out more of the rest: so first what promises most, then what costs least."""
+        found = [
+            part for relation in self.narrowing.relations.tolist() for part in self._of(relation) if part.num_queries
+        ]
+        return sorted(found, key=lambda part: (-part.promise, part.num_queries, part.relation))
+
+    def ends(self, part: Part) -> tuple[Ids, Ids, Ids]:
+        """What the queries of a part give, the answers that count, each in order; and which answers are new, 0 or 1."""
+        given, answers = self._sides(part.relation, part.side)
+        new_given, new_answers = self._newness(part.relation, part.side)
+        given = given[new_given[given] == part.new_given]
+        return given, answers[np.isin(new_answers[answers], part.new_answers)], new_answers
+
+    def _newness(self, relation: int, side: Side) -> tuple[Ids, Ids]:
+        """Which entities are new where queries give one, and where they ask for one: 0 or 1, `(num_entities,)`.
+
+        Without prospects none is told apart.
+        """
+        found = []
+        for column in (0, 2):
+            new = np.full(self.narrowing.graph.shape.num_entities, int(self.prospects is not None))
+            new[self.narrowing.train_of(relation)[:, column]] = 0
+            found.append(new)
+        return (found[0], found[1]) if side == "tail" else (found[1], found[0])
+
+    def _sides(self, relation: int, side: Side) -> tuple[Ids, Ids]:
+        heads, tails = self.narrowing.heads_of(relation), self.narrowing.tails_of(relation)
+        return (heads, tails) if side == "tail" else (tails, heads)
+
+    def _of(self, relation: int) -> Iterator[Part]:
+        heads, tails = self._sides(relation, "tail")
+        if not len(heads) or not len(tails):
+            return
+        newness = self._newness(relation, "tail")
+        counts = [np.bincount(new[ids], minlength=2) for new, ids in zip(newness, (heads, tails), strict=True)]
+        side = self._cheaper(relation, int(counts[0][0]), int(counts[1][0]))
+        other: Side = "head" if side == "tail" else "tail"
+        yield self._part(relation, side, 0, EITHER, counts)
+        if self.prospects is not None:
+            yield self._part(relation, other, 0, (1,), counts)
+            yield self._part(relation, side, 1, (1,), counts)
+
+    def _cheaper(self, relation: int, num_heads: int, num_tails: int) -> Side:
+        """What is asked for: by the fewer queries, or of as many by those with more answers in train.
+
+        The more answers a query has, the less likely is each, and the fewer pass.
+        """
+        tails_a_head, heads_a_tail = self.narrowing.answers_per_query(relation)
+        return "tail" if (num_heads, heads_a_tail) <= (num_tails, tails_a_head) else "head"
+
+    def _part(self, relation: int, side: Side, new: int, answers: tuple[int, ...], counts: list[Ids]) -> Part:
+        given, asked = counts if side == "tail" else counts[::-1]
+        number = int(given[new]) if asked[list(answers)].any() else 0
+        promise = 0.0
+        if self.prospects is not None:
+            shares = self.prospects.shares[relation].reshape(2, 2).T  # by head, then by tail
+            promise = float((shares if side == "tail" else shares.T)[new, list(answers)].max())
+        return Part(relation, side, new, answers, number, promise)
+
+
+Column = npt.NDArray[Any]
+SLACK = 1e-3  # of evidence: more than rounding can take from a triple that is as good as the last
+
+
+class Found(NamedTuple):
+    """Triples by column, `(num_triples,)` each."""
+
+    heads: Column  # ids in int64
+    relations: Column
+    tails: Column
+    score: Column  # in float32
+    evidence: Column
+
+    @classmethod
+    def none(cls) -> Found:
+        ids, numbers = np.empty(0, np.int64), np.empty(0, np.float32)
+        return cls(ids, ids, ids, numbers, numbers)
+
+    @property
+    def number(self) -> int:
+        return len(self.heads)
+
+    def chosen(self, which: Column) -> Found:
+        return Found(*(column[which] for column in self))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """At most `top` triples, none less probable than `least`; of what has been seen, no better one is left out.
+
+    Better is of larger probability, or without prospects of more evidence; where these are the same, of more evidence
+    and at last of the smaller ids.
+    """
+
+    top: int
+    prospects: Prospects | None = None
+    least: float = 0.0
+    found: Found = field(default_factory=Found.none)
+    known: Column | None = None  # what the found are worth, where that was asked before
+
+    def worth(self, found: Found) -> Column:
+        """What triples are ordered by: log odds, or evidence without prospects."""
+        if self.prospects is None:
+            return found.evidence.astype(np.float64)
+        return self.prospects.log_odds(*self._judged(self.prospects, found)).numpy()
+
+    @cached_property
+    def _worth(self) -> Column:
+        return self.worth(self.found) if self.known is None else self.known
+
+    def probability(self, found: Found) -> Column | None:
+        """None without prospects."""
+        if self.prospects is None:
+            return None
+        return self.prospects.probability(*self._judged(self.prospects, found)).numpy()
+
+    def as_answer(self, found: Found) -> Column | None:
+        """The probability of each if its questions are known to lack an answer."""
+        if self.prospects is None:
+            return None
+        return self.prospects.calibration.probability(*self._judged(self.prospects, found)).numpy()
+
+    @staticmethod
+    def _judged(prospects: Prospects, found: Found) -> tuple[Tensor, Tensor, Tensor]:
+        """What is asked of triples: evidence, relations and kinds."""
+        kinds = prospects.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
+        return torch.from_numpy(found.evidence).double(), torch.from_numpy(found.relations), torch.from_numpy(kinds)
+
+    def needed(self, relation: int) -> Tensor:
+        """The evidence that triples of a relation need to be among the best, `(2, 2)`: by head, then tail, 1 if new."""
+        worth = float(self._worth.min()) if self.found.number >= self.top else -inf
+        if self.prospects is None:
+            needed = torch.full((2, 2), worth, dtype=torch.float64)
+        else:
+            needed = self.prospects.needed(max(worth, self._least_worth), relation)
+        return torch.where(needed.isfinite(), needed - SLACK * (1 + needed.abs()), needed)
+
+    @property
+    def _least_worth(self) -> float:
+        """Of a triple that is probable enough."""
+        return -inf if self.prospects is None else log_odds_of(self.least)
+
+    def joined(self, others: Found) -> Pool:
+        """The best of these and others."""
+        if not others.number:
+            return self
+        both = Found(*map(np.concatenate, zip(self.found, others, strict=True)))
+        worth = np.concatenate([self._worth, self.worth(others)])
+        if self.least > 0 and (probability := self.probability(both)) is not None:
+            enough = probability >= self.least
+            both, worth = both.chosen(enough), worth[enough]
+        if both.number > self.top:
+            chosen = worth >= np.partition(worth, -self.top)[-self.top]
+            both, worth = both.chosen(chosen), worth[chosen]
+        if both.number > self.top:  # some are as good as the last
+            chosen = _best_first(both, worth)[: self.top]
+            both, worth = both.chosen(chosen), worth[chosen]
+        return replace(self, found=both, known=worth)
+
+    def ordered(self) -> Found:
+        """The triples, best first."""
+        return self.found.chosen(_best_first(self.found, self._worth))
+
+
+def _best_first(found: Found, worth: Column) -> Column:
+    return np.lexsort((found.tails, found.relations, found.heads, -found.evidence, -worth))
+
+
+# Scores that are held at once: on a CPU few enough to stay near it, on a GPU enough to keep it busy.
+SCORES = {"cpu": 2**22, "cuda": 2**26}
+
+
+class Queries:
+    """All queries of a relation that ask for tails, or for heads; and how likely an answer is among all entities.
+
+    log p(answer | query) is its score less the query's normalizer: the logarithm of the sum of exp(score) over all
+    entities, which is found once.
+    """
+
+    def __init__(self, model: Model, relation: int, side: Side, *, asked: Tensor | None = None) -> None:
+        self.model, self.relation, self.side = model, relation, side
+        if asked is None:
+            asked = torch.zeros(2, model.shape.num_entities)
+            asked[0] = torch.nan
+        # Of every query the normalizer, and the largest logarithm of a probability; before it is asked, NaN and 0.
+        self.asked = asked.to(model.device)
+
+    @property
+    def normalizers(self) -> Tensor:
+        return self.asked[0]
+
+    @property
+    def largest(self) -> Tensor:
+        """What no answer's log-probability is above."""
+        return self.asked[1]
+
+    @property
+    def at_once(self) -> int:
+        """How many queries are asked together."""
+        return max(1, SCORES[self.model.device.type] // self.model.shape.num_entities)
+
+    def scores(self, given: Tensor) -> Tensor:
+        """Of every entity as answer, `(batch, num_entities)`."""
+        relations = torch.full_like(given, self.relation)
+        if self.side == "tail":
+            scores = self.model.ask_tails(given, relations)
+        else:
+            scores = self.model.ask_heads(relations, given)
+        normalizers = log_sums(scores)
+        self.normalizers[given], self.largest[given] = normalizers, scores.amax(-1) - normalizers
+        if not bool(normalizers.isfinite().all()):
+            raise DivergedError(
+                "The model scores NaN or infinity, so it cannot say which triples are plausible. Its training has "
+                "diverged: lower the learning rate or raise the regularizer's weight."
+            )
+        return scores
+
+    def ask(self, given: Tensor) -> None:
+        """See that queries have their normalizers."""
+        for fresh in torch.split(given[self.normalizers[given].isnan()], self.at_once):
+            if len(fresh):
+                self.scores(fresh)
+
+    def scores_of(self, given: Tensor, answers: Tensor) -> Tensor:
+        """Of some entities as answers, `(batch, num_answers)`."""
+        parts = [self._some(part, answers) for part in torch.split(given, self._size(len(answers)))]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _some(self, given: Tensor, answers: Tensor) -> Tensor:
+        model, relations = self.model, torch.full_like(given, self.relation)
+        if self.side == "tail":
+            return model.candidate_scores(model.factors(given, relations, None), answers, "tail")
+        if model.reciprocal:
+            inverse = relations + model.shape.num_relations
+            return model.candidate_scores(model.factors(given, inverse, None), answers, "tail")
+        return model.candidate_scores(model.factors(None, relations, given), answers, "head")
+
+    def _size(self, num_answers: int) -> int:
+        """How many queries are answered together: in some models a score takes as much memory as a vector."""
+        bilinear = isinstance(self.model, BilinearModel)
+        numbers = num_answers * (1 if bilinear else self.model.embedding.entities.shape[1])
+        return max(1, SCORES[self.model.device.type] // max(1, numbers))
+
+
+LEAST = -1e30  # less evidence than any triple has, and more than −∞
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """The queries of a relation from both ends; which answers count, and which pairs do not."""
+
+    first: Queries
+    second: Queries
+    answers: Tensor  # in order
+    ruled_out: Tensor  # `(num_pairs, 2)`: what a query gives and an answer, in order of the first
+    new_answers: Tensor  # whether an entity is new as an answer, 0 or 1, `(num_entities,)`
+
+
+def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> Found:
+    """The new triples of a block with as much evidence as is needed: the best `top`, and what ties with the last.
+
+    `needed` is for answers that train has on their side, and for new ones, `(2,)`; there are so many triples of either.
+    `given` is in order.
+    """
+    needed = needed.clamp(min=LEAST).to(asked.answers.device)
+    given, answers, scores = _likely(asked, given, needed)
+    answers, scores, turned = _from_the_other_end(asked, given, answers, scores, needed)
+    if not scores.numel():
+        return Found.none()
+    evidence = turned - asked.second.normalizers[answers]
+    evidence.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
+    enough = _enough(evidence, asked.new_answers[answers], needed, top)
+    rows, columns = (evidence >= enough).nonzero(as_tuple=True)
+    ends, scored = (given[rows], answers[columns]), scores
+    if asked.first.side == "head":
+        ends, scored = (ends[1], ends[0]), turned
+    relations = torch.full_like(rows, asked.first.relation)
+    found = (ends[0], relations, ends[1], scored[rows, columns], evidence[rows, columns])
+    return Found(*(column.cpu().numpy() for column in found))
+
+
+def _likely(asked: Asked, given: Tensor, needed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The queries and answers that share a triple with so much evidence, as far as can be told yet; and all scores."""
+    answers, scores = asked.answers, asked.first.scores(given)
+    if len(answers) < scores.shape[1]:
+        scores = scores[:, answers]
+    _rule_out(scores, asked, given)
+    # Of the logarithm that the first query tells.
+    first = 2 * needed[asked.new_answers[answers]] - asked.second.largest[answers]
+    floor = asked.first.normalizers[given] + first.min()
+    rows = scores.amax(1) >= floor
+    given, scores = given[rows], scores[rows]
+    columns = (scores >= floor[rows, None]).any(0)
+    answers, scores, first = answers[columns], scores[:, columns], first[columns]
+    if len(answers) and first.min() < first.max():  # some answers were asked about before, or are of the other kind
+        enough = scores >= asked.first.normalizers[given, None] + first
+        rows, columns = enough.any(1), enough.any(0)
+        given, answers, scores = given[rows], answers[columns], scores[rows][:, columns]
+    return given, answers, scores
+
+
+def _rule_out(scores: Tensor, asked: Asked, given: Tensor) -> None:
+    """Write −∞ over pairs that do not count."""
+    ends = torch.searchsorted(asked.ruled_out[:, 0].contiguous(), torch.stack([given[0], given[-1] + 1]))
+    pairs = asked.ruled_out[ends[0] : ends[1]]
+    rows, columns = (
+        torch.searchsorted(ids, pairs[:, side].contiguous()).clamp_(max=len(ids) - 1)
+        for side, ids in enumerate((given, asked.answers))
+    )
+    there = (given[rows] == pairs[:, 0]) & (asked.answers[columns] == pairs[:, 1])
+    scores[rows[there], columns[there]] = -torch.inf
+
+
+def _from_the_other_end(
+    asked: Asked, given: Tensor, answers: Tensor, scores: Tensor, needed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The answers that are left once the second queries are asked, and the scores of their pairs from both ends.
+
+    A normalizer is at least that of the block's own entities, and a query that this rules out is not asked in full.
+    """
+    if not scores.numel():
+        return answers, scores, scores
+    second, turned = asked.second, scores
+    if second.model.reciprocal:  # without inverse relations both ends have one score
+        turned = second.scores_of(answers, given).T.contiguous()  # what follows goes through it row by row
+    floor = torch.where(second.normalizers[answers].isnan(), turned.logsumexp(0), second.normalizers[answers])
+    bound = scores - asked.first.normalizers[given, None]
+    bound = bound.add_(turned).sub_(floor)
+    columns = (bound >= 2 * needed[asked.new_answers[answers]]).any(0)
+    second.ask(answers[columns])
+    return answers[columns], scores[:, columns], turned[:, columns]
+
+
+def _enough(evidence: Tensor, new: Tensor, needed: Tensor, top: int) -> Tensor:
+    """For each answer what is needed, or where more than `top` triples with its kind of answers have that: their best.
+
+    Which of two kinds is more probable is not told by evidence alone, so each is looked at for itself.
+    """
+    enough = needed[new]
+    for kind in (0, 1):
+        columns = (new == kind).nonzero().squeeze(1)
+        of_kind = evidence if len(columns) == len(new) else evidence[:, columns]
+        if int((of_kind >= needed[kind]).sum()) > top:
+            last = float(of_kind.flatten().topk(top).values[-1])
+            enough[columns] = enough[columns].clamp(min=last)
+    return enough
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """How far a search is: all that going on needs."""
+
+    pool: Pool
+    num_done: int = 0  # of the first queries of all parts
+    asked: Tensor | None = None  # of the second queries of the part that is under way
+
+
+class Search:
+    """A model asked about the triples of a narrowing."""
+
+    def __init__(self, model: Model, narrowing: Narrowing, prospects: Prospects | None = None) -> None:
+        self.model, self.narrowing = model, narrowing
+        self._parts = Parts(narrowing, prospects)
+        self._in_order = self._parts.in_order()
+
+    @property
+    def num_queries(self) -> int:
+        """Of the sides that are asked first."""
+        return sum(part.num_queries for part in self._in_order)
+
+    def run(self, state: State) -> Iterator[State]:
+        """Go on from a state; the states after each block of queries."""
+        before = 0
+        for part in self._in_order:
+            if before + part.num_queries > state.num_done:
+                state = yield from self._part(part, before, state)
+            before += part.num_queries
+
+    def _part(self, part: Part, before: int, state: State) -> Generator[State, None, State]:
+        skipped = max(0, state.num_done - before)
+        if not self._possible(part, state.pool).any():
+            state = State(state.pool, before + part.num_queries)
+            yield state
+            return state
+        given, asked = self._asked(part, state.asked if skipped else None)
+        for block in torch.split(given[skipped:], asked.first.at_once):
+            pool = state.pool.joined(self._best_of(part, asked, block, state.pool))
+            skipped += len(block)
+            state = State(pool, before + skipped, asked.second.asked.clone())
+            yield state
+        return state
+
+    @staticmethod
+    def _needed(part: Part, pool: Pool) -> Tensor:
+        """The evidence that triples of a part need, by whether their answers are new, `(2,)`."""
+        needed = pool.needed(part.relation)
+        return (needed if part.side == "tail" else needed.T)[part.new_given]
+
+    def _possible(self, part: Part, pool: Pool) -> Tensor:
+        """Whether answers that are new or not may make triples among the best: evidence is never above 0."""
+        asked_for = torch.zeros(2, dtype=torch.bool)
+        asked_for[list(part.new_answers)] = True
+        return asked_for & (self._needed(part, pool) <= 0)
+
+    def _best_of(self, part: Part, asked: Asked, block: Tensor, pool: Pool) -> Found:
+        """The triples of a block that may be among the best of all."""
+        possible = self._possible(part, pool).to(block.device)
+        answers = asked.answers[possible[asked.new_answers[asked.answers]]]
+        if not len(answers):
+            return Found.none()
+        needed = self._needed(part, pool).float()
+        return best_of(replace(asked, answers=answers), block, needed=needed, top=pool.top)
+
+    def _asked(self, part: Part, already: Tensor | None) -> tuple[Tensor, Asked]:
+        """What the first queries give, and what is asked of them."""
+        other: Side = "head" if part.side == "tail" else "tail"
+        ruled_out = self.narrowing.ruled_out(part.relation)
+        if part.side == "head":
+            ruled_out = ruled_out[np.argsort(ruled_out[:, 1], kind="stable"), ::-1].copy()
+        given, answers, new, pairs = (
+            torch.from_numpy(ids).to(self.model.device) for ids in (*self._parts.ends(part), ruled_out)
+        )
+        first = Queries(self.model, part.relation, part.side)
+        second = Queries(self.model, part.relation, other, asked=already)
+        return given, Asked(first, second, answers, pairs, new)

@@ -1,0 +1,99 @@
+"""How kernels are compiled, and bfloat16, which NumPy does not know, as its bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# numba is an extra: without it the plain forms run, and what would have been compiled is never called.
+try:
+    import numba
+
+    HAS_NUMBA = True
+except ImportError:  # also where numba is there, but not for this version of NumPy
+    HAS_NUMBA = False
+HALF, NOT_A_NUMBER = np.uint32(0x7FFF), np.uint32(0x7FC0)
+ONE, SIXTEEN = np.uint32(1), np.uint32(16)
+
+
+def compiled(*flags: str) -> Callable[[Any], Any]:
+    """Compile a function with these of LLVM's fast-math flags; never `nnan`: a NaN must come out where one went in."""
+
+    def decorate(function: Any) -> Any:
+        if not HAS_NUMBA:
+            return function
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags)}
+        try:
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # there is no folder to keep the compiled code in
+            return numba.njit(**options)(function)
+
+    return decorate
+
+
+@compiled()
+def widened(bits):
+    """The float32 that the bits of a bfloat16 stand for."""
+    return np.uint32(np.uint32(bits) << SIXTEEN).view(np.float32)
+
+
+@compiled()
+def narrowed(number):
+    """The bits of the bfloat16 nearest to a float32, the even one of two."""
+    bits = np.float32(number).view(np.uint32)
+    nearest = (bits + HALF + ((bits >> SIXTEEN) & ONE)) >> SIXTEEN
+    # Rounding could carry the digits of a NaN into its sign.
+    return np.uint16(nearest if number == number else NOT_A_NUMBER)
+
+
+def bits_of(tensor: Tensor) -> Any:
+    """The array that a tensor is, and of bfloat16, which NumPy does not know, the array of its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is ARM's
+
+
+@cache
+def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor itself multiplies matrices of bfloat16; not known, so False, where Linux does not say."""
+    if not description.is_file():
+        return False
+    for line in description.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, flags = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return not BF16_FLAGS.isdisjoint(flags.split())
+    return False
+
+
+def in_parallel(function: Callable[..., object], num_rows: int, *arguments: object) -> None:
+    """Call `function(start, stop, *arguments)` for ranges that cover all rows, as many as PyTorch has threads.
+
+    The first range is the caller's own, so that one thread needs no pool; it may be empty.
+    """
+    num_parts = max(1, min(torch.get_num_threads(), num_rows))
+    own, *ranges = pairwise(num_rows * part // num_parts for part in range(num_parts + 1))
+    others = [_pool().submit(function, *part, *arguments) for part in ranges]
+    function(*own, *arguments)
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    # A thread inherits how its maker treats tiny numbers, for good; these are to calculate alike whenever made.
+    return ThreadPoolExecutor(os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,))
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has the pool but not its threads, and would wait for them for ever.
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,1 +1,0 @@
-"""Shapes: what answers look like, as the OpenAPI description tells it."""

@@ -1,0 +1,156 @@
+"""Answer sets: what a threshold promises, which triples it is made from, and what is in a set."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.data.filters import KnownAnswers
+from dualkg.inference.prediction_sets import AnswerSets, enough_for, quantile
+from dualkg.inference.reliability import check_answer_sets
+from tests.conftest import graph_of
+
+COVERAGES = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99])
+
+
+@given(values=st.lists(st.floats(-5, 5), min_size=1, max_size=60), coverage=COVERAGES)
+def test_whichever_of_exchangeable_values_is_new_the_promise_holds(values, coverage):
+    """Each of n + 1 values is as likely to be the new one: so often as promised it is within the others' quantile."""
+    within = [
+        value <= quantile(np.array(values[:place] + values[place + 1 :]), coverage)
+        for place, value in enumerate(values)
+    ]
+    assert np.mean(within) >= coverage - 1e-9
+
+
+def test_the_promise_is_kept_by_drawn_scores_and_not_by_much_more():
+    random = np.random.default_rng(0)
+    drawn = random.gumbel(size=(3000, 101))
+    covered = [row[-1] <= quantile(row[:-1], 0.9) for row in drawn]
+    assert 0.9 - 0.017 < np.mean(covered) < 0.9 + 1 / 101 + 0.017  # three standard errors
+
+
+@pytest.mark.parametrize(("num", "coverage", "place"), [(9, 0.9, 9), (10, 0.9, 10), (19, 0.9, 18), (99, 0.95, 95)])
+def test_the_place_of_the_quantile(num, coverage, place):
+    assert quantile(np.arange(1.0, num + 1)[::-1], coverage) == place
+
+
+def test_too_few_promise_nothing():
+    assert quantile(np.arange(8.0), 0.9) == math.inf
+    assert enough_for(0.9) == 50
+    assert enough_for(0.99) == 99
+
+
+def test_thresholds_are_of_the_relation_or_of_all_rare_ones():
+    relations = np.repeat([0, 1, 2, 3], [60, 60, 30, 30])
+    oddness = np.stack([10.0 * relations, 10.0 * relations + 1])
+    sets = AnswerSets(oddness, relations, 5)
+    assert [sets.has_own(relation) for relation in range(5)] == [True, True, False, False, False]
+    assert [sets.threshold(relation, "tail") for relation in range(5)] == [0, 10, 30, 30, 30]
+    assert sets.threshold(1, "head") == 11
+    assert not sets.has_own(0, coverage=0.99)
+    few = AnswerSets(oddness[:, :130], relations[:130], 5)
+    assert few.threshold(2, "tail", coverage=0.5) == 10  # ten rare ones are too few, so it is made from all
+
+
+@pytest.mark.parametrize("side", ["tail", "head"])
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_a_set_has_what_is_at_most_as_odd_as_the_threshold(small_graph, side, reciprocal):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7, reciprocal=reciprocal)
+    sets, known = AnswerSets.fitted(model, small_graph), KnownAnswers.of(small_graph)
+    head, relation_id, tail = small_graph.train[0].tolist()
+    entity = head if side == "tail" else tail
+    given_, relation = torch.tensor([entity]), torch.tensor([relation_id])
+    with torch.no_grad():
+        scores = (model.ask_tails(given_, relation) if side == "tail" else model.ask_heads(relation, given_))[0]
+    _, there = known(np.array([entity]), np.array([relation_id + (0 if side == "tail" else 4)]))
+    assert len(there)
+    scores[there] = -torch.inf
+    found = sets.of(model, known, entity, relation_id, side=side, coverage=0.6)
+    likely = scores.log_softmax(-1) >= -sets.threshold(relation_id, side, coverage=0.6)
+    assert set(found.entities.tolist()) == set(torch.nonzero(likely)[:, 0].tolist())
+    assert not set(found.entities.tolist()) & set(there.tolist())
+    assert found.scores.tolist() == sorted(found.scores.tolist(), reverse=True)
+    assert found.scores == pytest.approx(scores[found.entities].numpy())
+
+
+def test_more_coverage_keeps_what_less_has(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
+    sets, known = AnswerSets.fitted(model, small_graph), KnownAnswers.of(small_graph)
+    small, large = (sets.of(model, known, 3, 1, coverage=coverage).entities.tolist() for coverage in (0.4, 0.9))
+    assert large[: len(small)] == small
+    assert len(large) > len(small)
+    everything = sets.of(model, known, 3, 1, coverage=0.99).entities  # 20 triples of valid cannot promise 99 %
+    assert len(everything) == 30 - len(known(np.array([3]), np.array([1]))[1])
+
+
+def test_other_known_answers_are_left_out_before_the_softmax():
+    """Valid and test answers of one question do not stand in each other's way."""
+    graph = graph_of([(0, 0, 1)], [(0, 0, 2), (0, 0, 3)], [(0, 0, 4)], num_entities=6)
+    model = kg.DistMult(graph.shape, dim=1, reciprocal=False)
+    model.load_state_dict(
+        {"entities": torch.tensor([[1.0], [9.0], [2.0], [3.0], [8.0], [0.5]]), "relations": torch.tensor([[1.0]])}
+    )
+    sets = AnswerSets.fitted(model, graph)
+    rivals = {2: [1.0, 0.5], 3: [1.0, 0.5]}
+    expected = [math.log(sum(math.exp(s) for s in (own, *rivals[own]))) - own for own in (2, 3)]
+    assert sets.oddness[0] == pytest.approx(expected, abs=2e-5)
+
+
+def test_on_valid_itself_the_share_is_what_was_asked_for(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
+    sets = AnswerSets.fitted(model, small_graph)
+    report = check_answer_sets(sets, model, small_graph, split="valid", coverage=0.8)
+    assert report.by_direction["tail"].share == pytest.approx(17 / 20)  # ⌈21 · 0.8⌉ of 20
+    assert report.whole.num_questions == 40
+
+
+def test_coverage_counts_the_sets_one_by_one(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
+    sets = AnswerSets.fitted(model, small_graph)
+    report = check_answer_sets(sets, model, small_graph, coverage=0.8)
+    sizes, hits = [], []
+    for head, relation, tail in small_graph.test.tolist():
+        others = [graph_of(small_graph.train), graph_of(small_graph.valid), graph_of(small_graph.test)]
+        rest = np.concatenate([one.train for one in others])
+        rest = rest[(rest != [head, relation, tail]).any(1)]
+        known = KnownAnswers([rest], small_graph.shape)
+        for side, given_, answer in (("tail", head, tail), ("head", tail, head)):
+            found = sets.of(model, known, given_, relation, side=side, coverage=0.8).entities
+            sizes.append(len(found))
+            hits.append(answer in found)
+    assert report.whole.share == pytest.approx(np.mean(hits))
+    assert report.whole.mean_size == pytest.approx(np.mean(sizes))
+    facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert facts["by_relation"]["r1"]["own"] is False
+    assert facts["wanted"] == 0.8
+
+
+def test_saved_and_read_back(small_graph):
+    sets = AnswerSets.fitted(kg.CP(small_graph.shape, dim=2, init_scale=1.0), small_graph)
+    again = AnswerSets.from_dict(json.loads(json.dumps(sets.as_dict())), 4)
+    assert np.allclose(again.oddness, sets.oddness, atol=1e-9)
+    assert (again.relations == sets.relations).all()
+
+
+def test_what_cannot_be_asked(small_graph):
+    model = kg.CP(small_graph.shape, dim=2)
+    without = graph_of(small_graph.train, num_entities=30, num_relations=4)
+    with pytest.raises(kg.RequestError, match="Answer sets need withheld triples, and made has no valid triples"):
+        AnswerSets.fitted(model, without)
+    sets = AnswerSets.fitted(model, small_graph)
+    with pytest.raises(kg.RequestError, match="A coverage is between 0 and 1, such as 0.9; 90 came"):
+        sets.threshold(0, "tail", coverage=90)
+    with pytest.raises(kg.RequestError, match="made has no test triples to check answer sets by"):
+        check_answer_sets(sets, model, without)
+    with torch.no_grad():
+        model.entities[0] = torch.inf
+    with pytest.raises(kg.DivergedError, match="NaN or infinity"):
+        AnswerSets.fitted(model, small_graph)

@@ -1,0 +1,176 @@
+"""Calibration: monotone, never surer than its examples, fitted by weights, relations near what all share."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.inference import calibration as room
+from dualkg.inference.calibration import (
+    CENTRE,
+    LEAST_SLOPE,
+    Calibration,
+    Candidates,
+    Kinds,
+    calibrate,
+    ceiling_of,
+    draw_candidates,
+    evidence_of,
+    fit_line,
+    fit_lines,
+    values_of,
+)
+from tests.conftest import graph_of
+from tests.inference.beliefs.test_candidates import all_candidates
+
+FLAT = {"centre": CENTRE, "spread": 1e3 * np.eye(5)}
+
+
+def drawn_by(slope: float, offset: float, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Evidence, and marks that are true as often as the line says."""
+    random = np.random.default_rng(seed)
+    evidence = random.uniform(-6, 0, num)
+    return evidence, random.random(num) < 1 / (1 + np.exp(-slope * evidence - offset))
+
+
+def of_one_kind(evidence: np.ndarray) -> np.ndarray:
+    return np.zeros(len(evidence), dtype=np.int64)
+
+
+def one(slope: float, *offsets: float, ceiling: float = 1.0) -> Calibration:
+    return Calibration(torch.tensor([slope]), torch.tensor([offsets]), torch.tensor([True]), ceiling)
+
+
+@given(
+    slope=st.floats(0.001, 20),
+    offset=st.floats(-20, 20),
+    pair=st.tuples(st.floats(-30, 0), st.floats(-30, 0)).map(sorted),
+    ceiling=st.floats(0.5, 1),
+)
+def test_more_evidence_is_never_less_probable(slope, offset, pair, ceiling):
+    calibration, same = one(slope, *[offset] * 4, ceiling=ceiling), torch.tensor([0, 0])
+    less, more = calibration.probability(torch.tensor(pair, dtype=torch.float64), same, same)
+    assert 0 <= less <= more <= ceiling
+
+
+def test_the_line_that_made_the_marks_is_found():
+    evidence, true = drawn_by(2.0, 3.0, 40_000)
+    line = fit_line(evidence, of_one_kind(evidence), true, np.ones(len(true)), **FLAT)
+    assert line[:2] == pytest.approx([2.0, 3.0], abs=0.1)
+
+
+def test_each_kind_has_its_own_offset():
+    parts = [drawn_by(2.0, offset, 20_000, seed) for seed, offset in enumerate((3.0, 1.0, 4.0, -1.0))]
+    evidence, true = (np.concatenate(values) for values in zip(*parts, strict=True))
+    line = fit_line(evidence, np.repeat(np.arange(4), 20_000), true, np.ones(len(true)), **FLAT)
+    assert line == pytest.approx([2.0, 3.0, 1.0, 4.0, -1.0], abs=0.15)
+
+
+def test_a_tenth_of_the_false_ones_stands_for_all():
+    evidence, true = drawn_by(2.0, 3.0, 40_000)
+    kept = true | (np.arange(len(true)) % 10 == 0)
+    weights = np.where(true, 1.0, 10.0)[kept]
+    kinds = of_one_kind(evidence)
+    whole = fit_line(evidence, kinds, true, np.ones(len(true)), **FLAT)
+    assert fit_line(evidence[kept], kinds[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
+
+
+def test_where_evidence_tells_all_apart_the_line_stays_finite():
+    evidence = np.array([-3.0, -2.0, -1.0, -0.5])
+    line = fit_line(evidence, of_one_kind(evidence), np.array([False, False, True, True]), np.ones(4), **FLAT)
+    assert np.isfinite(line).all()
+    assert line[0] > 1
+
+
+def test_few_examples_do_not_make_sure():
+    """Three valid triples, all before any false candidate: that is no reason to be as good as sure."""
+    evidence = np.array([-0.1] * 6 + [-4.0] * 60)
+    true, weights, kinds = np.arange(66) < 6, np.ones(66), of_one_kind(evidence)
+    drawn = Candidates(np.zeros((66, 3), dtype=np.int64), true, weights)
+    lines, _ = fit_lines(evidence, kinds, drawn, 1)
+    ceiling = ceiling_of(values_of(lines[0], evidence, kinds), true, weights)
+    assert ceiling == pytest.approx(4 / 5)
+    sure = values_of(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
+    assert 1 / (1 + np.exp(-sure)) < 0.99
+
+
+@given(num=st.integers(1, 200), misses=st.integers(0, 200))
+def test_the_ceiling_is_what_so_many_examples_can_vouch_for(num, misses):
+    values = np.concatenate([np.linspace(3, 2, 2 * num), np.linspace(1, 0, 2 * misses)])
+    found = ceiling_of(values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
+    assert found == pytest.approx((num + 1) / (num + 2))
+    reversed_ = ceiling_of(-values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
+    assert reversed_ <= found
+
+
+def test_contrary_evidence_is_not_believed():
+    evidence, true = drawn_by(-1.0, -3.0, 5000)
+    slope, offset, *_ = fit_line(evidence, of_one_kind(evidence), true, np.ones(len(true)), **FLAT)
+    assert slope == LEAST_SLOPE
+    assert 1 / (1 + np.exp(-offset)) == pytest.approx(true.mean(), rel=0.05)
+
+
+def test_relations_with_more_data_go_further_from_the_shared_line():
+    """Relation 0 gives the shared line; 1 and 2 are alike, but 2 has twenty times as many; 3 has too few."""
+    many, few = drawn_by(2.0, 4.0, 20_000), drawn_by(2.0, 1.0, 300)
+    parts = [(0, *many), (1, *few), (2, *(np.tile(values, 20) for values in few)), (3, few[0][:5], few[1][:5])]
+    relations = np.concatenate([np.full(len(evidence), relation) for relation, evidence, _ in parts])
+    evidence, true = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
+    triples = np.stack([relations, relations, relations], axis=1)
+    lines, own = fit_lines(evidence, of_one_kind(evidence), Candidates(triples, true, np.ones(len(true))), 5)
+    assert own.tolist() == [True, True, True, False, False]
+    assert lines[3].tolist() == lines[4].tolist()
+    middle = lines[:, 0] * -1.5 + lines[:, 1]
+    assert middle[4] > middle[1] > middle[2]
+
+
+@settings(max_examples=6)
+@given(seed=st.integers(0, 100))
+def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
+    random = np.random.default_rng(seed)
+    triples = np.unique(np.stack([random.integers(0, n, 700) for n in (40, 2, 40)], axis=1), axis=0)
+    random.shuffle(triples)
+    graph = graph_of(triples[300:], triples[:200], triples[200:300], num_entities=40, num_relations=2)
+    model = kg.DistMult(graph.shape, dim=6, init_scale=0.6, seed=seed)
+    wanted = all_candidates(graph, "valid")
+    every = Candidates(
+        np.array([triple for triple, _, _ in wanted]), np.array([true for _, true, _ in wanted]), np.ones(len(wanted))
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "BEST", 5)
+        drawn = draw_candidates(model, graph, "valid", seed=seed)
+    assert len(drawn.true) < 0.6 * len(wanted)
+    kinds = Kinds.of(graph)
+    lines = [
+        fit_lines(evidence_of(model, some.triples).double().numpy(), kinds(some.triples), some, 2)[0]
+        for some in (every, drawn)
+    ]
+    evidence = np.quantile(evidence_of(model, every.triples).numpy(), [0.1, 0.5, 0.9])[:, None]
+    full, weighted = (1 / (1 + np.exp(-line[:, 0] * evidence - line[:, 1])) for line in lines)
+    np.testing.assert_allclose(weighted, full, rtol=0.35)
+
+
+def test_calibrate(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
+    calibration = calibrate(model, small_graph)
+    assert calibration.slopes.shape == calibration.own.shape == (4,)
+    assert calibration.offsets.shape == (4, 4)
+    assert (calibration.slopes > 0).all()
+    assert 0 < calibration.ceiling < 1
+    assert calibration.about["num_true"] == 40
+    assert calibration.about["split"] == "valid"
+    again = Calibration.from_dict(calibration.as_dict())
+    assert torch.equal(again.slopes, calibration.slopes)
+    assert torch.equal(again.own, calibration.own)
+    assert again.ceiling == calibration.ceiling
+    assert again.about == calibration.about
+
+
+def test_the_model_is_left_as_it_was(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4).train()
+    calibrate(model, small_graph)
+    assert model.training

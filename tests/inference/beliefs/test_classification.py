@@ -1,0 +1,175 @@
+"""Triple classification: areas, thresholds, false triples, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.inference.calibration import evidence_of
+from dualkg.inference.classification import (
+    ClassificationMetrics,
+    area_under_curve,
+    beside,
+    best_threshold,
+    choose_thresholds,
+    corrupted,
+    evaluate_classification,
+    is_known,
+    read_negatives,
+)
+from tests.conftest import graph_of
+
+MARKED = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=40)
+
+
+def columns(marked: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([value for value, _ in marked], dtype=float), np.array([mark for _, mark in marked])
+
+
+@given(MARKED)
+def test_the_area_is_the_share_of_pairs_in_order(marked):
+    evidence, true = columns(marked)
+    pairs = [(a > b) + (a == b) / 2 for a in evidence[true] for b in evidence[~true]]
+    found = area_under_curve(evidence, true)
+    assert found == (pytest.approx(np.mean(pairs)) if pairs else None)
+
+
+@given(MARKED)
+def test_no_threshold_is_right_more_often(marked):
+    evidence, true = columns(marked)
+    right = ((evidence >= best_threshold(evidence, true)) == true).sum()
+    assert right == max(((evidence >= limit) == true).sum() for limit in [*evidence, 99.0])
+
+
+def test_a_threshold_is_halfway():
+    evidence, true = np.array([-4.0, -3.0, -1.0, 0.0]), np.array([False, False, True, True])
+    assert best_threshold(evidence, true) == -2.0
+
+
+def test_relations_with_few_triples_share_a_threshold():
+    relations = np.repeat([0, 1], [12, 4])
+    evidence = np.concatenate([np.arange(12.0), np.arange(100.0, 104.0)])
+    true = np.concatenate([np.arange(12) >= 6, [False, False, True, True]])
+    own, shared = choose_thresholds(evidence, true, relations)
+    assert own == {0: 5.5}
+    assert shared == best_threshold(evidence, true)
+
+
+def test_metrics_by_hand():
+    true, called = np.array([True, True, True, False, False]), np.array([True, True, False, True, False])
+    found = ClassificationMetrics.of(np.array([5.0, 4.0, 1.0, 3.0, 0.0]), true, called)
+    assert (found.accuracy, found.precision, found.recall) == pytest.approx((3 / 5, 2 / 3, 2 / 3))
+    assert (found.f1, found.auc) == pytest.approx((2 / 3, 5 / 6))
+    assert (found.num_true, found.num_false) == (3, 2)
+
+
+@settings(max_examples=20)
+@given(seed=st.integers(0, 1000))
+def test_corrupted_triples_are_false_and_of_the_right_kind(seed):
+    random = np.random.default_rng(seed)
+    triples = np.unique(np.stack([random.integers(0, n, 60) for n in (12, 2, 12)], axis=1), axis=0)
+    graph = graph_of(triples[10:], triples[:5], triples[5:10], num_entities=12, num_relations=2)
+    made = corrupted(graph, triples, seed=seed)
+    assert not is_known(graph, made).any()
+    assert (made[:, 1] == triples[:, 1]).all()
+    assert ((made != triples).sum(1) == 1).all()
+    assert is_known(graph, triples).all()
+
+
+def test_the_other_entity_has_stood_on_that_side():
+    """Of (2, r0, ?) only e5 is of the right kind and false; of (?, r0, 3) none is, so any other entity may come."""
+    train = [(head, 0, tail) for head in (0, 1, 2) for tail in (3, 4, 5) if (head, tail) != (2, 5)] + [(6, 1, 7)]
+    graph = graph_of(train, num_entities=40)
+    made = corrupted(graph, np.array([(2, 0, 3)] * 100), seed=0)
+    other_tail, other_head = made[made[:, 0] == 2], made[made[:, 0] != 2]
+    assert {tuple(triple) for triple in other_tail.tolist()} == {(2, 0, 5)}
+    assert (other_head[:, 2] == 3).all()
+    assert len(set(other_head[:, 0].tolist())) > 10
+    assert not is_known(graph, made).any()
+
+
+def test_a_true_triple_of_the_right_kind_is_passed_over():
+    graph = graph_of([(0, 0, 1), (2, 0, 3)], num_entities=30)
+    made = corrupted(graph, np.array([(0, 0, 1)] * 50), seed=1)
+    assert {tuple(triple) for triple in made.tolist()} == {(0, 0, 3), (2, 0, 1)}
+
+
+def test_a_graph_with_nothing_false_is_told():
+    graph = graph_of([(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)])
+    with pytest.raises(kg.RequestError, match=r"\(e0, r0, e0\) cannot be made false"):
+        corrupted(graph, np.array([(0, 0, 0)]))
+
+
+def test_the_one_false_triple_is_found():
+    triples = [(head, 0, tail) for head in range(12) for tail in range(12) if (head, tail) != (3, 4)]
+    graph = graph_of(triples)
+    made = corrupted(graph, np.array([(3, 0, 5)] * 4 + [(2, 0, 4)] * 4), seed=0)
+    assert {tuple(triple) for triple in made.tolist()} == {(3, 0, 4)}
+
+
+def test_the_report(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
+    report = evaluate_classification(model, small_graph)
+    assert (report.metrics.num_true, report.metrics.num_false) == (20, 20)
+    assert (report.negatives, report.valid_negatives) == ("sampled", "sampled")
+    assert sum(part.num_true for part in report.by_relation.values()) == 20
+    facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert facts["metrics"]["accuracy"] == report.metrics.accuracy
+    assert "" in facts["thresholds"]
+    assert evaluate_classification(model, small_graph) == report
+
+
+def test_given_negatives_are_judged_by_evidence(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
+    negatives = corrupted(small_graph, small_graph.test, seed=5)[:7]
+    report = evaluate_classification(model, small_graph, negatives=negatives)
+    assert (report.metrics.num_true, report.metrics.num_false) == (20, 7)
+    assert (report.negatives, report.valid_negatives) == ("given", "sampled")
+    limits = [report.thresholds.get(small_graph.relations[r], report.thresholds[""]) for r in range(4)]
+    called_false = evidence_of(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
+    right = (evidence_of(model, small_graph.test).numpy() >= np.array(limits)[small_graph.test[:, 1]]).sum()
+    assert report.metrics.accuracy == pytest.approx((called_false.sum() + right) / 27)
+
+
+def test_negatives_from_a_file(tmp_path, small_graph):
+    wanted = corrupted(small_graph, small_graph.test, seed=5)
+    lines = [f"e{head}\tr{relation}\te{tail}\n" for head, relation, tail in wanted.tolist()]
+    path = tmp_path / "test_negatives.txt"
+    path.write_text("".join(lines))
+    assert (read_negatives(path, small_graph) == wanted).all()
+    assert beside(path, "test") is None
+    (tmp_path / "valid_negatives.txt").write_text(lines[0])
+    assert beside(path, "test") == tmp_path / "valid_negatives.txt"
+    assert beside(tmp_path / "mine.tsv", "test") is None
+
+
+def test_files_that_are_not_of_false_triples_of_the_graph(tmp_path, small_graph):
+    path = tmp_path / "negatives.tsv"
+    path.write_text("e1\tr0\te99\n")
+    with pytest.raises(kg.DataError, match="negatives.tsv is not of the graph made: No entity is named 'e99'"):
+        read_negatives(path, small_graph)
+    head, relation, tail = small_graph.valid[0].tolist()
+    path.write_text(f"e{head}\tr{relation}\te{tail}\n")
+    with pytest.raises(kg.DataError, match=rf"1 of the 1 false triples of .*, \(e{head}, r{relation}, e{tail}\) for"):
+        read_negatives(path, small_graph)
+    with pytest.raises(kg.DataError, match="20 of the 20 false triples of test are triples of made"):
+        evaluate_classification(kg.CP(small_graph.shape, dim=2), small_graph, negatives=small_graph.test)
+
+
+def test_what_cannot_be_judged(small_graph):
+    model = kg.CP(small_graph.shape, dim=2)
+    with pytest.raises(kg.RequestError, match="Thresholds are chosen on valid"):
+        evaluate_classification(model, small_graph, split="valid")
+    without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
+    with pytest.raises(kg.RequestError, match="Triple classification needs valid triples, and made has none"):
+        evaluate_classification(model, without)
+    with torch.no_grad():
+        model.relations[:] = torch.nan
+    with pytest.raises(kg.DivergedError, match="is NaN or infinite"):
+        evaluate_classification(model, small_graph)

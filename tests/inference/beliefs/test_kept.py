@@ -1,0 +1,89 @@
+"""Beliefs are made once and kept with the run; a damaged file is told in a sentence."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference import calibration_store
+from dualkg.inference.calibration_store import Beliefs, beliefs_of, ensure_calibration, load_beliefs
+from tests.conftest import graph_of
+
+
+@pytest.fixture
+def run(small_graph, tmp_path) -> kg.Run:
+    return kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=1, out=tmp_path / "run")
+
+
+def test_made_once_and_kept(run, monkeypatch):
+    made = beliefs_of(run)
+    path = run.folder / "calibration.json"
+    assert path.exists()
+    monkeypatch.setattr(calibration_store, "calibrate", lambda *nouns, **choices: pytest.fail("it was there already"))
+    again = beliefs_of(kg.load_run(run.folder))
+    assert torch.equal(again.calibration.slopes, made.calibration.slopes)
+    assert again.answer_sets.threshold(1, "head") == pytest.approx(made.answer_sets.threshold(1, "head"))
+    assert torch.equal(ensure_calibration(run).offsets, made.calibration.offsets)
+
+
+def test_a_run_without_a_folder_keeps_nothing(run):
+    memory = kg.Run(run.model, run.graph, run.recipe)
+    assert isinstance(beliefs_of(memory), Beliefs)
+    assert not (run.folder / "calibration.json").exists()
+
+
+def damaged(found: dict, how: str) -> str:
+    tables, sets = found["calibration"], found["answer_sets"]
+    if how == "no slopes":
+        del tables["slopes"]
+    elif how == "other relations":
+        for name in ("slopes", "offsets", "own"):
+            tables[name] = tables[name][:2]
+    elif how == "no kinds":
+        tables["offsets"] = [row[0] for row in tables["offsets"]]
+    elif how == "falling":
+        tables["slopes"][0] = -1.0
+    elif how == "uneven":
+        sets["relations"] = sets["relations"][1:]
+    elif how == "unknown relation":
+        sets["relations"][0] = 17
+    elif how == "no table":
+        found["calibration"] = "none"
+    elif how == "a list":
+        return "[]"
+    elif how == "cut":
+        return json.dumps(found)[:100]
+    return json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("how", "sentence"),
+    [
+        ("cut", "calibration.json is damaged: it is not JSON"),
+        ("a list", "calibration.json is damaged: .* Make it again: dualkg calibrate"),
+        ("no slopes", "calibration.json is damaged: there is no 'slopes'"),
+        ("no table", "calibration.json is damaged: "),
+        ("other relations", "it should have 4 relations, and has 2"),
+        ("no kinds", "each relation should have 4 offsets. Make it again: dualkg calibrate"),
+        ("falling", "a slope is not above 0"),
+        ("uneven", "columns of different lengths"),
+        ("unknown relation", "not among the 4 of the graph"),
+    ],
+)
+def test_a_damaged_file_is_told(run, how, sentence):
+    beliefs_of(run)
+    path = run.folder / "calibration.json"
+    path.write_text(damaged(json.loads(path.read_text()), how))
+    with pytest.raises(kg.RequestError, match=sentence):
+        load_beliefs(run.folder, run.graph)
+    assert isinstance(beliefs_of(run, again=True), Beliefs)
+    load_beliefs(run.folder, run.graph)
+
+
+def test_without_valid_triples_there_is_nothing_to_believe(run, small_graph):
+    without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
+    with pytest.raises(kg.RequestError, match="Probabilities need withheld triples, and made has no valid triples"):
+        beliefs_of(kg.Run(run.model, without, run.recipe))

@@ -1,0 +1,120 @@
+"""`dualkg complete`, typed."""
+
+from __future__ import annotations
+
+import pyarrow.parquet
+import pytest
+
+import dualkg as kg
+from dualkg.cli import complete
+from dualkg.inference import completion_search
+from tests.inference.completion.by_force import random_graph
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    graph = random_graph(0, num_entities=20, num_triples=120)
+    kg.train(kg.ComplEx(graph.shape, dim=4), graph, epochs=2, out=folder)
+    return folder
+
+
+def test_a_list_is_written_and_its_best_are_shown(typed, run, tmp_path):
+    out = tmp_path / "new.tsv"
+    told = typed("complete", run, "--top", 50, "--out", out)
+    assert told.code == 0, told.err
+    lines = out.read_text().splitlines()
+    assert lines[0].startswith("rank\thead\trelation\ttail\tprobability")
+    assert len(lines) == 51
+    assert "50 new triples are in" in told.err
+    assert lines[1].split("\t")[1] in told.out
+    assert [path.name for path in tmp_path.iterdir()] == ["new.tsv"]
+
+
+def test_options_narrow_it(typed, run, tmp_path):
+    out = tmp_path / "new.parquet"
+    words = ("--relation", "r1", "--head", "e3", "--head", "e4", "--types", "--min-probability", 0.0001, "--json")
+    told = typed("complete", run, "--out", out, *words)
+    assert told.code == 0, told.err
+    rows = pyarrow.parquet.read_table(out).to_pylist()
+    assert told.json["triples"] == len(rows) > 0
+    assert told.json["best"] == rows[:10]
+    assert {row["relation"] for row in rows} == {"r1"}
+    assert {row["head"] for row in rows} <= {"e3", "e4"}
+
+
+def test_the_check_is_a_table_and_json(typed, run):
+    told = typed("complete", run, "--check", "--top", 500)
+    assert told.code == 0, told.err
+    assert "test triples in it" in told.out
+    found = typed("complete", run, "--check", "--top", 500, "--json").json
+    assert found["sizes"] == [100, 500]
+    assert len(found["found"]) == len(found["by_degree"]) == len(found["at_random"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "Name a file for the new triples, such as --out new.tsv"),
+        (("--out", "new.doc"), "that ends with .tsv or .parquet; 'new.doc' does not"),
+        (("--out", "new.tsv", "--relation", "r7"), "No relation is named 'r7' among the 3 known"),
+        (("--out", "new.tsv", "--head", "e33"), "No entity is named 'e33' among the 20 known. Did you mean"),
+        (("--out", "new.tsv", "--min-probability", "2"), "A probability is between 0 and 1"),
+        (("--out", "new.tsv", "--top", "0"), "At least one triple must be asked for; top is 0"),
+        (("--check", "--out", "new.tsv"), "--check writes no list"),
+    ],
+)
+def test_refusals(typed, run, tmp_path, monkeypatch, words, sentence):
+    monkeypatch.chdir(tmp_path)
+    told = typed("complete", run, *words)
+    assert told.code == 2
+    assert sentence in " ".join(told.err.replace("│", " ").split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_there_stays(typed, run, tmp_path):
+    (tmp_path / "new.tsv").write_text("mine")
+    told = typed("complete", run, "--out", tmp_path / "new.tsv")
+    assert (told.code, (tmp_path / "new.tsv").read_text()) == (2, "mine")
+    assert "new.tsv exists already" in told.err
+
+
+def test_a_run_that_is_not_finished_is_refused(typed, run, tmp_path):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "recipe.toml").write_text((run / "recipe.toml").read_text())
+    told = typed("complete", unfinished, "--out", tmp_path / "new.tsv")
+    assert told.code == 2
+    assert f"The run {unfinished} is not finished" in told.err
+
+
+def test_stopped_it_says_how_to_go_on(typed, run, tmp_path, monkeypatch):
+    out, part = tmp_path / "new.tsv", tmp_path / "new.tsv.part"
+    whole = typed("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
+    monkeypatch.setitem(completion_search.SCORES, "cpu", 60)
+    progress = complete._progress
+
+    def stopped(title):
+        from contextlib import contextmanager
+
+        @contextmanager
+        def manager():
+            with progress(title) as watch:
+                yield lambda done, total: watch(done, total) if done < 20 else (_ for _ in ()).throw(KeyboardInterrupt)
+
+        return manager()
+
+    monkeypatch.setattr(complete, "_progress", stopped)
+    told = typed("complete", run, "--top", 20, "--out", out)
+    assert told.code == 130
+    assert "stopped. The same command goes on from there" in told.err
+    assert part.exists()
+    assert not out.exists()
+    monkeypatch.setattr(complete, "_progress", progress)
+    told = typed("complete", run, "--top", 21, "--out", out)
+    assert told.code == 2
+    assert "top was 20 and is now 21" in told.err
+    again = typed("complete", run, "--top", 20, "--out", out, "--json").json
+    names = [[(row["head"], row["relation"], row["tail"]) for row in one["best"]] for one in (again, whole)]
+    assert names[0] == names[1]
+    assert not part.exists()

@@ -1,0 +1,230 @@
+"""The list of new triples, held against one made by looking at every triple."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference import completion_search
+from dualkg.inference.calibration import Calibration
+from dualkg.inference.completion import complete
+from tests.inference.completion.by_force import (
+    MODELS,
+    complete_by_force,
+    every_new_triple,
+    random_calibration,
+    random_graph,
+)
+
+NARROWINGS = {
+    "whole": {},
+    "types": {"types": True},
+    "relations": {"relations": [2, 0]},
+    "heads": {"heads": [3, 5]},
+    "loops": {"loops": True},
+    "all of them": {"relations": [1, 2], "heads": [0, 3, 5, 8], "types": True},
+}
+
+
+@pytest.fixture(params=[1, 30, 10_000])
+def scores_at_once(request, monkeypatch):
+    """Blocks of one query, of some, and of all."""
+    monkeypatch.setitem(completion_search.SCORES, "cpu", request.param)
+    return request.param
+
+
+def assert_same(found, expected):
+    triples, evidence, worth = expected
+    np.testing.assert_allclose(found.evidence, evidence, atol=2e-5)
+    if found.probability is not None:
+        np.testing.assert_allclose(found.probability, worth, atol=1e-5)
+        assert (np.diff(found.probability) <= 0).all()
+    # Numbers that rounding may exchange do not occur in these graphs.
+    assert found.triples.tolist() == triples.tolist()
+
+
+@pytest.mark.parametrize("narrowing", NARROWINGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_list_is_that_of_every_triple(name, narrowing):
+    graph, calibration = random_graph(0), random_calibration(0)
+    model = MODELS[name](graph.shape)
+    for top in (1, 7, 10_000):
+        choices = {"top": top, "calibration": calibration, **NARROWINGS[narrowing]}
+        assert_same(complete(model, graph, **choices), complete_by_force(model, graph, **choices))
+
+
+@pytest.mark.usefixtures("scores_at_once")
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("name", ["CP", "RESCAL, one way", "SE, one way"])
+def test_blocks_of_any_size_find_the_same(name, seed):
+    graph, calibration = random_graph(seed), random_calibration(seed)
+    model = MODELS[name](graph.shape)
+    for narrowing in (NARROWINGS["whole"], NARROWINGS["all of them"]):
+        choices = {"top": 15, "calibration": calibration, **narrowing}
+        assert_same(complete(model, graph, **choices), complete_by_force(model, graph, **choices))
+
+
+@pytest.mark.parametrize("least", [0.0, 0.3, 0.9, 1.0])
+def test_none_is_less_probable_than_asked_for(least):
+    graph, calibration = random_graph(1), random_calibration(1)
+    model = MODELS["ComplEx"](graph.shape)
+    choices = {"top": 50, "calibration": calibration, "min_probability": least}
+    found = complete(model, graph, **choices)
+    assert_same(found, complete_by_force(model, graph, **choices))
+    assert (found.probability >= np.float32(least)).all()
+
+
+def test_without_a_calibration_evidence_is_the_order_and_there_is_no_probability():
+    graph = random_graph(2)
+    model = MODELS["ComplEx"](graph.shape)
+    found = complete(model, graph, top=20)
+    assert_same(found, complete_by_force(model, graph, top=20))
+    assert found.probability is None
+    assert "probability" not in found.table().column_names
+
+
+def test_scores_are_those_of_the_model():
+    graph = random_graph(3)
+    for model in (make(graph.shape) for make in MODELS.values()):
+        found = complete(model, graph, top=30)
+        expected = model.score(*torch.from_numpy(found.triples).unbind(1)).detach()
+        np.testing.assert_allclose(found.score, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_no_known_triple_is_ever_in_the_list():
+    for seed in range(5):
+        graph = random_graph(seed)
+        found = complete(MODELS["CP"](graph.shape), graph, top=10_000)
+        listed = {tuple(triple) for triple in found.triples.tolist()}
+        known = {tuple(triple) for split in kg.data.graph.SPLITS for triple in graph.split(split).tolist()}
+        assert not listed & known
+        assert len(listed) == len(found) == len(every_new_triple(graph))
+
+
+def test_splits_can_be_taken_for_unknown():
+    graph = random_graph(4)
+    model = MODELS["CP"](graph.shape)
+    choices = {"top": 40, "known": ["train", "valid"]}
+    assert_same(complete(model, graph, **choices), complete_by_force(model, graph, **choices))
+
+
+@pytest.mark.usefixtures("scores_at_once")
+def test_ties_are_in_the_order_of_ids():
+    """Where a model knows nothing, all triples have the same evidence."""
+    graph = random_graph(5)
+    model = kg.CP(graph.shape, dim=2, init_scale=0.0)
+    for narrowing in NARROWINGS.values():
+        expected = every_new_triple(graph, **narrowing)
+        for top in (3, 20):
+            assert complete(model, graph, top=top, **narrowing).triples.tolist() == expected[:top].tolist()
+
+
+def test_what_is_nearly_sure_is_still_in_order():
+    """Of those that are equally probable as answers, and as questions that lack one, the order is by evidence."""
+    graph = random_graph(6)
+    model = MODELS["ComplEx"](graph.shape)
+    sure = Calibration(torch.ones(3), torch.full((3, 4), 80.0), torch.ones(3).bool())
+    choices = {"top": 12, "calibration": sure, "relations": [1], "types": True}
+    found = complete(model, graph, **choices)
+    assert (found.as_answer == 1).all()
+    assert len(set(found.probability.tolist())) == 1
+    assert found.triples.tolist() == complete(model, graph, **(choices | {"calibration": None})).triples.tolist()
+
+
+def test_narrowing_does_not_change_a_probability():
+    graph, calibration = random_graph(7), random_calibration(7)
+    model = MODELS["ComplEx"](graph.shape)
+    whole = complete(model, graph, calibration=calibration, loops=True)
+    by_triple = dict(zip(map(tuple, whole.triples.tolist()), whole.probability.tolist(), strict=True))
+    for narrowing in NARROWINGS.values():
+        found = complete(model, graph, calibration=calibration, **narrowing)
+        expected = [by_triple[tuple(triple)] for triple in found.triples.tolist()]
+        np.testing.assert_allclose(found.probability, expected, rtol=1e-4)
+
+
+def test_a_full_list_rules_out_most_second_queries(monkeypatch):
+    """Once the list is full, a relation of which the model knows nothing is asked about from one end only."""
+    graph = random_graph(0, num_entities=50, num_relations=2, num_triples=60)
+    model = kg.ComplEx(graph.shape, dim=8, init_scale=2.0)
+    with torch.no_grad():
+        model.relations[2] = model.relations[0] * torch.tensor([1.0, -1.0]).repeat_interleave(8)  # both ways alike
+        model.relations[[1, 3]] = 0
+    monkeypatch.setitem(completion_search.SCORES, "cpu", 50 * 20)
+    asked = []
+    scores = completion_search.Queries.scores
+    monkeypatch.setattr(
+        completion_search.Queries,
+        "scores",
+        lambda self, given: asked.append((self.relation, len(given))) or scores(self, given),
+    )
+    found = complete(model, graph, top=10)
+    assert sum(number for relation, number in asked if relation == 0) == 100
+    assert sum(number for relation, number in asked if relation == 1) == 50
+    assert_same(found, complete_by_force(model, graph, top=10))
+
+
+def test_never_more_than_a_block_is_held(monkeypatch):
+    graph = random_graph(0, num_entities=60, num_relations=2, num_triples=80)
+    monkeypatch.setitem(completion_search.SCORES, "cpu", 60 * 7)
+    sizes = []
+    for name in ("scores", "scores_of"):
+        whole = getattr(completion_search.Queries, name)
+
+        def counting(self, *ids, whole=whole):
+            found = whole(self, *ids)
+            sizes.append(found.numel())
+            return found
+
+        monkeypatch.setattr(completion_search.Queries, name, counting)
+    complete(MODELS["CP"](graph.shape), graph, top=5000)
+    assert max(sizes) == 60 * 7
+
+
+def test_a_query_that_has_no_candidates_is_no_trouble():
+    graph = random_graph(0)
+    unused = kg.Graph(
+        "made", graph.entities, kg.Vocabulary([*"abcd"], kind="relation"), *(graph.train, graph.valid, graph.test)
+    )
+    found = complete(MODELS["CP"](unused.shape), unused, relations=["d"], types=True)
+    assert len(found) == 0
+    assert found.table().num_rows == 0
+
+
+def test_progress_ends_at_the_whole():
+    graph, told = random_graph(0), []
+    complete(MODELS["CP"](graph.shape), graph, types=True, watch=lambda done, whole: told.append((done, whole)))
+    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+@pytest.mark.parametrize(
+    ("choices", "sentence"),
+    [
+        ({"top": 0}, "At least one triple must be asked for; top is 0"),
+        ({"relations": ["r9"]}, "No relation is named 'r9' among the 3 known"),
+        ({"heads": ["e77"]}, "No entity is named 'e77' among the 9 known. Did you mean 'e7'"),
+        ({"min_probability": 1.5}, "A probability is between 0 and 1; min_probability is 1.5"),
+        ({"min_probability": 0.5}, "min_probability needs a calibration"),
+        ({"calibration": random_calibration(0, 5)}, "The calibration is of 5 relations; the graph has 3"),
+    ],
+)
+def test_refusals(choices, sentence):
+    graph = random_graph(0)
+    with pytest.raises(kg.RequestError, match=sentence):
+        complete(MODELS["CP"](graph.shape), graph, **choices)
+
+
+def test_a_model_of_another_graph_is_refused():
+    with pytest.raises(kg.RequestError, match="The model was made for"):
+        complete(kg.CP(kg.GraphShape(2, 1), dim=1), random_graph(0))
+
+
+def test_a_model_that_diverged_says_so():
+    graph = random_graph(0)
+    model = MODELS["CP"](graph.shape)
+    with torch.no_grad():
+        model.entities[2, 0] = torch.nan
+    with pytest.raises(kg.DivergedError, match="The model scores NaN or infinity"):
+        complete(model, graph)

@@ -1,0 +1,26 @@
+"""What the tests of indexes share: tables like trained ones, and little patience with speeds."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dualkg.inference import index_build
+
+
+@pytest.fixture(autouse=True)
+def _in_a_hurry(monkeypatch):
+    """No test asks how fast an index is, or needs a thousand questions."""
+    monkeypatch.setattr(index_build, "SECONDS", 0.0)
+    monkeypatch.setattr(index_build, "NUM_QUESTIONS", 100)
+
+
+@pytest.fixture
+def clusters() -> tuple[Tensor, Tensor]:
+    """1,000 rows around 20 centres, of unequal lengths, and 40 queries near the centres."""
+    random = torch.Generator().manual_seed(0)
+    centres = torch.randn(20, 12, generator=random)
+    near = centres.repeat(50, 1) + 0.5 * torch.randn(1000, 12, generator=random)
+    lengths = torch.exp(0.3 * torch.randn(1000, 1, generator=random))
+    return near * lengths, centres.repeat(2, 1) + 0.3 * torch.randn(40, 12, generator=random)

@@ -1,0 +1,140 @@
+"""FAISS's indexes: as good as the exact one with all their effort, and told in a sentence where they cannot be."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference.index import METRICS, ExactIndex
+from dualkg.inference.index_build import KINDS, FaissIndex, least_effort, num_lists, recalls, threads, tuned
+
+needs_faiss = pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is not installed")
+
+
+@needs_faiss
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_all_its_effort_it_finds_what_the_exact_one_finds(clusters, kind, metric):
+    table, queries = clusters
+    index = FaissIndex.build(table, metric, kind=kind)
+    index.effort = index.most_effort
+    best = ExactIndex.build(table, metric).search(queries, 10)
+    found = index.search(queries, 10)
+    if kind == "ivf":
+        assert torch.equal(found.ids, best.ids)
+    assert recalls(index, queries, best.ids, [10])[10] > 0.95
+    torch.testing.assert_close(found.scores, best.scores, rtol=0.05, atol=0.05)
+
+
+@needs_faiss
+def test_products_by_distances_in_the_reduced_table(clusters):
+    table, queries = clusters
+    index = FaissIndex.build(table, kind="ivf", reduced=True)
+    index.effort = index.most_effort
+    best, found = ExactIndex.build(table).search(queries, 10), index.search(queries, 10)
+    assert torch.equal(found.ids, best.ids)
+    torch.testing.assert_close(found.scores, best.scores, rtol=1e-3, atol=1e-3)
+
+
+@needs_faiss
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_saved_and_loaded_it_answers_the_same(clusters, tmp_path, kind, reduced):
+    table, queries = clusters
+    index = FaissIndex.build(table, kind=kind, reduced=reduced)
+    index.effort = 3
+    index.save(tmp_path)
+    again = FaissIndex.load(tmp_path, "inner product", index.shape, **index.choices)
+    for one, other in zip(index.search(queries, 7), again.search(queries, 7), strict=True):
+        assert torch.equal(one, other)
+
+
+@needs_faiss
+def test_more_answers_take_more_effort(clusters):
+    """Whatever is asked for beside the usual ten, such as known answers, does not crowd them out."""
+    table, queries = clusters
+    index = FaissIndex.build(table, "euclidean", kind="ivf")
+    best = ExactIndex.build(table, "euclidean").search(queries, 500).ids
+    effort = least_effort(index, queries, best, recall=0.9)
+    assert effort is not None
+    index.effort = effort
+    assert min(recalls(index, queries, best, [10, 50, 200, 500]).values()) >= 0.9
+
+
+@needs_faiss
+def test_what_is_not_found_is_said_so(clusters):
+    table, queries = clusters
+    index = FaissIndex.build(table, kind="ivf")
+    index.effort = 1
+    found = index.search(queries, 5000)
+    assert found.ids.shape == (40, 1000)
+    missing = found.ids < 0
+    assert missing.any()
+    assert (found.scores[missing] == -torch.inf).all()
+    assert torch.isfinite(found.scores[~missing]).all()
+
+
+@needs_faiss
+def test_a_table_of_few_rows(clusters):
+    table, queries = clusters
+    for kind in KINDS:
+        found = FaissIndex.build(table[:3], kind=kind).search(queries, 10)
+        assert found.ids.sort(1).values.tolist() == [[0, 1, 2]] * 40
+
+
+@needs_faiss
+def test_the_effort_found_is_enough_and_less_is_not(clusters):
+    table, queries = clusters
+    best = ExactIndex.build(table, "euclidean").search(queries, 100).ids
+    index = tuned(table, "euclidean", kind="ivf", queries=queries, best=best, recall=0.9)
+    assert recalls(index, queries, best)[10] >= 0.92
+    index.effort -= 1
+    assert index.effort == 0 or min(recalls(index, queries, best, [10, 100]).values()) < 0.92
+
+
+@needs_faiss
+def test_recall_that_cannot_be_reached_is_refused(clusters, monkeypatch):
+    table, queries = clusters
+    best = torch.zeros(40, 100, dtype=torch.int64) - 5  # which no row is
+    with pytest.raises(kg.RequestError, match=r"A recall of 0.9 .* the index hnsw reaches 0.000 .* another kind"):
+        tuned(table, "euclidean", kind="hnsw", queries=queries, best=best, recall=0.9)
+    with pytest.raises(kg.RequestError, match="above 0 and below 1; 95 was asked for"):
+        tuned(table, "euclidean", kind="hnsw", queries=queries, best=best, recall=95)
+
+
+@needs_faiss
+def test_threads_are_given_back():
+    before = torch.get_num_threads()
+    with threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+
+
+@needs_faiss
+def test_refusals(clusters, tmp_path):
+    table, queries = clusters
+    with pytest.raises(kg.RequestError, match="FAISS has the indexes ivf, hnsw, sq8; 'lsh' was asked for"):
+        FaissIndex.build(table, kind="lsh")
+    with pytest.raises(kg.RequestError, match="FAISS has the indexes ivf, hnsw, sq8; 'lsh' was asked for"):
+        tuned(table, "euclidean", kind="lsh", queries=queries, best=queries, recall=0.9)
+    with pytest.raises(kg.DivergedError, match="The table holds NaN or infinity"):
+        FaissIndex.build(torch.full((2, 2), torch.nan))
+    FaissIndex.build(table, kind="ivf").save(tmp_path)
+    with pytest.raises(ValueError, match="its 1,000 rows of 12 numbers are not of 5 × 12"):
+        FaissIndex.load(tmp_path, "euclidean", (5, 12), kind="ivf")
+
+
+def test_a_missing_faiss_is_told_how_to_install(clusters, monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(kg.RequestError, match=r"needs faiss. Install it: pip install 'dualkg\[index\]'"):
+        FaissIndex.build(clusters[0])
+    with threads(1):  # speeds of the exact index are measured without it
+        assert torch.get_num_threads() == 1
+
+
+def test_lists_are_neither_few_nor_empty():
+    assert [num_lists(rows) for rows in (1, 100, 10_000, 1_000_000)] == [1, 12, 400, 4000]

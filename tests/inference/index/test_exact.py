@@ -1,0 +1,147 @@
+"""The exact index against a plain sort of all scores, whatever the form, the blocks and the metric."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import dualkg as kg
+from dualkg.inference import index as exact
+from dualkg.inference.index import FORMS, METRICS, ExactIndex, StoredTable, best_of
+
+
+def drawn(seed: int, rows: int, width: int, *, most: int = 3) -> Tensor:
+    """Whole numbers, so that products are exact in every order and in every form, and ties are many."""
+    return torch.randint(-most, most + 1, (rows, width), generator=torch.Generator().manual_seed(seed)).float()
+
+
+def plainly(table: Tensor, queries: Tensor, metric: str, k: int) -> tuple[Tensor, Tensor]:
+    """All scores, sorted; of equal ones the first row first."""
+    if metric == "euclidean":
+        scores = -(queries[:, None] - table).square().sum(-1)
+    else:
+        scores = queries @ table.T
+    ids = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    return scores.gather(1, ids), ids
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 70),
+    width=st.integers(1, 9),
+    num_queries=st.integers(1, 5),
+    k=st.integers(1, 80),
+    block=st.integers(1, 400),
+    form=st.sampled_from(["float32", "float16", "bf16", "sparse"]),
+    metric=st.sampled_from(METRICS),
+)
+def test_blocks_find_what_a_sort_of_all_scores_finds(seed, rows, width, num_queries, k, block, form, metric):
+    table, queries = drawn(seed, rows, width), drawn(seed + 1, num_queries, width)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "BLOCK_ELEMENTS", block)
+        found = ExactIndex.build(table, metric, form=form).search(queries, k)
+    scores, ids = plainly(table, queries, metric, k)
+    assert torch.equal(found.scores, scores)
+    assert torch.equal(found.ids, ids)
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 50), k=st.integers(1, 60), metric=st.sampled_from(METRICS))
+def test_int8_is_searched_as_it_is_kept(seed, rows, k, metric):
+    random = torch.Generator().manual_seed(seed)
+    table, queries = torch.randn(rows, 7, generator=random), torch.randn(3, 7, generator=random)
+    index = ExactIndex.build(table, metric, form="int8")
+    kept = index.table.parts["codes"].float() * index.table.parts["scales"][:, None]
+    scores, ids = plainly(kept, queries, metric, k)
+    found = index.search(queries, k)
+    torch.testing.assert_close(found.scores, scores, rtol=1e-4, atol=1e-4)
+    same = plainly(kept, queries, metric, rows)[0].diff(dim=1).abs().amin() < 1e-4 if rows > 1 else False
+    assert same or torch.equal(found.ids, ids)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 30), k=st.integers(1, 35))
+def test_of_equal_scores_the_first_stands_first(seed, rows, columns, k):
+    scores = drawn(seed, rows, columns, most=1)
+    ids = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+    assert torch.equal(best_of(scores, k).ids, ids)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_form_keeps(form):
+    table = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
+    table[table.abs() < 1] = 0
+    table[3] = 0  # a row of zeros has no scale
+    stored = StoredTable.of(table, form)
+    step = {"int8": float(table.abs().max()) / 254 + 1e-6, "bf16": 0.01, "float16": 0.002}.get(form, 0.0)
+    assert (stored.whole() - table).abs().max() <= step
+    nonzero = int(table.count_nonzero())
+    expected = {"float32": 1600, "float16": 800, "bf16": 800, "int8": 400 + 160, "sparse": nonzero * 5 + 41}
+    assert stored.num_bytes == expected[form]
+    torch.testing.assert_close(stored.block(7, 23), stored.whole()[7:23], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_saved_and_loaded_it_answers_the_same(tmp_path, form, in_memory):
+    table, queries = torch.randn(50, 6), torch.randn(4, 6)
+    index = ExactIndex.build(table, "euclidean", form=form)
+    index.save(tmp_path)
+    again = ExactIndex.load(tmp_path, "euclidean", (50, 6), in_memory=in_memory, **index.choices)
+    for one, other in zip(index.search(queries, 9), again.search(queries, 9), strict=True):
+        assert torch.equal(one, other)
+
+
+MAPPED = """
+import json, sys
+from pathlib import Path
+import torch
+from dualkg.answers.index.exact import ExactIndex
+
+def held():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
+
+index = ExactIndex.load(Path(sys.argv[1]), "inner product", (100_000, 200), form="float32", in_memory=False)
+index.search(torch.ones(1, 200), 3)
+before = held()
+found = index.search(torch.ones(1, 200), 3)
+print(json.dumps([held() - before, found.ids[0].tolist()]))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells which memory is a file's")
+def test_a_file_is_searched_without_being_held(tmp_path):
+    table = torch.zeros(100_000, 200)  # 80 MB
+    table[[99_999, 5, 50_000]] = torch.tensor([[3.0], [2.0], [1.0]])
+    ExactIndex.build(table).save(tmp_path)
+    told = subprocess.run([sys.executable, "-c", MAPPED, str(tmp_path)], capture_output=True, text=True, check=True)
+    kib, ids = json.loads(told.stdout)
+    assert ids == [99_999, 5, 50_000]
+    assert kib < 20_000
+
+
+def test_refusals():
+    index = ExactIndex.build(torch.ones(3, 2))
+    with pytest.raises(kg.RequestError, match="At least one row must be asked for; k is 0"):
+        index.search(torch.ones(1, 2), 0)
+    with pytest.raises(kg.RequestError, match="Queries of 2 numbers each were expected; an array of 1 × 3 came"):
+        index.search(torch.ones(1, 3), 1)
+    with pytest.raises(kg.DivergedError, match="A query holds NaN or infinity"):
+        index.search(torch.full((1, 2), torch.nan), 1)
+    with pytest.raises(kg.DivergedError, match="The table holds NaN or infinity"):
+        ExactIndex.build(torch.full((2, 2), torch.inf))
+    with pytest.raises(kg.RequestError, match="'inner product' or 'euclidean'; 'cosine' was asked for"):
+        ExactIndex.build(torch.ones(3, 2), "cosine")
+    with pytest.raises(kg.RequestError, match="float32, float16, bf16, int8, sparse; 'int4' was asked for"):
+        ExactIndex.build(torch.ones(3, 2), form="int4")
+    with pytest.raises(kg.RequestError, match="a table with rows and columns; an array of 0 × 2 came"):
+        ExactIndex.build(torch.ones(0, 2))

@@ -1,0 +1,60 @@
+"""MRR against bytes: what is ranked is what an index of that form searches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference.index import ExactIndex, Questions
+from paper.figures import draw_forms, short
+from paper.quantization_study import as_kept, measure_forms
+from tests.conftest import graph_of
+
+
+@pytest.fixture
+def model(small_graph) -> kg.ComplEx:
+    return kg.ComplEx(small_graph.shape, dim=10, init_scale=1.0)
+
+
+def test_bytes_and_ranks_of_every_form(model, small_graph):
+    points = measure_forms(model, small_graph, shares=[0.5, 0.9])
+    assert [point.name for point in points] == ["float32", "bf16", "int8", "sparse 50%", "sparse 90%"]
+    # 30 × 20 numbers; a scale a row; values of 4 bytes, columns of 1, and 31 starts of 2 or of 1.
+    assert [point.bytes for point in points] == [2400, 1200, 600 + 120, 300 * 5 + 31 * 2, 60 * 5 + 31]
+    whole = kg.evaluate(model, small_graph).mrr
+    assert points[0].metrics.mrr == whole
+    assert points[1].metrics.mrr == pytest.approx(whole, abs=0.05)
+    assert points[2].metrics.mrr == pytest.approx(whole, abs=0.05)
+    assert points[0].as_dict()["metrics"]["mrr"] == whole
+
+
+@pytest.mark.parametrize("form", ["bf16", "int8", "sparse"])
+@torch.no_grad()
+def test_the_model_that_is_ranked_scores_as_the_index_does(model, form):
+    kept, num_bytes = as_kept(model, form)
+    index = ExactIndex.build(model.entities, form=form)
+    assert index.table.num_bytes == num_bytes
+    heads, relations = torch.arange(30), torch.arange(30) % 4
+    found = index.search(Questions.for_tails(kept, heads, relations).vectors, 30)
+    torch.testing.assert_close(found.scores, kept.score_tails(heads, relations).gather(1, found.ids))
+
+
+def test_the_figure(model, small_graph, tmp_path):
+    pytest.importorskip("matplotlib", reason="figures need matplotlib")
+    points = measure_forms(model, small_graph, shares=[0.5, 0.9])
+    first, again = (draw_forms(points, title="ComplEx", graph="made").save(tmp_path / name) for name in ("a", "b"))
+    svg = first[1].read_text(encoding="utf-8")
+    assert all(f">{text}</text>" in svg for text in ("float32", "bf16", "int8", "50%", "90%", "ComplEx"))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    assert [short(num) for num in (12, 1500, 2e6, 3.25e9)] == ["12 B", "1.5 kB", "2 MB", "3.25 GB"]
+
+
+def test_refusals(model):
+    empty = graph_of([(0, 0, 1)], num_entities=30, num_relations=4)
+    with pytest.raises(kg.RequestError, match="made has no test triples to rank"):
+        measure_forms(model, empty)
+    with pytest.raises(kg.RequestError, match="at least 0 and below 1; 70 came"):
+        measure_forms(model, graph_of([(0, 0, 1)], [], [(0, 0, 2)], num_entities=30, num_relations=4), shares=[70])
+    with pytest.raises(kg.RequestError, match="A figure of forms needs a point"):
+        draw_forms([])

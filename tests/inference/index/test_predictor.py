@@ -1,0 +1,108 @@
+"""Questions by name through an index: the answers are those without one, whatever is known already."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.inference.index import ExactIndex, Found
+from dualkg.inference.index_build import IndexedPredictor, build_index
+from tests.conftest import graph_of
+
+MODELS = {
+    "ComplEx": lambda shape: kg.ComplEx(shape, dim=4, init_scale=1.0),
+    "CP without inverses": lambda shape: kg.CP(shape, dim=4, init_scale=1.0, reciprocal=False),
+    "RESCAL without inverses": lambda shape: kg.RESCAL(shape, dim=4, init_scale=1.0, reciprocal=False),
+    "dual": lambda shape: kg.Dual(kg.DistMult(shape, dim=4, init_scale=1.0)),
+    "TransE": lambda shape: kg.TransE(shape, dim=4, init_scale=1.0, norm=2, reciprocal=False),
+}
+
+
+def pair(graph: kg.Graph, name: str = "ComplEx") -> tuple[kg.Predictor, IndexedPredictor]:
+    model = MODELS[name](graph.shape)
+    plain = kg.Predictor(model, graph)
+    return plain, IndexedPredictor(plain, build_index(model, graph, kind="exact"))
+
+
+def assert_same(ours: list[kg.Answer], theirs: list[kg.Answer]) -> None:
+    assert [(a.id, a.name, a.split) for a in ours] == [(a.id, a.name, a.split) for a in theirs]
+    assert [a.score for a in ours] == pytest.approx([a.score for a in theirs], rel=1e-4, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("known", ["mark", "omit"])
+def test_answers_are_those_without_an_index(small_graph, name, known):
+    plain, indexed = pair(small_graph, name)
+    for given_id, relation, k in ((0, 0, 1), (5, 1, 7), (12, 3, 29), (29, 2, 100)):
+        assert_same(
+            indexed.tails(given_id, relation, k=k, known=known), plain.tails(given_id, relation, k=k, known=known)
+        )
+        assert_same(
+            indexed.heads(relation, given_id, k=k, known=known), plain.heads(relation, given_id, k=k, known=known)
+        )
+
+
+@settings(max_examples=25)
+@given(num_known=st.integers(1, 40), k=st.integers(1, 50), seed=st.integers(0, 1000))
+def test_known_answers_are_left_out_however_many_there_are(num_known, k, seed):
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(seed)).tolist()
+    known = order[:num_known]
+    cut = num_known // 2
+    train = [(0, 0, tail) for tail in known[:cut]] + [(1, 0, 1)]
+    graph = graph_of(train, [], [(0, 0, tail) for tail in known[cut:]], num_entities=40)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dualkg.inference.index_build.SECONDS", 0.0)
+        plain, indexed = pair(graph)
+    answers = indexed.tails(0, 0, k=k, known="omit")
+    assert len(answers) == min(k, 40 - num_known)
+    assert not {answer.id for answer in answers} & set(known)
+    assert_same(answers, plain.tails(0, 0, k=k, known="omit"))
+
+
+@pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is not installed")
+@pytest.mark.parametrize("num_known", [1, 60, 290])
+def test_an_approximate_index_is_not_crowded_out_by_known_answers(num_known):
+    graph = graph_of([*((0, 0, tail) for tail in range(num_known)), *((n, 0, 1) for n in range(1, 300))])
+    model = MODELS["ComplEx"](graph.shape)
+    plain = kg.Predictor(model, graph)
+    indexed = IndexedPredictor(plain, build_index(model, graph, kind="ivf", recall=0.9))
+    ours, theirs = (one.tails(0, 0, k=10, known="omit") for one in (indexed, plain))
+    assert len(ours) == len(theirs) == 10
+    assert not any(answer.known for answer in ours)
+    assert len({a.id for a in ours} & {a.id for a in theirs}) >= 8
+
+
+def test_where_an_index_finds_too_few_every_entity_is_scored(small_graph, monkeypatch):
+    plain, indexed = pair(small_graph)
+    nothing = Found(torch.full((1, 5), -torch.inf), torch.full((1, 5), -1))
+    monkeypatch.setattr(ExactIndex, "_search", lambda self, queries, k: nothing)
+    assert indexed.tails(0, 0, k=5) == plain.tails(0, 0, k=5)
+    assert indexed.heads(0, 0, k=5) == plain.heads(0, 0, k=5)
+
+
+def test_the_model_scores_what_a_coarse_table_finds(small_graph):
+    model = MODELS["ComplEx"](small_graph.shape)
+    plain = kg.Predictor(model, small_graph)
+    indexed = IndexedPredictor(plain, build_index(model, small_graph, kind="exact", form="int8"))
+    assert_same(indexed.tails(3, 1, k=30), plain.tails(3, 1, k=30))
+
+
+def test_refusals(small_graph):
+    plain, indexed = pair(small_graph)
+    with pytest.raises(kg.RequestError, match="At least one answer must be asked for; k is 0"):
+        indexed.tails(0, 0, k=0)
+    with pytest.raises(kg.RequestError, match="'mark' or 'omit'; 'hide' came"):
+        indexed.heads(0, 0, known="hide")
+    with pytest.raises(kg.RequestError, match="No entity is named 'e99'"):
+        indexed.tails("e99", 0)
+    other = kg.Predictor(kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0, seed=9), small_graph)
+    with pytest.raises(kg.RequestError, match="made of another model, ComplEx by inner product: .* Make it anew"):
+        IndexedPredictor(other, indexed.index)
+    dual = kg.Predictor(kg.Dual(plain.model), small_graph)
+    with pytest.raises(kg.RequestError, match="made of another model"):
+        IndexedPredictor(dual, indexed.index)

@@ -1,0 +1,115 @@
+"""Which models an index can answer for, with which vectors, and the sentences for the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference.index import (
+    ExactIndex,
+    Questions,
+    check_agreement,
+    fingerprint,
+    metric_of,
+    sample_questions,
+    tables_of,
+)
+
+SHAPE = kg.GraphShape(12, 3)
+
+
+def made(kind: str, **choices: Any) -> kg.Model:
+    dual = choices.pop("dual", None)
+    model = getattr(kg, kind)(SHAPE, dim=4, init_scale=1.0, seed=1, **choices)
+    return (kg.Dual(model, dual) if dual else model).eval()
+
+
+BILINEAR = ("CP", "DistMult", "ComplEx", "SimplE", "QuatE", "RESCAL", "TuckER")
+ISOMETRIC = [(kind, {"norm": norm}) for kind in ("TransE", "RotatE") for norm in (2, "squared")]
+SEARCHABLE: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {}) for kind in BILINEAR),
+    *((kind, {"reciprocal": False}) for kind in BILINEAR),
+    ("TuckER", {"batch_norm": True}),
+    ("ComplEx", {"dual": "tail"}),
+    ("RESCAL", {"dual": "tail"}),
+    *ISOMETRIC,
+    *((kind, {**choices, "reciprocal": False}) for kind, choices in ISOMETRIC),
+    ("ModE", {"norm": 2}),
+]
+
+
+@pytest.mark.parametrize(("kind", "choices"), SEARCHABLE, ids=str)
+@torch.no_grad()
+def test_what_an_index_finds_is_what_the_model_scores_best(kind, choices):
+    model = made(kind, **choices)
+    given, relations = torch.arange(12), torch.arange(12) % 3
+    tables = tables_of(model)
+    for questions, scores in (
+        (Questions.for_tails(model, given, relations), model.ask_tails(given, relations)),
+        (Questions.for_heads(model, relations, given), model.ask_heads(relations, given)),
+    ):
+        table = tables.get(questions.side, tables["tail"])
+        found = ExactIndex.build(table, metric_of(model)).search(questions.vectors, 12)
+        assert torch.equal(found.ids, scores.argsort(dim=1, descending=True))
+        torch.testing.assert_close(questions.scores(found.ids), scores.gather(1, found.ids), rtol=1e-3, atol=1e-3)
+        check_agreement(questions, found.ids[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices", "why"),
+    [
+        ("TransE", {"norm": 1}, "TransE with norm 1 adds up absolute differences"),
+        ("RotatE", {"norm": 1}, "RotatE with norm 1 adds up absolute differences"),
+        ("SE", {"norm": 2}, "SE scores otherwise"),
+        ("HAKE", {}, "HAKE scores otherwise"),
+        ("MuRP", {}, "MuRP scores otherwise"),
+        ("ModE", {"norm": 2, "reciprocal": False}, "ModE without reciprocal relations measures to where"),
+        ("CP", {"dual": "tail", "reciprocal": False}, "the dual of CP without reciprocal relations measures to where"),
+        ("CP", {"dual": "head"}, "the dual of CP on the side of the head measures to where each relation takes"),
+    ],
+)
+def test_models_that_score_otherwise_are_refused(kind, choices, why):
+    with pytest.raises(kg.RequestError, match=f"{why}.*. Ask it without an index"):
+        metric_of(made(kind, **choices))
+
+
+class Shifted(kg.DistMult):
+    """A model of one's own, which does not score by its maps alone."""
+
+    def tail_scores(self, f):
+        return super().tail_scores(f) + torch.arange(12) * 100
+
+
+def test_a_model_that_does_not_score_by_its_maps_is_found_out():
+    model = Shifted(SHAPE, dim=4, init_scale=1.0)
+    questions = Questions.for_tails(model, torch.tensor([0]), torch.tensor([0]))
+    assert metric_of(model) == "inner product"
+    with pytest.raises(kg.RequestError, match="What is best by the maps of Shifted is not what it scores best"):
+        check_agreement(questions, torch.tensor([3]))
+
+
+def test_only_cp_without_inverses_has_two_tables():
+    assert list(tables_of(made("CP", reciprocal=False))) == ["tail", "head"]
+    assert list(tables_of(made("CP"))) == ["tail"]
+    assert list(tables_of(made("ComplEx", reciprocal=False))) == ["tail"]
+
+
+def test_questions_are_those_of_training_triples(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4)
+    asked = sample_questions(model, small_graph, "tail", num=20, seed=0)
+    pairs = set(zip(asked.factors.heads.tolist(), asked.factors.relations.tolist(), strict=True))
+    assert len(pairs) == 20
+    assert pairs <= {(h, r) for h, r, _ in small_graph.train.tolist()}
+    heads = sample_questions(model, small_graph, "head", num=20, seed=0).factors
+    pairs = set(zip(heads.relations.tolist(), heads.heads.tolist(), strict=True))
+    assert pairs <= {(r + 4, t) for _, r, t in small_graph.train.tolist()}
+
+
+def test_a_fingerprint_tells_tables_apart():
+    table = torch.randn(5000, 3)
+    assert fingerprint(table) == fingerprint(table.clone())
+    assert fingerprint(table) != fingerprint(table + 1)
+    assert fingerprint(table) != fingerprint(table[:-1])

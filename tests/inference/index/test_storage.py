@@ -1,0 +1,107 @@
+"""The folder of an index: what was measured stands in it, and damage is told in a sentence."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference.index import ExactIndex, tables_of
+from dualkg.inference.index_build import _vectors, build_index, load_index, recalls, save_index
+
+KINDS = ["exact", *(["ivf", "hnsw", "sq8"] if find_spec("faiss") else [])]
+
+
+@pytest.fixture
+def model(small_graph) -> kg.ComplEx:
+    return kg.ComplEx(small_graph.shape, dim=6, init_scale=1.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_recall_that_is_kept_is_measured_again(model, small_graph, tmp_path, kind):
+    built = save_index(build_index(model, small_graph, kind=kind, recall=0.8), tmp_path / "index")
+    again = load_index(tmp_path / "index")
+    assert (again.kind, again.metric, again.fingerprints) == (kind, "inner product", built.fingerprints)
+    assert again.facts == built.facts
+    exact = ExactIndex.build(tables_of(model)["tail"])
+    _, held_out = _vectors(model, small_graph, "tail", exact, seed=0)
+    assert again.facts["tail"].num_questions == len(held_out)
+    assert recalls(again.for_side("head"), held_out, exact.search(held_out, 100).ids) == again.facts["tail"].recall
+
+
+def test_the_facts_of_an_index(model, small_graph, tmp_path):
+    built = save_index(build_index(model, small_graph, kind="exact", form="int8"), tmp_path / "index")
+    facts = json.loads((tmp_path / "index" / "index.json").read_text())["tables"]["tail"]["facts"]
+    assert facts["bytes"] == (tmp_path / "index" / "tail" / "table.safetensors").stat().st_size
+    assert facts["bytes"] >= 30 * 12 + 30 * 4
+    assert set(facts["recall"]) == {"1", "10", "100"}
+    assert built.facts["tail"].recall[100] == 1.0  # of 30 entities, all
+    assert facts["queries_per_second"] > 0 < facts["exact_queries_per_second"]
+
+
+def test_two_tables_are_two_indexes(small_graph, tmp_path):
+    model = kg.CP(small_graph.shape, dim=6, init_scale=1.0, reciprocal=False)
+    save_index(build_index(model, small_graph, kind="exact"), tmp_path / "index")
+    loaded = load_index(tmp_path / "index", in_memory=False)
+    assert torch.equal(loaded.for_side("head").table.whole(), model.head_table)
+    assert torch.equal(loaded.for_side("tail").table.whole(), model.tail_table)
+    loaded.check_model(model)
+
+
+def test_a_folder_that_holds_something_is_refused(model, small_graph, tmp_path):
+    index = build_index(model, small_graph, kind="exact")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    with pytest.raises(kg.RequestError, match="full exists already. Name a new folder with --out"):
+        save_index(index, tmp_path / "full")
+    with pytest.raises(kg.RequestError, match=r"full holds no index \(there is no index.json\)"):
+        load_index(tmp_path / "full")
+
+
+def damage(folder, what):
+    about, table = folder / "index.json", next((folder / "tail").iterdir())
+    saved = json.loads(about.read_text())
+    if what == "not JSON":
+        about.write_text("{")
+    elif what == "no table":
+        table.unlink()
+    elif what == "half a table":
+        table.write_bytes(table.read_bytes()[: table.stat().st_size // 2])
+    else:
+        {"no tables": saved.pop, "kind": saved.update, "shape": saved["tables"]["tail"].update}[what](
+            {"no tables": "tables", "kind": {"kind": "tree"}, "shape": {"shape": [31, 12]}}[what]
+        )
+        about.write_text(json.dumps(saved))
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("not JSON", "index.json is damaged: it is not JSON"),
+        ("no table", "The index .* is damaged: .* Make it anew: dualkg index RUN"),
+        ("half a table", "The index .* is damaged: .* Make it anew: dualkg index RUN"),
+        ("no tables", "The index .* is damaged: 'tables' is missing"),
+        ("kind", "The index .* is damaged: its kind is 'tree'"),
+        ("shape", "The index .* is damaged: its .*31 × 12"),
+    ],
+)
+def test_damage_is_told(model, small_graph, tmp_path, kind, what, told):
+    save_index(build_index(model, small_graph, kind=kind, recall=0.5), tmp_path / "index")
+    damage(tmp_path / "index", what)
+    with pytest.raises(kg.RequestError, match=told):
+        load_index(tmp_path / "index")
+
+
+def test_refusals(model, small_graph):
+    with pytest.raises(kg.RequestError, match="An index is exact, ivf, hnsw, sq8; 'tree' was asked for"):
+        build_index(model, small_graph, kind="tree")
+    with pytest.raises(kg.RequestError, match="Only the exact index keeps its table as int8; the index ivf was asked"):
+        build_index(model, small_graph, kind="ivf", form="int8")
+    with pytest.raises(kg.RequestError, match="The model was made for 3 entities"):
+        build_index(kg.ComplEx(kg.GraphShape(3, 1), dim=2), small_graph)
+    with pytest.raises(kg.RequestError, match="HAKE scores otherwise"):
+        build_index(kg.HAKE(small_graph.shape, dim=2), small_graph)

@@ -1,0 +1,187 @@
+"""Explanations: influence against leaving triples out, and the sentences that people read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference.explanation import explain, falls_without, influence, score_slope, solved
+from dualkg.inference.inductive import Problem, Surroundings
+from dualkg.inference.inductive_solver import minimise
+from tests.conftest import graph_of
+
+DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
+
+
+def with_row(around: Surroundings, entity: int, rows: torch.Tensor) -> Surroundings:
+    """The same surroundings where one entity stands at the least point of its problem."""
+    tables = dict(around.model.state_dict())
+    tables["entities"][entity] = rows[0]
+    if around.model.two_entity_tables:
+        tables["tails"][entity] = rows[-1]
+    around.model.load_state_dict(tables)
+    return around
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize("kind", [kg.CP, kg.ComplEx, kg.RESCAL])
+def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_graph):
+    """Each triple of the head is left out, and the problem of the head solved again, all else as it was."""
+    model = kind(small_graph.shape, dim=4, init_scale=0.4, reciprocal=reciprocal, seed=2).double().eval()
+    around = Surroundings.of(model, small_graph)
+    head, relation, tail = 3, 1, 8
+    triples = small_graph.train[(small_graph.train[:, [0, 2]] == head).any(1)]
+    found = torch.from_numpy(triples).long()
+    rows = minimise(Problem.of(head, found, around), around.rows_of(head))
+    around = with_row(around, head, rows)
+    slope = score_slope(head, (head, relation, tail), around)
+    falls = falls_without(head, triples, slope, around)
+    problem = Problem.of(head, found, around)
+    rows = minimise(problem, around.rows_of(head))
+    true = []
+    for number in range(len(triples)):
+        fewer = Problem.of(head, found[torch.arange(len(found)) != number], around)
+        true.append(float((slope * (rows - minimise(fewer, rows))).sum()))
+    assert np.corrcoef(falls, true)[0, 1] > 0.98
+    assert np.argmax(falls) == np.argmax(true)
+
+
+def test_influence_goes_through_both_entities(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.4).double().eval()
+    around = Surroundings.of(model, small_graph)
+    head, relation, tail = (int(id) for id in small_graph.train[0])
+    found = influence((head, relation, tail), around)
+    ends = small_graph.train[found.places][:, [0, 2]]
+    assert ((found.by_head != 0) == (ends == head).any(1)).all()
+    assert ((found.by_tail != 0) == (ends == tail).any(1)).all()
+    assert 0 in found.places[found.falls > 0]
+    loop = influence((head, relation, head), around)
+    assert not loop.by_tail.any()
+    assert loop.by_head.any()
+
+
+def test_a_sparse_row_under_n3_has_an_influence(small_graph):
+    """At an exact zero autograd finds no second derivative of |x|³, which is 0 there."""
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.4)
+    with torch.no_grad():
+        model.entities[:, ::2] = 0
+    recipe = kg.Recipe(regularizer={"name": "N3", "weight": 0.1})
+    assert np.isfinite(influence((1, 0, 2), Surroundings.of(model, small_graph, recipe=recipe)).falls).all()
+
+
+def test_solved_by_conjugate_gradients():
+    matrix = torch.diag(torch.tensor([1.0, 10.0, 100.0])) + 0.5
+    wanted = torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(solved(lambda x: matrix @ x, wanted), torch.linalg.solve(matrix, wanted))
+    assert not solved(lambda x: matrix @ x, torch.zeros(3)).any()
+
+
+# -- what people see ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def people() -> kg.Run:
+    """Who lives where speaks what: the language follows from the country."""
+    names = [f"p{i}" for i in range(24)] + ["France", "Spain", "Italy"] + ["French", "Spanish", "Italian"]
+    lives = [(i, 0, 24 + i % 3) for i in range(24)]
+    speaks = [(i, 1, 27 + i % 3) for i in range(24)]
+    train = np.array([*lives, *speaks[3:]], dtype=np.int32)
+    held = np.array(speaks[:3], dtype=np.int32)
+    relations = kg.Vocabulary(["lives_in", "speaks"], kind="relation")
+    graph = kg.Graph("people", kg.Vocabulary(names), relations, train, held[:0], held)
+    choice = kg.Optimizer(learning_rate=0.3)
+    return kg.train(kg.ComplEx(graph.shape, dim=8), graph, regularizer=DURA, optimizer=choice, epochs=40, batch_size=20)
+
+
+def test_the_reason_is_the_triple_that_the_answer_follows_from(people):
+    found = explain(people.model, people.graph, ("p0", "speaks", "French"), recipe=people.recipe)
+    assert found.split == "test"
+    assert found.reasons[0].triple.spoken == "(p0, lives_in, France)"
+    assert found.reasons[0].by_tail == 0
+    falls = [reason.fall for reason in found.reasons]
+    assert falls == sorted(falls, reverse=True)
+    assert min(falls) > 0
+    assert {one.triple.tail for one in found.alike} == {"French"}
+    assert {one.entity for one in found.alike} <= {f"p{i}" for i in range(3, 24, 3)}
+
+
+def test_the_sentences(people):
+    found = explain(people.model, people.graph, ("p0", "speaks", "French"), k=1, recipe=people.recipe)
+    first, reason, likeness = found.sentences()
+    assert first == f"(p0, speaks, French) has score {found.score:.3f}; it is known (test)."
+    fall = found.reasons[0].fall
+    assert reason == f"Because (p0, lives_in, France) is known: without it the score falls by about {fall:.2g}."
+    one = found.alike[0]
+    assert likeness == (
+        f"Because {one.entity} is like p0 (cosine {one.cosine:.2f}), and ({one.entity}, speaks, French) is known."
+    )
+    known = explain(people.model, people.graph, ("p3", "speaks", "French"), recipe=people.recipe)
+    assert any("(p3, speaks, French) itself is known" in sentence for sentence in known.sentences())
+    assert found.as_dict()["reasons"][0]["triple"]["head"] == "p0"
+
+
+def test_predictor_explain(people):
+    predictor = kg.Predictor(people.model, people.graph, recipe=people.recipe)
+    assert predictor.explain("p0", "speaks", "French", k=2) == explain(
+        people.model, people.graph, ("p0", "speaks", "French"), k=2, recipe=people.recipe
+    )
+
+
+def test_entities_without_training_triples_have_no_reasons():
+    graph = graph_of([(0, 0, 1)], num_entities=4)
+    found = explain(kg.CP(graph.shape, dim=2), graph, ("e2", "r0", "e3"))
+    assert found.sentences()[1:] == ["No training triple of its two entities supports it."]
+
+
+def test_refusals(people, small_graph):
+    with pytest.raises(kg.RequestError, match="At least one reason must be asked for; k is 0"):
+        explain(people.model, people.graph, ("p0", "speaks", "French"), k=0)
+    with pytest.raises(kg.RequestError, match="No entity is named 'Frensh' among the 30 known. Did you mean 'French'"):
+        explain(people.model, people.graph, ("p0", "speaks", "Frensh"))
+    with pytest.raises(kg.RequestError, match="No relation is named 'speak' among the 2 known. Did you mean 'speaks'"):
+        explain(people.model, people.graph, ("p0", "speak", "French"))
+    with pytest.raises(kg.RequestError, match="scores by ⟨h R, t⟩.*This RotatE is none of them"):
+        explain(kg.RotatE(small_graph.shape, dim=2), small_graph, (0, 0, 1))
+
+
+def test_the_command(typed, people, tmp_path):
+    replace(people).save(tmp_path / "people")
+    question = ("--head", "p0", "--relation", "speaks", "--tail", "French", "--device", "cpu")
+    told = typed("explain", tmp_path / "people", *question, "--top", 2)
+    assert told.code == 0, told.err
+    assert told.out.splitlines()[1].startswith("Because (p0, lives_in, France) is known: without it the score falls by")
+    facts = typed("explain", tmp_path / "people", *question, "--json").json
+    assert facts["triple"]["tail"] == "French"
+    assert facts["reasons"][0]["triple"]["relation"] == "lives_in"
+    wrong = typed("explain", tmp_path / "people", *question[:4], "--tail", "Frensh")
+    assert (wrong.code, "Did you mean 'French'?" in wrong.err) == (2, True)
+
+
+@pytest.mark.slow
+def test_influence_agrees_with_training_anew(people):
+    """Each training triple of the asked head is left out, and the model trained again without it."""
+    triple = ("p0", "speaks", "French")
+    ids = (0, 1, 27)
+    graph = people.graph
+    mean = score_without(people, ids, None)
+    found = influence(ids, Surroundings.of(people.model, graph, recipe=people.recipe))
+    best = found.places[np.argsort(-found.falls)]
+    strongest = [mean - score_without(people, ids, place) for place in best[:2].tolist()]
+    weakest = [mean - score_without(people, ids, place) for place in best[-4:].tolist()]
+    assert explain(people.model, graph, triple).reasons[0].triple.spoken == "(p0, lives_in, France)"
+    assert strongest[0] > max(weakest)
+
+
+def score_without(run: kg.Run, ids: tuple[int, int, int], place: int | None) -> float:
+    """The score of a triple where one of train is left out, as the mean of two seeds."""
+    train = run.graph.train if place is None else np.delete(run.graph.train, place, axis=0)
+    graph = replace(run.graph, train=train)
+    scores = []
+    for seed in (0, 1):
+        model = kg.train_recipe(run.recipe.with_changes({"training.seed": seed}), graph=graph).model
+        scores.append(float(model.score(*(torch.tensor([id], device=model.device) for id in ids)).detach()))
+    return float(np.mean(scores))

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference.calibration import Calibration, Kinds, evidence_of
+from dualkg.inference.prediction_sets import AnswerSets
+from tests.conftest import graph_of
+
+
+@pytest.fixture
+def predictor() -> kg.Predictor:
+    """Four entities on a line: DistMult with one coordinate scores h·r·t."""
+    graph = graph_of([(3, 0, 3), (0, 1, 2)], [(3, 0, 2)], [(3, 0, 1)], num_entities=4)
+    model = kg.DistMult(graph.shape, dim=1, reciprocal=False)
+    model.load_state_dict(
+        {"entities": torch.tensor([[-1.0], [1.0], [2.0], [3.0]]), "relations": torch.tensor([[1.0], [-1.0]])}
+    )
+    return kg.Predictor(model, graph)
+
+
+def test_tails_best_first_with_known_ones_marked(predictor):
+    answers = predictor.tails("e3", "r0", k=4)
+    assert [(a.entity, a.score, a.known, a.split) for a in answers] == [
+        ("e3", 9.0, True, "train"),
+        ("e2", 6.0, True, "valid"),
+        ("e1", 3.0, True, "test"),
+        ("e0", -3.0, False, None),
+    ]
+
+
+def test_known_answers_can_be_left_out(predictor):
+    assert [a.entity for a in predictor.tails("e3", "r0", known="omit")] == ["e0"]
+
+
+def test_heads_know_their_own_known_answers(predictor):
+    assert [(a.entity, a.split) for a in predictor.heads("r1", "e2")] == [
+        ("e0", "train"),
+        ("e1", None),
+        ("e2", None),
+        ("e3", None),
+    ]
+
+
+def test_heads_through_reciprocal_relations(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
+    answers = kg.Predictor(model, small_graph).heads("r2", "e5", k=30)
+    scores = model.score_tails(torch.tensor([5]), torch.tensor([2 + 4]))[0]
+    assert [a.id for a in answers] == scores.argsort(descending=True).tolist()
+    known = {tuple(t) for split in ("train", "valid", "test") for t in small_graph.split(split).tolist()}
+    assert all(a.known == ((a.id, 2, 5) in known) for a in answers)
+
+
+def test_relations_are_the_graph_s_own(predictor, small_graph):
+    assert [(a.relation, a.known) for a in predictor.relations("e0", "e2")] == [("r1", True), ("r0", False)]
+    model = kg.CP(small_graph.shape, dim=4, init_scale=1.0)
+    assert len(kg.Predictor(model, small_graph).relations(0, 1)) == 4
+
+
+def test_score_and_judge(predictor):
+    assert predictor.score("e3", "r0", "e1") == 3.0
+    assert predictor.judge("e3", "r0", "e1").split == "test"
+    assert predictor.judge("e0", "r0", "e1").split is None
+
+
+def test_similar_leaves_the_entity_itself_out(predictor):
+    answers = predictor.similar("e3", k=10)
+    assert sorted(a.entity for a in answers[:2]) == ["e1", "e2"]
+    assert (answers[2].entity, answers[2].score) == ("e0", -1.0)
+    assert len(answers) == 3
+
+
+def test_ids_are_names_too(predictor):
+    assert predictor.tails(3, 0) == predictor.tails("e3", "r0")
+
+
+def test_unknown_names_get_the_nearest(predictor):
+    with pytest.raises(kg.RequestError, match="No entity is named 'e33' among the 4 known. Did you mean 'e3'"):
+        predictor.tails("e33", "r0")
+    with pytest.raises(kg.RequestError, match="No relation is named 'zzz' among the 2 known"):
+        predictor.tails("e3", "zzz")
+    with pytest.raises(kg.RequestError, match="no entity 99: ids go from 0 to 3"):
+        predictor.tails(99, "r0")
+
+
+def test_odd_requests_are_refused(predictor):
+    with pytest.raises(kg.RequestError, match="At least one answer"):
+        predictor.tails("e3", "r0", k=0)
+    with pytest.raises(kg.RequestError, match="'mark' or 'omit'; 'hide' came"):
+        predictor.tails("e3", "r0", known="hide")
+    with pytest.raises(kg.RequestError, match="The model was made for"):
+        kg.Predictor(kg.CP(kg.GraphShape(2, 1), dim=1), predictor.graph)
+
+
+def test_probabilities_with_a_calibration(predictor):
+    half, offsets = torch.full((2,), 0.5), torch.tensor([[0.5, 0.1, 0.2, 0.3]]).repeat(2, 1)
+    calibration = Calibration(slopes=half, offsets=offsets, own=torch.tensor([True, False]))
+    believing = kg.Predictor(predictor.model, predictor.graph, calibration=calibration)
+    answers = believing.tails("e3", "r0", k=4)
+    triples = np.array([(3, 0, id) for id in (2, 1, 0)])
+    kinds = torch.from_numpy(Kinds.of(predictor.graph)(triples))
+    expected = calibration.probability(evidence_of(predictor.model, triples), torch.zeros(3, dtype=torch.long), kinds)
+    assert answers[0].probability is None  # what train has is no candidate
+    assert [a.probability for a in answers[1:]] == pytest.approx(expected.tolist())
+    assert believing.judge("e3", "r0", "e0").probability == answers[3].probability
+    assert {a.id: a.probability for a in believing.heads("r0", "e0")}[3] == pytest.approx(answers[3].probability)
+    assert {a.id: a.probability for a in believing.relations("e3", "e0")}[0] == pytest.approx(answers[3].probability)
+    assert all(a.probability is None for a in predictor.tails("e3", "r0"))
+
+
+def test_answer_sets_by_name(small_graph):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
+    predictor, sets = kg.Predictor(model, small_graph), AnswerSets.fitted(model, small_graph)
+    tails, heads = predictor.answer_set("e5", "r2", coverage=0.6), predictor.answer_set(None, "r2", "e5", coverage=0.6)
+    known = kg.KnownAnswers.of(small_graph)
+    assert [a.id for a in tails] == sets.of(model, known, 5, 2, coverage=0.6).entities.tolist()
+    assert [a.id for a in heads] == sets.of(model, known, 5, 2, side="head", coverage=0.6).entities.tolist()
+    assert not any(a.known for a in tails + heads)
+    best = predictor.tails("e5", "r2", k=len(tails), known="omit")
+    assert [(a.id, a.score) for a in tails] == [(a.id, pytest.approx(a.score)) for a in best]
+    with pytest.raises(kg.RequestError, match="by a relation and one of head and tail"):
+        predictor.answer_set("e5", "r2", "e6")
