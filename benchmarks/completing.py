@@ -1,7 +1,7 @@
 """Seconds and peak memory of completing FB15k-237: the 10,000 most probable triples that it does not have.
 
 On a CPU among heads and tails that a relation has in train (`types`), on a GPU among all. The weights are trained for a
-moment: a model that has learned more rules out more, and takes less time.
+event: a model that has learned more rules out more, and takes less time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ JOBS = {
 
 
 def make_weights(job: dict[str, Any], *, device: str, arrays: str, steps: int) -> dict[str, Any]:
-    """Train for a moment and keep the tables."""
+    """Train for a event and keep the tables."""
     import dualkg as kg
 
     asked = Job(**job)
@@ -103,7 +103,7 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
         "calibration_seconds": calibrating,
         "num_found": len(made),
         "least_probability": float(made.probability[-1]),
-        "least_evidence": float(made.evidence.min()),
+        "least_evidence": float(made.log_probability.min()),
         "num_entities": graph.shape.num_entities,
         "num_relations": graph.shape.num_relations,
         "width": model.entities.shape[1],

@@ -160,7 +160,7 @@ def resident_mib(line: str = "VmRSS") -> float | None:
 
 
 def forget_peak(device: str) -> None:
-    """Begin to count a GPU's peak anew; a CPU's is that of the process."""
+    """Begin to count a GPU's peak again; a CPU's is that of the process."""
     gc.collect()
     if device == "cuda":
         import torch

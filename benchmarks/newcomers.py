@@ -69,9 +69,9 @@ def given_to(graph: Any, num: int, seed: int) -> list[Triple]:
     own = own[random.permutation(len(own))[:num]]
     return [
         (
-            "newcomer" if head == entity else graph.entities[head],
+            "inductive_entity" if head == entity else graph.entities[head],
             graph.relations[relation],
-            "newcomer" if tail == entity and head != entity else graph.entities[tail],
+            "inductive_entity" if tail == entity and head != entity else graph.entities[tail],
         )
         for head, relation, tail in own.tolist()
     ]
@@ -82,7 +82,7 @@ def prepared(model: Any, graph: Any, triples: list[Triple]) -> tuple[Any, float]
     import dualkg as kg
 
     predictor, started = kg.Predictor(model, graph), time.perf_counter()
-    predictor.add("newcomer", triples=triples)
+    predictor.add("inductive_entity", triples=triples)
     return predictor, time.perf_counter() - started
 
 
@@ -93,7 +93,7 @@ def timed(ways: dict[str, Any], several: list[list[Triple]]) -> dict[str, dict[s
         for way, predictor in ways.items():
             with plainly() if way == "plain" else nullcontext():
                 started, worked = time.perf_counter(), time.process_time()
-                predictor.add("newcomer", triples=triples)
+                predictor.add("inductive_entity", triples=triples)
                 times[way].append((time.perf_counter() - started, time.process_time() - worked))
     return {
         way: {
@@ -109,9 +109,9 @@ def difference(predictor: Any, cases: dict[int, list[list[Triple]]]) -> float:
     """The largest distance of the two rows of one problem, relative to the row."""
     largest = 0.0
     for several in cases.values():
-        fast = predictor.add("newcomer", triples=several[0]).model.entities[-1].detach()
+        fast = predictor.add("inductive_entity", triples=several[0]).model.entities[-1].detach()
         with plainly():
-            plain = predictor.add("newcomer", triples=several[0]).model.entities[-1].detach()
+            plain = predictor.add("inductive_entity", triples=several[0]).model.entities[-1].detach()
         largest = max(largest, float((fast - plain).norm() / plain.norm()))
     return largest
 
@@ -153,7 +153,9 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 def main() -> None:
     choices = measuring.parser(__doc__).parse_args()
     tasks = {"weights": completing.make_weights, "rows": measure}
-    measuring.run("newcomers", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measuring.run(
+        "inductive_entities", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick)
+    )
 
 
 if __name__ == "__main__":

@@ -90,8 +90,8 @@ def measure_training(arrays: Any, *, dim: int, batch: int, steps: int, warm_up: 
     started = time.perf_counter()
     with contextlib.suppress(EnoughError):
         loop.train(factory, num_epochs=1, batch_size=batch, use_tqdm=False, callbacks=Clock())
-    turned = factory._add_inverse_triples_if_necessary(factory.mapped_triples)
-    num_queries = len(np.unique(turned[:, :2].numpy(), axis=0))
+    rotated = factory._add_inverse_triples_if_necessary(factory.mapped_triples)
+    num_queries = len(np.unique(rotated[:, :2].numpy(), axis=0))
     times = [after - before for before, after in itertools.pairwise(clock)][warm_up:]
     num_steps = -(-num_queries // batch)
     return {

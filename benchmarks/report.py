@@ -9,9 +9,10 @@ import argparse
 import json
 from pathlib import Path
 
+import inductive_entities
+
 import completing
 import measuring
-import newcomers
 import search
 import serving
 import starting
@@ -24,7 +25,7 @@ HERE = Path(__file__).parent
 ANSWERS = {
     "search": ("Search", search),
     "completing": ("Completing a graph", completing),
-    "newcomers": ("New entities", newcomers),
+    "inductive_entities": ("New entities", inductive_entities),
     "starting": ("From a cold start", starting),
     "serving": ("Serving", serving),
     "studies": ("Searching hyper-parameters", studies),

@@ -94,7 +94,7 @@ def train_point(point: Point, device: str) -> dict[str, float]:
 
 
 def measure_axes(axes: list[str], base: Point, device: str) -> dict[str, dict[str, Any]]:
-    """The points of each axis; on a GPU, whose memory can be counted anew, all in one process."""
+    """The points of each axis; on a GPU, whose memory can be counted again, all in one process."""
     asked = {axis: [asdict(point) for point in points_of(axis, base)] for axis in axes}
     if device == "cuda":
         found = run([point for points in asked.values() for point in points], device)

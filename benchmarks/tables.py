@@ -77,7 +77,7 @@ def gpu_training(device: str, found: dict[str, Results]) -> list[str]:
     rows = []
     for name, record in in_order(jobs):
         ours, plain = record["measured"]["dualkg bf16"], record["measured"]["plain engine"]
-        by_question = record["measured"].get("dualkg bf16, by question", {})
+        grouped_by_query = record["measured"].get("dualkg bf16, by question", {})
         least = training_limit(ours, record["job"]["batch"], ceilings_of(device, found), half=True)
         theirs = published.get(name, {})
         note = f" ({theirs['note']})" if "note" in theirs else ""
@@ -86,7 +86,7 @@ def gpu_training(device: str, found: dict[str, Results]) -> list[str]:
                 name,
                 short(theirs.get("seconds")) + note,
                 short(ours.get("seconds_per_epoch")),
-                short(by_question.get("seconds_per_epoch")),
+                short(grouped_by_query.get("seconds_per_epoch")),
                 short(plain.get("seconds_per_epoch")),
                 short(least and least.larger),
                 short(least and least.sum),
@@ -193,7 +193,7 @@ def ranking(device: str, found: dict[str, Results]) -> list[str]:
     titles = ["job", "", "ranking alone, s", "with its filter, s", "of dualkg", "MRR", "peak MiB"]
     return [
         *table(titles, rows, words=2),
-        "The same weights, trained for a moment. *With its filter* adds the time to find the known answers once.",
+        "The same weights, trained for a event. *With its filter* adds the time to find the known answers once.",
         "",
     ]
 

@@ -121,7 +121,7 @@ def run_in_turn(
 
 
 def run_together(asked: dict[str, tuple[Effort, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """All variants in one process: a GPU's memory can be counted anew, and starting takes longer than measuring."""
+    """All variants in one process: a GPU's memory can be counted again, and starting takes longer than measuring."""
     tasks = [task for _, task in asked.values()]
     found = measuring.in_fresh_process(Path(__file__), {"what": "several", "tasks": tasks})
     return dict(zip(asked, [[one] for one in found.get("found", [found] * len(tasks))], strict=True))

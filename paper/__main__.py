@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WHAT = (
     "main, regularizers, p1, ablations, beyond or cast (tables of trainings); datasets, hyperparameters, cost or "
     "duality (tables of facts); lambdas, tsne, figure1 or sparsity (figures); completion, calibration, forms, "
-    "newcomers or reasons (what answers are worth)."
+    "inductive_entities or reasons (what answers are worth)."
 )
 # What has no use for several seeds, and what it is instead.
 OF_ONE_SEED = {

@@ -1,4 +1,4 @@
-"""What the answers of a trained model are worth: new triples, probabilities, newcomers, reasons, and fewer bytes."""
+"""What the answers of a trained model are worth: new triples, probabilities, inductive_entities, reasons, and fewer bytes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Any
 
 from dualkg.extras import check_extra
-from dualkg.inference.calibration_store import beliefs_of
-from dualkg.inference.reliability import check_answer_sets, check_calibration
+from dualkg.inference.calibration_store import calibration_for
+from dualkg.inference.reliability import check_calibration, evaluate_coverage
 from dualkg.training.api import choose_device
 from paper.completion_study import study as study_completion
 from paper.explanation_study import LeftOut
@@ -24,7 +24,7 @@ ASKED = Row("ComplEx-DURA", "complex-dura-500")  # whose answers they are
 GRAPH = "FB15k-237"
 SMALL_GRAPH, SMALL = "world", Row("ComplEx-DURA", "complex-dura")  # to be trained a dozen times
 COVERAGE = 0.9
-VIEWS = ("newcomers", "asking", "asked_for", "others")
+VIEWS = ("inductive_entities", "asking", "asked_for", "others")
 
 
 def completion(setting: Setting) -> list[Sheet]:
@@ -33,7 +33,7 @@ def completion(setting: Setting) -> list[Sheet]:
     for name in setting.graphs:
         graph = setting.graph(name)
         run = setting.trained(ASKED, graph, 0)
-        found = study_completion(run.model, graph, calibration=beliefs_of(run).calibration)
+        found = study_completion(run.model, graph, calibration=calibration_for(run).calibration)
         rows = [
             [f"{size:,}", f"{hits:,}", f"{promised:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
             for size, hits, promised, degree, chance in zip(
@@ -48,7 +48,7 @@ def completion(setting: Setting) -> list[Sheet]:
 
 
 def calibration(setting: Setting) -> list[Sheet]:
-    """How far probabilities learned on valid are from what test finds, and how often answer sets hold the answer."""
+    """How far probabilities learned on valid are from what test finds, and how often prediction sets hold the answer."""
     from dualkg.analysis.figures import draw_reliability
 
     check_extra()
@@ -56,9 +56,9 @@ def calibration(setting: Setting) -> list[Sheet]:
     for name in setting.graphs:
         graph = setting.graph(name)
         run = setting.trained(ASKED, graph, 0)
-        beliefs = beliefs_of(run)
-        held = check_calibration(beliefs.calibration, run.model, graph)
-        sets = check_answer_sets(beliefs.answer_sets, run.model, graph, coverage=COVERAGE)
+        calibration_data = calibration_for(run)
+        held = check_calibration(calibration_data.calibration, run.model, graph)
+        sets = evaluate_coverage(calibration_data.prediction_sets, run.model, graph, coverage=COVERAGE)
         rows = [
             [what, f"{part.ece:.2g}", f"{part.chance:.2g}", f"{part.num_candidates:,.0f}", f"{part.num_true:,}"]
             for what, part in (("all", held.whole), ("with p ≥ .01", held.likely))
@@ -92,8 +92,8 @@ def forms(setting: Setting) -> list[Sheet]:
     return [setting.keep("forms", sheet, facts, drawing, graph=graph)]
 
 
-def newcomers(setting: Setting) -> list[Sheet]:
-    """Entities that were withheld and placed by a few of their triples, against training anew with those triples."""
+def inductive_entities(setting: Setting) -> list[Sheet]:
+    """Entities that were withheld and placed by a few of their triples, against training again with those triples."""
     from paper.figures import draw_newcomers
 
     check_extra()
@@ -102,15 +102,15 @@ def newcomers(setting: Setting) -> list[Sheet]:
     setting.tell(f"{ASKED.name} on {graph.name}: trained with and without 5 % of the entities.")
     found = study_newcomers(graph, recipe, seeds=range(setting.seeds), device=choose_device(setting.device))
     facts = [one.as_dict() for one in found]
-    columns = ("newcomers", "triples of each", "MRR", "asking", "asked for", "others", "seconds", "seeds")
+    columns = ("inductive_entities", "triples of each", "MRR", "asking", "asked for", "others", "seconds", "seeds")
     note = (
         f"{ASKED.name}. Held-out triples of {counted(found)}: all questions, those that give the "
-        f"newcomer, and those whose answer it is; and test triples of the others. Seconds: of a training anew, or of "
-        f"placing all newcomers."
+        f"inductive_entity, and those whose answer it is; and test triples of the others. Seconds: of a training again, or of "
+        f"placing all inductive_entities."
     )
     title = f"New entities: {graph.name}"
     sheet = Sheet(title, columns, list(_newcomer_rows(found)), facts, [note], num_left=2)
-    return [setting.keep("newcomers", sheet, facts, draw_newcomers(found, graph=graph.name), graph=graph)]
+    return [setting.keep("inductive_entities", sheet, facts, draw_newcomers(found, graph=graph.name), graph=graph)]
 
 
 def _newcomer_rows(found: list[Measured]) -> Iterator[list[str]]:
@@ -129,7 +129,7 @@ def _newcomer_rows(found: list[Measured]) -> Iterator[list[str]]:
 
 
 def reasons(setting: Setting) -> list[Sheet]:
-    """Test triples before and after training anew without what supports them most."""
+    """Test triples before and after training again without what supports them most."""
     from paper.figures import draw_reasons
 
     check_extra()

@@ -1,4 +1,4 @@
-"""What reasons are worth: training triples that support answers left out, and the model trained anew without them."""
+"""What reasons are worth: training triples that support answers left out, and the model trained again without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import rank
 from dualkg.evaluation.report import Metrics
 from dualkg.inference.explanation import Influence, influence
-from dualkg.inference.inductive import Surroundings, with_two_maps
+from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.models.base import Model
 from dualkg.training.api import train_recipe
 from dualkg.training.recipe import Recipe
@@ -103,14 +103,14 @@ class _Trial:
     ) -> None:
         self.graph, self.recipe, self.asked, self.seed, self.device = graph, recipe, asked, seed, device
         self.known = KnownAnswers.of(graph)
-        model = with_two_maps(train_recipe(recipe, graph=graph, device=device).model)
-        around = Surroundings.of(model, graph, recipe=recipe)
+        model = with_adjoint(train_recipe(recipe, graph=graph, device=device).model)
+        around = FrozenContext.of(model, graph, recipe=recipe)
         self.influences = [influence((head, relation, tail), around) for head, relation, tail in asked.tolist()]
         self.scores = self._scores(model)
         self.before = LeftOut("nothing", seed, 0, len(asked), 0, self._metrics(model), 0.0, 0.0, 1.0)
 
     def without(self, places: Sequence[Places], way: str, count: int) -> LeftOut:
-        """Train anew without these triples of train, some for each answer."""
+        """Train again without these triples of train, some for each answer."""
         gone = np.unique(np.concatenate(places))
         rest = replace(self.graph, train=np.delete(self.graph.train, gone, axis=0))
         model = train_recipe(self.recipe, graph=rest, device=self.device).model

@@ -10,8 +10,9 @@ import numpy as np
 
 from dualkg.analysis import figures
 from dualkg.analysis.figures import Drawing
-from dualkg.analysis.projection import METRICS, Projection, Vectors, find_queries, project
-from dualkg.analysis.sparsity import SHARES, CurvePoint, sparsity_curve, turned
+from dualkg.analysis.projection import METRICS, Projection, find_queries, project
+from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
+from dualkg.analysis.tsne import Vectors
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.extras import check_extra, needing
@@ -216,7 +217,7 @@ def draw_reasons(found: Sequence[LeftOut], *, title: str = "", graph: str = "") 
     counts = sorted({one.count for one in found})
     with figures.in_style():
         figure, [axes] = figures.sheet(3.7)
-        figures.entitle(axes, title or "Reasons left out", "trained anew without some training triples of each answer")
+        figures.entitle(axes, title or "Reasons left out", "trained again without some training triples of each answer")
         for way, (name, colour) in EXPLANATION_WAYS.items():
             after: dict[float, list[float]] = {
                 place: _mrr(found, way, count) or before for place, count in enumerate(counts)
@@ -295,17 +296,17 @@ def _index_caption(graph: str) -> str:
 
 
 PANELS = {
-    "asking": ("Asked about", "questions that give a newcomer"),
+    "asking": ("Asked about", "questions that give a inductive_entity"),
     "asked_for": ("Asked for", "questions that it answers"),
     "others": ("The others", "questions of the known alone"),
 }
-INDUCTIVE_WAYS = {"extended": ("placed", figures.ACCENT, -0.05), "retrained": ("trained anew", figures.CONTRAST, 0.05)}
+INDUCTIVE_WAYS = {"extended": ("placed", figures.ACCENT, -0.05), "retrained": ("trained again", figures.CONTRAST, 0.05)}
 
 
 def draw_newcomers(found: Sequence[Measured], *, graph: str = "") -> Drawing:
     """A line for each way over the triples given, a dot for each seed; a panel for each kind of question."""
     if not any(one.way in INDUCTIVE_WAYS for one in found):
-        raise RequestError("A figure of newcomers needs some that were placed or trained, and none came.")
+        raise RequestError("A figure of inductive_entities needs some that were placed or trained, and none came.")
     counts = sorted({_number(one) for one in found if one.way in INDUCTIVE_WAYS})
     top = max(getattr(one, view).mrr for one in found for view in PANELS)
     with needing("matplotlib", to="A figure"):
@@ -346,7 +347,7 @@ def _number(one: Measured) -> float:
 def _inductive_caption(found: Sequence[Measured], graph: str) -> str:
     return (
         f"{counted(found)}{' of ' * bool(graph)}{graph} withheld, and placed by so many of their "
-        f"triples, beside training anew with those triples. A dot is a seed. Dashed: newcomers at the mean of all rows."
+        f"triples, beside training again with those triples. A dot is a seed. Dashed: inductive_entities at the mean of all rows."
     )
 
 
@@ -354,9 +355,9 @@ FIGURES_GRAPH = "FB15k-237"
 CP, CP_N3, CP_DURA = Row("CP", "cp-none"), Row("CP-N3", "cp-n3"), Row("CP-DURA", "cp-dura")
 RESCAL, RESCAL_DURA = Row("RESCAL", "rescal-none"), Row("RESCAL-DURA", "rescal-dura")
 SPARSE_PANELS = {"CP": (CP, CP_N3, CP_DURA), "RESCAL": (RESCAL, RESCAL_DURA)}
-TURNED, TURNED_FOR = "RESCAL-DURA, turned", 0.8
+TURNED, TURNED_FOR = "RESCAL-DURA, rotated", 0.8
 ABOUT_TURNING = (
-    f"A turned model is the same one in the axes in which {100 * TURNED_FOR:.0f} % of zeros cost least: no score "
+    f"A rotated model is the same one in the axes in which {100 * TURNED_FOR:.0f} % of zeros cost least: no score "
     f"differs while nothing is zero."
 )
 IN_THE_PLANE = (Row("CP", "cp-none-2"), Row("CP-DURA", "cp-dura-2"))
@@ -422,7 +423,7 @@ def sparsity(setting: Setting) -> list[Sheet]:
             model = setting.trained(row, graph, seed).model
             found.setdefault(row.name, []).append(sparsity_curve(model, graph))
             if row is RESCAL_DURA:
-                found.setdefault(TURNED, []).append(sparsity_curve(turned(model, share=TURNED_FOR), graph))
+                found.setdefault(TURNED, []).append(sparsity_curve(rotated(model, share=TURNED_FOR), graph))
     facts = [
         {"row": name, "seed": seed, "points": [point.as_dict() for point in points]}
         for name, curves in found.items()

@@ -1,4 +1,4 @@
-"""Newcomers against training anew: some entities withheld, and placed again by a few of their triples."""
+"""InductiveEntities against training again: some entities withheld, and placed again by a few of their triples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import rank
 from dualkg.evaluation.report import Metrics
 from dualkg.inference.extension import extended_by_ids, with_rows
-from dualkg.inference.inductive import Surroundings, with_two_maps
+from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.models.base import Model
 from dualkg.training.api import train_recipe
 from dualkg.training.recipe import Recipe
@@ -29,21 +29,21 @@ COUNTS: tuple[int | None, ...] = (1, 3, 10, None)
 
 @dataclass(frozen=True)
 class Measured:
-    """How the held-out triples of the newcomers rank, by both questions and by each; and those of the others."""
+    """How the held-out triples of the inductive_entities rank, by both questions and by each; and those of the others."""
 
     way: str  # retrained, extended, mean or random
     seed: int
-    given: int | None  # triples of each newcomer; None is all
+    given: int | None  # triples of each inductive_entity; None is all
     num_newcomers: int
     num_given: int
-    newcomers: Metrics
-    asking: Metrics  # (newcomer, relation, ?)
-    asked_for: Metrics  # the newcomer is the answer
+    inductive_entities: Metrics
+    asking: Metrics  # (inductive_entity, relation, ?)
+    asked_for: Metrics  # the inductive_entity is the answer
     others: Metrics
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        views = ("newcomers", "asking", "asked_for", "others")
+        views = ("inductive_entities", "asking", "asked_for", "others")
         return {**asdict(self), **{view: getattr(self, view).as_dict() for view in views}}
 
 
@@ -56,9 +56,9 @@ def study(
     seeds: Sequence[int] = (0,),
     device: str | torch.device | None = None,
 ) -> list[Measured]:
-    """Withhold a share of the entities; place them by so many triples of each, or train anew with those triples.
+    """Withhold a share of the entities; place them by so many triples of each, or train again with those triples.
 
-    Newcomers at the mean of all rows, and at rows drawn at random, are what any way has to be better than.
+    InductiveEntities at the mean of all rows, and at rows drawn at random, are what any way has to be better than.
     """
     if not 0 < share < 1:
         raise RequestError(f"The share of entities to withhold lies between 0 and 1; it is {share}.")
@@ -66,15 +66,15 @@ def study(
     for seed in seeds:
         cut = Cut.of(graph, share, seed=seed)
         one = recipe.with_changes({"training.seed": seed})
-        model = with_two_maps(train_recipe(one, graph=cut.known, device=device).model)
-        around = Surroundings.of(model, cut.known, recipe=one)
+        model = with_adjoint(train_recipe(one, graph=cut.known, device=device).model)
+        around = FrozenContext.of(model, cut.known, recipe=one)
         for given in counts:
             triples = cut.given(given)
             started = time.perf_counter()
             larger = extended_by_ids(around, cut.known, cut.names, triples).model
             between = time.perf_counter()
-            anew = train_recipe(one, graph=cut.with_some(triples), device=device).model
-            ways = {"extended": (larger, between - started), "retrained": (anew, time.perf_counter() - between)}
+            again = train_recipe(one, graph=cut.with_some(triples), device=device).model
+            ways = {"extended": (larger, between - started), "retrained": (again, time.perf_counter() - between)}
             for way, (placed, seconds) in ways.items():
                 found.append(cut.measured(placed, way, given=given, num_given=len(triples), seconds=seconds))
         for way, rows in _baselines(around, len(cut.names), seed=seed):
@@ -83,7 +83,7 @@ def study(
 
 
 def counted(found: Sequence[Measured]) -> str:
-    """How many newcomers there were, in words: with several seeds they need not be as many each time."""
+    """How many inductive_entities there were, in words: with several seeds they need not be as many each time."""
     numbers = [one.num_newcomers for one in found]
     least, most = min(numbers), max(numbers)
     return f"{most:,} entities" if least == most else f"{least:,} to {most:,} entities"
@@ -91,7 +91,7 @@ def counted(found: Sequence[Measured]) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A graph whose last entities are the newcomers, and what is left of it without them."""
+    """A graph whose last entities are the inductive_entities, and what is left of it without them."""
 
     whole: Graph
     known: Graph
@@ -123,27 +123,27 @@ class Cut:
         return found
 
     def given(self, count: int | None) -> Triples:
-        """So many training triples of each newcomer, first those with known entities; all where it is None."""
+        """So many training triples of each inductive_entity, first those with known entities; all where it is None."""
         num_known = len(self.known.entities)
         ends = self.whole.train[:, [0, 2]]
         new = ends >= num_known
         order = np.random.default_rng(self.seed).permutation(len(ends))
         order = order[np.argsort(new[order].all(1), kind="stable")]
         chosen = np.zeros(len(ends), dtype=bool)
-        for newcomer in range(num_known, len(self.whole.entities)):
-            mine = order[(ends[order] == newcomer).any(1)]
+        for inductive_entity in range(num_known, len(self.whole.entities)):
+            mine = order[(ends[order] == inductive_entity).any(1)]
             chosen[mine[:count]] = True
         triples: Triples = self.whole.train[chosen]
         return triples
 
     def with_some(self, triples: Triples) -> Graph:
-        """The whole graph with these training triples of the newcomers alone."""
+        """The whole graph with these training triples of the inductive_entities alone."""
         return replace(self.whole, train=np.concatenate([self.known.train, triples]))
 
     def measured(
         self, model: Model, way: str, *, given: int | None, num_given: int = 0, seconds: float = 0.0
     ) -> Measured:
-        """Rank the held-out triples of newcomers, of valid and test, and of test those of the others."""
+        """Rank the held-out triples of inductive_entities, of valid and test, and of test those of the others."""
         num_known = len(self.known.entities)
         held = np.concatenate([self.whole.valid, self.whole.test])
         held = held[(held[:, [0, 2]] >= num_known).any(1)]
@@ -157,7 +157,7 @@ class Cut:
             given=given,
             num_newcomers=len(self.names),
             num_given=num_given,
-            newcomers=Metrics.of(ranks),
+            inductive_entities=Metrics.of(ranks),
             asking=Metrics.of(np.concatenate([ranks[0][as_head], ranks[1][as_tail]])),
             asked_for=Metrics.of(np.concatenate([ranks[0][as_tail], ranks[1][as_head]])),
             others=Metrics.of(others),
@@ -180,8 +180,8 @@ def _among(triples: Triples, num_known: int) -> Triples:
     return triples[(triples[:, [0, 2]] < num_known).all(1)]
 
 
-def _baselines(around: Surroundings, num_newcomers: int, *, seed: int) -> Iterator[tuple[str, Tensor]]:
-    tables = (around.model.head_table, around.model.tail_table)[: around.newcomers.shape[1]]
+def _baselines(around: FrozenContext, num_newcomers: int, *, seed: int) -> Iterator[tuple[str, Tensor]]:
+    tables = (around.model.head_table, around.model.tail_table)[: around.inductive_entities.shape[1]]
     mean, spread = (torch.stack(rows).detach() for rows in zip(*((t.mean(0), t.std(0)) for t in tables), strict=True))
     yield "mean", mean.expand(num_newcomers, -1, -1)
     noise = torch.randn(num_newcomers, *mean.shape, generator=torch.Generator().manual_seed(seed))

@@ -117,5 +117,5 @@ def readme_table(root: Path) -> str:
 
 
 def with_table(readme: str, table: str) -> str:
-    """The README with what stands between its two marks made anew."""
+    """The README with what stands between its two marks made again."""
     return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", readme, flags=re.DOTALL)

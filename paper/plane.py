@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dualkg.analysis.projection import Query, Vectors, short_relation, tail_embeddings
+from dualkg.analysis.projection import Query, short_relation, tail_embeddings
+from dualkg.analysis.tsne import Vectors
 from dualkg.data.filters import Ids, KnownAnswers
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError

@@ -1,7 +1,7 @@
-"""Keep finished runs as a record, and make the pages anew: records/RESULTS.md, and the table in README.md.
+"""Keep finished runs as a record, and make the pages again: records/RESULTS.md, and the table in README.md.
 
 python scripts/record.py runs/umls-complex-dura --name umls/complex-dura
-python scripts/record.py                          # only make the pages anew
+python scripts/record.py                          # only make the pages again
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Record:
             table = pq.read_table(path)
             columns = [table[f"seed-{seed}"].to_numpy() for seed in self.seeds]
         except (pa.ArrowInvalid, OSError, KeyError) as error:
-            raise RequestError(f"{path} cannot be read: {error}. Move the record away, and record anew.") from None
+            raise RequestError(f"{path} cannot be read: {error}. Move the record away, and record again.") from None
         return np.stack(columns).reshape(len(columns), 2, -1) / 2
 
 
@@ -134,7 +134,7 @@ def load_record(folder: Path) -> Record:
         whole = False
     if not whole:
         raise RequestError(
-            f"{folder / 'record.json'} is not a record as it is kept now. Move it away, and record anew."
+            f"{folder / 'record.json'} is not a record as it is kept now. Move it away, and record again."
         )
     return Record(folder, load_recipe(folder / "recipe.toml"), kept["graph"], kept["runs"])
 

@@ -26,7 +26,7 @@ PUBLISHED_GRAPHS = ("WN18RR", "FB15k-237")
 
 @dataclass(frozen=True)
 class Setting:
-    """On which graph, with how many seeds and rows, on what device; folders of results and runs; and whom to tell."""
+    """On which graph, with how many seeds and rows, on what device; folders of results and runs; and context to tell."""
 
     dataset: str | None
     seeds: int

@@ -78,6 +78,6 @@ REPRODUCTIONS: dict[str, Callable[[Setting], list[Sheet]]] = {
     "completion": answers.completion,
     "calibration": answers.calibration,
     "forms": answers.forms,
-    "newcomers": answers.newcomers,
+    "inductive_entities": answers.inductive_entities,
     "reasons": answers.reasons,
 }

@@ -31,7 +31,7 @@ def main() -> None:
     if not check:
         PAGE.write_text(page, encoding="utf-8", newline="\n")
     elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
-        sys.exit("docs/cli.md is not what the commands say. Make it anew: python scripts/cli_page.py")
+        sys.exit("docs/cli.md is not what the commands say. Make it again: python scripts/cli_page.py")
 
 
 def cli_page() -> str:

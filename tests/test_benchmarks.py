@@ -27,7 +27,7 @@ import training
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
     "reading",
-    "newcomers",
+    "inductive_entities",
     "starting",
     "studies",
     "measuring",

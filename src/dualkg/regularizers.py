@@ -44,8 +44,11 @@ class Regularizer(ABC):
 
 
 # The vectors of a triple that a relation has made, and what a gap is the difference of.
-MAPPED = {"mapped_head", "mapped_tail", "tail_gap", "head_gap"}
-PARTS_OF_GAPS = {"tail_gap": (("mapped_head", 1), ("tail", -1)), "head_gap": (("mapped_tail", 1), ("head", -1))}
+MAPPED = {"mapped_head", "mapped_tail", "tail_residual", "head_residual"}
+PARTS_OF_RESIDUALS = {
+    "tail_residual": (("mapped_head", 1), ("tail", -1)),
+    "head_residual": (("mapped_tail", 1), ("head", -1)),
+}
 
 
 class PowerSum(Regularizer):
@@ -69,7 +72,7 @@ class PowerSum(Regularizer):
                 f"{name} adds up powers of coordinates, and the numbers of {kind} are not coordinates of a vector "
                 f"space. Train {kind} without a regularizer."
             )
-        if MAPPED & set(self.shares) and not model.two_maps:
+        if MAPPED & set(self.shares) and not model.has_adjoint:
             raise RequestError(
                 f"{name} asks where a relation takes the head and where it takes the tail, and {kind} does not say "
                 f"both. Use Frobenius, or no regularizer."
@@ -88,7 +91,7 @@ class PowerSum(Regularizer):
         for name, share in self.shares.items():
             vectors = getattr(f, name)
             slope = self._slope(f.model, vectors).mul_(share * self.weight / len(vectors))
-            for target, sign in PARTS_OF_GAPS.get(name, ((name, 1),)):
+            for target, sign in PARTS_OF_RESIDUALS.get(name, ((name, 1),)):
                 found[target] = found[target].add(slope, alpha=sign) if target in found else slope * sign
         return found
 
@@ -190,7 +193,7 @@ class UnweightedDURA(PlainAndMapped):
 
     def check(self, model: EmbeddingModel) -> None:
         kind = type(model)
-        if not (isinstance(model, BilinearModel) and model.two_maps):
+        if not (isinstance(model, BilinearModel) and model.has_adjoint):
             raise RequestError(
                 f"UnweightedDURA sums over all triples in a closed form that bilinear models have, and "
                 f"{kind.__name__} has none. Use DURA."
@@ -207,7 +210,7 @@ class RegP1(PowerSum):
     """‖hR − t‖₁ + ‖tRᵀ − h‖₁ (Reg_p1, Appendix B)."""
 
     power = 1
-    shares: Mapping[str, float] = {"tail_gap": 1.0, "head_gap": 1.0}
+    shares: Mapping[str, float] = {"tail_residual": 1.0, "head_residual": 1.0}
 
 
 REGULARIZERS: dict[str, type[Regularizer]] = {

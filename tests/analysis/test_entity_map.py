@@ -67,7 +67,7 @@ def test_principal_axes_keep_the_distances_that_matter():
 def test_a_damaged_map_is_told(tmp_path):
     path = tmp_path / "map.parquet"
     path.write_text("no table")
-    with pytest.raises(RequestError, match="is damaged .* Remove it, and the map is made anew."):
+    with pytest.raises(RequestError, match="is damaged .* Remove it, and the map is made again."):
         load_map(path, 30)
     save_map(np.zeros((29, 2)), path)
     with pytest.raises(RequestError, match="has 29 places and the graph 30 entities. Remove it"):

@@ -99,8 +99,8 @@ def test_what_does_not_change_the_bound(model, plain, mapped, factor):
     with torch.no_grad():
         for table in model.parameters():
             table.copy_(-table.flip(0))
-    turned = nuclear_bound(model, plain=plain, mapped=mapped)
-    assert turned.bound == pytest.approx(before.bound, rel=1e-9)
+    rotated = nuclear_bound(model, plain=plain, mapped=mapped)
+    assert rotated.bound == pytest.approx(before.bound, rel=1e-9)
     twice = rebalanced(rebalanced(model, plain=plain, mapped=mapped), plain=plain, mapped=mapped)
     for one, other in zip(rebalanced(model, plain=plain, mapped=mapped).parameters(), twice.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=ATOL)

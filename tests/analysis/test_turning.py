@@ -12,9 +12,9 @@ from dualkg.analysis.sparsity import (
     entity_tables,
     find_axes,
     find_thresholds,
+    rotated,
     sparsified,
     sparsify,
-    turned,
     without_smallest,
 )
 
@@ -28,7 +28,7 @@ def error(table: torch.Tensor, share: float) -> float:
 @given(st.integers(0, 9), st.sampled_from((0.0, 0.3, 0.8)))
 def test_every_score_and_every_norm_stays(seed, share):
     model = kg.RESCAL(SHAPE, dim=6, seed=seed).double()
-    other = turned(model, share=share)
+    other = rotated(model, share=share)
     triples = torch.cartesian_prod(torch.arange(5), torch.arange(6), torch.arange(5, 9)).T
     before, after = model.factors(*triples), other.factors(*triples)
     torch.testing.assert_close(other.tail_scores(after), model.tail_scores(before))
@@ -47,7 +47,7 @@ def test_axes_are_orthogonal_and_no_worse_than_the_principal_ones(seed, share):
 
 
 def test_vectors_along_hidden_axes_are_found_again():
-    """One entry in eight is not zero, seen in axes at random: turned back, seven in eight cost nothing."""
+    """One entry in eight is not zero, seen in axes at random: rotated back, seven in eight cost nothing."""
     random = torch.Generator().manual_seed(0)
     hidden = torch.eye(8).double().repeat(20, 1) * (1 + torch.rand(160, 1, generator=random))
     axes = torch.linalg.qr(torch.randn(8, 8, generator=random).double()).Q
@@ -60,19 +60,19 @@ def test_a_run_of_rescal_loses_less_when_it_is_turned(small_graph, tmp_path):
     model = kg.RESCAL(small_graph.shape, dim=8, seed=0)
     run = kg.train(model, small_graph, regularizer=kg.DURA(0.01), epochs=3, batch_size=50, out=tmp_path / "run")
     as_is = sparsify(run.folder, share=0.7, out=tmp_path / "as-is")
-    made = sparsify(run.folder, share=0.7, turn=True, out=tmp_path / "turned")
-    assert [as_is.sparsity["turned"], made.sparsity["turned"]] == [False, True]
+    made = sparsify(run.folder, share=0.7, turn=True, out=tmp_path / "rotated")
+    assert [as_is.sparsity["rotated"], made.sparsity["rotated"]] == [False, True]
     lengths = [float(one.model.entities.detach().norm()) for one in (as_is, made)]
     assert lengths[0] < lengths[1] < float(run.model.entities.detach().norm())
     again = kg.load_run(made.folder)
     torch.testing.assert_close(again.model.relations, made.model.relations, rtol=0, atol=0)
-    [threshold] = find_thresholds(entity_tables(turned(run.model, share=0.7)).values(), [0.7])
-    expected = sparsified(turned(run.model, share=0.7), threshold)
+    [threshold] = find_thresholds(entity_tables(rotated(run.model, share=0.7)).values(), [0.7])
+    expected = sparsified(rotated(run.model, share=0.7), threshold)
     torch.testing.assert_close(again.model.entities, expected.entities)
 
 
 def test_other_models_are_told():
-    with pytest.raises(kg.RequestError, match="Only the axes of RESCAL can be turned .* those of ComplEx are tied"):
-        turned(kg.ComplEx(SHAPE, dim=2), share=0.5)
+    with pytest.raises(kg.RequestError, match="Only the axes of RESCAL can be rotated .* those of ComplEx are tied"):
+        rotated(kg.ComplEx(SHAPE, dim=2), share=0.5)
     with pytest.raises(kg.RequestError, match="For 70 %, say 0.7"):
-        turned(kg.RESCAL(SHAPE, dim=2), share=70)
+        rotated(kg.RESCAL(SHAPE, dim=2), share=70)

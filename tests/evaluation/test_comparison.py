@@ -74,8 +74,8 @@ def test_swapping_the_two_turns_every_sign(pair):
 @settings(max_examples=20)
 @given(pairs())
 def test_the_order_of_directions_does_not_matter(pair):
-    one, turned = compare_ranks(*pair, samples=200), compare_ranks(*(ranks[:, ::-1] for ranks in pair), samples=200)
-    for here, there in zip(one.differences.values(), turned.differences.values(), strict=True):
+    one, rotated = compare_ranks(*pair, samples=200), compare_ranks(*(ranks[:, ::-1] for ranks in pair), samples=200)
+    for here, there in zip(one.differences.values(), rotated.differences.values(), strict=True):
         assert alike((here.difference, here.low, here.high), (there.difference, there.low, there.high))
 
 

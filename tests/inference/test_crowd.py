@@ -1,4 +1,4 @@
-"""Many newcomers at once, against each of them alone."""
+"""Many inductive_entities at once, against each of them alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference import inductive, inductive_solver
-from dualkg.inference.inductive import Problem, Surroundings
+from dualkg.inference.inductive import FrozenContext, Problem
 from dualkg.inference.inductive_solver import Crowd, least_of_each, minimise, minimise_each, solve_newcomers
 from dualkg.training.registry import describe_regularizer
 from tests.conftest import graph_of
@@ -21,7 +21,7 @@ BILINEAR = [kg.CP, kg.DistMult, kg.ComplEx, kg.RESCAL, kg.SimplE, kg.QuatE, kg.T
 RECIPE = kg.Recipe(
     regularizer=describe_regularizer(kg.DURA(0.05, plain=0.5, mapped=1.5)), loss=kg.Loss(frequency_weight=0.3)
 )
-# Of the newcomers 12 to 15 three have triples with entities that are known, and some with each other.
+# Of the inductive_entities 12 to 15 three have triples with entities that are known, and some with each other.
 TRIPLES = np.array(
     [(12, 0, 3), (12, 0, 4), (5, 1, 12), (12, 1, 13), (13, 0, 14), (5, 1, 14), (14, 1, 14), (0, 0, 14), (13, 1, 15)],
     dtype=np.int32,
@@ -37,9 +37,13 @@ def graph() -> kg.Graph:
 
 def around_of(kind, graph, *, reciprocal=True, dtype=torch.float64, device="cpu"):
     model = kind(graph.shape, dim=3, init_scale=0.7, reciprocal=reciprocal, seed=1).to(device, dtype).eval()
-    around = Surroundings.of(model, graph, recipe=RECIPE).with_newcomers(4, np.concatenate([graph.train, TRIPLES]))
-    noise = torch.randn(around.newcomers.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-    return replace(around, newcomers=noise.to(around.newcomers))
+    around = FrozenContext.of(model, graph, recipe=RECIPE).with_inductive_entities(
+        4, np.concatenate([graph.train, TRIPLES])
+    )
+    noise = torch.randn(
+        around.inductive_entities.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64
+    )
+    return replace(around, inductive_entities=noise.to(around.inductive_entities))
 
 
 def problems_and_crowd(around):
@@ -57,7 +61,7 @@ def problems_and_crowd(around):
 def test_a_crowd_has_the_objective_and_the_slope_of_each(kind, reciprocal, graph, monkeypatch):
     monkeypatch.setattr(inductive, "SCORES_AT_ONCE", 20)  # so that images are scored one at a time
     problems, crowd = problems_and_crowd(around_of(kind, graph, reciprocal=reciprocal))
-    rows = crowd.around.newcomers[ALONE - 12]
+    rows = crowd.around.inductive_entities[ALONE - 12]
     values, slopes = crowd.slopes(rows)
     for place, problem in enumerate(problems):
         value, slope = problem.slope(rows[place])
@@ -77,10 +81,10 @@ def test_a_crowd_is_solved_as_each_alone(kind, graph):
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("kind", [kg.CP, kg.ComplEx, kg.RESCAL])
 def test_newcomers_are_the_same_in_crowds_and_one_by_one(kind, reciprocal, graph, monkeypatch):
-    """Also where one is known by another newcomer alone, and one has a triple with itself."""
+    """Also where one is known by another inductive_entity alone, and one has a triple with itself."""
     around = around_of(kind, graph, reciprocal=reciprocal)
     wanted = solve_newcomers(TRIPLES, around)
-    monkeypatch.setattr(inductive_solver, "are_solved_together", lambda newcomers: True)
+    monkeypatch.setattr(inductive_solver, "are_solved_together", lambda inductive_entities: True)
     monkeypatch.setattr(inductive_solver, "MOST_AT_ONCE", 2)
     torch.testing.assert_close(solve_newcomers(TRIPLES, around), wanted, rtol=1e-6, atol=1e-7)
 

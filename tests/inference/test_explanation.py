@@ -10,15 +10,15 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.explanation import explain, falls_without, influence, score_slope, solved
-from dualkg.inference.inductive import Problem, Surroundings
+from dualkg.inference.inductive import FrozenContext, Problem
 from dualkg.inference.inductive_solver import minimise
 from tests.conftest import graph_of
 
 DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
 
 
-def with_row(around: Surroundings, entity: int, rows: torch.Tensor) -> Surroundings:
-    """The same surroundings where one entity stands at the least point of its problem."""
+def with_row(around: FrozenContext, entity: int, rows: torch.Tensor) -> FrozenContext:
+    """The same frozen_context where one entity stands at the least point of its problem."""
     tables = dict(around.model.state_dict())
     tables["entities"][entity] = rows[0]
     if around.model.two_entity_tables:
@@ -32,7 +32,7 @@ def with_row(around: Surroundings, entity: int, rows: torch.Tensor) -> Surroundi
 def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_graph):
     """Each triple of the head is left out, and the problem of the head solved again, all else as it was."""
     model = kind(small_graph.shape, dim=4, init_scale=0.4, reciprocal=reciprocal, seed=2).double().eval()
-    around = Surroundings.of(model, small_graph)
+    around = FrozenContext.of(model, small_graph)
     head, relation, tail = 3, 1, 8
     triples = small_graph.train[(small_graph.train[:, [0, 2]] == head).any(1)]
     found = torch.from_numpy(triples).long()
@@ -52,7 +52,7 @@ def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_gra
 
 def test_influence_goes_through_both_entities(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.4).double().eval()
-    around = Surroundings.of(model, small_graph)
+    around = FrozenContext.of(model, small_graph)
     head, relation, tail = (int(id) for id in small_graph.train[0])
     found = influence((head, relation, tail), around)
     ends = small_graph.train[found.places][:, [0, 2]]
@@ -70,7 +70,7 @@ def test_a_sparse_row_under_n3_has_an_influence(small_graph):
     with torch.no_grad():
         model.entities[:, ::2] = 0
     recipe = kg.Recipe(regularizer={"name": "N3", "weight": 0.1})
-    assert np.isfinite(influence((1, 0, 2), Surroundings.of(model, small_graph, recipe=recipe)).falls).all()
+    assert np.isfinite(influence((1, 0, 2), FrozenContext.of(model, small_graph, recipe=recipe)).falls).all()
 
 
 def test_solved_by_conjugate_gradients():
@@ -168,7 +168,7 @@ def test_influence_agrees_with_training_anew(people):
     ids = (0, 1, 27)
     graph = people.graph
     mean = score_without(people, ids, None)
-    found = influence(ids, Surroundings.of(people.model, graph, recipe=people.recipe))
+    found = influence(ids, FrozenContext.of(people.model, graph, recipe=people.recipe))
     best = found.places[np.argsort(-found.falls)]
     strongest = [mean - score_without(people, ids, place) for place in best[:2].tolist()]
     weakest = [mean - score_without(people, ids, place) for place in best[-4:].tolist()]

@@ -13,14 +13,14 @@ import dualkg as kg
 from dualkg.data.filters import with_reciprocals
 from dualkg.evaluation.report import Metrics
 from dualkg.inference import inductive, inductive_solver
-from dualkg.inference.extension import extend_run, extended, with_newcomer, with_rows
+from dualkg.inference.extension import extend_run, extended, with_inductive_entity, with_rows
 from dualkg.inference.inductive import (
     RIDGE,
+    FrozenContext,
     Near,
     Penalty,
     Problem,
     Rising,
-    Surroundings,
     least,
     log_sums_with_slopes,
     num_examples,
@@ -58,7 +58,7 @@ def rows_of(model, *, seed=0):
 
 
 def written_out(model, graph, rows):
-    """The objective of OF_NEW's newcomer, example by example, with a model that has its row."""
+    """The objective of OF_NEW's inductive_entity, example by example, with a model that has its row."""
     larger = with_rows(model, rows[None])
     known = list(range(NEW))
     total = torch.zeros((), dtype=torch.float64)
@@ -89,7 +89,7 @@ def written_out(model, graph, rows):
 @pytest.mark.parametrize("kind", BILINEAR)
 def test_the_objective_is_that_of_training_but_for_constants(kind, reciprocal, graph):
     model = model_of(kind, graph, reciprocal=reciprocal)
-    problem = Problem.of(NEW, OF_NEW, Surroundings.of(model, graph, recipe=recipe_of()))
+    problem = Problem.of(NEW, OF_NEW, FrozenContext.of(model, graph, recipe=recipe_of()))
     with torch.no_grad():
         here, there = rows_of(model, seed=1), rows_of(model, seed=2)
         wanted = written_out(model, graph, here) - written_out(model, graph, there)
@@ -100,7 +100,7 @@ def test_the_objective_is_that_of_training_but_for_constants(kind, reciprocal, g
 @pytest.mark.parametrize("kind", BILINEAR)
 def test_the_problem_is_strongly_convex_and_solved(kind, reciprocal, graph):
     model = model_of(kind, graph, reciprocal=reciprocal)
-    problem = Problem.of(NEW, OF_NEW, Surroundings.of(model, graph, recipe=recipe_of()))
+    problem = Problem.of(NEW, OF_NEW, FrozenContext.of(model, graph, recipe=recipe_of()))
     here, direction, step = rows_of(model), rows_of(model, seed=3), 1e-5
     _, slope = problem.slope(here)
     with torch.no_grad():
@@ -122,7 +122,7 @@ def test_numbers_of_32_bits_are_enough(kind, graph):
     """What is solved to four digits answers as what is solved to ten."""
     model = model_of(kind, graph)
     exact, short = (
-        Problem.of(NEW, OF_NEW, Surroundings.of(some, graph, recipe=recipe_of()))
+        Problem.of(NEW, OF_NEW, FrozenContext.of(some, graph, recipe=recipe_of()))
         for some in (model, model_of(kind, graph).float())
     )
     wanted, found = (minimise(problem, problem.start()) for problem in (exact, short))
@@ -158,15 +158,15 @@ def test_log_sums_have_the_slopes_of_what_they_stand_for():
 def test_where_squares_of_the_rows_are_missing_there_is_a_ridge(regularizer, keeps, ridge, graph):
     penalty = Penalty.of(regularizer)
     assert (penalty.regularizer is not None, penalty.ridge) == (keeps, ridge)
-    problem = Problem.of(NEW, OF_NEW, Surroundings.of(model_of(kg.CP, graph), graph, recipe=recipe_of(regularizer)))
+    problem = Problem.of(NEW, OF_NEW, FrozenContext.of(model_of(kg.CP, graph), graph, recipe=recipe_of(regularizer)))
     _, slope = problem.slope(minimise(problem, problem.start()))
     assert float(slope.abs().max()) < 1e-8
 
 
 def test_answers_count_by_their_frequency_as_in_training(graph):
-    around = Surroundings.of(model_of(kg.CP, graph), graph, recipe=recipe_of(frequency_weight=0.4))
+    around = FrozenContext.of(model_of(kg.CP, graph), graph, recipe=recipe_of(frequency_weight=0.4))
     train = np.concatenate([graph.train, OF_NEW[:3].numpy().astype(np.int32)])
-    weights = around.with_newcomers(1, train).weights_of(torch.arange(13))
+    weights = around.with_inductive_entities(1, train).weights_of(torch.arange(13))
     counts = np.bincount(train[:, [0, 2]].reshape(-1))
     wanted = 0.4 * counts / counts.max() + 0.6
     wanted /= wanted[train[:, [0, 2]]].mean()
@@ -200,9 +200,9 @@ def test_newcomers_with_triples_of_each_other_are_solved_in_turns(graph):
     model = model_of(kg.DistMult, graph)
     triples = np.array([(12, 0, 3), (12, 1, 13), (13, 0, 14), (5, 1, 14)], dtype=np.int32)
     train = np.concatenate([graph.train, triples])
-    around = Surroundings.of(model, graph, recipe=recipe_of()).with_newcomers(3, train)
+    around = FrozenContext.of(model, graph, recipe=recipe_of()).with_inductive_entities(3, train)
     rows = solve_newcomers(triples, around)
-    around = replace(around, newcomers=rows)
+    around = replace(around, inductive_entities=rows)
     for entity in (12, 13, 14):
         mine = torch.from_numpy(triples[(triples[:, [0, 2]] == entity).any(1)]).long()
         problem = Problem.of(entity, mine, around, bystanding=len(mine) / around.usual_triples)
@@ -267,7 +267,7 @@ def test_of_those_that_weigh_nothing_nothing_is_left(weights, monkeypatch):
 @pytest.mark.parametrize("kind", BILINEAR)
 def test_few_rivals_stand_for_all_where_they_were_chosen(kind, reciprocal, graph, monkeypatch):
     model = model_of(kind, graph, reciprocal=reciprocal)
-    problem = Problem.of(NEW, OF_NEW, Surroundings.of(model, graph, recipe=recipe_of()))
+    problem = Problem.of(NEW, OF_NEW, FrozenContext.of(model, graph, recipe=recipe_of()))
     assert agrees(problem, rows_of(model), seed=5) < 1e-9  # all of them are few
     monkeypatch.setattr(inductive, "FEW", 3)
     assert agrees(problem, rows_of(model), seed=5) > 1e-6
@@ -280,15 +280,15 @@ def test_their_penalty_is_that_of_all(kind, regularizer, graph, monkeypatch):
         pytest.skip("N3 is for diagonal models")
     monkeypatch.setattr(inductive, "FEW", 3)
     model = model_of(kind, graph)
-    problem = Problem.of(NEW, OF_NEW, Surroundings.of(model, graph, recipe=recipe_of(regularizer)))
+    problem = Problem.of(NEW, OF_NEW, FrozenContext.of(model, graph, recipe=recipe_of(regularizer)))
     agrees(problem, rows_of(model), seed=7)
 
 
 def test_an_answer_that_is_no_rival_counts_beside_the_few(graph, monkeypatch):
     monkeypatch.setattr(inductive, "FEW", 3)
     model = model_of(kg.ComplEx, graph)
-    around = Surroundings.of(model, graph, recipe=recipe_of())
-    around = replace(around, newcomers=torch.stack([rows_of(model, seed=8), rows_of(model, seed=9)]))
+    around = FrozenContext.of(model, graph, recipe=recipe_of())
+    around = replace(around, inductive_entities=torch.stack([rows_of(model, seed=8), rows_of(model, seed=9)]))
     problem = Problem.of(NEW, torch.tensor([(NEW, 0, 3), (NEW, 1, NEW + 1), (NEW, 0, NEW + 1)]), around)
     assert any(role.apart.any() and role.asks for role in problem.roles)
     agrees(problem, rows_of(model), seed=5)
@@ -296,7 +296,7 @@ def test_an_answer_that_is_no_rival_counts_beside_the_few(graph, monkeypatch):
 
 @pytest.fixture
 def crowded(monkeypatch):
-    """The problem of an entity with 600 rivals, of whom 40 are looked at; and the same in numbers of 64 bits."""
+    """The problem of an entity with 600 rivals, of context 40 are looked at; and the same in numbers of 64 bits."""
     monkeypatch.setattr(inductive, "FEW", 40)
     random = np.random.default_rng(1)
     triples = np.unique(np.stack([random.integers(0, n, 900) for n in (600, 3, 600)], axis=1), axis=0)
@@ -304,7 +304,7 @@ def crowded(monkeypatch):
     model = kg.ComplEx(graph.shape, dim=6, init_scale=0.8, seed=2)
     mine = torch.tensor([(600, 0, 3), (600, 2, 9), (5, 1, 600)])
     return [
-        Problem.of(600, mine, Surroundings.of(some, graph, recipe=recipe_of()))
+        Problem.of(600, mine, FrozenContext.of(some, graph, recipe=recipe_of()))
         for some in (model.eval(), kg.ComplEx(graph.shape, dim=6, init_scale=0.8, seed=2).double().eval())
     ]
 
@@ -364,7 +364,7 @@ def beads() -> kg.Run:
 
 
 def test_a_newcomer_answers_what_its_triples_imply(beads):
-    found = with_newcomer(beads.model, beads.graph, "bead 99", triples=[("bead 99", "colour", "colour 3")])
+    found = with_inductive_entity(beads.model, beads.graph, "bead 99", triples=[("bead 99", "colour", "colour 3")])
     predictor = kg.Predictor(found.model, found.graph)
     assert predictor.tails("bead 99", "shape", k=1)[0].entity == "shape 3"
     assert predictor.tails("bead 99", "maker", k=1)[0].entity == "maker 3"
@@ -385,7 +385,7 @@ def test_what_was_given_stays_as_it_was(beads):
     before = {name: table.clone() for name, table in beads.model.state_dict().items()}
     triples = [("a", "colour", "colour 1"), ("b", "maker", "a"), ("a", "colour", "colour 1")]
     found = extended(beads.model, beads.graph, triples, recipe=beads.recipe)
-    assert found.newcomers == {"a": 2, "b": 1}
+    assert found.inductive_entities == {"a": 2, "b": 1}
     assert found.graph.entities.names.to_pylist()[-2:] == ["a", "b"]
     assert len(found.graph.train) == len(beads.graph.train) + 2
     assert found.graph.fingerprint != beads.graph.fingerprint
@@ -403,7 +403,7 @@ def test_labels_stay_and_names_are_found_as_questions_find_them(graph):
 
 def test_refusals(beads, graph):
     def add(name, *triples):
-        return with_newcomer(beads.model, beads.graph, name, triples=list(triples))
+        return with_inductive_entity(beads.model, beads.graph, name, triples=list(triples))
 
     with pytest.raises(kg.RequestError, match="'Bead 3' is an entity that the graph knows already"):
         add("Bead 3", ("Bead 3", "colour", "colour 1"))
@@ -423,7 +423,7 @@ def test_refusals(beads, graph):
         extended(beads.model, beads.graph, [("bead 1", "colour", "colour 2")])
     for model in (kg.TransE(graph.shape, dim=2), kg.Dual(kg.CP(graph.shape, dim=2)), tucker(graph)):
         with pytest.raises(kg.RequestError, match=f"convex problem of its own.*This {type(model).__name__} is none"):
-            with_newcomer(model, graph, "x", triples=[("x", "r0", "e1")])
+            with_inductive_entity(model, graph, "x", triples=[("x", "r0", "e1")])
 
 
 def tucker(graph):
@@ -471,7 +471,7 @@ def test_a_file_extends_a_run_that_can_be_asked(typed, kept):
     assert (note["num_entities"], note["num_triples"]) == (3, 4)
     assert note["remarks"] == [
         "1 triple is left out: the run knows no relation 'grown in'.",
-        "1 triple is left out: the run knows both entities, and is not trained anew.",
+        "1 triple is left out: the run knows both entities, and is not trained again.",
         "No triple leads from 'Egypt', 'lost', 'alone' to an entity that the run knows: left out.",
     ]
     asked = typed("predict", kept / "more", "--head", "bead 70", "--relation", "shape", "--top", 1, "--json")
@@ -531,10 +531,10 @@ def test_the_study_compares_with_training_anew(beads):
         ("random", 0),
     ]
     assert {one.seed for one in found} == {1}
-    assert len({one.newcomers.num_queries for one in found}) == 1
+    assert len({one.inductive_entities.num_queries for one in found}) == 1
     best, mean = found[2], found[4]
-    assert best.newcomers.mrr > mean.newcomers.mrr
+    assert best.inductive_entities.mrr > mean.inductive_entities.mrr
     assert found[0].num_given == found[1].num_given < best.num_given
-    assert json.loads(json.dumps(best.as_dict()))["newcomers"]["mrr"] == best.newcomers.mrr
+    assert json.loads(json.dumps(best.as_dict()))["inductive_entities"]["mrr"] == best.inductive_entities.mrr
     with pytest.raises(kg.RequestError, match="lies between 0 and 1; it is 2"):
         study(graph, recipe, share=2)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, Kinds, evidence_of
-from dualkg.inference.prediction_sets import AnswerSets
+from dualkg.inference.calibration import Calibration, Kinds, triple_log_probabilities
+from dualkg.inference.prediction_sets import PredictionSets
 from tests.conftest import graph_of
 
 
@@ -101,7 +101,9 @@ def test_probabilities_with_a_calibration(predictor):
     answers = believing.tails("e3", "r0", k=4)
     triples = np.array([(3, 0, id) for id in (2, 1, 0)])
     kinds = torch.from_numpy(Kinds.of(predictor.graph)(triples))
-    expected = calibration.probability(evidence_of(predictor.model, triples), torch.zeros(3, dtype=torch.long), kinds)
+    expected = calibration.probability(
+        triple_log_probabilities(predictor.model, triples), torch.zeros(3, dtype=torch.long), kinds
+    )
     assert answers[0].probability is None  # what train has is no candidate
     assert [a.probability for a in answers[1:]] == pytest.approx(expected.tolist())
     assert believing.judge("e3", "r0", "e0").probability == answers[3].probability
@@ -112,8 +114,11 @@ def test_probabilities_with_a_calibration(predictor):
 
 def test_answer_sets_by_name(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
-    predictor, sets = kg.Predictor(model, small_graph), AnswerSets.fitted(model, small_graph)
-    tails, heads = predictor.answer_set("e5", "r2", coverage=0.6), predictor.answer_set(None, "r2", "e5", coverage=0.6)
+    predictor, sets = kg.Predictor(model, small_graph), PredictionSets.fitted(model, small_graph)
+    tails, heads = (
+        predictor.prediction_set("e5", "r2", coverage=0.6),
+        predictor.prediction_set(None, "r2", "e5", coverage=0.6),
+    )
     known = kg.KnownAnswers.of(small_graph)
     assert [a.id for a in tails] == sets.of(model, known, 5, 2, coverage=0.6).entities.tolist()
     assert [a.id for a in heads] == sets.of(model, known, 5, 2, side="head", coverage=0.6).entities.tolist()
@@ -121,4 +126,4 @@ def test_answer_sets_by_name(small_graph):
     best = predictor.tails("e5", "r2", k=len(tails), known="omit")
     assert [(a.id, a.score) for a in tails] == [(a.id, pytest.approx(a.score)) for a in best]
     with pytest.raises(kg.RequestError, match="by a relation and one of head and tail"):
-        predictor.answer_set("e5", "r2", "e6")
+        predictor.prediction_set("e5", "r2", "e6")

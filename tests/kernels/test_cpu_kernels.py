@@ -14,9 +14,8 @@ from torch import Tensor
 from dualkg.kernels.cpu import adagrad, compile, softmax
 from dualkg.kernels.cpu import compile as pool_of_threads
 from dualkg.kernels.cpu.adagrad import adagrad_
-from dualkg.kernels.cpu.compile import has_bf16_products
 from dualkg.kernels.cpu.softmax import softmax_gradient_
-from dualkg.kernels.reference import Targets
+from dualkg.kernels.reference import Targets, has_bf16_products
 from dualkg.training.trainer import tiny_numbers_as_zero
 from tests.kernels.differences import KINDS, check_sums, sums_of
 

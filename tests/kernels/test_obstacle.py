@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 
 import dualkg as kg
-from dualkg.kernels import gpu
+from dualkg.kernels import reference as gpu
 from dualkg.training import engines
 
 

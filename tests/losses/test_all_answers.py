@@ -13,7 +13,7 @@ import dualkg as kg
 from dualkg.data.filters import with_reciprocals
 from dualkg.losses.dropout import Dropouts
 from dualkg.losses.softmax import AllAnswers, CrossEntropy, TrainingAnswers
-from dualkg.training.trainer import one_of_each_question
+from dualkg.training.trainer import one_of_each_query
 from tests.conftest import graph_of
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ class Scores(kg.DistMult):
 
 def questions_of(graph):
     triples = with_reciprocals(graph.train, graph.shape.num_relations).astype("int64")
-    return torch.from_numpy(one_of_each_question(triples)), torch.from_numpy(triples)
+    return torch.from_numpy(one_of_each_query(triples)), torch.from_numpy(triples)
 
 
 def test_by_hand():

@@ -129,7 +129,7 @@ def test_what_is_dropped_of_heads_is_dropped_before_they_are_mapped(reciprocal):
 def test_what_is_dropped_of_a_question_is_the_same_for_all_its_answers():
     model = kg.CP(GraphShape(5, 2), dim=16, init_scale=1.0)
     f = model.factors(torch.tensor([1, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([2, 3, 4]))
-    asked = Dropouts(images=0.5, heads=0.5)(f, by_question=True)
+    asked = Dropouts(images=0.5, heads=0.5)(f, grouped_by_query=True)
     assert torch.equal(asked.head[0], asked.head[1])
     assert torch.equal(asked.mapped_head[0], asked.mapped_head[1])
     assert not torch.equal(asked.head[0], asked.head[2])

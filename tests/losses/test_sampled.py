@@ -154,8 +154,8 @@ def test_a_loss_keeps_nothing_from_batch_to_batch():
 
     loss = new()
     through = [loss(model, model.factors(*batch.T)).item() for batch in batches]
-    anew = [new()(model, model.factors(*batch.T)).item() for batch in batches.flip(0)]
-    assert through == anew[::-1]
+    again = [new()(model, model.factors(*batch.T)).item() for batch in batches.flip(0)]
+    assert through == again[::-1]
     assert len(set(through)) == 3
 
 

@@ -159,7 +159,7 @@ def trained(name: str, graph: kg.Graph, *, reciprocal: bool = False, seed: int =
 
 
 def _regularizer(model: kg.EmbeddingModel, weight: float) -> Regularizer:
-    if model.two_maps:
+    if model.has_adjoint:
         return kg.DURA(weight)
     return kg.Frobenius(weight) if model.euclidean else kg.NoRegularizer()
 

@@ -125,7 +125,7 @@ def test_an_obvious_graph_is_completed(name, reciprocal):
     graph = graph_of(seen + [triple for triple in shaped if triple not in withheld], withheld, withheld)
     scale = None if name in BILINEAR or name == "MuRP" else 0.1  # numbers of the size of the steps of 0.1
     model = MODELS[name](graph.shape, dim=32, reciprocal=reciprocal, init_scale=scale)
-    regularizer = kg.DURA(0.05) if model.two_maps else kg.Frobenius(0.02) if model.euclidean else kg.NoRegularizer()
+    regularizer = kg.DURA(0.05) if model.has_adjoint else kg.Frobenius(0.02) if model.euclidean else kg.NoRegularizer()
     run = kg.train(
         model, graph, regularizer=regularizer, epochs=60 if name in ("ModE", "RotatE") else 40, batch_size=50
     )

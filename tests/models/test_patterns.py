@@ -11,7 +11,7 @@ import torch
 import dualkg as kg
 from dualkg.models import BILINEAR, MODELS
 from dualkg.training.fused import FusedStep
-from dualkg.training.gpu_step import HalfStep
+from dualkg.training.gpu_step import Bf16Step
 from tests.models.patterns import (
     CAPABILITIES,
     FOUND,
@@ -222,10 +222,10 @@ def test_the_page_says_what_applies_to_which_model():
         model = MODELS[name](SHAPE, dim=2)
         return {
             "dual": "yes" if name in BILINEAR else "no",
-            "DURA": "yes" if model.two_maps else "no",
+            "DURA": "yes" if model.has_adjoint else "no",
             "N3": "yes" if model.diagonal and model.euclidean else "no",
             "fused step": "yes" if FusedStep.applies_to(model) else "no",
-            "GPU kernels": "yes" if HalfStep.applies_to(model, kg.DURA(1.0), predicts_relations=False) else "no",
+            "GPU kernels": "yes" if Bf16Step.applies_to(model, kg.DURA(1.0), predicts_relations=False) else "no",
         }
 
     expected = {name: says(name) for name in MODELS}
@@ -233,7 +233,7 @@ def test_the_page_says_what_applies_to_which_model():
         expected[name]["fused step"] = 'norm "squared"'
         assert FusedStep.applies_to(MODELS[name](SHAPE, dim=2, norm="squared"))
     expected["QuatE"]["GPU kernels"] = "not normalized"
-    assert HalfStep.applies_to(kg.QuatE(SHAPE, dim=2, normalized=False), kg.DURA(1.0), predicts_relations=False)
+    assert Bf16Step.applies_to(kg.QuatE(SHAPE, dim=2, normalized=False), kg.DURA(1.0), predicts_relations=False)
     assert table("model | dual") == expected
 
 

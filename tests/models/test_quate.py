@@ -8,10 +8,10 @@ import torch
 import dualkg as kg
 from dualkg.losses.softmax import CrossEntropy
 from dualkg.training.fused import FusedStep
-from dualkg.training.gpu_step import HalfStep
+from dualkg.training.gpu_step import Bf16Step
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
-from dualkg.training.reference_step import PlainStep
+from dualkg.training.reference_step import ReferenceStep
 
 SHAPE = kg.GraphShape(5, 2)
 IDS = tuple(torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(5)).T)
@@ -71,9 +71,9 @@ def step(kind: type, *, normalized: bool, relation_weight: float = 0.0):
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_gradients_without_autograd_are_for_relations_as_they_are_stored(normalized):
-    plain, fused = (step(kind, normalized=normalized) for kind in (PlainStep, FusedStep))
+    plain, fused = (step(kind, normalized=normalized) for kind in (ReferenceStep, FusedStep))
     assert fused.direct != normalized
-    assert HalfStep.applies_to(fused.model, kg.DURA(0.1), predicts_relations=True) != normalized
+    assert Bf16Step.applies_to(fused.model, kg.DURA(0.1), predicts_relations=True) != normalized
     batch = torch.stack(IDS, dim=-1)[::7]
     for _ in range(5):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)

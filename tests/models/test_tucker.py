@@ -13,7 +13,7 @@ from dualkg.training.fused import FusedStep
 from dualkg.training.memory import MADE_OF_MATRICES, predict
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Loss, Optimizer, Validation
-from dualkg.training.reference_step import PlainStep
+from dualkg.training.reference_step import ReferenceStep
 from tests.training.test_loop import stop_after
 
 SHAPE = kg.GraphShape(30, 4)
@@ -101,7 +101,7 @@ def test_what_needs_the_transpose_is_refused(small_graph):
 def test_the_fused_steps_are_the_plain_ones():
     """Scores are products of images, however those came about; a batch of one is normalised as in evaluation."""
     found = []
-    for kind in (PlainStep, FusedStep):
+    for kind in (ReferenceStep, FusedStep):
         model = normalised().double()
         optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is FusedStep)
         step = kind(model, CrossEntropy(), kg.Frobenius(0.1), optimizer)

@@ -58,7 +58,7 @@ def test_newcomers(setting, monkeypatch):
     pytest.importorskip("sklearn")
     study = answers.study
     monkeypatch.setattr(answers, "study_newcomers", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
-    [sheet] = answers.newcomers(setting)
+    [sheet] = answers.inductive_entities(setting)
     assert [row[:2] for row in sheet.rows] == [
         ["extended", "1"],
         ["extended", "all"],
@@ -67,12 +67,12 @@ def test_newcomers(setting, monkeypatch):
         ["retrained", "1"],
         ["retrained", "all"],
     ]
-    by_kind = {(one["way"], one["given"]): one for one in kept(setting, "newcomers")}
-    assert sheet.rows[1][2] == f"{by_kind['extended', None]['newcomers']['mrr']:.4f}"
+    by_kind = {(one["way"], one["given"]): one for one in kept(setting, "inductive_entities")}
+    assert sheet.rows[1][2] == f"{by_kind['extended', None]['inductive_entities']['mrr']:.4f}"
     assert sheet.rows[4][5] == f"{by_kind['retrained', 1]['others']['mrr']:.4f}"
-    page = (setting.records / "figures" / "newcomers-world.md").read_text(encoding="utf-8")
+    page = (setting.records / "figures" / "inductive_entities-world.md").read_text(encoding="utf-8")
     assert f"{by_kind['extended', 1]['num_newcomers']} entities of world withheld" in page
-    assert (setting.records / "figures" / "newcomers-world.png").exists()
+    assert (setting.records / "figures" / "inductive_entities-world.png").exists()
 
 
 def test_reasons(setting, monkeypatch):

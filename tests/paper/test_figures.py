@@ -52,7 +52,7 @@ def test_sparsity(setting):
         "CP-DURA",
         "RESCAL",
         "RESCAL-DURA",
-        "RESCAL-DURA, turned",
+        "RESCAL-DURA, rotated",
     ]
     assert pieces(setting, "sparsity") == [".json", ".md", ".png", ".svg"]
     facts = json.loads((setting.records / "figures" / "sparsity-world.json").read_text())["found"]

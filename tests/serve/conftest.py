@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration_store import beliefs_of
+from dualkg.inference.calibration_store import calibration_for
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import address_of, bind, server_for
@@ -59,7 +59,7 @@ def untouched_folders(tmp_path_factory) -> list[Path]:
     for name, seed in (("calibrated", 0), ("plain", 1)):
         model = kg.ComplEx(graph.shape, dim=4)
         kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=64, epochs=3, seed=seed).save(folder / name)
-    beliefs_of(kg.load_run(folder / "calibrated"))
+    calibration_for(kg.load_run(folder / "calibrated"))
     return [folder / "calibrated", folder / "plain"]
 
 

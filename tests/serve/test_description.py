@@ -13,7 +13,7 @@ from tests.serve.conftest import HOSTILE
 EXAMPLES = 5  # of each address, right ones and as many wrong ones
 KNOWN = {"head": "thing 30", "tail": HOSTILE[0], "entity": HOSTILE[4], "relation": "likes"}
 PATHS = {
-    *(f"/api/{name}" for name in ("tails", "heads", "relations", "similar", "answer-set", "score", "explain")),
+    *(f"/api/{name}" for name in ("tails", "heads", "relations", "similar", "prediction-set", "score", "explain")),
     *(f"/api/{name}" for name in ("entities", "entity/{name}", "complete", "map", "runs", "run", "compare")),
     *("/api/decisions", "/health", "/metrics"),
 }

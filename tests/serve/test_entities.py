@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualkg.inference.calibration import evidence_of
+from dualkg.inference.calibration import triple_log_probabilities
 from dualkg.serve import state
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
@@ -68,15 +68,18 @@ def test_the_best_prediction_is_the_best_of_all(client, served):
     """Held against every triple of the entity, measured one by one."""
     run = served.get("calibrated")
     predictor, shape = run.predictor, run.run.graph.shape
-    prospects, best = predictor.prospects, (-1.0, ())
+    prior_correction, best = predictor.prior_correction, (-1.0, ())
     for relation in range(shape.num_relations):
         for other in range(shape.num_entities):
             for triple in ((30, relation, other), (other, relation, 30)):
                 if other == 30 or predictor.judge(*triple).known:
                     continue
                 ids = np.array([triple])
-                kinds, evidence = torch.from_numpy(prospects.kinds(ids)), evidence_of(predictor.model, ids)
-                probability = float(prospects.probability(evidence, torch.tensor([relation]), kinds))
+                kinds, log_probability = (
+                    torch.from_numpy(prior_correction.kinds(ids)),
+                    triple_log_probabilities(predictor.model, ids),
+                )
+                probability = float(prior_correction.probability(log_probability, torch.tensor([relation]), kinds))
                 if probability > best[0] + 1e-6:
                     best = (probability, triple)
     first = client.get("/api/entity/thing 30").json()["predicted"][0]

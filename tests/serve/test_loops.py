@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration_store import beliefs_of
+from dualkg.inference.calibration_store import calibration_for
 from dualkg.serve.app import application
 from dualkg.serve.server import ask_once
 from dualkg.serve.state import ServedRuns
@@ -35,7 +35,7 @@ def places(tmp_path_factory) -> ServedRuns:
     folder = tmp_path_factory.mktemp("loops") / "ring"
     model = kg.DistMult(graph.shape, dim=16)
     kg.train(model, graph, regularizer=kg.DURA(0.01), batch_size=16, epochs=30, seed=0).save(folder)
-    beliefs_of(kg.load_run(folder))
+    calibration_for(kg.load_run(folder))
     return ServedRuns.load([folder], device="cpu")
 
 
@@ -67,10 +67,10 @@ def test_a_page_leaves_the_asked_entity_out(places, question):
 
 def test_the_answer_set_is_of_what_is_shown(places):
     for coverage in (0.5, 0.9):
-        every = asked(places, f"/api/answer-set?entity=place+3&relation=borders&coverage={coverage}&k=1000")
+        every = asked(places, f"/api/prediction-set?entity=place+3&relation=borders&coverage={coverage}&k=1000")
         shown = asked(places, f"/ask.json?{ASKED['borders']}&coverage={coverage}&k=50")
         inside = [name for name in names(every["answers"]) if name != "place 3"]
-        assert shown["answer_set"] == {"coverage": coverage, "size": len(inside)}
+        assert shown["prediction_set"] == {"coverage": coverage, "size": len(inside)}
         assert names(shown["answers"])[: len(inside)] == inside
 
 

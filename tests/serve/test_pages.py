@@ -128,9 +128,9 @@ def test_known_answers_are_all_that_the_graph_has(client, served):
 def test_the_answer_set_is_that_of_the_service(client):
     for coverage in (0.5, 0.9):
         asked = {"entity": "thing 20", "relation": "likes", "coverage": coverage, "k": 1000}
-        found = client.get("/api/answer-set", params=asked).json()
+        found = client.get("/api/prediction-set", params=asked).json()
         page = client.get("/ask.json", params=ASKED | {"coverage": coverage, "k": 200}).json()
-        assert page["answer_set"] == {"coverage": coverage, "size": found["size"]}
+        assert page["prediction_set"] == {"coverage": coverage, "size": found["size"]}
         first = [answer["name"] for answer in page["answers"][: found["size"]]]
         assert first == [answer["name"] for answer in found["answers"]]
         assert f"{100 * coverage:g} % of the time" in client.get("/", params=ASKED | {"coverage": coverage}).text
@@ -262,10 +262,10 @@ def test_what_fails_unforeseen_is_a_page_without_a_traceback(client_of, monkeypa
 
 
 def test_a_page_that_takes_too_long_is_a_page(client_of, monkeypatch):
-    from dualkg.inference.predictor import ManyPredictor
+    from dualkg.inference.predictor import BatchedPredictor
 
-    answer = ManyPredictor.answer
-    monkeypatch.setattr(ManyPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
+    answer = BatchedPredictor.answer
+    monkeypatch.setattr(BatchedPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
     reply = client_of(Limits(seconds=0.2)).get("/", params=ASKED, headers=BROWSER)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert "longer than the 0.2 seconds" in audited(reply).text

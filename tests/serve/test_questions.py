@@ -72,9 +72,9 @@ def test_one_score_and_many(client, predictor):
 @pytest.mark.parametrize("asked", ["tail", "head"])
 def test_an_answer_set(client, predictor, asked):
     params = {"entity": "thing 30", "relation": "likes", "coverage": 0.5, "asked": asked}
-    found = client.get("/api/answer-set", params=params).json()
+    found = client.get("/api/prediction-set", params=params).json()
     ends = ("thing 30", "likes", None) if asked == "tail" else (None, "likes", "thing 30")
-    wanted = predictor.answer_set(*ends, coverage=0.5)
+    wanted = predictor.prediction_set(*ends, coverage=0.5)
     assert found["size"] == len(wanted)
     assert [a["id"] for a in found["answers"]] == [a.id for a in wanted]
     assert found["question"][asked] is None

@@ -36,9 +36,9 @@ def test_a_wrong_question_gets_a_sentence(client, wrong, status, sentence):
     ("where", "params", "status", "sentence"),
     [
         ("/api/tails", {"head": "thing 30"}, 422, "relation is missing."),
-        ("/api/answer-set", {"relation": "likes"}, 422, "entity is missing."),
+        ("/api/prediction-set", {"relation": "likes"}, 422, "entity is missing."),
         (
-            "/api/answer-set",
+            "/api/prediction-set",
             {"entity": "Twenty", "relation": "likes", "coverage": 1},
             422,
             "coverage is below 1.0; '1' came.",
@@ -117,10 +117,10 @@ def test_a_head_that_is_too_large_is_told(client_of):
 
 
 def test_a_request_that_takes_too_long_is_given_up(client_of, monkeypatch):
-    from dualkg.inference.predictor import ManyPredictor
+    from dualkg.inference.predictor import BatchedPredictor
 
-    answer = ManyPredictor.answer
-    monkeypatch.setattr(ManyPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
+    answer = BatchedPredictor.answer
+    monkeypatch.setattr(BatchedPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
     client = client_of(Limits(seconds=0.2))
     reply = client.get("/api/tails", params=TAILS)
     assert reply.status_code == 503

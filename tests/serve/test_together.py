@@ -9,7 +9,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.errors import RequestError
-from dualkg.inference.predictor import KINDS, ManyPredictor, Question, answer_one
+from dualkg.inference.predictor import KINDS, BatchedPredictor, Question, answer_one
 from dualkg.serve.batching import BusyError, OneByOne, Together
 from dualkg.serve.metrics import Counts
 
@@ -41,7 +41,7 @@ def assert_same(found, wanted):
 def test_many_at_once_are_as_each_alone(served, kind, name):
     run = served.get(name)
     asked = questions(kind, run.run.graph)
-    found = ManyPredictor(run.predictor).answer(kind, asked)
+    found = BatchedPredictor(run.predictor).answer(kind, asked)
     assert_same(found, [answer_one(run.predictor, kind, question) for question in asked])
 
 
@@ -50,7 +50,7 @@ def test_models_without_inverse_relations_too(small_graph, model):
     predictor = kg.Predictor(model(small_graph.shape, dim=4, reciprocal=False, init_scale=1.0), small_graph)
     for kind in KINDS:
         asked = questions(kind, small_graph, 20)
-        found = ManyPredictor(predictor).answer(kind, asked)
+        found = BatchedPredictor(predictor).answer(kind, asked)
         assert_same(found, [answer_one(predictor, kind, question) for question in asked])
 
 

@@ -16,10 +16,10 @@ from dualkg.losses.softmax import CrossEntropy, frequency_weights
 from dualkg.models import BILINEAR, MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training import engines
-from dualkg.training.fused import ExactTables, FusedStep, HalfTables
+from dualkg.training.fused import Bf16Tables, Float32Tables, FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
-from dualkg.training.reference_step import PlainStep
+from dualkg.training.reference_step import ReferenceStep
 from tests.conftest import graph_of
 from tests.models import odd_models as odd
 
@@ -30,7 +30,7 @@ LOSSES = {
     "both": {"entity_weights": True, "relation_weight": 2.0},
     "dropout": {"dropouts": Dropouts(images=0.4, seed=3)},
 }
-BY_QUESTION = {f"{name} by question": {**choices, "by_question": True} for name, choices in LOSSES.items()}
+BY_QUESTION = {f"{name} by question": {**choices, "grouped_by_query": True} for name, choices in LOSSES.items()}
 CASES = [
     case
     for case in itertools.product(BILINEAR, REGULARIZERS, LOSSES, [True, False])
@@ -45,7 +45,7 @@ def build(kind, name, regularizer, loss, reciprocal, graph, *, optimizer="Adagra
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).to(device, dtype)
     uneven = {"plain": 0.5, "mapped": 1.5} if regularizer in ("DURA", "UnweightedDURA") else {}
     chosen = REGULARIZERS[regularizer](0.1, **uneven)
-    stepper = build_optimizer(Optimizer(name=optimizer), model.parameters(), one_pass=kind is not PlainStep)
+    stepper = build_optimizer(Optimizer(name=optimizer), model.parameters(), one_pass=kind is not ReferenceStep)
     return kind(model, CrossEntropy(**choices), chosen, stepper)
 
 
@@ -59,7 +59,7 @@ def batches(graph: kg.Graph, reciprocal: bool, n: int) -> list[torch.Tensor]:
     return [torch.stack(columns[i : i + 3], dim=-1) for i in range(0, len(columns), 3)][:n]
 
 
-def by_question(graph: kg.Graph, n: int) -> list[torch.Tensor]:
+def grouped_by_query(graph: kg.Graph, n: int) -> list[torch.Tensor]:
     """Such batches with some questions in a row, of one to five answers, one of which may come twice."""
     random = np.random.default_rng(1)
     found = []
@@ -78,7 +78,9 @@ def gradient_of(step: FusedStep, name: str) -> torch.Tensor:
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), CASES)
 def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
-    plain, fused = (build(kind, name, regularizer, loss, reciprocal, small_graph) for kind in (PlainStep, FusedStep))
+    plain, fused = (
+        build(kind, name, regularizer, loss, reciprocal, small_graph) for kind in (ReferenceStep, FusedStep)
+    )
     for batch in batches(small_graph, reciprocal, 20):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
     for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
@@ -88,8 +90,8 @@ def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, lo
 @pytest.mark.parametrize("loss", BY_QUESTION)
 @pytest.mark.parametrize("name", BILINEAR)
 def test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, loss):
-    plain, fused = (build(kind, name, "DURA", loss, True, small_graph) for kind in (PlainStep, FusedStep))
-    for batch in by_question(small_graph, 20):
+    plain, fused = (build(kind, name, "DURA", loss, True, small_graph) for kind in (ReferenceStep, FusedStep))
+    for batch in grouped_by_query(small_graph, 20):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
     for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
@@ -97,13 +99,13 @@ def test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name
 
 def test_a_question_is_scored_once(small_graph, monkeypatch):
     """As many rows of scores as there are questions; without the choice, as there are triples."""
-    rows, scored = [], ExactTables.cross_entropy
+    rows, scored = [], Float32Tables.cross_entropy
 
     def counted(self, side, images, targets, **keywords):
         rows.append(len(images))
         return scored(self, side, images, targets, **keywords)
 
-    monkeypatch.setattr(ExactTables, "cross_entropy", counted)
+    monkeypatch.setattr(Float32Tables, "cross_entropy", counted)
     batch = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 2, 3], [4, 2, 3], [4, 2, 5], [0, 1, 4]])
     for loss in ("plain by question", "plain"):
         build(FusedStep, "ComplEx", "DURA", loss, True, small_graph)(batch, 0.1)
@@ -127,14 +129,14 @@ def build_squared(kind, name, regularizer, loss, reciprocal, graph):
     choices = dict((LOSSES | BY_QUESTION)[loss])
     if choices.get("entity_weights"):
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).double()
-    stepper = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is not PlainStep)
+    stepper = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is not ReferenceStep)
     return kind(model, CrossEntropy(**choices), REGULARIZERS[regularizer](0.1), stepper)
 
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), SQUARED)
 def test_squared_distances_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
     case = name, regularizer, loss, reciprocal, small_graph
-    plain, fused = (build_squared(kind, *case) for kind in (PlainStep, FusedStep))
+    plain, fused = (build_squared(kind, *case) for kind in (ReferenceStep, FusedStep))
     for batch in batches(small_graph, reciprocal, 20):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-11)
     for one, other in zip(plain.model.parameters(), fused.asked.parameters(), strict=True):
@@ -154,7 +156,8 @@ def test_a_large_batch_in_parts_is_the_batch_as_a_whole(small_graph, monkeypatch
 @pytest.mark.parametrize("name", BILINEAR)
 def test_every_optimizer_steps_the_same(small_graph, name, optimizer):
     plain, fused = (
-        build(kind, name, "DURA", "plain", True, small_graph, optimizer=optimizer) for kind in (PlainStep, FusedStep)
+        build(kind, name, "DURA", "plain", True, small_graph, optimizer=optimizer)
+        for kind in (ReferenceStep, FusedStep)
     )
     for batch in batches(small_graph, True, 20):
         plain(batch, 0.1)
@@ -167,7 +170,7 @@ def test_every_optimizer_steps_the_same(small_graph, name, optimizer):
 def test_float32_gradients_of_one_step(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
         build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32)
-        for kind in (PlainStep, FusedStep)
+        for kind in (ReferenceStep, FusedStep)
     )
     (batch,) = batches(small_graph, reciprocal, 4)[3:]
     plain.objective(batch).backward()
@@ -181,7 +184,7 @@ def tables_of(images, table):
     """The tables of a model whose head table is given, with a poisoned gradient."""
     model = kg.DistMult(kg.GraphShape(len(table), 1), dim=1)
     model.entities.data = table
-    tables = ExactTables(model, torch.optim.SGD(model.parameters()))
+    tables = Float32Tables(model, torch.optim.SGD(model.parameters()))
     tables.gradient("tail").fill_(torch.nan)
     return tables
 
@@ -219,24 +222,24 @@ def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> e
 def test_the_engine_is_chosen_by_itself_and_can_be_forced(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
     assert type(chosen(model)) is FusedStep
-    assert type(chosen(model, engine="plain")) is PlainStep
+    assert type(chosen(model, engine="plain")) is ReferenceStep
     assert type(chosen(kg.Dual(model))) is FusedStep
-    assert type(chosen(kg.Dual(model, "head"))) is PlainStep
+    assert type(chosen(kg.Dual(model, "head"))) is ReferenceStep
 
 
-@pytest.mark.parametrize(("has_units", "tables"), [(True, HalfTables), (False, ExactTables)])
+@pytest.mark.parametrize(("has_units", "tables"), [(True, Bf16Tables), (False, Float32Tables)])
 def test_products_are_bfloat16_where_the_processor_is_made_for_them(small_graph, monkeypatch, has_units, tables):
     monkeypatch.setattr(engines, "has_bf16_products", lambda: has_units)
     model = kg.ComplEx(small_graph.shape, dim=2)
     assert type(chosen(model).tables) is tables
-    assert type(chosen(model, precision="float32").tables) is ExactTables
+    assert type(chosen(model, precision="float32").tables) is Float32Tables
     if has_units:
-        assert type(chosen(model, precision="bf16").tables) is HalfTables
+        assert type(chosen(model, precision="bf16").tables) is Bf16Tables
     else:
         with pytest.raises(kg.RequestError, match="bf16 is not what this processor multiplies, and would be slow"):
             chosen(model, precision="bf16")
-    assert type(chosen(model, optimizer="Adam").tables) is ExactTables
-    assert type(chosen(model.double()).tables) is ExactTables
+    assert type(chosen(model, optimizer="Adam").tables) is Float32Tables
+    assert type(chosen(model.double()).tables) is Float32Tables
 
 
 def test_tf32_is_float32_on_a_cpu(small_graph):
@@ -256,7 +259,7 @@ def test_tf32_is_float32_on_a_cpu(small_graph):
 def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reciprocal, regularizer):
     plain, half = (
         build(kind, name, regularizer, "both", reciprocal, small_graph, dtype=torch.float32)
-        for kind in (PlainStep, partial(FusedStep, half=True))
+        for kind in (ReferenceStep, partial(FusedStep, half=True))
     )
     for batch in batches(small_graph, reciprocal, 4):
         plain.optimizer.zero_grad()

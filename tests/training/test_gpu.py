@@ -13,7 +13,7 @@ from dualkg.losses.softmax import CrossEntropy
 from dualkg.models import BILINEAR, DISTANCE, MODELS
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.fused import FusedStep
-from dualkg.training.reference_step import PlainStep
+from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
 from tests.training.test_fused import CASES, batches, build, gradient_of
@@ -46,7 +46,7 @@ def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
     for device in ("cpu", "cuda"):
         model = BILINEAR[name](small_graph.shape, dim=5, init_scale=0.5).double().to(device)
         chosen = REGULARIZERS[regularizer](0.1)
-        step = PlainStep(model, CrossEntropy(relation_weight=0.5), chosen, torch.optim.SGD(model.parameters()))
+        step = ReferenceStep(model, CrossEntropy(relation_weight=0.5), chosen, torch.optim.SGD(model.parameters()))
         batch = torch.from_numpy(small_graph.train[:50].astype(np.int64)).to(device)
         step.objective(batch).backward()
         gradients.append([parameter.grad.cpu() for parameter in model.parameters()])
@@ -58,7 +58,7 @@ def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
 def test_fused_gradients_are_the_plain_ones(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
         build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32, device="cuda")
-        for kind in (PlainStep, FusedStep)
+        for kind in (ReferenceStep, FusedStep)
     )
     for batch in batches(small_graph, reciprocal, 4):
         plain.optimizer.zero_grad()
@@ -71,7 +71,7 @@ def test_fused_gradients_are_the_plain_ones(small_graph, name, regularizer, loss
 @pytest.mark.parametrize("name", BILINEAR)
 def test_fused_steps_are_the_plain_ones_in_double_precision(small_graph, name):
     plain, fused = (
-        build(kind, name, "DURA", "both", True, small_graph, device="cuda") for kind in (PlainStep, FusedStep)
+        build(kind, name, "DURA", "both", True, small_graph, device="cuda") for kind in (ReferenceStep, FusedStep)
     )
     for batch in batches(small_graph, True, 20):
         plain(batch.cuda(), 0.1)

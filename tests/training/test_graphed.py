@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dualkg.training import cuda_graphs
-from dualkg.training.cuda_graphs import ROOM, WARM_UP, GraphedStep
+from dualkg.training.cuda_graphs import ROOM, WARM_UP, CudaGraphStep
 
 
 class FakeStep:
@@ -49,7 +49,7 @@ def done(monkeypatch):
 
 
 def take(done, sizes):
-    step = GraphedStep(FakeStep(done))
+    step = CudaGraphStep(FakeStep(done))
     for size in sizes:
         step(torch.zeros(size, 3, dtype=torch.int64), 0.1)
     return step

@@ -8,11 +8,11 @@ import torch
 import dualkg as kg
 from dualkg.models import BILINEAR
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training.cuda_graphs import GraphedStep
-from dualkg.training.gpu_step import HalfStep
-from dualkg.training.reference_step import PlainStep
+from dualkg.training.cuda_graphs import CudaGraphStep
+from dualkg.training.gpu_step import Bf16Step
+from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import Trainer
-from tests.training.test_fused import BY_QUESTION, CASES, batches, build, by_question
+from tests.training.test_fused import BY_QUESTION, CASES, batches, build, grouped_by_query
 
 pytestmark = [
     pytest.mark.gpu,
@@ -22,7 +22,7 @@ pytestmark = [
 KERNEL_CASES = [
     case
     for case in CASES
-    if HalfStep.applies_to(
+    if Bf16Step.applies_to(
         BILINEAR[case[0]](kg.GraphShape(2, 1), dim=1),
         REGULARIZERS[case[1]](0.1),
         predicts_relations=case[2] in ("relations", "both"),
@@ -30,11 +30,11 @@ KERNEL_CASES = [
 ]
 
 
-def half(*case: object) -> HalfStep:
-    return build(HalfStep, *case, dtype=torch.float32, device="cuda")
+def half(*case: object) -> Bf16Step:
+    return build(Bf16Step, *case, dtype=torch.float32, device="cuda")
 
 
-def gradients_of(step: HalfStep, batch: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def gradients_of(step: Bf16Step, batch: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The objective, and what a step subtracts where the sums of squares are 10¹² and the rate is their root."""
     before = {name: table.detach().clone() for name, table in step.model.named_parameters()}
     for table in step.model.parameters():
@@ -46,7 +46,7 @@ def gradients_of(step: HalfStep, batch: torch.Tensor) -> tuple[torch.Tensor, dic
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
 def test_gradients_are_near_the_plain_ones(small_graph, case):
     for batch in batches(small_graph, case[3], 4):
-        plain = build(PlainStep, *case, small_graph, dtype=torch.float32, device="cuda")
+        plain = build(ReferenceStep, *case, small_graph, dtype=torch.float32, device="cuda")
         objective = plain.objective(batch.cuda())
         objective.backward()
         found, gradients = gradients_of(half(*case, small_graph), batch.cuda())
@@ -63,8 +63,8 @@ def test_gradients_by_question_are_near_the_plain_ones(small_graph, name, loss, 
     if name in ("RESCAL", "TuckER") and loss.split()[0] in ("relations", "both"):
         pytest.skip("relations that are matrices are not predicted by kernels")
     case = name, "DURA", loss, True, small_graph
-    for other, batch in zip(by_question(small_graph, 5)[1:], by_question(small_graph, 4), strict=True):
-        plain = build(PlainStep, *case, dtype=torch.float32, device="cuda")
+    for other, batch in zip(grouped_by_query(small_graph, 5)[1:], grouped_by_query(small_graph, 4), strict=True):
+        plain = build(ReferenceStep, *case, dtype=torch.float32, device="cuda")
         objective = plain.objective(batch.cuda())
         objective.backward()
         step = half(*case)
@@ -102,7 +102,7 @@ def test_a_captured_step_is_the_step_it_captured(small_graph, name):
     """Odd batch sizes among the captured one; the learning rate changes from step to step."""
     loss = "plain" if name in ("RESCAL", "TuckER") else "both"
     eager, graphed = half(name, "DURA", loss, True, small_graph), half(name, "DURA", loss, True, small_graph)
-    graphed = GraphedStep(graphed)
+    graphed = CudaGraphStep(graphed)
     for number, batch in enumerate([batches(small_graph, True, 4)[3], *batches(small_graph, True, 4)] * 5):
         rate = 0.1 / (number + 1)
         one, other = eager(batch.cuda(), rate), graphed(batch.cuda(), rate)

@@ -1,4 +1,4 @@
-"""A real process, killed at random moments, ends with the weights of one that never was."""
+"""A real process, killed at random events, ends with the weights of one that never was."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import dualkg as kg
 from dualkg.models import BILINEAR
 from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError, Moment, Trainer
+from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
 
 
 def weights(run: kg.Run) -> dict[str, torch.Tensor]:
@@ -126,7 +126,7 @@ def stop_after(steps: int):
     """A watcher that presses Ctrl-C at a certain step."""
     seen = 0
 
-    def watch(moment: Moment) -> None:
+    def watch(event: ProgressEvent) -> None:
         nonlocal seen
         seen += 1
         if seen == steps:

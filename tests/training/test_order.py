@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dualkg.kernels.reference import mixed
 from dualkg.losses.grouping import Questions
-from dualkg.training.trainer import MOST_TOGETHER, ByQuestion, most_questions, shuffled
+from dualkg.training.trainer import MOST_TOGETHER, GroupedByQuery, most_queries, shuffled
 
 CPU = torch.device("cpu")
 
@@ -56,7 +56,7 @@ TRIPLES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0
 @given(TRIPLES, st.integers(0, 2**32 - 1), st.integers(0, 1000))
 def test_answers_of_a_question_come_together_but_never_too_many(triples, seed, epoch):
     triples = torch.tensor(triples)
-    order = ByQuestion(triples).shuffled(seed=seed, epoch=epoch)
+    order = GroupedByQuery(triples).shuffled(seed=seed, epoch=epoch)
     assert sorted(order.tolist()) == list(range(len(triples)))
     questions = [tuple(question) for question in triples[order, :2].tolist()]
     runs = [(question, len(list(run))) for question, run in itertools.groupby(questions)]
@@ -69,7 +69,9 @@ def test_answers_of_a_question_come_together_but_never_too_many(triples, seed, e
 def test_seeds_and_epochs_differ_by_question_too():
     triples = torch.cartesian_prod(torch.arange(4), torch.arange(3), torch.arange(5))
     orders = {
-        tuple(ByQuestion(triples).shuffled(seed=seed, epoch=epoch).tolist()) for seed in range(5) for epoch in range(5)
+        tuple(GroupedByQuery(triples).shuffled(seed=seed, epoch=epoch).tolist())
+        for seed in range(5)
+        for epoch in range(5)
     }
     assert len(orders) == 25
 
@@ -80,7 +82,7 @@ def test_the_answers_of_a_large_question_are_dealt_anew():
     other = torch.cat([triples, torch.tensor([[1, 0, 0]] * 200)])
     companions = set()
     for epoch in range(10):
-        order = ByQuestion(other).shuffled(seed=0, epoch=epoch).tolist()
+        order = GroupedByQuery(other).shuffled(seed=0, epoch=epoch).tolist()
         place = order.index(0)
         companions.add(frozenset(number for number in order[place - 15 : place + 16] if number < 40))
     assert len(companions) == 10
@@ -90,7 +92,7 @@ def test_the_answers_of_a_large_question_are_dealt_anew():
 def test_the_most_questions_of_a_batch(triples, batch_size):
     triples = torch.tensor(triples)
     counted = [len(torch.unique_consecutive(batch[:, :2], dim=0)) for batch in triples.split(batch_size)]
-    assert most_questions(triples, batch_size) == max(counted)
+    assert most_queries(triples, batch_size) == max(counted)
 
 
 @given(TRIPLES, st.integers(0, 5))

@@ -100,7 +100,7 @@ def test_what_is_no_run_is_told(tmp_path, run):
         kg.load_run(tmp_path / "empty")
     with pytest.raises(kg.RequestError, match="is a file; the folder of a run was expected"):
         kg.load_run(run.folder / "recipe.toml")
-    with pytest.raises(kg.RequestError, match="is finished. To train longer, begin anew"):
+    with pytest.raises(kg.RequestError, match="is finished. To train longer, begin again"):
         kg.resume(run.folder)
 
 
@@ -212,7 +212,7 @@ def test_a_loaded_run_still_has_its_reports(run):
 def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_path):
     """Training may be killed before the first step; the weights it was given must not be lost."""
 
-    def kill(moment):
+    def kill(event):
         raise RuntimeError("killed")
 
     def start(seed, out=None, watch=None):
@@ -228,7 +228,7 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
 def test_a_recipe_begins_with_no_weights_on_disk_and_resumes_from_its_seed(small_graph, tmp_path):
     recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 40, "training.seed": 3})
 
-    def kill(moment):
+    def kill(event):
         assert folder.checkpoint.stat().st_size < 1000
         raise RuntimeError("killed")
 
@@ -296,7 +296,7 @@ def test_an_empty_folder_becomes_a_whole_run(small_graph, tmp_path, monkeypatch)
 
 def test_half_written_results_are_not_taken_for_a_run(run):
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(kg.RequestError, match="not finished. Its checkpoint is gone too; train it anew"):
+    with pytest.raises(kg.RequestError, match="not finished. Its checkpoint is gone too; train it again"):
         kg.load_run(run.folder)
     with pytest.raises(kg.RequestError, match="cannot go on"):
         kg.resume(run.folder)
@@ -312,7 +312,7 @@ def test_a_damaged_file_is_named(run):
 
 
 def test_a_recipe_is_not_changed_half_way(small_graph, tmp_path):
-    def kill(moment):
+    def kill(event):
         raise RuntimeError("killed")
 
     folder = RunFolder(tmp_path / "run")

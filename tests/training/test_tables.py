@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.kernels.reference import Targets
 from dualkg.training import fused
-from dualkg.training.fused import ExactTables, HalfTables, LossAndGradient, rows_at_once
+from dualkg.training.fused import Bf16Tables, Float32Tables, LossAndGradient, rows_at_once
 from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps
 
 WIDTH = 6
@@ -36,7 +36,7 @@ def found_by(
 
 
 @given(
-    st.sampled_from([(ExactTables, torch.float64), (ExactTables, torch.float32), (HalfTables, torch.float32)]),
+    st.sampled_from([(Float32Tables, torch.float64), (Float32Tables, torch.float32), (Bf16Tables, torch.float32)]),
     st.integers(1, 20),
     st.fixed_dictionaries(
         {
@@ -51,8 +51,8 @@ def found_by(
 @settings(max_examples=100)
 def test_parts_are_the_whole(kind, rows, case):
     (loss, images), gradient = found_by(*kind, rows, **case)
-    (exact_loss, exact_images), exact_gradient = found_by(ExactTables, kind[1], sys.maxsize, **case)
-    tolerance = 0.03 if kind[0] is HalfTables else 1e-12 if kind[1] == torch.float64 else 1e-5
+    (exact_loss, exact_images), exact_gradient = found_by(Float32Tables, kind[1], sys.maxsize, **case)
+    tolerance = 0.03 if kind[0] is Bf16Tables else 1e-12 if kind[1] == torch.float64 else 1e-5
     for one, other in [(loss, exact_loss), (images, exact_images), (gradient, exact_gradient)]:
         assert one.dtype == other.dtype
         assert (one - other).abs().max() <= tolerance * (other.abs().max() + 0.1)
@@ -65,7 +65,7 @@ def test_steps_in_parts_are_the_plain_ones(small_graph, monkeypatch, name, recip
     twenty_steps(small_graph, name, "DURA", "both", reciprocal)
 
 
-@pytest.mark.parametrize("kind", [ExactTables, HalfTables])
+@pytest.mark.parametrize("kind", [Float32Tables, Bf16Tables])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
 def test_a_table_that_is_no_number_shows_in_the_loss(kind, poison):
     model = kg.DistMult(kg.GraphShape(9, 1), dim=2)

@@ -38,8 +38,8 @@ def trials_in(out):
 
 
 def test_a_grid_and_what_is_written_of_it_and_called_again_it_repeats_nothing(small_graph, tmp_path):
-    moments = []
-    result = search(FOUR, out=tmp_path, graph=small_graph, watch=moments.append)
+    events = []
+    result = search(FOUR, out=tmp_path, graph=small_graph, watch=events.append)
     assert len({tuple(row.values.items()) for row in result.trials}) == 4
     assert {row.outcome for row in result.trials} == {"finished"}
     assert result.best.mrr == max(row.mrr for row in result.trials)
@@ -49,8 +49,8 @@ def test_a_grid_and_what_is_written_of_it_and_called_again_it_repeats_nothing(sm
     assert table[0] == "number,outcome,mrr,seconds,model.dim,optimizer.learning_rate,why"
     assert len(table) == 5
     assert result.importance is None
-    assert (moments[-1].num_done, moments[-1].num_trials, moments[-1].best) == (4, 4, result.best.mrr)
-    assert any(moment.training for moment in moments)
+    assert (events[-1].num_done, events[-1].num_trials, events[-1].best) == (4, 4, result.best.mrr)
+    assert any(event.training for event in events)
     again = search(FOUR, out=tmp_path, graph=small_graph)
     assert again.trials == result.trials
     assert len(trials_in(tmp_path)) == 4
@@ -127,7 +127,7 @@ def test_what_is_drawn_twice_is_trained_once(small_graph, tmp_path):
         space(choices, method="random", trials=4),
         out=tmp_path,
         graph=small_graph,
-        watch=lambda moment: epochs.append(moment.training.epoch) if moment.training else None,
+        watch=lambda event: epochs.append(event.training.epoch) if event.training else None,
     )
     assert len({(row.values["model.dim"], row.mrr) for row in result.trials}) == 2
     assert len(result.trials) == 4
@@ -135,8 +135,8 @@ def test_what_is_drawn_twice_is_trained_once(small_graph, tmp_path):
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_rest_is_done_later(small_graph, tmp_path):
-    def stop(moment):
-        if moment.num_done == 2 and moment.training:
+    def stop(event):
+        if event.num_done == 2 and event.training:
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(InterruptedRunError, match="Stopped; 2 of 4 trials are done and kept"):

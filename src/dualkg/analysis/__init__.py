@@ -10,12 +10,12 @@ from dualkg.analysis.sparsity import (
     Storage,
     entity_tables,
     find_thresholds,
+    rotated,
     sparsified,
     sparsify,
     sparsity,
     sparsity_curve,
     storage_of,
-    turned,
 )
 
 __all__ = [
@@ -29,10 +29,10 @@ __all__ = [
     "find_thresholds",
     "nuclear_bound",
     "rebalanced",
+    "rotated",
     "sparsified",
     "sparsify",
     "sparsity",
     "sparsity_curve",
     "storage_of",
-    "turned",
 ]

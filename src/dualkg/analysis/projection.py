@@ -104,9 +104,11 @@ def _find_query(graph: Graph, known: KnownAnswers, head: str, relation: str, *, 
     counts = np.bincount(candidate, minlength=len(called))
     best = np.flatnonzero(counts == counts.max())
     if not counts.any():
-        whom = f"'{head}' has" if len(called) == 1 else f"None of the {len(called)} entities called '{head}' has"
+        context = f"'{head}' has" if len(called) == 1 else f"None of the {len(called)} entities called '{head}' has"
         no = "no answer" if len(called) == 1 else "an answer"
-        raise RequestError(f"{whom} {no} to '{relation}' in {' or '.join(splits)} of {graph.name}. Ask another query.")
+        raise RequestError(
+            f"{context} {no} to '{relation}' in {' or '.join(splits)} of {graph.name}. Ask another query."
+        )
     if len(best) > 1:
         answers_each = "answer each" if counts.max() == 1 else "answers each"
         options = ", ".join(f"'{graph.entities[int(called[place])]}'" for place in best[:5])
@@ -255,10 +257,10 @@ def load_map(path: Path, num_entities: int) -> Vectors:
         table = pq.ParquetFile(path).read()
         places = np.stack([table[name].to_numpy() for name in ("x", "y")], axis=1).astype(np.float64)
     except (OSError, KeyError, pa.ArrowException) as error:
-        raise RequestError(f"{path} is damaged ({error}). Remove it, and the map is made anew.") from None
+        raise RequestError(f"{path} is damaged ({error}). Remove it, and the map is made again.") from None
     if len(places) != num_entities:
         raise RequestError(
             f"{path} has {len(places):,} places and the graph {num_entities:,} entities. Remove it, and the map is "
-            f"made anew."
+            f"made again."
         )
     return places

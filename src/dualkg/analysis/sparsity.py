@@ -59,16 +59,16 @@ ROUNDS = 100
 ENOUGH = 1e-4  # a round that takes away less of the error than this share is the last
 
 
-def turned(model: Model, *, share: float) -> RESCAL:
+def rotated(model: Model, *, share: float) -> RESCAL:
     """The model in axes in which a share of its entity entries can become zero at the least cost."""
     check_share(share)
     if not isinstance(model, RESCAL):
         raise RequestError(
-            f"Only the axes of RESCAL can be turned without changing a score; those of {type(model).__name__} are tied "
+            f"Only the axes of RESCAL can be rotated without changing a score; those of {type(model).__name__} are tied "
             f"to its relations. Leave the turning out."
         )
     copy = deepcopy(model)
-    copy.turn_(find_axes(model.entities.detach(), share))
+    copy.rotate_(find_axes(model.entities.detach(), share))
     return copy
 
 
@@ -135,7 +135,7 @@ def sparsify(
     out: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Run:
-    """Make a new run of a finished one: a share of its entity entries set to zero, evaluated anew, kept as CSR.
+    """Make a new run of a finished one: a share of its entity entries set to zero, evaluated again, kept as CSR.
 
     With `turn`, RESCAL is first written in axes in which that costs least.
     """
@@ -146,7 +146,7 @@ def sparsify(
         raise RequestError(f"{target} exists already. Name a new folder with --out.")
     run = load_run(path)
     model = run.model.to(choose_device(device))
-    model = turned(model, share=share) if turn else model
+    model = rotated(model, share=share) if turn else model
     tables = entity_tables(model)
     [threshold] = find_thresholds(tables.values(), [share])
     model = sparsified(model, threshold)
@@ -155,7 +155,7 @@ def sparsify(
         "wanted_share": share,
         "share": share_of_zeros(model),
         "threshold": threshold,
-        "turned": turn,
+        "rotated": turn,
         "tables": list(tables),
     }
     sparse = Run(model, run.graph, run.recipe, run.history, evaluate_held_out(model, run.graph), sparsity=about)

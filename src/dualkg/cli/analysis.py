@@ -59,14 +59,14 @@ def sparsity(
     as_json: options.Json = False,
 ) -> None:
     """Rank a run with more and more of its entries set to zero."""
-    from dualkg.analysis.sparsity import SHARES, sparsity_curve, turned
+    from dualkg.analysis.sparsity import SHARES, rotated, sparsity_curve
 
     options.set_threads(threads)
     options.check_split(split)
     wanted = SHARES if shares is None else options.numbers_of("--shares", shares)
     loaded = options.load_on(run, device)
     model = loaded.model
-    model = model if turn is None else turned(model, share=turn)
+    model = model if turn is None else rotated(model, share=turn)
     points = sparsity_curve(model, loaded.graph, shares=wanted, split=cast("Split", split))
     if as_json:
         output.print_json([point.as_dict() for point in points])

@@ -155,13 +155,13 @@ def extend(
         return
     for sentence in note["remarks"]:
         output.err.print(f"[dim]{escape(sentence)}[/dim]")
-    print_newcomers(note)
+    print_inductive_entities(note)
     output.out.print()
     output.print_metrics({f"{made.graph.name} {split}": report.metrics for split, report in made.reports.items()})
     tell_how_to_ask(made, note)
 
 
-def print_newcomers(note: dict[str, Any], *, most: int = 10) -> None:
+def print_inductive_entities(note: dict[str, Any], *, most: int = 10) -> None:
     table = output.plain_table("new", "triples")
     for name, number in list(note["entities"].items())[:most]:
         table.add_row(escape(name), f"{number:,}")
@@ -172,7 +172,7 @@ def print_newcomers(note: dict[str, Any], *, most: int = 10) -> None:
 
 
 def tell_how_to_ask(run: Run, note: dict[str, Any]) -> None:
-    """A question about the newcomer of the last triple."""
+    """A question about the inductive_entity of the last triple."""
     output.err.print(f"\nKept in [bold]{escape(str(run.folder))}[/bold]. Ask it something:", soft_wrap=True)
     head, relation, tail = run.graph.train[-1].tolist()
     place, entity = ("--head", head) if run.graph.entities[head] in note["entities"] else ("--tail", tail)

@@ -28,25 +28,25 @@ TASKS = ("link", "classification", "relation")
 
 def calibrate(
     run: options.RunPath,
-    coverage: Annotated[float, typer.Option(help="How often an answer set shall have the answer.")] = 0.9,
+    coverage: Annotated[float, typer.Option(help="How often an prediction set shall have the answer.")] = 0.9,
     figure: Annotated[Path | None, typer.Option(help="Also draw the reliability diagram, as PNG and SVG.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Make anew what the run has already.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Make again what the run has already.")] = False,
     device: options.Device = None,
     threads: options.Threads = None,
     as_json: options.Json = False,
 ) -> None:
-    """Learn probabilities and answer sets on valid, keep them with the run, and check them on test."""
-    from dualkg.inference.calibration_store import beliefs_of, save_beliefs
-    from dualkg.inference.reliability import check_answer_sets, check_calibration
+    """Learn probabilities and prediction sets on valid, keep them with the run, and check them on test."""
+    from dualkg.inference.calibration_store import calibration_for, save_calibration
+    from dualkg.inference.reliability import check_calibration, evaluate_coverage
 
     options.set_threads(threads)
     loaded = options.load_on(run, device)
     model = loaded.model
-    beliefs = beliefs_of(loaded, again=again)
-    held = check_calibration(beliefs.calibration, model, loaded.graph)
-    sets = check_answer_sets(beliefs.answer_sets, model, loaded.graph, coverage=coverage)
+    calibration_data = calibration_for(loaded, again=again)
+    held = check_calibration(calibration_data.calibration, model, loaded.graph)
+    sets = evaluate_coverage(calibration_data.prediction_sets, model, loaded.graph, coverage=coverage)
     checks = {"calibration": held.as_dict(), "coverage": sets.as_dict()}
-    save_beliefs(replace(beliefs, checks=checks), run)
+    save_calibration(replace(calibration_data, checks=checks), run)
     drawn = draw(held, figure) if figure else []
     if as_json:
         output.print_json({"run": str(run), **checks, "figures": [str(path) for path in drawn]})
@@ -88,8 +88,10 @@ def print_calibration(held: CalibrationReport) -> None:
 
 
 def print_coverage(sets: CoverageReport) -> None:
-    """How often answer sets have the answer: all, by direction, by relation."""
-    table = output.plain_table(f"answer sets for {sets.wanted:.0%}", "coverage", "mean size", "median", "questions", "")
+    """How often prediction sets have the answer: all, by direction, by relation."""
+    table = output.plain_table(
+        f"prediction sets for {sets.wanted:.0%}", "coverage", "mean size", "median", "questions", ""
+    )
     parts = {"all questions": sets.whole, "  for tails": sets.by_direction["tail"]}
     parts |= {"  for heads": sets.by_direction["head"]}
     parts |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_questions))
@@ -302,7 +304,7 @@ def compare(
     split: options.Split = "test",
     by: options.By = None,
     differences: Annotated[int, typer.Option(min=0, help="Show so many questions that they answer most unlike.")] = 0,
-    samples: Annotated[int, typer.Option(help="How often the triples are drawn anew.")] = 10_000,
+    samples: Annotated[int, typer.Option(help="How often the triples are drawn again.")] = 10_000,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
     threads: options.Threads = None,
     as_json: options.Json = False,

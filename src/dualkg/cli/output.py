@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from dualkg.evaluation.report import Metrics, Report
     from dualkg.inference.predictor import Answer
-    from dualkg.training.trainer import Moment
+    from dualkg.training.trainer import ProgressEvent
 
 
 out = Console(highlight=False)
@@ -147,7 +147,7 @@ def print_answers(question: str, answers: Sequence[Answer], *, score: str = "sco
 
 
 @contextmanager
-def watching(title: str, console: Console | None = None) -> Iterator[Callable[[Moment], None]]:
+def watching(title: str, console: Console | None = None) -> Iterator[Callable[[ProgressEvent], None]]:
     """A progress bar of a training on stderr; nothing where stderr is no terminal."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -160,12 +160,12 @@ def watching(title: str, console: Console | None = None) -> Iterator[Callable[[M
     )
     task = bar.add_task(escape(title), total=None, facts="")
 
-    def watch(moment: Moment) -> None:
-        facts = f"epoch {moment.epoch}/{moment.epochs}  loss {moment.loss:.3f}"
-        if moment.mrr is not None:
-            facts += f"  best valid MRR {moment.mrr:.4f}"
-        done = (moment.epoch - 1) * moment.steps + moment.step
-        bar.update(task, total=moment.epochs * moment.steps, completed=done, facts=facts)
+    def watch(event: ProgressEvent) -> None:
+        facts = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
+        if event.mrr is not None:
+            facts += f"  best valid MRR {event.mrr:.4f}"
+        done = (event.epoch - 1) * event.steps + event.step
+        bar.update(task, total=event.epochs * event.steps, completed=done, facts=facts)
 
     with bar:
         yield watch

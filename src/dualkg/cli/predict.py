@@ -13,7 +13,7 @@ from dualkg.data.graph import Graph, Split, looping_relations
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report
 from dualkg.evaluation.report import evaluate as evaluate_model
-from dualkg.inference.calibration_store import beliefs_of
+from dualkg.inference.calibration_store import calibration_for
 from dualkg.inference.predictor import Answer, Known, Predictor
 from dualkg.training.api import choose_device
 from dualkg.training.run import RunFolder, load_run
@@ -53,8 +53,8 @@ def ask(
     question = f"({head or '?'}, {relation or '?'}, {tail or '?'})"
     if coverage is not None:
         if relation is None or (head is None) == (tail is None):
-            raise RequestError("--coverage asks for an answer set: give --relation, and one of --head and --tail.")
-        return question, predictor.answer_set(head, relation, tail, coverage=coverage)
+            raise RequestError("--coverage asks for an prediction set: give --relation, and one of --head and --tail.")
+        return question, predictor.prediction_set(head, relation, tail, coverage=coverage)
     searching = searched_in(index, predictor) if index else predictor
     match (head, relation, tail):
         case (str(), str(), str()):
@@ -94,9 +94,13 @@ def asked_by(path: Path, *, device: str | None, calibrated: bool) -> Predictor:
     model = run.model.to(choose_device(device))
     if not calibrated and not RunFolder(path).calibration.exists():
         return Predictor(model, run.graph, recipe=run.recipe)
-    beliefs = beliefs_of(run)
+    calibration_data = calibration_for(run)
     return Predictor(
-        model, run.graph, recipe=run.recipe, calibration=beliefs.calibration, answer_sets=beliefs.answer_sets
+        model,
+        run.graph,
+        recipe=run.recipe,
+        calibration=calibration_data.calibration,
+        prediction_sets=calibration_data.prediction_sets,
     )
 
 

@@ -26,7 +26,7 @@ from dualkg.training.recipe import Recipe, load_recipe, parse_changes
 from dualkg.training.run import Run, RunFolder
 
 if TYPE_CHECKING:
-    from dualkg.tuning.search import SearchMoment
+    from dualkg.tuning.search import SearchProgress
     from dualkg.tuning.study import SearchResult
 
 
@@ -107,7 +107,7 @@ def _number(value: object) -> bool:
 
 
 @contextmanager
-def _watching(title: str) -> Iterator[Callable[[SearchMoment], None]]:
+def _watching(title: str) -> Iterator[Callable[[SearchProgress], None]]:
     """A bar of trials on stderr, with the best so far; nothing where stderr is no terminal."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -120,11 +120,11 @@ def _watching(title: str) -> Iterator[Callable[[SearchMoment], None]]:
     )
     task = bar.add_task(escape(title), total=None, facts="")
 
-    def watch(moment: SearchMoment) -> None:
-        facts = "" if moment.best is None else f"best valid MRR {moment.best:.4f}"
-        if moment.training:
-            facts += f"  epoch {moment.training.epoch}/{moment.training.epochs}  loss {moment.training.loss:.3f}"
-        bar.update(task, total=moment.num_trials, completed=moment.num_done, facts=facts)
+    def watch(event: SearchProgress) -> None:
+        facts = "" if event.best is None else f"best valid MRR {event.best:.4f}"
+        if event.training:
+            facts += f"  epoch {event.training.epoch}/{event.training.epochs}  loss {event.training.loss:.3f}"
+        bar.update(task, total=event.num_trials, completed=event.num_done, facts=facts)
 
     with bar:
         yield watch

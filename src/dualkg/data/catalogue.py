@@ -97,7 +97,7 @@ def fetch(entry: Entry) -> list[Source]:
 
 @contextmanager
 def discarding(entry: Entry) -> Iterator[None]:
-    """Remove what was fetched for an entry when it proves not to be that graph: the next try fetches anew."""
+    """Remove what was fetched for an entry when it proves not to be that graph: the next try fetches again."""
     try:
         yield
     except DataError as error:

@@ -19,9 +19,9 @@ Many = TypeVar("Many", Ids, Tensor)
 
 def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
     """(h, r, t) and then, for each, (t, r + num_relations, h)."""
-    turned = triples[:, [2, 1, 0]].copy()
-    turned[:, 1] += num_relations
-    return np.concatenate([triples, turned])
+    rotated = triples[:, [2, 1, 0]].copy()
+    rotated[:, 1] += num_relations
+    return np.concatenate([triples, rotated])
 
 
 @dataclass(frozen=True)

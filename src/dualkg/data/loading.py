@@ -202,7 +202,7 @@ def _fingerprint(place: Place, how: How) -> str:
 def _from_cache(folder: Path) -> Graph | None:
     with suppress(OSError, ValueError):
         return load_saved_graph(folder)
-    shutil.rmtree(folder, ignore_errors=True)  # damaged or of an older version: to be written anew
+    shutil.rmtree(folder, ignore_errors=True)  # damaged or of an older version: to be written again
     return None
 
 

@@ -100,7 +100,7 @@ class Comparison:
 def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> Comparison:
     """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each; seeds may differ in number.
 
-    What a query gains is its mean over seeds. Triples are drawn anew, with replacement, as many as there are.
+    What a query gains is its mean over seeds. Triples are drawn again, with replacement, as many as there are.
     """
     a, b = _checked(a, "A"), _checked(b, "B")
     if a.shape[1:] != b.shape[1:]:
@@ -224,7 +224,7 @@ def in_short(number: float) -> str:
 
 
 def _bootstrap(gap: Floats, samples: int, seed: int) -> Floats:
-    """The means of rows drawn anew, `(samples, num_metrics)`; the same for a seed, however many threads there are."""
+    """The means of rows drawn again, `(samples, num_metrics)`; the same for a seed, however many threads there are."""
     num_triples = len(gap)
     if num_triples < FEWEST_TRIPLES:
         return np.full((samples, gap.shape[1]), np.nan)

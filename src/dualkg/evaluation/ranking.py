@@ -17,7 +17,7 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.errors import DivergedError
-from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
+from dualkg.kernels.reference import obstacle as obstacle_to_kernels
 from dualkg.models.base import Model
 
 Counts = npt.NDArray[np.int64]

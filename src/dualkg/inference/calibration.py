@@ -1,4 +1,4 @@
-"""From evidence to a probability."""
+"""From log_probability to a probability."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dualkg.models.base import Model, Side
 
 @dataclass(frozen=True)
 class Calibration:
-    """p = σ(slope · evidence + offset), but at most the ceiling, with slope > 0: more evidence is never less.
+    """p = σ(slope · log_probability + offset), but at most the ceiling, with slope > 0: more log_probability is never less.
 
     A relation has a slope, and an offset for each of the four `Kinds` of its triples: its own where there is enough
     data, one for all others.
@@ -35,17 +35,17 @@ class Calibration:
     ceiling: float = 1.0  # what no probability is above
     about: dict[str, Any] = field(default_factory=dict)  # on what it was fitted, and how well it held
 
-    def log_odds(self, evidence: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
+    def log_odds(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
         """Evidence, relation ids of the graph and kinds, which broadcast → log odds, as if there were no ceiling.
 
         They order triples as probabilities do, and also those that stand at the ceiling.
         """
-        slopes, offsets = (one.to(evidence.device) for one in (self.slopes, self.offsets))
-        return slopes[relations] * evidence + offsets[relations, kinds]
+        slopes, offsets = (one.to(log_probability.device) for one in (self.slopes, self.offsets))
+        return slopes[relations] * log_probability + offsets[relations, kinds]
 
-    def probability(self, evidence: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
-        """The same → probabilities. More evidence is never less."""
-        return torch.sigmoid(self.log_odds(evidence, relations, kinds)).clamp(max=self.ceiling)
+    def probability(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
+        """The same → probabilities. More log_probability is never less."""
+        return torch.sigmoid(self.log_odds(log_probability, relations, kinds)).clamp(max=self.ceiling)
 
     def as_dict(self) -> dict[str, Any]:
         tables = {name: getattr(self, name).tolist() for name in ("slopes", "offsets", "own")}
@@ -72,8 +72,8 @@ def queries_at_once(model: Model) -> int:
 
 
 @torch.no_grad()
-def evidence_of(model: Model, triples: Ids) -> Tensor:
-    """Triples `(n, 3)` of ids → their evidence `(n,)`; a question is scored once, however many triples share it."""
+def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
+    """Triples `(n, 3)` of ids → their log_probability `(n,)`; a question is scored once, however many triples share it."""
     heads, relations, tails = np.asarray(triples, dtype=np.int64).T
     with full_precision(), evaluating(model):
         of_tails = _log_probabilities(model, model.ask_tails, (heads, relations), tails)
@@ -302,7 +302,7 @@ def _missing(present: Ids, keys: Ids) -> npt.NDArray[np.bool_]:
 Marks = npt.NDArray[np.bool_]
 
 ENOUGH = 5  # valid triples that give a relation a line of its own
-# A line is a slope and the offsets of the kinds. Before any data a softmax is believed: p ≈ exp(evidence).
+# A line is a slope and the offsets of the kinds. Before any data a softmax is believed: p ≈ exp(log_probability).
 CENTRE = np.array([1.0, *[0.0] * NUM_KINDS])
 # How far the shared line may lie from that (one standard deviation each): its slope, its value, what a new head and a
 # new tail add to it, and what both add beyond the sum of the two.
@@ -310,16 +310,16 @@ SHARED_SPREADS = (1.0, 5.0, 1.0, 1.0, 2.0)
 # How far lines of relations lie from the shared one, their slopes as a share of its slope.
 SPREADS = (0.25, 1.0, 1.0, 1.0, 1.0)
 NEW_ENDS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])  # of each kind: a new head, a new tail, both
-LEAST_SLOPE = 1e-3  # more evidence never makes a triple less probable
+LEAST_SLOPE = 1e-3  # more log_probability never makes a triple less probable
 NUM_STEPS = 100
 
 
 def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
-    """Learn from the valid split how probable a candidate with so much evidence is; `seed` draws the false ones."""
+    """Learn from the valid split how probable a candidate with so much log_probability is; `seed` draws the false ones."""
     drawn = draw_candidates(model, graph, "valid", seed=seed)
-    evidence = evidence_of(model, drawn.triples).double().cpu().numpy()
+    log_probability = triple_log_probabilities(model, drawn.triples).double().cpu().numpy()
     kinds = Kinds.of(graph)(drawn.triples)
-    lines, own = fit_lines(evidence, kinds, drawn, graph.shape.num_relations)
+    lines, own = fit_lines(log_probability, kinds, drawn, graph.shape.num_relations)
     about = {
         "graph": graph.name,
         "fingerprint": graph.fingerprint,
@@ -333,22 +333,24 @@ def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
         slopes=torch.from_numpy(lines[:, 0].astype(np.float32)),
         offsets=torch.from_numpy(lines[:, 1:].astype(np.float32)),
         own=torch.from_numpy(own),
-        ceiling=ceiling_of(values_of(lines[drawn.relations], evidence, kinds), drawn.true, drawn.weights),
+        ceiling=ceiling_of(values_of(lines[drawn.relations], log_probability, kinds), drawn.true, drawn.weights),
         about=about,
     )
 
 
-def fit_lines(evidence: Floats, kinds: Ids, drawn: Candidates, num_relations: int) -> tuple[Floats, Marks]:
+def fit_lines(log_probability: Floats, kinds: Ids, drawn: Candidates, num_relations: int) -> tuple[Floats, Marks]:
     """The line of each relation, `(num_relations, 1 + NUM_KINDS)`, and whether it has its own, `(num_relations,)`."""
     spread = _spread(SHARED_SPREADS, middle=0.0)
-    shared = fit_line(evidence, kinds, drawn.true, drawn.weights, centre=CENTRE, spread=spread)
-    near = _spread((SPREADS[0] * shared[0], *SPREADS[1:]), middle=middle_of(shared, evidence, kinds, drawn.weights))
+    shared = fit_line(log_probability, kinds, drawn.true, drawn.weights, centre=CENTRE, spread=spread)
+    near = _spread(
+        (SPREADS[0] * shared[0], *SPREADS[1:]), middle=middle_of(shared, log_probability, kinds, drawn.weights)
+    )
     lines = np.tile(shared, (num_relations, 1))
     num_valid = np.bincount(drawn.relations[drawn.true], minlength=num_relations) // 2  # each is asked from both ends
     own = num_valid >= ENOUGH
     for relation in np.flatnonzero(own):
         its = drawn.relations == relation
-        parts = (evidence[its], kinds[its], drawn.true[its], drawn.weights[its])
+        parts = (log_probability[its], kinds[its], drawn.true[its], drawn.weights[its])
         lines[relation] = fit_line(*parts, centre=shared, spread=near)
     return lines, own
 
@@ -363,19 +365,19 @@ def ceiling_of(values: Floats, true: Marks, weights: Floats) -> float:
     return float(((num_true + 1) / (num_best + 2)).max())
 
 
-def values_of(lines: Floats, evidence: Floats, kinds: Ids) -> Floats:
+def values_of(lines: Floats, log_probability: Floats, kinds: Ids) -> Floats:
     """Log odds of candidates `(n,)`, by a line or by one for each."""
-    found: Floats = lines[..., 0] * evidence + np.take_along_axis(
+    found: Floats = lines[..., 0] * log_probability + np.take_along_axis(
         np.broadcast_to(lines[..., 1:], (len(kinds), NUM_KINDS)), kinds[:, None], axis=1
     ).squeeze(1)
     return found
 
 
-def middle_of(line: Floats, evidence: Floats, kinds: Ids, weights: Floats) -> float:
-    """Where the evidence decides: its mean, each candidate counted by p (1 − p)."""
-    probability = _sigmoid(values_of(line, evidence, kinds))
+def middle_of(line: Floats, log_probability: Floats, kinds: Ids, weights: Floats) -> float:
+    """Where the log_probability decides: its mean, each candidate counted by p (1 − p)."""
+    probability = _sigmoid(values_of(line, log_probability, kinds))
     matters = weights * probability * (1 - probability)
-    return float((matters * evidence).sum() / max(matters.sum(), 1e-300))
+    return float((matters * log_probability).sum() / max(matters.sum(), 1e-300))
 
 
 def _spread(spreads: Sequence[float], *, middle: float) -> Floats:
@@ -388,21 +390,27 @@ def _spread(spreads: Sequence[float], *, middle: float) -> Floats:
     return covariance
 
 
-def fit_line(evidence: Floats, kinds: Ids, true: Marks, weights: Floats, *, centre: Floats, spread: Floats) -> Floats:
+def fit_line(
+    log_probability: Floats, kinds: Ids, true: Marks, weights: Floats, *, centre: Floats, spread: Floats
+) -> Floats:
     """The line that fits best, drawn to a centre by a Gaussian prior with this covariance."""
     precision = np.linalg.inv(spread).astype(np.float64)
-    line = _newton(evidence, kinds, true, weights, centre, precision)
-    if line[0] < LEAST_SLOPE:  # evidence says nothing, or the contrary: then all candidates of a kind are as probable
+    line = _newton(log_probability, kinds, true, weights, centre, precision)
+    if (
+        line[0] < LEAST_SLOPE
+    ):  # log_probability says nothing, or the contrary: then all candidates of a kind are as probable
         fixed, precision = centre.copy(), np.zeros_like(spread)
         fixed[0], precision[0, 0] = LEAST_SLOPE, 1e12
         precision[1:, 1:] = np.linalg.inv(spread[1:, 1:])
-        line = _newton(evidence, kinds, true, weights, fixed, precision)
+        line = _newton(log_probability, kinds, true, weights, fixed, precision)
         line[0] = LEAST_SLOPE
     return line
 
 
-def _newton(evidence: Floats, kinds: Ids, true: Marks, weights: Floats, centre: Floats, precision: Floats) -> Floats:
-    design = np.concatenate([evidence[:, None], np.eye(NUM_KINDS)[kinds]], axis=1)
+def _newton(
+    log_probability: Floats, kinds: Ids, true: Marks, weights: Floats, centre: Floats, precision: Floats
+) -> Floats:
+    design = np.concatenate([log_probability[:, None], np.eye(NUM_KINDS)[kinds]], axis=1)
 
     def loss(line: Floats) -> float:
         logits, away = design @ line, line - centre
@@ -431,7 +439,7 @@ ROUNDING = 1e-9  # by which two log odds are taken to be the same
 
 
 @dataclass(frozen=True, eq=False)
-class Prospects:
+class PriorCorrection:
     """A calibration, and the shares of questions that lack an answer."""
 
     calibration: Calibration
@@ -440,7 +448,7 @@ class Prospects:
     tails: Tensor  # of the questions (?, r, t)
 
     @classmethod
-    def of(cls, calibration: Calibration, graph: Graph) -> Prospects:
+    def of(cls, calibration: Calibration, graph: Graph) -> PriorCorrection:
         there, asked = Kinds.of(graph), Kinds.of_triples(graph.valid, graph.shape.num_entities)
         heads = _shares(there.heads, asked.heads, graph.shape)
         tails = _shares(there.tails, asked.tails, graph.shape)
@@ -452,9 +460,9 @@ class Prospects:
         kinds = torch.arange(NUM_KINDS)
         return (self.heads[:, kinds % 2] + self.tails[:, kinds // 2]) / 2
 
-    def log_odds(self, evidence: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
+    def log_odds(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
         """Evidence, relation ids of the graph and kinds, which broadcast → log odds of triples."""
-        odds = self.calibration.log_odds(evidence, relations, kinds).double()
+        odds = self.calibration.log_odds(log_probability, relations, kinds).double()
         return odds.clamp(max=self._ceiling) + self.shares[relations, kinds].log()
 
     @property
@@ -462,13 +470,13 @@ class Prospects:
         """The log odds that no answer is above."""
         return log_odds_of(self.calibration.ceiling)
 
-    def probability(self, evidence: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
-        return self.log_odds(evidence, relations, kinds).sigmoid()
+    def probability(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
+        return self.log_odds(log_probability, relations, kinds).sigmoid()
 
     def needed(self, log_odds: float, relation: int) -> Tensor:
-        """The evidence that a triple of each kind needs for such log odds, `(2, 2)`: by head, then by tail, 1 if new.
+        """The log_probability that a triple of each kind needs for such log odds, `(2, 2)`: by head, then by tail, 1 if new.
 
-        Infinite where no evidence is enough.
+        Infinite where no log_probability is enough.
         """
         answers = log_odds - self.shares[relation].log()
         found = (answers - self.calibration.offsets[relation]) / self.calibration.slopes[relation]
@@ -508,8 +516,8 @@ def _by_relation(keys: Ids, shape: GraphShape) -> Ids:
 MOST = 2**20  # sums that are remembered; some 150 MB
 
 
-class RepeatedEvidence:
-    """Called with triples `(n, 3)` it gives what `evidence_of` gives, but for rounding."""
+class CachedLogProbabilities:
+    """Called with triples `(n, 3)` it gives what `triple_log_probabilities` gives, but for rounding."""
 
     def __init__(self, model: Model) -> None:
         self._model = model

@@ -11,39 +11,39 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.files import read_json, write_text
 from dualkg.inference.calibration import NUM_KINDS, Calibration, calibrate
-from dualkg.inference.prediction_sets import AnswerSets
+from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.training.run import Run
 
 FILE = "calibration.json"
 
 
 @dataclass(frozen=True, eq=False)
-class Beliefs:
-    """Probabilities and answer sets of one model, both from the valid split; and how they held on test."""
+class SavedCalibration:
+    """Probabilities and prediction sets of one model, both from the valid split; and how they held on test."""
 
     calibration: Calibration
-    answer_sets: AnswerSets
+    prediction_sets: PredictionSets
     checks: dict[str, Any] = field(default_factory=dict)  # the reports of `dualkg calibrate`, as they were written
 
     @classmethod
-    def of(cls, run: Run, *, seed: int = 0) -> Beliefs:
-        """Make them anew."""
-        return cls(calibrate(run.model, run.graph, seed=seed), AnswerSets.fitted(run.model, run.graph))
+    def of(cls, run: Run, *, seed: int = 0) -> SavedCalibration:
+        """Make them again."""
+        return cls(calibrate(run.model, run.graph, seed=seed), PredictionSets.fitted(run.model, run.graph))
 
 
-def save_beliefs(beliefs: Beliefs, folder: str | Path) -> Path:
+def save_calibration(calibration_data: SavedCalibration, folder: str | Path) -> Path:
     """Write `calibration.json` into the folder of a run."""
     path = Path(folder) / FILE
     facts = {
-        "calibration": beliefs.calibration.as_dict(),
-        "answer_sets": beliefs.answer_sets.as_dict(),
-        "checks": beliefs.checks,
+        "calibration": calibration_data.calibration.as_dict(),
+        "prediction_sets": calibration_data.prediction_sets.as_dict(),
+        "checks": calibration_data.checks,
     }
     write_text(path, json.dumps(facts, ensure_ascii=False))
     return path
 
 
-def load_beliefs(folder: str | Path, graph: Graph) -> Beliefs:
+def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
     """Read `calibration.json` of a run of this graph; one that is damaged is told in a sentence."""
     path, num_relations = Path(folder) / FILE, graph.shape.num_relations
     found = read_json(path)
@@ -56,8 +56,8 @@ def load_beliefs(folder: str | Path, graph: Graph) -> Beliefs:
             raise ValueError(f"each relation should have {NUM_KINDS} offsets")
         if not bool((calibration.slopes > 0).all()):
             raise ValueError("a slope is not above 0")
-        answer_sets = AnswerSets.from_dict(found["answer_sets"], num_relations)
-        return Beliefs(calibration, answer_sets, dict(found.get("checks", {})))
+        prediction_sets = PredictionSets.from_dict(found["prediction_sets"], num_relations)
+        return SavedCalibration(calibration, prediction_sets, dict(found.get("checks", {})))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise RequestError(
@@ -65,16 +65,16 @@ def load_beliefs(folder: str | Path, graph: Graph) -> Beliefs:
         ) from None
 
 
-def beliefs_of(run: Run, *, again: bool = False) -> Beliefs:
-    """The beliefs of a run: from its folder where they are kept, else made now, and kept if it has a folder."""
+def calibration_for(run: Run, *, again: bool = False) -> SavedCalibration:
+    """The calibration_data of a run: from its folder where they are kept, else made now, and kept if it has a folder."""
     if run.folder and (run.folder / FILE).exists() and not again:
-        return load_beliefs(run.folder, run.graph)
-    made = Beliefs.of(run)
+        return load_calibration(run.folder, run.graph)
+    made = SavedCalibration.of(run)
     if run.folder:
-        save_beliefs(made, run.folder)
+        save_calibration(made, run.folder)
     return made
 
 
 def ensure_calibration(run: Run) -> Calibration:
-    """The calibration of a run, as `beliefs_of` finds or makes it."""
-    return beliefs_of(run).calibration
+    """The calibration of a run, as `calibration_for` finds or makes it."""
+    return calibration_for(run).calibration

@@ -1,4 +1,4 @@
-"""Triple classification: true or false, by whether a triple's evidence reaches the threshold of its relation."""
+"""Triple classification: true or false, by whether a triple's log_probability reaches the threshold of its relation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dualkg.data.archives import one_source
 from dualkg.data.encoding import read_triples
 from dualkg.data.graph import SPLITS, Graph, Split, triple_keys
 from dualkg.errors import DataError, DivergedError, RequestError
-from dualkg.inference.calibration import ENOUGH, Floats, Ids, evidence_of
+from dualkg.inference.calibration import ENOUGH, Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
 TRIES = 20  # draws from the entities of a side before any entity will do, and as many again of any
@@ -146,7 +146,7 @@ class ClassificationMetrics:
     num_false: int
 
     @classmethod
-    def of(cls, evidence: Floats, true: Marks, called_true: Marks) -> ClassificationMetrics:
+    def of(cls, log_probability: Floats, true: Marks, called_true: Marks) -> ClassificationMetrics:
         right = int((true & called_true).sum())
         precision, recall = right / max(int(called_true.sum()), 1), right / max(int(true.sum()), 1)
         return cls(
@@ -154,7 +154,7 @@ class ClassificationMetrics:
             precision=precision,
             recall=recall,
             f1=2 * right / max(int(called_true.sum() + true.sum()), 1),
-            auc=area_under_curve(evidence, true),
+            auc=area_under_curve(log_probability, true),
             num_true=int(true.sum()),
             num_false=int((~true).sum()),
         )
@@ -190,18 +190,18 @@ def evaluate_classification(
     learnt = _with_false(graph, "valid", valid_negatives, seed)
     thresholds, shared = choose_thresholds(_evidence(model, learnt[0]), learnt[1], learnt[0][:, 1])
     triples, true = _with_false(graph, split, negatives, seed + 1)
-    evidence, relations = _evidence(model, triples), triples[:, 1]
+    log_probability, relations = _evidence(model, triples), triples[:, 1]
     limits = np.array([thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)])
-    called_true = evidence >= limits[relations]
+    called_true = log_probability >= limits[relations]
     return ClassificationReport(
         graph=graph.name,
         split=split,
         negatives="sampled" if negatives is None else "given",
         valid_negatives="sampled" if valid_negatives is None else "given",
-        metrics=ClassificationMetrics.of(evidence, true, called_true),
+        metrics=ClassificationMetrics.of(log_probability, true, called_true),
         by_relation={
             graph.relations[id]: ClassificationMetrics.of(
-                evidence[relations == id], true[relations == id], called_true[relations == id]
+                log_probability[relations == id], true[relations == id], called_true[relations == id]
             )
             for id in np.unique(relations).tolist()
         },
@@ -233,29 +233,29 @@ def _with_false(graph: Graph, split: Split, negatives: Ids | None, seed: int) ->
 
 
 def _evidence(model: Model, triples: Ids) -> Floats:
-    found: Floats = evidence_of(model, triples).double().cpu().numpy()
+    found: Floats = triple_log_probabilities(model, triples).double().cpu().numpy()
     if not np.isfinite(found).all():
         head, relation, tail = triples[np.flatnonzero(~np.isfinite(found))[0]].tolist()
         raise DivergedError(
-            f"The model's evidence for ({head}, {relation}, {tail}) is NaN or infinite, so it cannot be judged. "
+            f"The model's log_probability for ({head}, {relation}, {tail}) is NaN or infinite, so it cannot be judged. "
             f"Its training has diverged: lower the learning rate or raise the regularizer's weight."
         )
     return found
 
 
-def choose_thresholds(evidence: Floats, true: Marks, relations: Ids) -> tuple[dict[int, float], float]:
+def choose_thresholds(log_probability: Floats, true: Marks, relations: Ids) -> tuple[dict[int, float], float]:
     """The most accurate threshold of each relation with enough true triples, and the one for all others."""
     found = {}
     for relation in np.unique(relations).tolist():
         its = relations == relation
         if true[its].sum() >= ENOUGH and not true[its].all():
-            found[relation] = best_threshold(evidence[its], true[its])
-    return found, best_threshold(evidence, true)
+            found[relation] = best_threshold(log_probability[its], true[its])
+    return found, best_threshold(log_probability, true)
 
 
-def best_threshold(evidence: Floats, true: Marks) -> float:
+def best_threshold(log_probability: Floats, true: Marks) -> float:
     """Where calling all from there on true is most often right: halfway between two triples; of several, the middle."""
-    values, places = np.unique(evidence, return_inverse=True)
+    values, places = np.unique(log_probability, return_inverse=True)
     num_true, num_all = np.bincount(places, true, len(values)), np.bincount(places, minlength=len(values))
     # Right, when the first i distinct values are called false: the false among them, the true among the others.
     false_below = np.append(0, np.cumsum(num_all - num_true))
@@ -268,11 +268,11 @@ def best_threshold(evidence: Floats, true: Marks) -> float:
     return float((values[cut - 1] + values[cut]) / 2)
 
 
-def area_under_curve(evidence: Floats, true: Marks) -> float | None:
-    """How often a true triple has more evidence than a false one; a tie counts half. Counted by ranks, not by pairs."""
+def area_under_curve(log_probability: Floats, true: Marks) -> float | None:
+    """How often a true triple has more log_probability than a false one; a tie counts half. Counted by ranks, not by pairs."""
     num_true, num_false = int(true.sum()), int((~true).sum())
     if not num_true or not num_false:
         return None
-    _, places, counts = np.unique(evidence, return_inverse=True, return_counts=True)
+    _, places, counts = np.unique(log_probability, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return float((ranks[true].sum() - num_true * (num_true + 1) / 2) / (num_true * num_false))

@@ -23,7 +23,7 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import evaluating, full_precision
 from dualkg.files import replacing
-from dualkg.inference.calibration import Calibration, Prospects
+from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion_search import Column, Found, Names, Narrowing, Pool, Search, State
 from dualkg.models.base import Model
 
@@ -32,7 +32,7 @@ SECONDS = 5.0  # between two savings: what a kill may cost
 
 def choices_of(model: Model, narrowing: Narrowing, pool: Pool) -> dict[str, Any]:
     """All that a list depends on; what is large by its digest."""
-    graph, prospects = narrowing.graph, pool.prospects
+    graph, prior_correction = narrowing.graph, pool.prior_correction
     weights = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     return {
         "top": pool.top,
@@ -44,7 +44,7 @@ def choices_of(model: Model, narrowing: Narrowing, pool: Pool) -> dict[str, Any]
         "known splits": list(narrowing.known),
         "graph": _digest({name: graph.split(name) for name in ("train", "valid", "test")}),
         "weights": _digest(weights),
-        "calibration": _digest(_tables(prospects.calibration)) if prospects else None,
+        "calibration": _digest(_tables(prior_correction.calibration)) if prior_correction else None,
     }
 
 
@@ -95,7 +95,7 @@ class Keeper:
                 asked = file.get_tensor("asked") if "asked" in file.keys() else None  # noqa: SIM118
                 return State(replace(beginning.pool, found=found, known=None), int(about["num_done"]), asked)
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise RequestError(f"{self.path} cannot be read ({error}). Remove it to begin anew.") from None
+            raise RequestError(f"{self.path} cannot be read ({error}). Remove it to begin again.") from None
 
     def _check(self, found: dict[str, Any]) -> None:
         differing = [name for name, value in self.choices.items() if found.get(name) != value]
@@ -103,7 +103,7 @@ class Keeper:
             told = " and ".join(_told(name, found.get(name), self.choices[name]) for name in differing)
             raise RequestError(
                 f"{self.path} is a list that was begun with other choices: {told}. Give the same ones to go on, or "
-                f"remove it to begin anew."
+                f"remove it to begin again."
             )
 
     def remove(self) -> None:
@@ -140,7 +140,7 @@ class Completion:
     probability: Column | None  # of the triple
     as_answer: Column | None  # the same if its questions are known to lack an answer
     score: Column
-    evidence: Column
+    log_probability: Column
 
     @classmethod
     def of(cls, graph: Graph, pool: Pool) -> Completion:
@@ -149,7 +149,7 @@ class Completion:
             None if one is None else one.astype(np.float32) for one in (pool.probability(found), pool.as_answer(found))
         )
         ids = found.heads, found.relations, found.tails
-        return cls(graph, *ids, probability, as_answer, found.score, found.evidence)
+        return cls(graph, *ids, probability, as_answer, found.score, found.log_probability)
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -177,7 +177,7 @@ class Completion:
         for name in ("probability", "as_answer"):
             if (sure := getattr(self, name)) is not None:
                 columns[name] = pa.array(sure)
-        return pa.table({**columns, "score": pa.array(self.score), "evidence": pa.array(self.evidence)})
+        return pa.table({**columns, "score": pa.array(self.score), "log_probability": pa.array(self.log_probability)})
 
     def save(self, path: str | Path) -> Path:
         """Write the table as TSV or Parquet, as the file's ending says."""
@@ -259,7 +259,7 @@ def complete(
 ) -> Completion:
     """The `top` most plausible triples that no split of `known` has, best first.
 
-    They are ordered by their probability (see `Prospects`), or without a calibration by their evidence. Probabilities
+    They are ordered by their probability (see `PriorCorrection`), or without a calibration by their log_probability. Probabilities
     are among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless they
     are common among those of the relation in train, or `loops` are asked for. `watch` is told how many queries of how
     many are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from
@@ -268,9 +268,9 @@ def complete(
     model.check_shape(graph.shape)
     _check(top, min_probability, calibration, graph)
     narrowing = Narrowing.of(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
-    prospects = Prospects.of(calibration, graph) if calibration is not None else None
-    search = Search(model, narrowing, prospects)
-    state = State(Pool(top, prospects, min_probability))
+    prior_correction = PriorCorrection.of(calibration, graph) if calibration is not None else None
+    search = Search(model, narrowing, prior_correction)
+    state = State(Pool(top, prior_correction, min_probability))
     keeper = Keeper(Path(part), choices_of(model, narrowing, state.pool)) if part is not None else None
     state = keeper.load(state) if keeper else state
     with full_precision(), evaluating(model):

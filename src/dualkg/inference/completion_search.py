@@ -19,7 +19,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, Triples, looping_relations
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DivergedError
-from dualkg.inference.calibration import Prospects, log_odds_of
+from dualkg.inference.calibration import PriorCorrection, log_odds_of
 from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel
 
@@ -179,13 +179,13 @@ class Part:
 class Parts:
     """How the triples of a narrowing are divided.
 
-    Without prospects a relation is one part. With them nearly all that can be among the best has an entity that train
+    Without prior_correction a relation is one part. With them nearly all that can be among the best has an entity that train
     has on its side: so the few heads that it has there are asked about, then the few tails for heads that are new, and
     at last what is left, where both are new.
     """
 
-    def __init__(self, narrowing: Narrowing, prospects: Prospects | None = None) -> None:
-        self.narrowing, self.prospects = narrowing, prospects
+    def __init__(self, narrowing: Narrowing, prior_correction: PriorCorrection | None = None) -> None:
+        self.narrowing, self.prior_correction = narrowing, prior_correction
 
     def in_order(self) -> list[Part]:
         """What is found first rules out more of the rest: so first what promises most, then what costs least."""
@@ -204,11 +204,11 @@ class Parts:
     def _newness(self, relation: int, side: Side) -> tuple[Ids, Ids]:
         """Which entities are new where queries give one, and where they ask for one: 0 or 1, `(num_entities,)`.
 
-        Without prospects none is told apart.
+        Without prior_correction none is told apart.
         """
         found = []
         for column in (0, 2):
-            new = np.full(self.narrowing.graph.shape.num_entities, int(self.prospects is not None))
+            new = np.full(self.narrowing.graph.shape.num_entities, int(self.prior_correction is not None))
             new[self.narrowing.train_of(relation)[:, column]] = 0
             found.append(new)
         return (found[0], found[1]) if side == "tail" else (found[1], found[0])
@@ -226,7 +226,7 @@ class Parts:
         side = self._cheaper(relation, int(counts[0][0]), int(counts[1][0]))
         other: Side = "head" if side == "tail" else "tail"
         yield self._part(relation, side, 0, EITHER, counts)
-        if self.prospects is not None:
+        if self.prior_correction is not None:
             yield self._part(relation, other, 0, (1,), counts)
             yield self._part(relation, side, 1, (1,), counts)
 
@@ -242,14 +242,14 @@ class Parts:
         given, asked = counts if side == "tail" else counts[::-1]
         number = int(given[new]) if asked[list(answers)].any() else 0
         promise = 0.0
-        if self.prospects is not None:
-            shares = self.prospects.shares[relation].reshape(2, 2).T  # by head, then by tail
+        if self.prior_correction is not None:
+            shares = self.prior_correction.shares[relation].reshape(2, 2).T  # by head, then by tail
             promise = float((shares if side == "tail" else shares.T)[new, list(answers)].max())
         return Part(relation, side, new, answers, number, promise)
 
 
 Column = npt.NDArray[Any]
-SLACK = 1e-3  # of evidence: more than rounding can take from a triple that is as good as the last
+SLACK = 1e-3  # of log_probability: more than rounding can take from a triple that is as good as the last
 
 
 class Found(NamedTuple):
@@ -259,7 +259,7 @@ class Found(NamedTuple):
     relations: Column
     tails: Column
     score: Column  # in float32
-    evidence: Column
+    log_probability: Column
 
     @classmethod
     def none(cls) -> Found:
@@ -278,57 +278,61 @@ class Found(NamedTuple):
 class Pool:
     """At most `top` triples, none less probable than `least`; of what has been seen, no better one is left out.
 
-    Better is of larger probability, or without prospects of more evidence; where these are the same, of more evidence
+    Better is of larger probability, or without prior_correction of more log_probability; where these are the same, of more log_probability
     and at last of the smaller ids.
     """
 
     top: int
-    prospects: Prospects | None = None
+    prior_correction: PriorCorrection | None = None
     least: float = 0.0
     found: Found = field(default_factory=Found.none)
     known: Column | None = None  # what the found are worth, where that was asked before
 
     def worth(self, found: Found) -> Column:
-        """What triples are ordered by: log odds, or evidence without prospects."""
-        if self.prospects is None:
-            return found.evidence.astype(np.float64)
-        return self.prospects.log_odds(*self._judged(self.prospects, found)).numpy()
+        """What triples are ordered by: log odds, or log_probability without prior_correction."""
+        if self.prior_correction is None:
+            return found.log_probability.astype(np.float64)
+        return self.prior_correction.log_odds(*self._judged(self.prior_correction, found)).numpy()
 
     @cached_property
     def _worth(self) -> Column:
         return self.worth(self.found) if self.known is None else self.known
 
     def probability(self, found: Found) -> Column | None:
-        """None without prospects."""
-        if self.prospects is None:
+        """None without prior_correction."""
+        if self.prior_correction is None:
             return None
-        return self.prospects.probability(*self._judged(self.prospects, found)).numpy()
+        return self.prior_correction.probability(*self._judged(self.prior_correction, found)).numpy()
 
     def as_answer(self, found: Found) -> Column | None:
         """The probability of each if its questions are known to lack an answer."""
-        if self.prospects is None:
+        if self.prior_correction is None:
             return None
-        return self.prospects.calibration.probability(*self._judged(self.prospects, found)).numpy()
+        return self.prior_correction.calibration.probability(*self._judged(self.prior_correction, found)).numpy()
 
     @staticmethod
-    def _judged(prospects: Prospects, found: Found) -> tuple[Tensor, Tensor, Tensor]:
-        """What is asked of triples: evidence, relations and kinds."""
-        kinds = prospects.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
-        return torch.from_numpy(found.evidence).double(), torch.from_numpy(found.relations), torch.from_numpy(kinds)
+    def _judged(prior_correction: PriorCorrection, found: Found) -> tuple[Tensor, Tensor, Tensor]:
+        """What is asked of triples: log_probability, relations and kinds."""
+        kinds = prior_correction.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
+        return (
+            torch.from_numpy(found.log_probability).double(),
+            torch.from_numpy(found.relations),
+            torch.from_numpy(kinds),
+        )
 
     def needed(self, relation: int) -> Tensor:
-        """The evidence that triples of a relation need to be among the best, `(2, 2)`: by head, then tail, 1 if new."""
+        """The log_probability that triples of a relation need to be among the best, `(2, 2)`: by head, then tail, 1 if new."""
         worth = float(self._worth.min()) if self.found.number >= self.top else -inf
-        if self.prospects is None:
+        if self.prior_correction is None:
             needed = torch.full((2, 2), worth, dtype=torch.float64)
         else:
-            needed = self.prospects.needed(max(worth, self._least_worth), relation)
+            needed = self.prior_correction.needed(max(worth, self._least_worth), relation)
         return torch.where(needed.isfinite(), needed - SLACK * (1 + needed.abs()), needed)
 
     @property
     def _least_worth(self) -> float:
         """Of a triple that is probable enough."""
-        return -inf if self.prospects is None else log_odds_of(self.least)
+        return -inf if self.prior_correction is None else log_odds_of(self.least)
 
     def joined(self, others: Found) -> Pool:
         """The best of these and others."""
@@ -353,7 +357,7 @@ class Pool:
 
 
 def _best_first(found: Found, worth: Column) -> Column:
-    return np.lexsort((found.tails, found.relations, found.heads, -found.evidence, -worth))
+    return np.lexsort((found.tails, found.relations, found.heads, -found.log_probability, -worth))
 
 
 # Scores that are held at once: on a CPU few enough to stay near it, on a GPU enough to keep it busy.
@@ -432,7 +436,7 @@ class Queries:
         return max(1, SCORES[self.model.device.type] // max(1, numbers))
 
 
-LEAST = -1e30  # less evidence than any triple has, and more than −∞
+LEAST = -1e30  # less log_probability than any triple has, and more than −∞
 
 
 @dataclass(frozen=True, eq=False)
@@ -447,30 +451,30 @@ class Asked:
 
 
 def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> Found:
-    """The new triples of a block with as much evidence as is needed: the best `top`, and what ties with the last.
+    """The new triples of a block with as much log_probability as is needed: the best `top`, and what ties with the last.
 
     `needed` is for answers that train has on their side, and for new ones, `(2,)`; there are so many triples of either.
     `given` is in order.
     """
     needed = needed.clamp(min=LEAST).to(asked.answers.device)
     given, answers, scores = _likely(asked, given, needed)
-    answers, scores, turned = _from_the_other_end(asked, given, answers, scores, needed)
+    answers, scores, rotated = _from_the_other_end(asked, given, answers, scores, needed)
     if not scores.numel():
         return Found.none()
-    evidence = turned - asked.second.normalizers[answers]
-    evidence.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
-    enough = _enough(evidence, asked.new_answers[answers], needed, top)
-    rows, columns = (evidence >= enough).nonzero(as_tuple=True)
+    log_probability = rotated - asked.second.normalizers[answers]
+    log_probability.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
+    enough = _enough(log_probability, asked.new_answers[answers], needed, top)
+    rows, columns = (log_probability >= enough).nonzero(as_tuple=True)
     ends, scored = (given[rows], answers[columns]), scores
     if asked.first.side == "head":
-        ends, scored = (ends[1], ends[0]), turned
+        ends, scored = (ends[1], ends[0]), rotated
     relations = torch.full_like(rows, asked.first.relation)
-    found = (ends[0], relations, ends[1], scored[rows, columns], evidence[rows, columns])
+    found = (ends[0], relations, ends[1], scored[rows, columns], log_probability[rows, columns])
     return Found(*(column.cpu().numpy() for column in found))
 
 
 def _likely(asked: Asked, given: Tensor, needed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries and answers that share a triple with so much evidence, as far as can be told yet; and all scores."""
+    """The queries and answers that share a triple with so much log_probability, as far as can be told yet; and all scores."""
     answers, scores = asked.answers, asked.first.scores(given)
     if len(answers) < scores.shape[1]:
         scores = scores[:, answers]
@@ -510,26 +514,26 @@ def _from_the_other_end(
     """
     if not scores.numel():
         return answers, scores, scores
-    second, turned = asked.second, scores
+    second, rotated = asked.second, scores
     if second.model.reciprocal:  # without inverse relations both ends have one score
-        turned = second.scores_of(answers, given).T.contiguous()  # what follows goes through it row by row
-    floor = torch.where(second.normalizers[answers].isnan(), turned.logsumexp(0), second.normalizers[answers])
+        rotated = second.scores_of(answers, given).T.contiguous()  # what follows goes through it row by row
+    floor = torch.where(second.normalizers[answers].isnan(), rotated.logsumexp(0), second.normalizers[answers])
     bound = scores - asked.first.normalizers[given, None]
-    bound = bound.add_(turned).sub_(floor)
+    bound = bound.add_(rotated).sub_(floor)
     columns = (bound >= 2 * needed[asked.new_answers[answers]]).any(0)
     second.ask(answers[columns])
-    return answers[columns], scores[:, columns], turned[:, columns]
+    return answers[columns], scores[:, columns], rotated[:, columns]
 
 
-def _enough(evidence: Tensor, new: Tensor, needed: Tensor, top: int) -> Tensor:
+def _enough(log_probability: Tensor, new: Tensor, needed: Tensor, top: int) -> Tensor:
     """For each answer what is needed, or where more than `top` triples with its kind of answers have that: their best.
 
-    Which of two kinds is more probable is not told by evidence alone, so each is looked at for itself.
+    Which of two kinds is more probable is not told by log_probability alone, so each is looked at for itself.
     """
     enough = needed[new]
     for kind in (0, 1):
         columns = (new == kind).nonzero().squeeze(1)
-        of_kind = evidence if len(columns) == len(new) else evidence[:, columns]
+        of_kind = log_probability if len(columns) == len(new) else log_probability[:, columns]
         if int((of_kind >= needed[kind]).sum()) > top:
             last = float(of_kind.flatten().topk(top).values[-1])
             enough[columns] = enough[columns].clamp(min=last)
@@ -548,9 +552,9 @@ class State:
 class Search:
     """A model asked about the triples of a narrowing."""
 
-    def __init__(self, model: Model, narrowing: Narrowing, prospects: Prospects | None = None) -> None:
+    def __init__(self, model: Model, narrowing: Narrowing, prior_correction: PriorCorrection | None = None) -> None:
         self.model, self.narrowing = model, narrowing
-        self._parts = Parts(narrowing, prospects)
+        self._parts = Parts(narrowing, prior_correction)
         self._in_order = self._parts.in_order()
 
     @property
@@ -582,12 +586,12 @@ class Search:
 
     @staticmethod
     def _needed(part: Part, pool: Pool) -> Tensor:
-        """The evidence that triples of a part need, by whether their answers are new, `(2,)`."""
+        """The log_probability that triples of a part need, by whether their answers are new, `(2,)`."""
         needed = pool.needed(part.relation)
         return (needed if part.side == "tail" else needed.T)[part.new_given]
 
     def _possible(self, part: Part, pool: Pool) -> Tensor:
-        """Whether answers that are new or not may make triples among the best: evidence is never above 0."""
+        """Whether answers that are new or not may make triples among the best: log_probability is never above 0."""
         asked_for = torch.zeros(2, dtype=torch.bool)
         asked_for[list(part.new_answers)] = True
         return asked_for & (self._needed(part, pool) <= 0)

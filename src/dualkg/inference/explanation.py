@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.errors import RequestError
-from dualkg.inference.inductive import Problem, Surroundings
+from dualkg.inference.inductive import FrozenContext, Problem
 from dualkg.models.base import Model, Side
 from dualkg.training.recipe import Recipe
 
@@ -37,7 +37,7 @@ class Influence:
         return self.by_head + self.by_tail
 
 
-def influence(triple: tuple[int, int, int], around: Surroundings) -> Influence:
+def influence(triple: tuple[int, int, int], around: FrozenContext) -> Influence:
     """Of all training triples that have the head or the tail of this one."""
     head, _, tail = triple
     ends = around.train[:, [0, 2]]
@@ -53,7 +53,7 @@ def influence(triple: tuple[int, int, int], around: Surroundings) -> Influence:
 
 
 @torch.no_grad()
-def score_slope(entity: int, triple: tuple[int, int, int], around: Surroundings) -> Tensor:
+def score_slope(entity: int, triple: tuple[int, int, int], around: FrozenContext) -> Tensor:
     """The gradient of a triple's score with respect to the rows of one of its entities, `(num_rows, width)`."""
     head, relation, tail = (torch.tensor([id], device=around.model.device) for id in triple)
     slope = torch.zeros_like(around.rows_of(entity))
@@ -64,7 +64,7 @@ def score_slope(entity: int, triple: tuple[int, int, int], around: Surroundings)
     return slope
 
 
-def falls_without(entity: int, triples: Triples, slope: Tensor, around: Surroundings) -> npt.NDArray[np.float64]:
+def falls_without(entity: int, triples: Triples, slope: Tensor, around: FrozenContext) -> npt.NDArray[np.float64]:
     """By how much what has this gradient in an entity's rows falls without each of its triples, `(num_triples,)`."""
     problem = Problem.of(entity, torch.from_numpy(triples).long().to(slope.device), around)
     if not problem.roles:
@@ -187,7 +187,7 @@ def explain(
     *,
     k: int = 5,
     recipe: Recipe | None = None,
-    around: Surroundings | None = None,
+    around: FrozenContext | None = None,
 ) -> Explanation:
     """The `k` training triples that most support a triple's score, and as many entities alike that have the same.
 
@@ -197,7 +197,7 @@ def explain(
         raise RequestError(f"At least one reason must be asked for; k is {k}.")
     head, relation, tail = triple
     ids = graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
-    around = around or Surroundings.of(model, graph, recipe=recipe)
+    around = around or FrozenContext.of(model, graph, recipe=recipe)
     with torch.no_grad():
         score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)))
     split = next((name for name in SPLITS if _holds(graph.split(name), ids)), None)
@@ -206,7 +206,7 @@ def explain(
     )
 
 
-def reasons_for(triple: Ids, graph: Graph, around: Surroundings, *, k: int) -> tuple[Reason, ...]:
+def reasons_for(triple: Ids, graph: Graph, around: FrozenContext, *, k: int) -> tuple[Reason, ...]:
     """The training triples without which the score would fall most."""
     found = influence(triple, around)
     best = np.argsort(-found.falls, kind="stable")[:k]

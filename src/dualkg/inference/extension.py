@@ -1,4 +1,4 @@
-"""A model and a graph with more entities than were trained: each newcomer gets its row from a few triples."""
+"""A model and a graph with more entities than were trained: each inductive_entity gets its row from a few triples."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import read_json, write_text
-from dualkg.inference.inductive import Surroundings, with_two_maps
+from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.inference.inductive_solver import solve_newcomers
 from dualkg.models.base import Model, blank
 from dualkg.models.bilinear import BilinearModel
@@ -37,11 +37,11 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True, eq=False)
 class Extension:
-    """A model and its graph with newcomers as last entities, their triples in train; what was given is unchanged."""
+    """A model and its graph with inductive_entities as last entities, their triples in train; what was given is unchanged."""
 
     model: BilinearModel
     graph: Graph
-    newcomers: dict[str, int]  # by name, how many triples each has
+    inductive_entities: dict[str, int]  # by name, how many triples each has
 
 
 def extended(
@@ -50,13 +50,13 @@ def extended(
     triples: Sequence[NamedTriple],
     *,
     recipe: Recipe | None = None,
-    around: Surroundings | None = None,
+    around: FrozenContext | None = None,
 ) -> Extension:
     """Give every name of these triples that the graph does not know a row in the model.
 
     `recipe` is what the model was trained by; `around` what was made of both before, to be used again.
     """
-    around = around or Surroundings.of(model, graph, recipe=recipe)
+    around = around or FrozenContext.of(model, graph, recipe=recipe)
     known = Finder(graph.entities)
     names: dict[str, int] = {}
     found = np.empty((len(triples), 3), dtype=np.int32)
@@ -74,14 +74,14 @@ def extended(
     return extended_by_ids(around, graph, list(names), found)
 
 
-def with_newcomer(
+def with_inductive_entity(
     model: Model,
     graph: Graph,
     name: str,
     *,
     triples: Sequence[NamedTriple],
     recipe: Recipe | None = None,
-    around: Surroundings | None = None,
+    around: FrozenContext | None = None,
 ) -> Extension:
     """Give one new name a row by triples that all have it, each with an entity that the graph knows."""
     if Finder(graph.entities)(name) is not None:
@@ -100,18 +100,18 @@ def with_newcomer(
 
 
 def extended_by_ids(
-    around: Surroundings,
+    around: FrozenContext,
     graph: Graph,
     names: Sequence[str],
     triples: Triples,
     *,
     labels: Mapping[str, str] | None = None,
 ) -> Extension:
-    """The same by ids: newcomers are counted on from the graph's entities, in the order of their names."""
+    """The same by ids: inductive_entities are counted on from the graph's entities, in the order of their names."""
     shape = GraphShape(len(graph.entities) + len(names), len(graph.relations))
     triples = distinct_triples(triples, shape)
     train = np.concatenate([graph.train, triples])
-    around = around.with_newcomers(len(names), train)
+    around = around.with_inductive_entities(len(names), train)
     rows = solve_newcomers(triples, around)
     larger = replace(
         graph,
@@ -141,7 +141,7 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     if {name: tuple(value.shape) for name, value in tables.items()} != expected:
         raise RequestError(
             f"{type(model).__name__} has numbers of its entities in other tables than `entities` and `tails`, so that "
-            f"no row can be added to it. Train it anew with the new triples."
+            f"no row can be added to it. Train it again with the new triples."
         )
     larger.load_state_dict(tables, assign=True)  # what was joined is not copied once more
     return larger.eval()
@@ -160,7 +160,7 @@ class Finder:
 
 
 def joined_to_known(triples: Triples, num_known: int, num_new: int) -> npt.NDArray[np.bool_]:
-    """For each newcomer whether triples lead from it, through others or not, to an entity that is known."""
+    """For each inductive_entity whether triples lead from it, through others or not, to an entity that is known."""
     ends = triples[:, [0, 2]]
     reached = np.arange(num_known + num_new) < num_known
     while True:
@@ -202,7 +202,7 @@ NOTE = "extension.json"
 
 @dataclass(frozen=True, eq=False)
 class Sifted:
-    """Of a file the triples that place newcomers, by ids; and in sentences what was left out."""
+    """Of a file the triples that place inductive_entities, by ids; and in sentences what was left out."""
 
     names: list[str]
     triples: Triples
@@ -222,10 +222,10 @@ def extend_run(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise RequestError(f"{out} exists already. Name a new folder with --out.")
     run = load_run(path)
-    model = with_two_maps(run.model)
+    model = with_adjoint(run.model)
     read = read_triples({"triples": one_source(file)}, columns=columns)
     sifted = sift(read, run.graph, source=str(file))
-    around = Surroundings.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
+    around = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
     found = extended_by_ids(around, run.graph, sifted.names, sifted.triples, labels=read.labels)
     reports = evaluate_held_out(found.model, found.graph)
     larger = Run(found.model, found.graph, run.recipe, run.history, reports, sparsity=run.sparsity)
@@ -239,7 +239,7 @@ def extend_run(
 
 
 def sift(read: ReadTriples, graph: Graph, *, source: str) -> Sifted:
-    """Keep the triples that join a newcomer to what the graph knows, directly or through other newcomers."""
+    """Keep the triples that join a inductive_entity to what the graph knows, directly or through other inductive_entities."""
     remarks = list(read.remarks)
     entities, relations = Finder(graph.entities), Finder(graph.relations)
     names = read.entities.to_pylist()
@@ -253,7 +253,7 @@ def sift(read: ReadTriples, graph: Graph, *, source: str) -> Sifted:
         remarks.append(f"{_left_out(strange)}: the run knows no relation {listed(unknown)}.{near}")
     settled = ~strange & (known[triples[:, [0, 2]]] >= 0).all(1)
     if settled.any():
-        remarks.append(f"{_left_out(settled)}: the run knows both entities, and is not trained anew.")
+        remarks.append(f"{_left_out(settled)}: the run knows both entities, and is not trained again.")
     kept = triples[~strange & ~settled]
     joined = _joined(kept, known, len(graph.entities))
     lost = [name for name, id, there in zip(names, known, joined, strict=True) if id < 0 and not there]
@@ -289,8 +289,8 @@ def _note(path: str | Path, file: str | Path, found: Extension, sifted: Sifted, 
     return {
         "source": str(path),
         "file": str(file),
-        "num_entities": len(found.newcomers),
+        "num_entities": len(found.inductive_entities),
         "num_triples": num_triples,
-        "entities": found.newcomers,
+        "entities": found.inductive_entities,
         "remarks": list(sifted.remarks),
     }

@@ -329,7 +329,7 @@ class ModelIndex:
         if found != self.fingerprints or metric_of(model) != self.metric:
             raise RequestError(
                 f"The index was made of another model, {self.model} by {self.metric}: its rows are not the entities of "
-                f"this {type(model.embedding).__name__}. Make it anew: dualkg index RUN"
+                f"this {type(model.embedding).__name__}. Make it again: dualkg index RUN"
             )
 
 
@@ -513,7 +513,7 @@ def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
         return ModelIndex(saved["model"], saved["metric"], {"tail": indexes["tail"], **indexes}, facts, made)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise RequestError(f"The index {folder} is damaged: {told}. Make it anew: dualkg index RUN") from None
+        raise RequestError(f"The index {folder} is damaged: {told}. Make it again: dualkg index RUN") from None
 
 
 def _load(folder: Path, saved: dict[str, Any], table: dict[str, Any], *, in_memory: bool) -> Index:

@@ -131,9 +131,9 @@ class Products:
     def __init__(self, model: DiagonalModel, relations: Tensor, side: Side) -> None:
         self._model = model
         multipliers = self._parts(as_array(model.multipliers[relations]))
-        turned = np.stack(model.conjugate(multipliers))
-        self._there = multipliers if side == "head" else turned
-        self._back = turned if side == "head" else multipliers
+        rotated = np.stack(model.conjugate(multipliers))
+        self._there = multipliers if side == "head" else rotated
+        self._back = rotated if side == "head" else multipliers
 
     def __call__(self, vector: Array) -> Array:
         return self._times(vector[None], self._there)
@@ -383,10 +383,10 @@ class Penalty:
 
 
 @dataclass(frozen=True, eq=False)
-class Surroundings:
+class FrozenContext:
     """A trained model with its train, and the rows `(num_newcomers, num_rows, width)` of entities it does not know.
 
-    Newcomers are counted on from the entities of the model. They are no candidates for the queries of others.
+    InductiveEntities are counted on from the entities of the model. They are no candidates for the queries of others.
     `answer_weights` is empty where all answers count alike.
     """
 
@@ -396,13 +396,13 @@ class Surroundings:
     queries: tuple[Queries, ...]
     frequency_weight: float
     answer_weights: Tensor
-    newcomers: Tensor
+    inductive_entities: Tensor
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: Model, graph: Graph, *, recipe: Recipe | None = None) -> Surroundings:
+    def of(cls, model: Model, graph: Graph, *, recipe: Recipe | None = None) -> FrozenContext:
         """Of a model as it was trained; without a recipe as if by cross entropy and DURA, with the usual weights."""
-        bilinear = with_two_maps(model)
+        bilinear = with_adjoint(model)
         bilinear.check_shape(graph.shape)
         regularizer = build_regularizer(recipe.regularizer) if recipe else DURA(0.05, plain=0.5, mapped=1.5)
         share = recipe.loss.frequency_weight if recipe else 0.0
@@ -413,7 +413,7 @@ class Surroundings:
             queries=tuple(queries_of(bilinear, graph.train)),
             frequency_weight=share,
             answer_weights=bilinear.head_table.new_empty(0),
-            newcomers=bilinear.head_table.new_empty(
+            inductive_entities=bilinear.head_table.new_empty(
                 0, 2 if bilinear.two_entity_tables else 1, bilinear.head_table.shape[1]
             ),
         )
@@ -428,18 +428,18 @@ class Surroundings:
         """How many triples an entity of train is in, on average."""
         return 2 * len(self.train) / max(self.num_known, 1)
 
-    def with_newcomers(self, num_newcomers: int, train: Triples) -> Surroundings:
-        """The same with rows of zeros for newcomers; `train` has their triples too."""
-        fresh = self.newcomers.new_zeros(num_newcomers, *self.newcomers.shape[1:])
+    def with_inductive_entities(self, num_newcomers: int, train: Triples) -> FrozenContext:
+        """The same with rows of zeros for inductive_entities; `train` has their triples too."""
+        fresh = self.inductive_entities.new_zeros(num_newcomers, *self.inductive_entities.shape[1:])
         weights = self._answer_weights(train, self.num_known + num_newcomers)
-        return replace(self, newcomers=fresh, answer_weights=weights)
+        return replace(self, inductive_entities=fresh, answer_weights=weights)
 
     def vectors(self, entities: Tensor, side: Side) -> Tensor:
         """The rows of entities, new or not, `(batch, width)`."""
         found = rows(self._table(side), entities.clamp(max=self.num_known - 1))
         new = entities >= self.num_known
         if bool(new.any()):
-            found[new] = self.newcomers[entities[new] - self.num_known, 0 if side == "head" else -1]
+            found[new] = self.inductive_entities[entities[new] - self.num_known, 0 if side == "head" else -1]
         return found
 
     def rows_of(self, entity: int) -> Tensor:
@@ -456,14 +456,14 @@ class Surroundings:
     def weights_of(self, answers: Tensor) -> Tensor:
         """How much each of these answers counts: 1, or by its frequency with 1 as the mean."""
         if not len(self.answer_weights):
-            return torch.ones_like(answers, dtype=self.newcomers.dtype)
+            return torch.ones_like(answers, dtype=self.inductive_entities.dtype)
         return self.answer_weights[answers]
 
     def _answer_weights(self, train: Triples, num_entities: int) -> Tensor:
         """w(t) of the recipe's loss, over its mean: training divides by the summed weights of a batch."""
         if not self.frequency_weight:
-            return self.newcomers.new_empty(0)
-        weights = frequency_weights(train, num_entities, self.frequency_weight).to(self.newcomers)
+            return self.inductive_entities.new_empty(0)
+        weights = frequency_weights(train, num_entities, self.frequency_weight).to(self.inductive_entities)
         seen = torch.from_numpy(train[:, [0, 2]].reshape(-1)).long().to(weights.device)
         return weights / weights[seen].mean()
 
@@ -471,9 +471,9 @@ class Surroundings:
         return (self.model.head_table if side == "head" else self.model.tail_table).detach()
 
 
-def with_two_maps(model: Model) -> BilinearModel:
+def with_adjoint(model: Model) -> BilinearModel:
     """The model, where its relations are linear maps with a transpose; others are refused."""
-    if isinstance(model, BilinearModel) and model.two_maps:
+    if isinstance(model, BilinearModel) and model.has_adjoint:
         return model
     raise RequestError(
         f"The row of one entity is a convex problem of its own where a model scores by ⟨h R, t⟩: CP, DistMult, "
@@ -504,7 +504,7 @@ class Role:
     weights: Tensor
     share: float  # of a penalty that is of this example
 
-    def losses(self, rows: Tensor, around: Surroundings) -> Tensor:
+    def losses(self, rows: Tensor, around: FrozenContext) -> Tensor:
         """Loss and penalty of each example, `(num_examples,)`, for a row `(width,)`, or one of each group."""
         f = self.factors(rows, around)
         rivals = self._rivals(f)[self.groups] if self.asks else self.rivals
@@ -514,12 +514,12 @@ class Role:
         losses = torch.where(self.apart, F.softplus(gaps), gaps)
         return self.weights * losses + self.share * around.penalty(f)[self.groups]
 
-    def factors(self, rows: Tensor, around: Surroundings) -> Factors:
+    def factors(self, rows: Tensor, around: FrozenContext) -> Factors:
         """Rows with their relations. The other entity is 0, which leaves of a penalty the part of the row."""
         f = Factors(around.model, None, self.relations, None)
         mine = rows.expand(len(self.relations), -1)
         zero = torch.zeros_like(mine)
-        f.relation, f.relation_norm = zero, zero[:, 0]  # constants, which would be found anew each time
+        f.relation, f.relation_norm = zero, zero[:, 0]  # constants, which would be found again each time
         if self.side == "head":
             f.head, f.tail, f.mapped_tail = mine, zero, zero
         else:
@@ -532,7 +532,7 @@ class Role:
 
 
 @dataclass(frozen=True, eq=False)
-class Bystander:
+class NegativeQuery:
     """An entity as a wrong answer to the queries of others: Σ weight · log(1 + exp(score − rivals))."""
 
     side: Side
@@ -549,21 +549,21 @@ class Bystander:
 class Problem:
     """The objective of an entity's rows `(num_rows, width)`: one row, or one as head and one as tail."""
 
-    around: Surroundings
+    around: FrozenContext
     roles: tuple[Role, ...]
-    bystanders: tuple[Bystander, ...]
+    negative_queries: tuple[NegativeQuery, ...]
     num_triples: int
 
     @classmethod
     @torch.no_grad()
-    def of(cls, entity: int, triples: Tensor, around: Surroundings, *, bystanding: float = 1.0) -> Problem:
+    def of(cls, entity: int, triples: Tensor, around: FrozenContext, *, bystanding: float = 1.0) -> Problem:
         """Of an entity by the triples `(num_triples, 3)` that it is in; of one with itself nothing convex is left.
 
         `bystanding` is how much the queries of others count.
         """
         as_head, as_tail = triples[:, 0] == entity, triples[:, 2] == entity
         roles = roles_in(triples, as_head & ~as_tail, as_tail & ~as_head, around, without=entity)
-        return cls(around, roles, bystanders_of(entity, around, bystanding), len(triples))
+        return cls(around, roles, negative_queries_of(entity, around, bystanding), len(triples))
 
     def losses(self, rows: Tensor) -> Tensor:
         """What each triple adds, `(num_triples,)`."""
@@ -574,7 +574,7 @@ class Problem:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """The objective, a scalar."""
-        return self.losses(rows).sum() + sum(one.loss(row_of(rows, one.side)) for one in self.bystanders)
+        return self.losses(rows).sum() + sum(one.loss(row_of(rows, one.side)) for one in self.negative_queries)
 
     def slope(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The objective and its gradient."""
@@ -586,7 +586,7 @@ class Problem:
 
     def start(self) -> Tensor:
         """Rows to begin with: the mean of the vectors that each is multiplied with."""
-        rows = self.around.newcomers.new_zeros(self.around.newcomers.shape[1:])
+        rows = self.around.inductive_entities.new_zeros(self.around.inductive_entities.shape[1:])
         counts = rows.new_zeros(len(rows), 1)
         for role in self.roles:
             row_of(rows, role.side).add_(role.vectors.sum(0))
@@ -600,7 +600,7 @@ def row_of(rows: Tensor, side: Side) -> Tensor:
 
 
 def roles_in(
-    triples: Tensor, as_head: Tensor, as_tail: Tensor, around: Surroundings, *, without: int
+    triples: Tensor, as_head: Tensor, as_tail: Tensor, around: FrozenContext, *, without: int
 ) -> tuple[Role, ...]:
     """The roles of the entities that are heads of these triples, and of those that are tails of those.
 
@@ -610,9 +610,9 @@ def roles_in(
     return tuple(_role(part, around, without=without) for part in parts if len(part.triples))
 
 
-def bystanders_of(entity: int, around: Surroundings, bystanding: float = 1.0) -> tuple[Bystander, ...]:
+def negative_queries_of(entity: int, around: FrozenContext, bystanding: float = 1.0) -> tuple[NegativeQuery, ...]:
     """An entity as what it is to the queries of others."""
-    return tuple(_bystander(entity, queries, around, bystanding) for queries in around.queries)
+    return tuple(_negative_query(entity, queries, around, bystanding) for queries in around.queries)
 
 
 @dataclass(frozen=True)
@@ -626,20 +626,20 @@ class _Part:
     share: float
 
 
-def _parts(triples: Tensor, as_head: Tensor, as_tail: Tensor, around: Surroundings) -> Iterator[_Part]:
+def _parts(triples: Tensor, as_head: Tensor, as_tail: Tensor, around: FrozenContext) -> Iterator[_Part]:
     numbers = torch.arange(len(triples), device=triples.device)
     if not around.model.reciprocal:
         for asked in SIDES:
             yield _Part("head", asked, numbers[as_head], triples[as_head], 0.5)
             yield _Part("tail", asked, numbers[as_tail], triples[as_tail], 0.5)
         return
-    turned = triples[:, [2, 1, 0]] + triples.new_tensor([0, around.model.shape.num_relations, 0])
+    rotated = triples[:, [2, 1, 0]] + triples.new_tensor([0, around.model.shape.num_relations, 0])
     for side, straight, back in zip(SIDES, (as_head, as_tail), (as_tail, as_head), strict=True):
-        found, examples = torch.cat([numbers[straight], numbers[back]]), torch.cat([triples[straight], turned[back]])
+        found, examples = torch.cat([numbers[straight], numbers[back]]), torch.cat([triples[straight], rotated[back]])
         yield _Part(side, "tail", found, examples, 1.0)
 
 
-def _role(part: _Part, around: Surroundings, *, without: int) -> Role:
+def _role(part: _Part, around: FrozenContext, *, without: int) -> Role:
     asks, num_relations = part.asked != part.side, around.model.num_relation_ids
     heads, relations, tails = part.examples.unbind(1)
     if part.side == "head":
@@ -664,11 +664,11 @@ def _role(part: _Part, around: Surroundings, *, without: int) -> Role:
     )
 
 
-def _bystander(entity: int, queries: Queries, around: Surroundings, bystanding: float) -> Bystander:
+def _negative_query(entity: int, queries: Queries, around: FrozenContext, bystanding: float) -> NegativeQuery:
     weights = bystanding * queries.weights_without(entity, around.weights_of(queries.answers))
     known = entity < around.num_known
     rivals = queries.sums_without(row_of(around.rows_of(entity), queries.asked)) if known else queries.sums
-    return Bystander(queries.asked, queries.images, rivals, weights)
+    return NegativeQuery(queries.asked, queries.images, rivals, weights)
 
 
 PLACES: dict[Side, int] = {"head": 0, "tail": -1}  # of an entity's rows: one, or two
@@ -690,7 +690,7 @@ class Near:
         for role in problem.roles:
             at, maps = PLACES[role.side], maps_of(problem.around.model, role.relations, role.side)
             parts += [(at, _losses(role, maps)), (at, _penalty(role, maps, problem.around))]
-        for one in problem.bystanders:
+        for one in problem.negative_queries:
             arrays = as_array(one.images), as_array(-one.rivals), as_array(one.weights)
             parts.append((PLACES[one.side], Rising(*arrays)))
         return cls(tuple(parts))
@@ -795,7 +795,7 @@ def _losses(role: Role, maps: Maps) -> Part:
     return Asking(role.rivals, maps, vectors, role.groups.cpu().numpy(), weights, apart)
 
 
-def _penalty(role: Role, maps: Maps, around: Surroundings) -> Part:
+def _penalty(role: Role, maps: Maps, around: FrozenContext) -> Part:
     """The penalty of a role's examples. Of squares it is known once and for all by what they are multiplied with."""
     counts = role.share * torch.bincount(role.groups, minlength=len(role.relations)).to(role.vectors)
 

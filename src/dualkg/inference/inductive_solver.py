@@ -1,4 +1,4 @@
-"""The problems of many newcomers at once, for a GPU: each has its own objective, and one product serves them all."""
+"""The problems of many inductive_entities at once, for a GPU: each has its own objective, and one product serves them all."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dualkg.inference.inductive import (
     MOST_STEPS,
     MOST_TRIALS,
     Array,
-    Bystander,
+    FrozenContext,
     Function,
     Near,
+    NegativeQuery,
     Past,
     Problem,
     Role,
-    Surroundings,
     as_array,
-    bystanders_of,
     least,
+    negative_queries_of,
     roles_in,
     row_of,
 )
@@ -33,34 +33,34 @@ from dualkg.inference.inductive import (
 
 @dataclass(frozen=True, eq=False)
 class Crowd:
-    """Newcomers of which none has a triple with another one; `bystanding` and `num_triples` are `(num_newcomers,)`."""
+    """InductiveEntities of which none has a triple with another one; `bystanding` and `num_triples` are `(num_newcomers,)`."""
 
-    around: Surroundings
-    newcomers: Tensor
-    places: Tensor  # of every entity among the newcomers
+    around: FrozenContext
+    inductive_entities: Tensor
+    places: Tensor  # of every entity among the inductive_entities
     roles: tuple[Role, ...]
-    bystanders: tuple[Bystander, ...]
+    negative_queries: tuple[NegativeQuery, ...]
     bystanding: Tensor
     num_triples: Tensor
 
     @classmethod
     @torch.no_grad()
-    def of(cls, newcomers: Tensor, triples: Tensor, placed: Tensor, around: Surroundings) -> Crowd:
-        """Of newcomers by those of the triples `(num_triples, 3)` that join one of them to an entity with a row."""
+    def of(cls, inductive_entities: Tensor, triples: Tensor, placed: Tensor, around: FrozenContext) -> Crowd:
+        """Of inductive_entities by those of the triples `(num_triples, 3)` that join one of them to an entity with a row."""
         places = torch.full_like(placed, -1, dtype=torch.long)
-        places[newcomers] = torch.arange(len(newcomers), device=places.device)
+        places[inductive_entities] = torch.arange(len(inductive_entities), device=places.device)
         heads, tails = triples[:, 0], triples[:, 2]
         as_head = (places[heads] >= 0) & placed[tails] & (heads != tails)
         as_tail = (places[tails] >= 0) & placed[heads] & (heads != tails)
         owners = torch.cat([heads[as_head], tails[as_tail], heads[(heads == tails) & placed[heads]]])
-        counts = torch.bincount(owners, minlength=len(placed))[newcomers].to(around.newcomers)
+        counts = torch.bincount(owners, minlength=len(placed))[inductive_entities].to(around.inductive_entities)
         usual = around.usual_triples
         return cls(
             around=around,
-            newcomers=newcomers,
+            inductive_entities=inductive_entities,
             places=places,
             roles=roles_in(triples, as_head, as_tail, around, without=around.num_known),
-            bystanders=bystanders_of(around.num_known, around),
+            negative_queries=negative_queries_of(around.num_known, around),
             bystanding=(counts / usual).clamp(max=1.0) if usual else torch.ones_like(counts),
             num_triples=counts,
         )
@@ -72,7 +72,7 @@ class Crowd:
             at = self.places[role.owners]
             losses = role.losses(row_of(rows, role.side)[at], self.around)
             found = found.index_add(0, at[role.groups], losses)
-        for one in self.bystanders:
+        for one in self.negative_queries:
             found = found + self.bystanding * one.loss(row_of(rows, one.side))
         return found / self.num_triples.clamp(min=1)
 
@@ -86,7 +86,9 @@ class Crowd:
 
     def start(self) -> Tensor:
         """Rows to begin with, as `Problem.start` has them."""
-        rows = self.around.newcomers.new_zeros(len(self.newcomers), *self.around.newcomers.shape[1:])
+        rows = self.around.inductive_entities.new_zeros(
+            len(self.inductive_entities), *self.around.inductive_entities.shape[1:]
+        )
         counts = rows.new_zeros(*rows.shape[:2], 1)
         for role in self.roles:
             at = self.places[role.owners][role.groups]
@@ -150,7 +152,7 @@ TOLERANCE = 1e-4  # of the slope, by triple, in numbers of 32 bits
 MOST_LOOKS = 12  # at all rivals
 ENOUGH = 0.01  # of the slope may be left to the next look
 MOST_ROUNDS = 5
-MOST_AT_ONCE = 1024  # newcomers
+MOST_AT_ONCE = 1024  # inductive_entities
 SETTLED = 1e-3  # change of a round, relative to the rows
 
 
@@ -176,7 +178,7 @@ def plainly(problem: Problem, start: Array, *, tolerance: float) -> Array:
     """Every step looks at all rivals."""
 
     def value_and_slope(rows: Array) -> tuple[float, Array]:
-        value, slope = problem.slope(torch.from_numpy(rows).to(problem.around.newcomers))
+        value, slope = problem.slope(torch.from_numpy(rows).to(problem.around.inductive_entities))
         return float(value), as_array(slope)
 
     return least(_by_triple(problem, value_and_slope), start, tolerance=tolerance)
@@ -236,52 +238,52 @@ def _by_triple(problem: Problem, function: Function) -> Function:
     return value_and_slope
 
 
-def solve_newcomers(triples: Triples, around: Surroundings) -> Tensor:
-    """Rows `(num_newcomers, num_rows, width)` of newcomers by their triples, which all lead to known entities.
+def solve_newcomers(triples: Triples, around: FrozenContext) -> Tensor:
+    """Rows `(num_newcomers, num_rows, width)` of inductive_entities by their triples, which all lead to known entities.
 
     Each is placed as soon as one of its triples is with an entity that has a row. Then those that have triples with
     each other are solved again, in turns, until nothing moves: every turn lowers the same objective.
     """
     found = torch.from_numpy(triples).long().to(around.model.device)
-    rows = around.newcomers.clone()
-    solver = _Solver(found, replace(around, newcomers=rows))  # problems read what has been solved before
+    rows = around.inductive_entities.clone()
+    solver = _Solver(found, replace(around, inductive_entities=rows))  # problems read what has been solved before
     placed = torch.arange(around.num_known + len(rows), device=found.device) < around.num_known
     while not bool(placed.all()):
         ready = _joined(found, placed)
         if not len(ready):
-            raise ValueError("some newcomers have no triples that lead to a known entity")
+            raise ValueError("some inductive_entities have no triples that lead to a known entity")
         solver(ready, placed, again=False)
         placed[ready] = True
     turns = _turns(found, around.num_known)
     for _ in range(MOST_ROUNDS if turns else 0):
         before = rows.clone()
-        for newcomers in turns:
-            solver(newcomers, placed, again=True)
+        for inductive_entities in turns:
+            solver(inductive_entities, placed, again=True)
         if float((rows - before).norm()) <= SETTLED * float(before.norm()):
             break
     return rows
 
 
-def are_solved_together(newcomers: Tensor) -> bool:
+def are_solved_together(inductive_entities: Tensor) -> bool:
     """On a GPU, to which one alone is hardly less work than all; a CPU is faster with few rivals of one at a time."""
-    return newcomers.is_cuda
+    return inductive_entities.is_cuda
 
 
 @dataclass(frozen=True, eq=False)
 class _Solver:
-    """Solves newcomers, none of which has a triple with another one, by their triples with entities that have a row."""
+    """Solves inductive_entities, none of which has a triple with another one, by their triples with entities that have a row."""
 
     triples: Tensor
-    around: Surroundings
+    around: FrozenContext
 
-    def __call__(self, newcomers: Tensor, placed: Tensor, *, again: bool) -> None:
-        rows, num_known = self.around.newcomers, self.around.num_known
-        if are_solved_together(newcomers):
-            for some in newcomers.split(MOST_AT_ONCE):  # type: ignore[no-untyped-call]
+    def __call__(self, inductive_entities: Tensor, placed: Tensor, *, again: bool) -> None:
+        rows, num_known = self.around.inductive_entities, self.around.num_known
+        if are_solved_together(inductive_entities):
+            for some in inductive_entities.split(MOST_AT_ONCE):  # type: ignore[no-untyped-call]
                 crowd = Crowd.of(some, self.triples, placed, self.around)
                 rows[some - num_known] = minimise_each(crowd, rows[some - num_known] if again else crowd.start())
             return
-        for entity in newcomers.tolist():
+        for entity in inductive_entities.tolist():
             problem = self._problem(entity, placed)
             start = rows[entity - num_known] if again else problem.start()
             rows[entity - num_known] = minimise(problem, start)
@@ -303,7 +305,7 @@ def _joined(triples: Tensor, placed: Tensor) -> Tensor:
 
 
 def _turns(triples: Tensor, num_known: int) -> list[Tensor]:
-    """The newcomers that have triples with each other, in as many turns as it takes for no two of one to have any."""
+    """The inductive_entities that have triples with each other, in as many turns as it takes for no two of one to have any."""
     ends = triples[:, [0, 2]]
     between = ends[(ends >= num_known).all(1) & (ends[:, 0] != ends[:, 1])]
     neighbours: dict[int, set[int]] = {}

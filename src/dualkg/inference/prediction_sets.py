@@ -1,7 +1,7 @@
 """Answer sets: for a question, as few entities as hold its answer with a wanted coverage (split conformal prediction).
 
 How odd an answer is, is −log p(answer | question): a softmax over the entities that the graph does not already give as
-other answers. An answer set has the entities that are at most as odd as a threshold. The threshold is a quantile of how
+other answers. An prediction set has the entities that are at most as odd as a threshold. The threshold is a quantile of how
 odd the answers of the valid split are, in the same direction, of the same relation where that has enough of them."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ENOUGH = 50  # valid triples that give a relation a threshold of its own
 DIGITS = 5  # kept of how odd an answer is
 
 
-class AnswerSet(NamedTuple):
+class PredictionSet(NamedTuple):
     """Entities best first, and their scores."""
 
     entities: Ids
@@ -36,15 +36,15 @@ class AnswerSet(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AnswerSets:
+class PredictionSets:
     """How odd the answers of the valid split are; from them thresholds for any coverage."""
 
-    oddness: Floats  # `(2, num_valid)`: tails asked for, then heads
+    nonconformity: Floats  # `(2, num_valid)`: tails asked for, then heads
     relations: Ids  # of the valid triples, `(num_valid,)`
     num_relations: int
 
     @classmethod
-    def fitted(cls, model: Model, graph: Graph) -> AnswerSets:
+    def fitted(cls, model: Model, graph: Graph) -> PredictionSets:
         """Ask every triple of valid from both its ends."""
         if not len(graph.valid):
             raise RequestError(
@@ -60,8 +60,8 @@ class AnswerSets:
             ]
             rows.append(-np.concatenate(found).astype(np.float64))
         # Rounded up, so that no answer is left out by a digit that is not kept.
-        oddness = np.ceil(np.stack(rows) * 10**DIGITS) / 10**DIGITS
-        return cls(oddness, triples[:, 1], graph.shape.num_relations)
+        nonconformity = np.ceil(np.stack(rows) * 10**DIGITS) / 10**DIGITS
+        return cls(nonconformity, triples[:, 1], graph.shape.num_relations)
 
     @cached_property
     def _counts(self) -> Ids:
@@ -80,7 +80,7 @@ class AnswerSets:
             alike = self._counts[self.relations] < needed
             if alike.sum() < needed:
                 alike = np.ones_like(alike)
-        return quantile(self.oddness[DIRECTIONS.index(side), alike], coverage)
+        return quantile(self.nonconformity[DIRECTIONS.index(side), alike], coverage)
 
     def of(
         self,
@@ -91,8 +91,8 @@ class AnswerSets:
         *,
         side: Side = "tail",
         coverage: float = 0.9,
-    ) -> AnswerSet:
-        """The answer set of (given, relation, ?), or with `side="head"` of (?, relation, given), without known answers.
+    ) -> PredictionSet:
+        """The prediction set of (given, relation, ?), or with `side="head"` of (?, relation, given), without known answers.
 
         It is empty where no entity is likely enough, and has all that are not known where valid has too few triples.
         """
@@ -103,25 +103,27 @@ class AnswerSets:
         found[torch.from_numpy(known(*_query(triple, side, known.shape.num_relations))[1])] = -torch.inf
         inside = (found.log_softmax(-1) >= -most) & torch.isfinite(found)
         order = found.masked_fill(~inside, -torch.inf).argsort(descending=True, stable=True)[: int(inside.sum())]
-        return AnswerSet(order.numpy(), found[order].numpy())
+        return PredictionSet(order.numpy(), found[order].numpy())
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "relations": self.relations.tolist(),
-            "oddness": {
-                name: np.round(row, DIGITS).tolist() for name, row in zip(DIRECTIONS, self.oddness, strict=True)
+            "nonconformity": {
+                name: np.round(row, DIGITS).tolist() for name, row in zip(DIRECTIONS, self.nonconformity, strict=True)
             },
         }
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any], num_relations: int) -> AnswerSets:
-        oddness = np.array([found["oddness"][name] for name in DIRECTIONS], dtype=np.float64)
+    def from_dict(cls, found: dict[str, Any], num_relations: int) -> PredictionSets:
+        nonconformity = np.array([found["nonconformity"][name] for name in DIRECTIONS], dtype=np.float64)
         relations = np.array(found["relations"], dtype=np.int64)
-        if oddness.shape != (2, len(relations)) or not len(relations):
-            raise ValueError("its answer sets have columns of different lengths")
+        if nonconformity.shape != (2, len(relations)) or not len(relations):
+            raise ValueError("its prediction sets have columns of different lengths")
         if relations.min() < 0 or relations.max() >= num_relations:
-            raise ValueError(f"its answer sets are of relations that are not among the {num_relations:,} of the graph")
-        return cls(oddness, relations, num_relations)
+            raise ValueError(
+                f"its prediction sets are of relations that are not among the {num_relations:,} of the graph"
+            )
+        return cls(nonconformity, relations, num_relations)
 
 
 def enough_for(coverage: float) -> int:

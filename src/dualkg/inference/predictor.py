@@ -15,11 +15,18 @@ from dualkg.data.filters import Ids, KnownAnswers
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import Calibration, Kinds, Prospects, RepeatedEvidence, evidence_of, queries_at_once
+from dualkg.inference.calibration import (
+    CachedLogProbabilities,
+    Calibration,
+    Kinds,
+    PriorCorrection,
+    queries_at_once,
+    triple_log_probabilities,
+)
 from dualkg.inference.explanation import Explanation, explain
-from dualkg.inference.extension import NamedTriple, with_newcomer
-from dualkg.inference.inductive import Surroundings
-from dualkg.inference.prediction_sets import AnswerSets
+from dualkg.inference.extension import NamedTriple, with_inductive_entity
+from dualkg.inference.inductive import FrozenContext
+from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.models.base import Model, Side
 from dualkg.training.recipe import Recipe
 
@@ -69,14 +76,14 @@ class Predictor:
         *,
         recipe: Recipe | None = None,
         calibration: Calibration | None = None,
-        answer_sets: AnswerSets | None = None,
+        prediction_sets: PredictionSets | None = None,
     ) -> None:
         model.check_shape(graph.shape)
         self.model = model.eval()
         self.graph = graph
         self.recipe = recipe  # what the model was trained by, for rows that are solved for
         self.calibration = calibration
-        self._answer_sets = answer_sets
+        self._answer_sets = prediction_sets
 
     @cached_property
     def _known(self) -> dict[str, KnownAnswers]:
@@ -91,9 +98,9 @@ class Predictor:
         return Kinds.of(self.graph)
 
     @cached_property
-    def prospects(self) -> Prospects | None:
+    def prior_correction(self) -> PriorCorrection | None:
         """How probable any triple is, where there is a calibration."""
-        return None if self.calibration is None else Prospects.of(self.calibration, self.graph)
+        return None if self.calibration is None else PriorCorrection.of(self.calibration, self.graph)
 
     @torch.no_grad()
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
@@ -133,20 +140,22 @@ class Predictor:
         answer = Answer(names[t], names.label(t), t, self.score(h, r, t), self.splits_of(h, r).get(t))
         return self._believed([answer], lambda id: (h, r, id))[0]
 
-    def answer_set(
+    def prediction_set(
         self, head: Name | None, relation: Name, tail: Name | None = None, *, coverage: float = 0.9
     ) -> list[Answer]:
         """The few answers among which the missing one is with that probability, best first; known ones not among them.
 
-        It asks for the tail, or where `head` is None for the head. See docs/beliefs.md for what that assumes.
+        It asks for the tail, or where `head` is None for the head. See docs/calibration_data.md for what that assumes.
         """
         if (head is None) == (tail is None):
-            raise RequestError("An answer set is asked for by a relation and one of head and tail; the other is None.")
+            raise RequestError(
+                "An prediction set is asked for by a relation and one of head and tail; the other is None."
+            )
         side: Side = "head" if head is None else "tail"
         given = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]
         r, names = self.graph.relations.id(relation), self.graph.entities
         if self._answer_sets is None:
-            self._answer_sets = AnswerSets.fitted(self.model, self.graph)
+            self._answer_sets = PredictionSets.fitted(self.model, self.graph)
         found = self._answer_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
         answers = [
             Answer(names[id], names.label(id), id, score)
@@ -157,15 +166,15 @@ class Predictor:
     def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
         """A predictor that knows one more entity, placed by triples with known ones; this one stays as it is.
 
-        Calibration and answer sets go with it: they are of the same relations.
+        Calibration and prediction sets go with it: they are of the same relations.
         """
-        found = with_newcomer(self.model, self.graph, name, triples=triples, around=self._around)
+        found = with_inductive_entity(self.model, self.graph, name, triples=triples, around=self._around)
         return Predictor(
             found.model,
             found.graph,
             recipe=self.recipe,
             calibration=self.calibration,
-            answer_sets=self._answer_sets,
+            prediction_sets=self._answer_sets,
         )
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
@@ -173,8 +182,8 @@ class Predictor:
         return explain(self.model, self.graph, (head, relation, tail), k=k, around=self._around)
 
     @cached_property
-    def _around(self) -> Surroundings:
-        return Surroundings.of(self.model, self.graph, recipe=self.recipe)
+    def _around(self) -> FrozenContext:
+        return FrozenContext.of(self.model, self.graph, recipe=self.recipe)
 
     @torch.no_grad()
     def similar(self, entity: Name, *, k: int = 10) -> list[Answer]:
@@ -192,14 +201,14 @@ class Predictor:
         return self.all_believed([(answers, triple)])[0]
 
     def all_believed(
-        self, asked: Sequence[tuple[list[Answer], TripleOf]], *, evidence: Callable[[Ids], Tensor] | None = None
+        self, asked: Sequence[tuple[list[Answer], TripleOf]], *, log_probability: Callable[[Ids], Tensor] | None = None
     ) -> list[list[Answer]]:
         """The same for the answers to several questions, each with what makes a triple of the id of an answer."""
         triples = [triple(answer.id) for answers, triple in asked for answer in answers if answer.split != "train"]
         if self.calibration is None or not triples:
             return [answers for answers, _ in asked]
         ids = np.array(triples)
-        measured = evidence(ids) if evidence else evidence_of(self.model, ids)
+        measured = log_probability(ids) if log_probability else triple_log_probabilities(self.model, ids)
         relations, kinds = (torch.from_numpy(one) for one in (ids[:, 1], self._kinds(ids)))
         probabilities = self.calibration.probability(measured.cpu(), relations, kinds)
         found = dict(zip(triples, probabilities.tolist(), strict=True))
@@ -270,7 +279,7 @@ class Fact:
     tail: int
     split: str | None = None
     probability: float | None = None
-    evidence: float | None = None
+    log_probability: float | None = None
 
 
 @dataclass(frozen=True)
@@ -294,28 +303,28 @@ def known_facts(predictor: Predictor, entity: int, *, most: int) -> KnownFacts:
 
 @torch.no_grad()
 def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
-    """New triples with the entity as head or as tail, best first: by probability, or without one by evidence.
+    """New triples with the entity as head or as tail, best first: by probability, or without one by log_probability.
 
     Every relation is asked from both its ends. Of all answers, `LOOKED_AT` · k that are likeliest to their own
-    question, and where there are prospects to be missing, are then measured from both ends. A triple of the entity
+    question, and where there are prior_correction to be missing, are then measured from both ends. A triple of the entity
     with itself is none.
     """
-    prospects = predictor.prospects
+    prior_correction = predictor.prior_correction
     triples = _likeliest(predictor, entity, number=LOOKED_AT * k)
     if not len(triples):
         return []
-    evidence = evidence_of(predictor.model, triples).cpu()
-    worth, probability = evidence, None
-    if prospects is not None:
-        relations, kinds = (torch.from_numpy(one) for one in (triples[:, 1], prospects.kinds(triples)))
-        worth = prospects.log_odds(evidence, relations, kinds)
+    log_probability = triple_log_probabilities(predictor.model, triples).cpu()
+    worth, probability = log_probability, None
+    if prior_correction is not None:
+        relations, kinds = (torch.from_numpy(one) for one in (triples[:, 1], prior_correction.kinds(triples)))
+        worth = prior_correction.log_odds(log_probability, relations, kinds)
         probability = worth.sigmoid()
-    best = torch.from_numpy(np.lexsort((-evidence.numpy(), -worth.numpy())))[:k]
+    best = torch.from_numpy(np.lexsort((-log_probability.numpy(), -worth.numpy())))[:k]
     believed = [None] * len(best) if probability is None else probability[best].tolist()
     return [
-        Fact(head, relation, tail, probability=likely, evidence=measured)
+        Fact(head, relation, tail, probability=likely, log_probability=measured)
         for (head, relation, tail), likely, measured in zip(
-            triples[best.numpy()].tolist(), believed, evidence[best].tolist(), strict=True
+            triples[best.numpy()].tolist(), believed, log_probability[best].tolist(), strict=True
         )
     ]
 
@@ -330,8 +339,8 @@ def _likeliest(predictor: Predictor, entity: int, *, number: int) -> Ids:
         for backward in (False, True):
             scores = model.ask_heads(relations, given) if backward else model.ask_tails(given, relations)
             likely = scores.log_softmax(-1)
-            if predictor.prospects is not None:
-                open_ = predictor.prospects.of_questions(entity, relations.cpu(), "tail" if backward else "head")
+            if predictor.prior_correction is not None:
+                open_ = predictor.prior_correction.of_questions(entity, relations.cpu(), "tail" if backward else "head")
                 likely += open_.log().to(likely)[:, None]
             inverse = relations.cpu().numpy() + (shape.num_relations if backward else 0)
             rows, known = predictor.all_known(np.full(len(inverse), entity), inverse)
@@ -375,7 +384,7 @@ def answer_one(predictor: Predictor, kind: Kind, question: Question) -> list[Ans
             return predictor.similar(*given, k=k)
 
 
-class ManyPredictor:
+class BatchedPredictor:
     """Answers as a `Predictor` does, but all questions of a kind together: one product for the scores, and one pass for
     the probabilities, which remembers what it has summed. Meant for one thread.
     """
@@ -384,7 +393,7 @@ class ManyPredictor:
         self.predictor = predictor
         self.model = predictor.model
         self.graph = predictor.graph
-        self._evidence = RepeatedEvidence(predictor.model)
+        self._evidence = CachedLogProbabilities(predictor.model)
 
     @torch.no_grad()
     def answer(self, kind: Kind, questions: Sequence[Question]) -> list[list[Answer]]:
@@ -409,8 +418,8 @@ class ManyPredictor:
         relations, tails = self._columns(questions)
         scores = self.model.ask_heads(relations, tails)
         inverse = self.graph.shape.num_relations
-        turned = [Question((q.given[1], q.given[0] + inverse), q.k, q.known) for q in questions]
-        return self._believed(self._best_entities(scores, turned), questions, lambda g, id: (id, *g))
+        rotated = [Question((q.given[1], q.given[0] + inverse), q.k, q.known) for q in questions]
+        return self._believed(self._best_entities(scores, rotated), questions, lambda g, id: (id, *g))
 
     def _relations(self, questions: Sequence[Question]) -> list[list[Answer]]:
         heads, tails = self._columns(questions)
@@ -456,7 +465,7 @@ class ManyPredictor:
             return lambda id: triple(given, id)
 
         asked = [(answers, of(question.given)) for answers, question in zip(found, questions, strict=True)]
-        return self.predictor.all_believed(asked, evidence=self._evidence)
+        return self.predictor.all_believed(asked, log_probability=self._evidence)
 
 
 def _wanted(questions: Sequence[Question]) -> list[tuple[int, Known]]:

@@ -1,4 +1,4 @@
-"""Whether answer sets hold what they promise: how often they have the answer, and how large they are."""
+"""Whether prediction sets hold what they promise: how often they have the answer, and how large they are."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import Calibration, Floats, Ids, Kinds, draw_candidates, evidence_of
-from dualkg.inference.prediction_sets import AnswerSets, without_others
+from dualkg.inference.calibration import Calibration, Floats, Ids, Kinds, draw_candidates, triple_log_probabilities
+from dualkg.inference.prediction_sets import PredictionSets, without_others
 from dualkg.models.base import Model, Side
 
 SIDES: tuple[Side, ...] = ("tail", "head")
@@ -22,7 +22,7 @@ SIDES: tuple[Side, ...] = ("tail", "head")
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of some questions: the share whose answer set has the answer, and the sizes of the sets."""
+    """Of some questions: the share whose prediction set has the answer, and the sizes of the sets."""
 
     share: float
     mean_size: float
@@ -60,15 +60,15 @@ class CoverageReport:
         }
 
 
-def check_answer_sets(
-    answer_sets: AnswerSets, model: Model, graph: Graph, *, split: Split = "test", coverage: float = 0.9
+def evaluate_coverage(
+    prediction_sets: PredictionSets, model: Model, graph: Graph, *, split: Split = "test", coverage: float = 0.9
 ) -> CoverageReport:
-    """Make the answer set of every question of a split, and see whether the answer is in it."""
+    """Make the prediction set of every question of a split, and see whether the answer is in it."""
     triples = graph.split(split).astype(np.int64)
     if not len(triples):
-        raise RequestError(f"{graph.name} has no {split} triples to check answer sets by.")
+        raise RequestError(f"{graph.name} has no {split} triples to check prediction sets by.")
     known = KnownAnswers.of(graph)
-    found = [_sets_of(answer_sets, model, triples, side, known, coverage) for side in SIDES]
+    found = [_sets_of(prediction_sets, model, triples, side, known, coverage) for side in SIDES]
     covered, sizes = np.stack([one for one, _ in found]), np.stack([one for _, one in found])
     relations = triples[:, 1]
     return CoverageReport(
@@ -79,7 +79,9 @@ def check_answer_sets(
         by_direction={side: Coverage.of(covered[row], sizes[row]) for row, side in enumerate(SIDES)},
         by_relation={
             graph.relations[id]: Coverage.of(
-                covered[:, relations == id], sizes[:, relations == id], own=answer_sets.has_own(id, coverage=coverage)
+                covered[:, relations == id],
+                sizes[:, relations == id],
+                own=prediction_sets.has_own(id, coverage=coverage),
             )
             for id in np.unique(relations).tolist()
         },
@@ -87,11 +89,11 @@ def check_answer_sets(
 
 
 def _sets_of(
-    answer_sets: AnswerSets, model: Model, triples: Ids, side: Side, known: KnownAnswers, coverage: float
+    prediction_sets: PredictionSets, model: Model, triples: Ids, side: Side, known: KnownAnswers, coverage: float
 ) -> tuple[npt.NDArray[np.bool_], Ids]:
     """Whether the set of each triple's question has the answer, and how many entities it has."""
     present, places = np.unique(triples[:, 1], return_inverse=True)
-    most = [answer_sets.threshold(relation, side, coverage=coverage) for relation in present.tolist()]
+    most = [prediction_sets.threshold(relation, side, coverage=coverage) for relation in present.tolist()]
     least = -torch.tensor(most, device=model.device)[torch.from_numpy(places).to(model.device)]
     covered, sizes, done = [], [], 0
     for log_probabilities, answers in without_others(model, triples, side, known):
@@ -177,7 +179,7 @@ def _bin(probabilities: Floats, true: npt.NDArray[np.bool_], weights: Floats) ->
 
 
 @dataclass(frozen=True)
-class Tally:
+class RunningLoss:
     """Of one relation: how many true candidates its probabilities add up to, and how many there were."""
 
     expected: float
@@ -193,7 +195,7 @@ class CalibrationReport:
     split: str
     whole: Reliability
     likely: Reliability
-    by_relation: dict[str, Tally]
+    by_relation: dict[str, RunningLoss]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -211,15 +213,15 @@ def check_calibration(
 ) -> CalibrationReport:
     """Hold probabilities against a split that they were not fitted on; `seed` draws the false candidates."""
     drawn = draw_candidates(model, graph, split, seed=seed)
-    evidence = evidence_of(model, drawn.triples).double().cpu()
+    log_probability = triple_log_probabilities(model, drawn.triples).double().cpu()
     relations, kinds = (torch.from_numpy(ids) for ids in (drawn.relations, Kinds.of(graph)(drawn.triples)))
-    found = calibration.probability(evidence, relations, kinds).numpy()
+    found = calibration.probability(log_probability, relations, kinds).numpy()
     likely = found >= LIKELY
     by_relation = {}
     for id in np.unique(drawn.relations).tolist():
         its = drawn.relations == id
         expected = float((found * drawn.weights)[its].sum())
-        by_relation[graph.relations[id]] = Tally(expected, int(drawn.true[its].sum()), bool(calibration.own[id]))
+        by_relation[graph.relations[id]] = RunningLoss(expected, int(drawn.true[its].sum()), bool(calibration.own[id]))
     return CalibrationReport(
         graph=graph.name,
         split=split,

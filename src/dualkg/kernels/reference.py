@@ -1,19 +1,51 @@
 """Sums over coordinates of a function of the difference, for all pairs of rows, without an array of the differences.
 
 A coordinate is one number or two; a row holds all its first numbers, then all its second ones. The function is the
-modulus, |d|, or |sin d|. Both are even, so what gives the gradient of one side gives that of the other."""
+modulus, |d|, or |sin d|. Both are even, so what gives the gradient of one side gives that of the other.
+"""
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dualkg.kernels.gpu import obstacle
+
+@cache
+def obstacle() -> str | None:
+    """Why kernels cannot be compiled here, as the end of a sentence: Triton starts them by a bit of C."""
+    if find_spec("triton") is None:
+        return "needs Triton, which is not installed"
+    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc") if name):
+        return "needs a C compiler, which Triton calls; neither gcc nor clang is here"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return "needs the headers of Python (Debian's python3-dev), which Triton compiles against"
+    return None
+
+
+BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is ARM's
+
+
+@cache
+def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor itself multiplies matrices of bfloat16; not known, so False, where Linux does not say."""
+    if not description.is_file():
+        return False
+    for line in description.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, flags = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return not BF16_FLAGS.isdisjoint(flags.split())
+    return False
 
 
 def apply_to(vectors: Tensor) -> bool:

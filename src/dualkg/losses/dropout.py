@@ -47,15 +47,15 @@ class Dropouts:
         self.images = Dropout(images, seed=seed) if images else None
         self.heads = Dropout(heads, seed=-1 - seed) if heads else None  # numbers that no image is dropped by
 
-    def __call__(self, f: Factors, *, both: bool = False, by_question: bool = False) -> Factors:
+    def __call__(self, f: Factors, *, both: bool = False, grouped_by_query: bool = False) -> Factors:
         """The same factors with some dropped of what tails are scored by; with `both`, heads too.
 
-        With `by_question`, neighbours that ask the same have the same dropped.
+        With `grouped_by_query`, neighbours that ask the same have the same dropped.
         """
         if self.images is None and self.heads is None:
             return f
         found = Factors(f.model, f.heads, f.relations, f.tails)
-        questions = Questions.of(f.heads, f.relations) if by_question else None
+        questions = Questions.of(f.heads, f.relations) if grouped_by_query else None
         if self.heads is not None:
             found.head = _dropped(f.head, self.heads, f, questions=questions)
         image = f.mapped_head if self.heads is None else found.mapped_head  # which a regularizer may have asked for

@@ -50,7 +50,7 @@ class CrossEntropy:
     With reciprocal relations a batch holds both directions and tails alone are asked for; without them every
     triple is asked for its tail and for its head. `relation_weight` adds the cross entropy of the relation
     given head and tail, over all relation ids. `dropouts` are for what entities are scored with, and
-    `label_smoothing` is for the answers among entities, not among relations. `by_question` says that neighbours in a
+    `label_smoothing` is for the answers among entities, not among relations. `grouped_by_query` says that neighbours in a
     batch which ask for tails of the same head and relation are one question.
     """
 
@@ -61,7 +61,7 @@ class CrossEntropy:
         relation_weight: float = 0.0,
         dropouts: Dropouts | None = None,
         label_smoothing: float = 0.0,
-        by_question: bool = False,
+        grouped_by_query: bool = False,
     ) -> None:
         if not relation_weight >= 0:
             raise RequestError(f"The weight of relation prediction is at least 0; it is {relation_weight}.")
@@ -71,11 +71,11 @@ class CrossEntropy:
         self.relation_weight = relation_weight
         self.dropouts = dropouts or Dropouts()
         self.label_smoothing = label_smoothing
-        self.by_question = by_question
+        self.grouped_by_query = grouped_by_query
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
         """The loss of the triples whose factors these are, as the model scores them."""
-        asked = self.dropouts(f, both=not model.reciprocal, by_question=self.by_question)
+        asked = self.dropouts(f, both=not model.reciprocal, grouped_by_query=self.grouped_by_query)
         loss = self._of_entities(model.tail_scores(asked), f.tails)
         if not model.reciprocal:
             loss = (loss + self._of_entities(model.head_scores(asked), f.heads)) / 2

@@ -141,12 +141,12 @@ class EmbeddingModel(Model):
     """A model with a row for every entity and every relation. Regularizers ask of it what its vectors mean."""
 
     diagonal = False  # whether a relation acts on each coordinate alone, as N3 asks
-    two_maps = False  # whether map_head and map_tail both say where a vector goes, as DURA asks
+    has_adjoint = False  # whether map_head and map_tail both say where a vector goes, as DURA asks
     euclidean = True  # whether the numbers of an entity are coordinates, so that their powers add up to norms
     numbers_per_coordinate = 1  # real numbers that make one coordinate of an embedding
     two_entity_tables = False  # whether an entity is another vector as tail than as head
     score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
-    usual_init_scale: InitScale = 1e-3
+    default_init_scale: InitScale = 1e-3
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class EmbeddingModel(Model):
         if dim < 1:
             raise RequestError(f"dim must be at least 1; it is {dim}.")
         self.dim = dim
-        self.init_scale = self.usual_init_scale if init_scale is None else init_scale
+        self.init_scale = self.default_init_scale if init_scale is None else init_scale
         self._random = torch.Generator().manual_seed(seed)
         width = self.entity_width(dim)
         self._check_size(width)

@@ -18,7 +18,7 @@ from dualkg.models.factors import Factors
 class BilinearModel(EmbeddingModel):
     """A model that scores by ⟨h R, t⟩. A built model writes its tables and the two maps."""
 
-    two_maps = True
+    has_adjoint = True
 
     @abstractmethod
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:

@@ -48,8 +48,8 @@ class DiagonalModel(BilinearModel):
         return self._joined(self.times(self._parts(head), self._parts(rows(self.multipliers, relations))))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        turned = self.conjugate(self._parts(rows(self.multipliers, relations)))
-        return self._joined(self.times(self._parts(tail), turned))
+        rotated = self.conjugate(self._parts(rows(self.multipliers, relations)))
+        return self._joined(self.times(self._parts(tail), rotated))
 
     def relation_between(self, head: Tensor, tail: Tensor) -> Tensor:
         """The row q with ⟨h R, t⟩ = ⟨q, r⟩, `(batch, width)`."""

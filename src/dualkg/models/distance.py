@@ -54,7 +54,7 @@ class DistanceModel(EmbeddingModel):
 
     meets_between = False
     isometric = False
-    usual_init_scale: InitScale = 1e-2
+    default_init_scale: InitScale = 1e-2
 
     def fresh_signs(self, rows: int, width: int) -> Tensor:
         """1 or −1, the same for a relation and its inverse. Training hardly leads a multiplier through 0."""
@@ -202,7 +202,7 @@ class ModE(NormModel):
     It is the dual of DistMult, with a norm in place of the square.
     """
 
-    two_maps = True
+    has_adjoint = True
     diagonal = True
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
@@ -229,7 +229,7 @@ class RotatE(NormModel, AngleModel):
     relation holds angles; entities are as ComplEx has them.
     """
 
-    two_maps = True
+    has_adjoint = True
     isometric = True
     numbers_per_coordinate = 2
 
@@ -330,7 +330,7 @@ class TransE(NormModel):
     A step has no transpose; where it takes the tail is back, to t − r, and DURA is made of that.
     """
 
-    two_maps = True
+    has_adjoint = True
     isometric = True
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:

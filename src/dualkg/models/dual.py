@@ -22,7 +22,7 @@ class Dual(Model):
     def __init__(self, primal: BilinearModel, side: Side = "tail") -> None:
         if side not in ("tail", "head"):
             raise RequestError(f"A dual has side 'tail' or 'head'; '{side}' was asked for.")
-        if not (isinstance(primal, BilinearModel) and primal.two_maps):
+        if not (isinstance(primal, BilinearModel) and primal.has_adjoint):
             raise RequestError(
                 f"A dual is that of a bilinear model, whose relations are linear maps with a transpose; this "
                 f"{type(primal).__name__} is none. Leave model.dual out."

@@ -78,12 +78,12 @@ class Factors:
         return self.model.map_tail(self.tail, self.relations)
 
     @property
-    def tail_gap(self) -> Tensor:
+    def tail_residual(self) -> Tensor:
         """What the tail lacks of the mapped head: the dual on the tail's side scores by its length."""
         return self.mapped_head - self.tail
 
     @property
-    def head_gap(self) -> Tensor:
+    def head_residual(self) -> Tensor:
         return self.mapped_tail - self.head
 
 

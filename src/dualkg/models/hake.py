@@ -119,5 +119,5 @@ class HAKE(AngleModel):
     def _sines(self, phase: Tensor) -> Tensor:
         return (self.angles(phase) / 2).sin().abs().sum(-1)
 
-    def _weighted(self, apart: Tensor, turned: Tensor) -> Tensor:
-        return self.scales[0] * apart + self.scales[1] * turned
+    def _weighted(self, apart: Tensor, rotated: Tensor) -> Tensor:
+        return self.scales[0] * apart + self.scales[1] * rotated

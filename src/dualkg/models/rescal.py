@@ -16,7 +16,7 @@ class RESCAL(BilinearModel):
     A batch is taken relation by relation, so that a matrix is fetched once for all its triples.
     """
 
-    usual_init_scale: InitScale = "xavier"
+    default_init_scale: InitScale = "xavier"
 
     def relation_width(self, dim: int) -> int:
         return dim * dim
@@ -36,7 +36,7 @@ class RESCAL(BilinearModel):
         return gram.trace(), (gram @ matrices * matrices).sum()
 
     @torch.no_grad()
-    def turn_(self, axes: Tensor) -> None:
+    def rotate_(self, axes: Tensor) -> None:
         """Write all vectors in other axes, an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q, and scores stay."""
         self.entities.copy_(self.entities @ axes)
         for matrix in self.relations.view(-1, self.dim, self.dim):

@@ -22,7 +22,7 @@ class TuckER(BilinearModel):
     With `batch_norm` heads, and then their images, are normalised over the batch. Such a map has no transpose.
     """
 
-    usual_init_scale: InitScale = "xavier"
+    default_init_scale: InitScale = "xavier"
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class TuckER(BilinearModel):
         if batch_norm and not self.reciprocal:
             raise RequestError(f"{NO_TRANSPOSE}, so heads can only be asked for through reciprocal relations.")
         self.batch_norm = batch_norm
-        self.two_maps = not batch_norm
+        self.has_adjoint = not batch_norm
         drawn = torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random)
         self.core = nn.Parameter(drawn)
         self.before, self.after = (BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2))

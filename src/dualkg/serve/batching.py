@@ -84,7 +84,7 @@ class Together(Asker):
 
     async def ask(self, run: ServedRun, kind: Kind, question: Question) -> list[Answer]:
         if len(self._waiting) >= self._most_waiting:
-            raise BusyError(f"{len(self._waiting):,} questions wait already. Ask again in a moment.")
+            raise BusyError(f"{len(self._waiting):,} questions wait already. Ask again in a event.")
         answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(run, kind, question, answers))
         self._arrived.set()

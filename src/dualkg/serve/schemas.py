@@ -94,7 +94,7 @@ class Alike(BaseModel):
     answers: list[Answer]
 
 
-class AnswerSet(Answers):
+class PredictionSet(Answers):
     """The few answers among which the missing one is with a promised probability."""
 
     coverage: float
@@ -153,7 +153,7 @@ class AskedAnswers(BaseModel):
     question: Question
     known: list[Answer]
     answers: list[Answer]
-    answer_set: SetSize | None = Field(description="None for relations, and of runs that are not calibrated.")
+    prediction_set: SetSize | None = Field(description="None for relations, and of runs that are not calibrated.")
 
 
 class Fact(BaseModel):
@@ -164,7 +164,9 @@ class Fact(BaseModel):
     tail: Thing
     split: str | None = None
     probability: float | None = None
-    evidence: float | None = Field(None, description="½ log p(tail | head, relation) + ½ log p(head | relation, tail).")
+    log_probability: float | None = Field(
+        None, description="½ log p(tail | head, relation) + ½ log p(head | relation, tail)."
+    )
 
     @classmethod
     def of(cls, graph: Graph, fact: predictor.Fact) -> Fact:
@@ -174,7 +176,7 @@ class Fact(BaseModel):
             tail=Thing.of(graph.entities, fact.tail),
             split=fact.split,
             probability=fact.probability,
-            evidence=fact.evidence,
+            log_probability=fact.log_probability,
         )
 
 
@@ -250,7 +252,7 @@ class Line(BaseModel):
     tail: Thing | None = None
     probability: float | None = None
     score: float | None = None
-    evidence: float | None = None
+    log_probability: float | None = None
     triples: int | None = Field(None, description="How many there were, of the last line.")
     error: str | None = None
 
@@ -348,7 +350,7 @@ class RunFacts(BaseModel):
     costs: dict[str, float | None] | None
     calibrated: bool
     reliability: dict[str, Any] | None = Field(description="How probabilities held on test: bins of a diagram.")
-    coverage: dict[str, Any] | None = Field(description="How often answer sets had the answer.")
+    coverage: dict[str, Any] | None = Field(description="How often prediction sets had the answer.")
     sparsity: Sparsity | None
 
 

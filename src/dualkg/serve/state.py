@@ -13,14 +13,15 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from dualkg.analysis.projection import Vectors, entity_map
+from dualkg.analysis.projection import entity_map
+from dualkg.analysis.tsne import Vectors
 from dualkg.data.graph import looping_relations
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.inference.calibration_store import load_beliefs
+from dualkg.inference.calibration_store import load_calibration
 from dualkg.inference.decisions import Decisions
 from dualkg.inference.names import Finder
-from dualkg.inference.predictor import Kind, ManyPredictor, Predictor, Question
+from dualkg.inference.predictor import BatchedPredictor, Kind, Predictor, Question
 from dualkg.serve.batching import Asker
 from dualkg.serve.limits import Limits
 from dualkg.serve.metrics import Counts, Journal
@@ -48,19 +49,19 @@ class ServedRun:
 
     @classmethod
     def of(cls, run: Run, *, name: str, device: str | None = None) -> ServedRun:
-        """With probabilities and answer sets where the run has been calibrated."""
+        """With probabilities and prediction sets where the run has been calibrated."""
         run.model = run.model.to(choose_device(device))
         if not run.folder or not RunFolder(run.folder).calibration.exists():
             return cls(name, run, Predictor(run.model, run.graph, recipe=run.recipe))
-        beliefs = load_beliefs(run.folder, run.graph)
+        calibration_data = load_calibration(run.folder, run.graph)
         predictor = Predictor(
             run.model,
             run.graph,
             recipe=run.recipe,
-            calibration=beliefs.calibration,
-            answer_sets=beliefs.answer_sets,
+            calibration=calibration_data.calibration,
+            prediction_sets=calibration_data.prediction_sets,
         )
-        return cls(name, run, predictor, beliefs.checks)
+        return cls(name, run, predictor, calibration_data.checks)
 
     @property
     def entities(self) -> Vocabulary:
@@ -71,8 +72,8 @@ class ServedRun:
         return self.run.graph.relations
 
     @cached_property
-    def many(self) -> ManyPredictor:
-        return ManyPredictor(self.predictor)
+    def many(self) -> BatchedPredictor:
+        return BatchedPredictor(self.predictor)
 
     @cached_property
     def finder(self) -> Finder:

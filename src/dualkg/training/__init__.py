@@ -6,13 +6,13 @@ from dualkg.training.api import resume, train, train_recipe, train_seeds
 from dualkg.training.importing import from_arrays
 from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, load_recipe
 from dualkg.training.run import Run, RunFolder, load_run
-from dualkg.training.trainer import InterruptedRunError, Moment
+from dualkg.training.trainer import InterruptedRunError, ProgressEvent
 
 __all__ = [
     "InterruptedRunError",
     "Loss",
-    "Moment",
     "Optimizer",
+    "ProgressEvent",
     "Recipe",
     "Run",
     "RunFolder",

@@ -38,9 +38,9 @@ from dualkg.training.registry import (
     describe_regularizer,
 )
 from dualkg.training.run import Run, RunFolder, environment
-from dualkg.training.trainer import Costs, Moment, Trainer, peak_mib
+from dualkg.training.trainer import Costs, ProgressEvent, Trainer, peak_mib
 
-Watch = Callable[[Moment], None]
+Watch = Callable[[ProgressEvent], None]
 
 
 def default_batch_size(graph: Graph) -> int:
@@ -62,7 +62,7 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
     )
     changes = dict(changes or {})
     kind = MODELS.get(changes.get("model.name", base.model.name))
-    if kind and not kind.two_maps:
+    if kind and not kind.has_adjoint:
         changes.setdefault("regularizer.name", "none")
     if changes.get("regularizer.name", "DURA") not in ("DURA", "UnweightedDURA"):  # λ1 and λ2 are theirs alone
         base = base.model_copy(update={"regularizer": RegularizerChoice(weight=base.regularizer.weight)})
@@ -156,7 +156,7 @@ def resume(path: str | Path, *, device: str | torch.device | None = None, watch:
     recipe = load_recipe(folder.recipe)
     if folder.finished:
         folder.checkpoint.unlink(missing_ok=True)  # a kill may have come just before this
-        raise RequestError(f"The run {folder.path} is finished. To train longer, begin anew with more epochs.")
+        raise RequestError(f"The run {folder.path} is finished. To train longer, begin again with more epochs.")
     if not folder.checkpoint.exists():
         raise RequestError(f"The run {folder.path} cannot go on. {folder.how_to_go_on()}")
     graph = folder.load_graph()

@@ -26,7 +26,7 @@ class Capturable(Protocol):
     def step(self, batch: Tensor, /) -> Tensor: ...
 
 
-class GraphedStep:
+class CudaGraphStep:
     """Replays a captured step for batches of the largest size; others, such as a last short one, are taken eagerly."""
 
     def __init__(self, step: Capturable) -> None:
@@ -46,7 +46,7 @@ class GraphedStep:
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it; the next step overwrites that."""
-        if len(batch) > self.largest:  # what a graph works on is about to be outgrown, and made anew
+        if len(batch) > self.largest:  # what a graph works on is about to be outgrown, and made again
             self.largest, self.num_taken, self.graph = len(batch), 0, None
         if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
             self._capture(batch)

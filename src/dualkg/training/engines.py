@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.kernels.cpu.compile import has_bf16_products
-from dualkg.kernels.gpu import obstacle as obstacle_to_kernels
+from dualkg.kernels.reference import has_bf16_products
+from dualkg.kernels.reference import obstacle as obstacle_to_kernels
 from dualkg.losses import AnyLoss
 from dualkg.losses.softmax import CrossEntropy
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
-from dualkg.training.cuda_graphs import GraphedStep
+from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.fused import FusedStep, scores_are
-from dualkg.training.gpu_step import HalfStep
+from dualkg.training.gpu_step import Bf16Step
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
-from dualkg.training.reference_step import CapturedStep, PlainStep
+from dualkg.training.reference_step import CapturedStep, ReferenceStep
 
 Step = Callable[[Tensor, float], Tensor]
 # On a GPU there is the plain one captured as a graph, and one all in kernels, with products in bfloat16.
@@ -63,13 +63,13 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
 
 def build_step(engine: Engine, model: Model, loss: AnyLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> Step:
     if engine == "plain":
-        return PlainStep(model, loss, regularizer, optimizer)
+        return ReferenceStep(model, loss, regularizer, optimizer)
     if engine == "captured":
-        return GraphedStep(CapturedStep(model, loss, regularizer, optimizer))
+        return CudaGraphStep(CapturedStep(model, loss, regularizer, optimizer))
     if not isinstance(loss, CrossEntropy) or loss.label_smoothing or loss.dropouts.heads:
         raise ValueError(f"the engine '{engine}' is for cross entropy without label smoothing and dropout of heads")
     if engine == "kernels":
-        return GraphedStep(HalfStep(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
+        return CudaGraphStep(Bf16Step(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
     return FusedStep(model, loss, regularizer, optimizer, half=engine == "fused bf16")
 
 
@@ -95,7 +95,7 @@ def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) ->
         return f"on a GPU {missing}"
     if torch.cuda.get_device_capability(model.device) < (8, 0):
         return "is not what this GPU multiplies"
-    if not HalfStep.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):
+    if not Bf16Step.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):
         return (
             "on a GPU is for the models and regularizers of dualkg, other than UnweightedDURA and QuatE with "
             "normalized relations; for RESCAL and TuckER without relation prediction, for SimplE with sums of squares"

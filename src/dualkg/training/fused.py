@@ -89,7 +89,7 @@ class Tables(ABC):
         """Σ share · −log softmax(scores)[target], the gradient of the table kept here, or added to it.
 
         In one array of questions × entities, and of many questions in parts of it. Autograd would keep the scores,
-        their log-softmax and both gradients; here the scores are turned into the gradient where they stand.
+        their log-softmax and both gradients; here the scores are rotated into the gradient where they stand.
         """
         rows = rows_at_once(self.model, self._scored(side).element_size())
         if len(images) <= rows:
@@ -152,7 +152,7 @@ class Tables(ABC):
                 self.gradients[side] += table.grad
 
 
-class ExactTables(Tables):
+class Float32Tables(Tables):
     """Tables and products in the precision of the model."""
 
     def _scored(self, side: Side) -> Tensor:
@@ -165,7 +165,7 @@ class ExactTables(Tables):
         self.optimizer.step()
 
 
-class HalfTables(Tables):
+class Bf16Tables(Tables):
     """Products in bfloat16 on a CPU that has them, with float32 tables behind.
 
     Each table has a bfloat16 copy that Adagrad writes in the same pass.
@@ -231,7 +231,7 @@ class LeafFactors(Factors):
 
 
 class FusedStep:
-    """Descend on loss plus regularizer for one batch; what `PlainStep` does, in less time and memory."""
+    """Descend on loss plus regularizer for one batch; what `ReferenceStep` does, in less time and memory."""
 
     def __init__(
         self,
@@ -248,7 +248,7 @@ class FusedStep:
         self.regularizer = regularizer
         self.optimizer = optimizer
         squared = scores_are(self.asked) == "squared distances"
-        self.tables = HalfTables(model, optimizer) if half else ExactTables(model, optimizer, squared=squared)
+        self.tables = Bf16Tables(model, optimizer) if half else Float32Tables(model, optimizer, squared=squared)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
         # Of classes that are not ours we cannot know what else they do with the ids of relations, or with the tables.
         ours = type(model) in MODELS.values() and sees_batch_alone(regularizer)
@@ -358,7 +358,7 @@ class FusedStep:
         backward = side == "head"
         images, targets = (f.mapped_tail, f.heads) if backward else (f.mapped_head, f.tails)
         images = images.detach()
-        if self.loss.by_question and not backward:
+        if self.loss.grouped_by_query and not backward:
             return self._by_question(f, images, share)
         mask = dropout.mask(f, images, backward=backward) if (dropout := self.loss.dropouts.images) else 1
         one_each = Targets.one_each(targets, share)

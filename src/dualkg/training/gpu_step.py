@@ -105,7 +105,7 @@ class Scored(NamedTuple):
 class Vectors(ABC):
     """What a step does with the vectors of a batch and with the relations."""
 
-    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+    def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         self.step = step
         self.regularizer = regularizer
         self.relations = step.model.relations.detach()
@@ -155,7 +155,7 @@ class Vectors(ABC):
 class Coordinates(Vectors):
     """Relations that act on each coordinate alone."""
 
-    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+    def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         from dualkg.kernels.gpu.coordinates import Algebra
 
         super().__init__(step, regularizer)
@@ -211,12 +211,12 @@ class Coordinates(Vectors):
 class Matrices(Vectors):
     """Relations that are matrices: triples are grouped by relation, and what a matrix needs is done in one pass."""
 
-    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+    def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
         self.mapped, self.to_mapped = (Workspace(), Workspace()), (Workspace(), Workspace())
         self.half_images = Workspace()
         # t Rᵀ is needed where heads are asked for, and where the regularizer looks at it.
-        self.maps_tails = len(step.sides) == 2 or bool({"mapped_tail", "head_gap"} & regularizer.shares.keys())
+        self.maps_tails = len(step.sides) == 2 or bool({"mapped_tail", "head_residual"} & regularizer.shares.keys())
 
     @property
     def num_blocks(self) -> int:
@@ -310,7 +310,7 @@ class Matrices(Vectors):
 class Mixtures(Matrices):
     """Matrices that are mixtures of a core: formed for a step, which moves the core and the rows that mix it."""
 
-    def __init__(self, step: HalfStep, regularizer: PowerSum) -> None:
+    def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
         model = step.model
         assert isinstance(model, TuckER)
@@ -347,7 +347,7 @@ class Mixtures(Matrices):
             )
 
 
-def vectors_of(step: HalfStep, regularizer: PowerSum) -> Vectors:
+def vectors_of(step: Bf16Step, regularizer: PowerSum) -> Vectors:
     """By what the relations of the step's model are."""
     if isinstance(step.model, DiagonalModel):
         return Coordinates(step, regularizer)
@@ -358,8 +358,8 @@ MOST_MATRICES = 65_535  # the most programs that a GPU starts along the axis of 
 MOST_FORMED = 2**28  # numbers of matrices that are formed for a step, of all relations
 
 
-class HalfStep:
-    """Descend on loss plus regularizer for one batch; what `PlainStep` does, but for rounding in the products."""
+class Bf16Step:
+    """Descend on loss plus regularizer for one batch; what `ReferenceStep` does, but for rounding in the products."""
 
     def __init__(
         self, model: BilinearModel, loss: CrossEntropy, regularizer: PowerSum, optimizer: AnyOptimizer
@@ -368,7 +368,7 @@ class HalfStep:
         self.loss = loss
         self.optimizer = optimizer
         self.eps = float(optimizer.param_groups[0]["eps"])
-        if loss.by_question and not model.reciprocal:
+        if loss.grouped_by_query and not model.reciprocal:
             raise ValueError("questions are put together for tails, and this model asks for heads too")
         self.room: int | None = None  # for questions of a batch; as many as it has triples, if nothing is known of it
         self.rate = torch.zeros((), device=model.device)
@@ -393,7 +393,7 @@ class HalfStep:
         if isinstance(model, RESCAL | TuckER):
             formed = model.num_relation_ids * model.dim**2 if isinstance(model, TuckER) else 0
             few = model.num_relation_ids <= MOST_MATRICES and formed <= MOST_FORMED
-            return few and model.two_maps and not predicts_relations
+            return few and model.has_adjoint and not predicts_relations
         # The kernel of penalties takes one modulus of all numbers of a coordinate; of squares that is their sum anyway.
         return (
             isinstance(model, DiagonalModel)
@@ -429,7 +429,7 @@ class HalfStep:
 
     def _questions(self, batch: Tensor) -> Questions | None:
         """Those of the batch, where some of them may have several answers."""
-        if not self.loss.by_question:
+        if not self.loss.grouped_by_query:
             return None
         return Questions.of(batch[:, 0], batch[:, 1], room=len(batch) if self.room is None else self.room)
 

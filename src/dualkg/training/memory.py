@@ -110,7 +110,7 @@ def _autograd(model: Model, engine: Engine, tables: dict[str, int], batch_size: 
         present = min(held.num_relation_ids, batch_size) * held.relations.shape[1] * size
         gradients += MADE_OF_MATRICES * present - tables["relations"]
     vectors = 24 * num_sides * width * size
-    if isinstance(held, TuckER) and on_gpu and held.batch_norm:  # where heads go through the core, turned about
+    if isinstance(held, TuckER) and on_gpu and held.batch_norm:  # where heads go through the core, rotated about
         gradients += 2 * held.core.numel() * size
         vectors += THROUGH_CORE * held.relation_dim * held.dim * size
     elif isinstance(held, TuckER):  # whose matrices are stored nowhere, and are formed for each batch

@@ -93,7 +93,7 @@ def is_adagrad(optimizer: AnyOptimizer) -> bool:
 
 
 def can_step_rows(optimizer: AnyOptimizer) -> bool:
-    """Whether rows without a gradient stay as they are, so that leaving them out is exact. Adam's moments decay."""
+    """Whether rows without a gradient stay as they are, so that leaving them out is exact. Adam's events decay."""
     return is_adagrad(optimizer) or isinstance(optimizer, torch.optim.SGD)
 
 

@@ -15,7 +15,7 @@ from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 
 
-class PlainStep:
+class ReferenceStep:
     """Descend on loss plus regularizer for one batch. The reference that faster steps are held against."""
 
     def __init__(self, model: Model, loss: AnyLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> None:
@@ -51,8 +51,8 @@ class PlainStep:
 MODELS = (TransE, RotatE, ModE, HAKE, MuRP, TuckER)
 
 
-class CapturedStep(PlainStep):
-    """Descend as `PlainStep` does, at a learning rate that the optimizer reads on the device."""
+class CapturedStep(ReferenceStep):
+    """Descend as `ReferenceStep` does, at a learning rate that the optimizer reads on the device."""
 
     def __init__(self, model: Model, loss: AnyLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> None:
         super().__init__(model, loss, regularizer, optimizer)

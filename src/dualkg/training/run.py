@@ -182,7 +182,7 @@ class RunFolder:
             raise RequestError(f"{self.path} holds a finished run. Use --overwrite, or another folder with --out.")
         raise RequestError(
             f"{self.path} holds a run that was not finished. Go on with: dualkg resume {self.path}, "
-            f"or begin anew with --overwrite."
+            f"or begin again with --overwrite."
         )
 
     def _strange_names(self) -> list[str]:
@@ -247,7 +247,7 @@ class RunFolder:
     def how_to_go_on(self) -> str:
         if self.checkpoint.exists():
             return f"Go on with: dualkg resume {self.path}"
-        return f"Its checkpoint is gone too; train it anew: dualkg train {self.recipe} --overwrite --out {self.path}"
+        return f"Its checkpoint is gone too; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
 
     def load_graph(self) -> Graph:
         try:

@@ -31,7 +31,7 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.checkpoint import Progress
-from dualkg.training.cuda_graphs import GraphedStep
+from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.engines import Step, build_step, choose_engine
 from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
@@ -125,7 +125,7 @@ def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tenso
     return torch.argsort(_drawn(torch.arange(size, device=device), seed=seed, epoch=epoch))
 
 
-class ByQuestion:
+class GroupedByQuery:
     """Orders in which answers of the same question stand together, so that it need be scored only once.
 
     The answers of each question are shuffled and dealt into hands of at most `MOST_TOGETHER`; then the hands are.
@@ -148,18 +148,18 @@ class ByQuestion:
         return order[torch.argsort(_drawn(hands + size, seed=seed, epoch=epoch), stable=True)]
 
 
-def one_of_each_question(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def one_of_each_query(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The first triple of every head and relation, in the order of the triples."""
     _, first = np.unique(triples[:, :2], axis=0, return_index=True)
     return triples[np.sort(first)]
 
 
-def most_questions(triples: Tensor, batch_size: int) -> int:
+def most_queries(triples: Tensor, batch_size: int) -> int:
     """The most questions that a batch asks, where batches are cut from triples in this order."""
-    anew = asks_anew(triples[:, 0], triples[:, 1])
-    anew[::batch_size] = True
+    again = asks_anew(triples[:, 0], triples[:, 1])
+    again[::batch_size] = True
     batches = torch.arange(len(triples), device=triples.device) // batch_size
-    return int(torch.bincount(batches[anew]).max())
+    return int(torch.bincount(batches[again]).max())
 
 
 def _drawn(numbers: Tensor, *, seed: int, epoch: int) -> Tensor:
@@ -187,7 +187,7 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-class GentleStop:
+class GracefulShutdown:
     """Whether someone has asked to stop."""
 
     def __init__(self) -> None:
@@ -220,7 +220,7 @@ class Seen(NamedTuple):
     step: int
 
 
-class Tally:
+class RunningLoss:
     """Sums losses where they are; what it held a while ago can be read without making the device wait."""
 
     def __init__(self, device: torch.device, start: float) -> None:
@@ -252,7 +252,7 @@ class Tally:
         return float(self._sum)
 
 
-STEPS_BETWEEN_LOOKS = 50  # on a GPU: a look costs a copy
+STEPS_BETWEEN_CHECKS = 50  # on a GPU: a look costs a copy
 
 
 class InterruptedRunError(DualkgError):
@@ -262,7 +262,7 @@ class InterruptedRunError(DualkgError):
 
 
 @dataclass(frozen=True)
-class Moment:
+class ProgressEvent:
     """What a progress display needs to know."""
 
     epoch: int
@@ -287,7 +287,7 @@ class Trainer:
         recipe: Recipe,
         regularizer: Regularizer,
         *,
-        watch: Callable[[Moment], None] | None = None,
+        watch: Callable[[ProgressEvent], None] | None = None,
     ) -> None:
         model.check_shape(graph.shape)
         regularizer.check(model.embedding)
@@ -295,14 +295,14 @@ class Trainer:
         self.graph = graph
         self.recipe = recipe
         self.checkpoint_path: Path | None = None
-        self.watch = watch or (lambda moment: None)
+        self.watch = watch or (lambda event: None)
         self.engine = choose_engine(recipe, model, regularizer)
         reset_peak(model.device)
         self.warm_up = WarmUp(model.device)
         examples = self._examples()
         check_memory(recipe, model, self.engine, num_examples=len(examples))
         self.examples = torch.from_numpy(examples).to(model.device)
-        self.by_question = ByQuestion(self.examples) if recipe.training.order == "questions" else None
+        self.grouped_by_query = GroupedByQuery(self.examples) if recipe.training.order == "questions" else None
         self.optimizer = build_optimizer(
             recipe.optimizer,
             model.parameters(),
@@ -316,7 +316,7 @@ class Trainer:
         self.best: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
         self._saved_at = time.monotonic()
-        self.stop = GentleStop()
+        self.stop = GracefulShutdown()
 
     # -- what is trained on -------------------------------------------------------------------------------
 
@@ -335,19 +335,19 @@ class Trainer:
         if self.model.reciprocal:
             triples = with_reciprocals(triples, self.graph.shape.num_relations)
         examples = triples.astype(np.int64)
-        return one_of_each_question(examples) if self.recipe.loss.kind == "all answers" else examples
+        return one_of_each_query(examples) if self.recipe.loss.kind == "all answers" else examples
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, a new order each time."""
         device, size, seed = self.examples.device, self.recipe.training.batch_size, self.recipe.training.seed
-        if self.by_question is None:
+        if self.grouped_by_query is None:
             order = shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
         else:
-            order = self.by_question.shuffled(seed=seed, epoch=epoch)
+            order = self.grouped_by_query.shuffled(seed=seed, epoch=epoch)
         if device.type == "cuda":  # all at once, so that a step has one kernel less
             examples = self.examples[order]
-            if self.by_question is not None and isinstance(self.step, GraphedStep):
-                self.step.make_room(most_questions(examples, size))
+            if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
+                self.step.make_room(most_queries(examples, size))
             yield from examples.split(size)  # type: ignore[no-untyped-call]
         else:
             yield from (self.examples[chosen] for chosen in order.split(size))  # type: ignore[no-untyped-call]
@@ -371,8 +371,8 @@ class Trainer:
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
         clock = Clock(self.warm_up)
-        tally = Tally(self.model.device, progress.loss_sum)
-        look_every = STEPS_BETWEEN_LOOKS if self.model.device.type == "cuda" else 1
+        tally = RunningLoss(self.model.device, progress.loss_sum)
+        look_every = STEPS_BETWEEN_CHECKS if self.model.device.type == "cuda" else 1
         for number, batch in enumerate(self.batches(progress.epoch)):
             if number < progress.step:
                 continue
@@ -397,7 +397,7 @@ class Trainer:
             raise DivergedError(self._divergence(f"the loss is {seen.loss_sum}"))
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
         mean = seen.loss_sum / seen.step
-        self.watch(Moment(progress.epoch + 1, self.recipe.training.epochs, seen.step, self.num_steps, mean, mrr))
+        self.watch(ProgressEvent(progress.epoch + 1, self.recipe.training.epochs, seen.step, self.num_steps, mean, mrr))
         return seen.loss_sum
 
     def _refuse_divergence(self) -> None:
@@ -523,7 +523,7 @@ class Trainer:
         if about.get("optimizer") != self.recipe.optimizer.name:
             raise RequestError(
                 f"{path} was written with {about.get('optimizer')}; the recipe says {self.recipe.optimizer.name}. "
-                f"A recipe is not changed half-way: begin anew."
+                f"A recipe is not changed half-way: begin again."
             )
         if when == "between":
             restore_optimizer(self.optimizer, groups.get("optimizer", {}))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dualkg.tuning.search import SearchMoment, search
+from dualkg.tuning.search import SearchProgress, search
 from dualkg.tuning.space import Space, load_space, space_from
 from dualkg.tuning.study import SearchResult, TrialRow
 
-__all__ = ["SearchMoment", "SearchResult", "Space", "TrialRow", "load_space", "search", "space_from"]
+__all__ = ["SearchProgress", "SearchResult", "Space", "TrialRow", "load_space", "search", "space_from"]

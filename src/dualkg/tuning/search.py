@@ -30,7 +30,7 @@ from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.registry import build_model, build_regularizer
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError, Moment, Trainer
+from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
 from dualkg.tuning.space import Range, Space, Value, load_space
 from dualkg.tuning.study import WHY, Ledger, SearchResult, Standing, beating, collect, open_study, outcome
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SearchMoment:
+class SearchProgress:
     """What a progress display needs to know; `training` is of the trial at work in this process."""
 
     num_done: int
     num_trials: int
     best: float | None
-    training: Moment | None
+    training: ProgressEvent | None
 
 
-Watch = Callable[[SearchMoment], None]
+Watch = Callable[[SearchProgress], None]
 
 
 def search(
@@ -75,7 +75,7 @@ def search(
     if RunFolder(out).recipe.exists():
         raise RequestError(f"{out} holds a run; a search needs a folder of its own: use --out.")
     out.mkdir(parents=True, exist_ok=True)
-    return _search(space, graph, out, device=chosen, storage=storage, jobs=jobs, watch=watch or (lambda moment: None))
+    return _search(space, graph, out, device=chosen, storage=storage, jobs=jobs, watch=watch or (lambda event: None))
 
 
 def _search(
@@ -85,8 +85,8 @@ def _search(
 
     from dualkg.tuning.study import url_of
 
-    def tell(standing: Standing, moment: Moment | None) -> None:
-        watch(SearchMoment(standing.num_done, standing.num_trials, standing.best, moment))
+    def tell(standing: Standing, event: ProgressEvent | None) -> None:
+        watch(SearchProgress(standing.num_done, standing.num_trials, standing.best, event))
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it warns of is told in our own words
     graph = without_test(graph)
@@ -119,7 +119,7 @@ def _need_optuna() -> None:
         raise RequestError("A search needs Optuna. Install it: pip install 'dualkg[search]'") from None
 
 
-Tell = Callable[[Standing, Moment | None], None]
+Tell = Callable[[Standing, ProgressEvent | None], None]
 
 
 class FailedTrialError(DualkgError):
@@ -244,7 +244,7 @@ class Worker:
         trainer = Trainer(model, self.graph, recipe, build_regularizer(recipe.regularizer))
         told = 0
 
-        def look(moment: Moment) -> None:
+        def look(event: ProgressEvent) -> None:
             nonlocal told
             history = trainer.progress.history
             if len(history) > told:
@@ -253,7 +253,7 @@ class Worker:
                     trial.report(history[-1]["valid_mrr"], step=told)
                     if trial.should_prune():
                         raise TrialPruned
-            self.tell(self.standing, moment)  # as it was: asking the storage takes longer than a step
+            self.tell(self.standing, event)  # as it was: asking the storage takes longer than a step
 
         trainer.watch = look
         trainer.run()
@@ -284,7 +284,7 @@ class Job:
 
 
 def work_side_by_side(job: Job, graph: Graph, num_jobs: int, *, tell: Tell) -> None:
-    """Let several processes share the study; they are started anew, as a GPU wants it."""
+    """Let several processes share the study; they are started again, as a GPU wants it."""
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // num_jobs)
     ledger = Ledger(job.study(graph), job.space.num_trials)
@@ -313,7 +313,7 @@ def _take_part(job: Job, path: Path, threads: int) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     torch.set_num_threads(threads)
     try:
-        job.work(load_saved_graph(path), lambda standing, moment: None)
+        job.work(load_saved_graph(path), lambda standing, event: None)
     except (InterruptedRunError, KeyboardInterrupt):
         sys.exit(130)
     except DualkgError as error:

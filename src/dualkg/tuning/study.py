@@ -179,7 +179,7 @@ def url_of(path: Path) -> str:
 
 
 def _open_storage(url: str) -> optuna.storages.RDBStorage:
-    """Open a database; several processes may be making its tables at this moment."""
+    """Open a database; several processes may be making its tables at this event."""
     arguments: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
     problem: Exception | None = None
     for _ in range(5):
@@ -236,7 +236,7 @@ def beating(trial: Trial) -> Iterator[None]:
 
 
 def slots(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """The newest trial of every slot, from what never changes: numbers, and whom a trial follows."""
+    """The newest trial of every slot, from what never changes: numbers, and context a trial follows."""
     newest: dict[int, FrozenTrial] = {}
     slot_of: dict[int, int] = {}
     for trial in sorted(trials, key=lambda trial: trial.number):

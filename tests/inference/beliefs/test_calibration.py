@@ -19,13 +19,13 @@ from dualkg.inference.calibration import (
     calibrate,
     ceiling_of,
     draw_candidates,
-    evidence_of,
     fit_line,
     fit_lines,
+    triple_log_probabilities,
     values_of,
 )
 from tests.conftest import graph_of
-from tests.inference.beliefs.test_candidates import all_candidates
+from tests.inference.calibration_data.test_candidates import all_candidates
 
 FLAT = {"centre": CENTRE, "spread": 1e3 * np.eye(5)}
 
@@ -33,12 +33,12 @@ FLAT = {"centre": CENTRE, "spread": 1e3 * np.eye(5)}
 def drawn_by(slope: float, offset: float, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Evidence, and marks that are true as often as the line says."""
     random = np.random.default_rng(seed)
-    evidence = random.uniform(-6, 0, num)
-    return evidence, random.random(num) < 1 / (1 + np.exp(-slope * evidence - offset))
+    log_probability = random.uniform(-6, 0, num)
+    return log_probability, random.random(num) < 1 / (1 + np.exp(-slope * log_probability - offset))
 
 
-def of_one_kind(evidence: np.ndarray) -> np.ndarray:
-    return np.zeros(len(evidence), dtype=np.int64)
+def of_one_kind(log_probability: np.ndarray) -> np.ndarray:
+    return np.zeros(len(log_probability), dtype=np.int64)
 
 
 def one(slope: float, *offsets: float, ceiling: float = 1.0) -> Calibration:
@@ -58,41 +58,43 @@ def test_more_evidence_is_never_less_probable(slope, offset, pair, ceiling):
 
 
 def test_the_line_that_made_the_marks_is_found():
-    evidence, true = drawn_by(2.0, 3.0, 40_000)
-    line = fit_line(evidence, of_one_kind(evidence), true, np.ones(len(true)), **FLAT)
+    log_probability, true = drawn_by(2.0, 3.0, 40_000)
+    line = fit_line(log_probability, of_one_kind(log_probability), true, np.ones(len(true)), **FLAT)
     assert line[:2] == pytest.approx([2.0, 3.0], abs=0.1)
 
 
 def test_each_kind_has_its_own_offset():
     parts = [drawn_by(2.0, offset, 20_000, seed) for seed, offset in enumerate((3.0, 1.0, 4.0, -1.0))]
-    evidence, true = (np.concatenate(values) for values in zip(*parts, strict=True))
-    line = fit_line(evidence, np.repeat(np.arange(4), 20_000), true, np.ones(len(true)), **FLAT)
+    log_probability, true = (np.concatenate(values) for values in zip(*parts, strict=True))
+    line = fit_line(log_probability, np.repeat(np.arange(4), 20_000), true, np.ones(len(true)), **FLAT)
     assert line == pytest.approx([2.0, 3.0, 1.0, 4.0, -1.0], abs=0.15)
 
 
 def test_a_tenth_of_the_false_ones_stands_for_all():
-    evidence, true = drawn_by(2.0, 3.0, 40_000)
+    log_probability, true = drawn_by(2.0, 3.0, 40_000)
     kept = true | (np.arange(len(true)) % 10 == 0)
     weights = np.where(true, 1.0, 10.0)[kept]
-    kinds = of_one_kind(evidence)
-    whole = fit_line(evidence, kinds, true, np.ones(len(true)), **FLAT)
-    assert fit_line(evidence[kept], kinds[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
+    kinds = of_one_kind(log_probability)
+    whole = fit_line(log_probability, kinds, true, np.ones(len(true)), **FLAT)
+    assert fit_line(log_probability[kept], kinds[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
 
 
 def test_where_evidence_tells_all_apart_the_line_stays_finite():
-    evidence = np.array([-3.0, -2.0, -1.0, -0.5])
-    line = fit_line(evidence, of_one_kind(evidence), np.array([False, False, True, True]), np.ones(4), **FLAT)
+    log_probability = np.array([-3.0, -2.0, -1.0, -0.5])
+    line = fit_line(
+        log_probability, of_one_kind(log_probability), np.array([False, False, True, True]), np.ones(4), **FLAT
+    )
     assert np.isfinite(line).all()
     assert line[0] > 1
 
 
 def test_few_examples_do_not_make_sure():
     """Three valid triples, all before any false candidate: that is no reason to be as good as sure."""
-    evidence = np.array([-0.1] * 6 + [-4.0] * 60)
-    true, weights, kinds = np.arange(66) < 6, np.ones(66), of_one_kind(evidence)
+    log_probability = np.array([-0.1] * 6 + [-4.0] * 60)
+    true, weights, kinds = np.arange(66) < 6, np.ones(66), of_one_kind(log_probability)
     drawn = Candidates(np.zeros((66, 3), dtype=np.int64), true, weights)
-    lines, _ = fit_lines(evidence, kinds, drawn, 1)
-    ceiling = ceiling_of(values_of(lines[0], evidence, kinds), true, weights)
+    lines, _ = fit_lines(log_probability, kinds, drawn, 1)
+    ceiling = ceiling_of(values_of(lines[0], log_probability, kinds), true, weights)
     assert ceiling == pytest.approx(4 / 5)
     sure = values_of(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
     assert 1 / (1 + np.exp(-sure)) < 0.99
@@ -108,8 +110,8 @@ def test_the_ceiling_is_what_so_many_examples_can_vouch_for(num, misses):
 
 
 def test_contrary_evidence_is_not_believed():
-    evidence, true = drawn_by(-1.0, -3.0, 5000)
-    slope, offset, *_ = fit_line(evidence, of_one_kind(evidence), true, np.ones(len(true)), **FLAT)
+    log_probability, true = drawn_by(-1.0, -3.0, 5000)
+    slope, offset, *_ = fit_line(log_probability, of_one_kind(log_probability), true, np.ones(len(true)), **FLAT)
     assert slope == LEAST_SLOPE
     assert 1 / (1 + np.exp(-offset)) == pytest.approx(true.mean(), rel=0.05)
 
@@ -118,10 +120,12 @@ def test_relations_with_more_data_go_further_from_the_shared_line():
     """Relation 0 gives the shared line; 1 and 2 are alike, but 2 has twenty times as many; 3 has too few."""
     many, few = drawn_by(2.0, 4.0, 20_000), drawn_by(2.0, 1.0, 300)
     parts = [(0, *many), (1, *few), (2, *(np.tile(values, 20) for values in few)), (3, few[0][:5], few[1][:5])]
-    relations = np.concatenate([np.full(len(evidence), relation) for relation, evidence, _ in parts])
-    evidence, true = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
+    relations = np.concatenate([np.full(len(log_probability), relation) for relation, log_probability, _ in parts])
+    log_probability, true = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
     triples = np.stack([relations, relations, relations], axis=1)
-    lines, own = fit_lines(evidence, of_one_kind(evidence), Candidates(triples, true, np.ones(len(true))), 5)
+    lines, own = fit_lines(
+        log_probability, of_one_kind(log_probability), Candidates(triples, true, np.ones(len(true))), 5
+    )
     assert own.tolist() == [True, True, True, False, False]
     assert lines[3].tolist() == lines[4].tolist()
     middle = lines[:, 0] * -1.5 + lines[:, 1]
@@ -146,11 +150,11 @@ def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
     assert len(drawn.true) < 0.6 * len(wanted)
     kinds = Kinds.of(graph)
     lines = [
-        fit_lines(evidence_of(model, some.triples).double().numpy(), kinds(some.triples), some, 2)[0]
+        fit_lines(triple_log_probabilities(model, some.triples).double().numpy(), kinds(some.triples), some, 2)[0]
         for some in (every, drawn)
     ]
-    evidence = np.quantile(evidence_of(model, every.triples).numpy(), [0.1, 0.5, 0.9])[:, None]
-    full, weighted = (1 / (1 + np.exp(-line[:, 0] * evidence - line[:, 1])) for line in lines)
+    log_probability = np.quantile(triple_log_probabilities(model, every.triples).numpy(), [0.1, 0.5, 0.9])[:, None]
+    full, weighted = (1 / (1 + np.exp(-line[:, 0] * log_probability - line[:, 1])) for line in lines)
     np.testing.assert_allclose(weighted, full, rtol=0.35)
 
 

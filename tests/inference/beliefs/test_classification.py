@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import evidence_of
+from dualkg.inference.calibration import triple_log_probabilities
 from dualkg.inference.classification import (
     ClassificationMetrics,
     area_under_curve,
@@ -34,31 +34,31 @@ def columns(marked: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
 
 @given(MARKED)
 def test_the_area_is_the_share_of_pairs_in_order(marked):
-    evidence, true = columns(marked)
-    pairs = [(a > b) + (a == b) / 2 for a in evidence[true] for b in evidence[~true]]
-    found = area_under_curve(evidence, true)
+    log_probability, true = columns(marked)
+    pairs = [(a > b) + (a == b) / 2 for a in log_probability[true] for b in log_probability[~true]]
+    found = area_under_curve(log_probability, true)
     assert found == (pytest.approx(np.mean(pairs)) if pairs else None)
 
 
 @given(MARKED)
 def test_no_threshold_is_right_more_often(marked):
-    evidence, true = columns(marked)
-    right = ((evidence >= best_threshold(evidence, true)) == true).sum()
-    assert right == max(((evidence >= limit) == true).sum() for limit in [*evidence, 99.0])
+    log_probability, true = columns(marked)
+    right = ((log_probability >= best_threshold(log_probability, true)) == true).sum()
+    assert right == max(((log_probability >= limit) == true).sum() for limit in [*log_probability, 99.0])
 
 
 def test_a_threshold_is_halfway():
-    evidence, true = np.array([-4.0, -3.0, -1.0, 0.0]), np.array([False, False, True, True])
-    assert best_threshold(evidence, true) == -2.0
+    log_probability, true = np.array([-4.0, -3.0, -1.0, 0.0]), np.array([False, False, True, True])
+    assert best_threshold(log_probability, true) == -2.0
 
 
 def test_relations_with_few_triples_share_a_threshold():
     relations = np.repeat([0, 1], [12, 4])
-    evidence = np.concatenate([np.arange(12.0), np.arange(100.0, 104.0)])
+    log_probability = np.concatenate([np.arange(12.0), np.arange(100.0, 104.0)])
     true = np.concatenate([np.arange(12) >= 6, [False, False, True, True]])
-    own, shared = choose_thresholds(evidence, true, relations)
+    own, shared = choose_thresholds(log_probability, true, relations)
     assert own == {0: 5.5}
-    assert shared == best_threshold(evidence, true)
+    assert shared == best_threshold(log_probability, true)
 
 
 def test_metrics_by_hand():
@@ -132,8 +132,10 @@ def test_given_negatives_are_judged_by_evidence(small_graph):
     assert (report.metrics.num_true, report.metrics.num_false) == (20, 7)
     assert (report.negatives, report.valid_negatives) == ("given", "sampled")
     limits = [report.thresholds.get(small_graph.relations[r], report.thresholds[""]) for r in range(4)]
-    called_false = evidence_of(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
-    right = (evidence_of(model, small_graph.test).numpy() >= np.array(limits)[small_graph.test[:, 1]]).sum()
+    called_false = triple_log_probabilities(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
+    right = (
+        triple_log_probabilities(model, small_graph.test).numpy() >= np.array(limits)[small_graph.test[:, 1]]
+    ).sum()
     assert report.metrics.accuracy == pytest.approx((called_false.sum() + right) / 27)
 
 

@@ -40,7 +40,7 @@ def test_calibrate_prints_and_keeps_what_it_found(run, tmp_path):
 def test_calibrate_for_people(run, capsys):
     evaluate.calibrate(run.folder, coverage=0.8)
     out = capsys.readouterr().out
-    for words in ("ECE", "Brier", "with p ≥ .01", "predicted", "answer sets for 80%", "for heads", "r3"):
+    for words in ("ECE", "Brier", "with p ≥ .01", "predicted", "prediction sets for 80%", "for heads", "r3"):
         assert words in out
 
 

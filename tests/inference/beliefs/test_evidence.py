@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import evidence_of
+from dualkg.inference.calibration import triple_log_probabilities
 from dualkg.models import MODELS
 
 
@@ -17,7 +17,7 @@ def test_it_is_the_mean_of_two_log_softmaxes(monkeypatch, small_graph, name, rec
     model = MODELS[name](small_graph.shape, dim=4, reciprocal=reciprocal, init_scale=0.5)
     triples = np.concatenate([small_graph.train[:40], small_graph.train[:40, [2, 1, 0]]]).astype(np.int64)
     monkeypatch.setattr("dualkg.inference.calibration.SCORES_AT_ONCE", {"cpu": 90})  # three questions at once
-    found = evidence_of(model, triples)
+    found = triple_log_probabilities(model, triples)
     h, r, t = torch.from_numpy(triples).T
     with torch.no_grad():
         tails = model.ask_tails(h, r).log_softmax(-1).gather(1, t[:, None])[:, 0]
@@ -29,15 +29,15 @@ def test_what_all_answers_share_does_not_count(small_graph):
     """A constant added to a coordinate that all entities share moves every score of a question alike."""
     model = kg.DistMult(small_graph.shape, dim=3, init_scale=0.5)
     triples = small_graph.train[:20].astype(np.int64)
-    before = evidence_of(model, triples)
+    before = triple_log_probabilities(model, triples)
     with torch.no_grad():
         model.entities[:, 0] = 1.0
         model.relations[:, 0] = 0.0
-        without = evidence_of(model, triples)
+        without = triple_log_probabilities(model, triples)
         model.relations[:, 0] = 5.0
-    torch.testing.assert_close(evidence_of(model, triples), without)
+    torch.testing.assert_close(triple_log_probabilities(model, triples), without)
     assert not torch.allclose(before, without)
 
 
 def test_no_triples_have_no_evidence(small_graph):
-    assert evidence_of(kg.CP(small_graph.shape, dim=2), np.zeros((0, 3), dtype=np.int64)).shape == (0,)
+    assert triple_log_probabilities(kg.CP(small_graph.shape, dim=2), np.zeros((0, 3), dtype=np.int64)).shape == (0,)

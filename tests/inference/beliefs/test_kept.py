@@ -1,4 +1,4 @@
-"""Beliefs are made once and kept with the run; a damaged file is told in a sentence."""
+"""SavedCalibration are made once and kept with the run; a damaged file is told in a sentence."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference import calibration_store
-from dualkg.inference.calibration_store import Beliefs, beliefs_of, ensure_calibration, load_beliefs
+from dualkg.inference.calibration_store import SavedCalibration, calibration_for, ensure_calibration, load_calibration
 from tests.conftest import graph_of
 
 
@@ -19,24 +19,24 @@ def run(small_graph, tmp_path) -> kg.Run:
 
 
 def test_made_once_and_kept(run, monkeypatch):
-    made = beliefs_of(run)
+    made = calibration_for(run)
     path = run.folder / "calibration.json"
     assert path.exists()
     monkeypatch.setattr(calibration_store, "calibrate", lambda *nouns, **choices: pytest.fail("it was there already"))
-    again = beliefs_of(kg.load_run(run.folder))
+    again = calibration_for(kg.load_run(run.folder))
     assert torch.equal(again.calibration.slopes, made.calibration.slopes)
-    assert again.answer_sets.threshold(1, "head") == pytest.approx(made.answer_sets.threshold(1, "head"))
+    assert again.prediction_sets.threshold(1, "head") == pytest.approx(made.prediction_sets.threshold(1, "head"))
     assert torch.equal(ensure_calibration(run).offsets, made.calibration.offsets)
 
 
 def test_a_run_without_a_folder_keeps_nothing(run):
     memory = kg.Run(run.model, run.graph, run.recipe)
-    assert isinstance(beliefs_of(memory), Beliefs)
+    assert isinstance(calibration_for(memory), SavedCalibration)
     assert not (run.folder / "calibration.json").exists()
 
 
 def damaged(found: dict, how: str) -> str:
-    tables, sets = found["calibration"], found["answer_sets"]
+    tables, sets = found["calibration"], found["prediction_sets"]
     if how == "no slopes":
         del tables["slopes"]
     elif how == "other relations":
@@ -74,16 +74,16 @@ def damaged(found: dict, how: str) -> str:
     ],
 )
 def test_a_damaged_file_is_told(run, how, sentence):
-    beliefs_of(run)
+    calibration_for(run)
     path = run.folder / "calibration.json"
     path.write_text(damaged(json.loads(path.read_text()), how))
     with pytest.raises(kg.RequestError, match=sentence):
-        load_beliefs(run.folder, run.graph)
-    assert isinstance(beliefs_of(run, again=True), Beliefs)
-    load_beliefs(run.folder, run.graph)
+        load_calibration(run.folder, run.graph)
+    assert isinstance(calibration_for(run, again=True), SavedCalibration)
+    load_calibration(run.folder, run.graph)
 
 
 def test_without_valid_triples_there_is_nothing_to_believe(run, small_graph):
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
     with pytest.raises(kg.RequestError, match="Probabilities need withheld triples, and made has no valid triples"):
-        beliefs_of(kg.Run(run.model, without, run.recipe))
+        calibration_for(kg.Run(run.model, without, run.recipe))

@@ -11,7 +11,7 @@ import dualkg as kg
 from dualkg.inference.calibration import Kinds, calibrate
 from dualkg.inference.completion import complete
 from tests.conftest import graph_of
-from tests.inference.beliefs.test_candidates import random_graph
+from tests.inference.calibration_data.test_candidates import random_graph
 
 
 @pytest.mark.parametrize("seed", range(5))

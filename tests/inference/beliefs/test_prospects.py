@@ -1,4 +1,4 @@
-"""How probable any triple is: the share of questions that lack an answer, by hand, and the evidence that is needed."""
+"""How probable any triple is: the share of questions that lack an answer, by hand, and the log_probability that is needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, Kinds, Prospects, log_odds_of
+from dualkg.inference.calibration import Calibration, Kinds, PriorCorrection, log_odds_of
 from dualkg.inference.completion import complete
 from tests.conftest import graph_of
 
@@ -25,7 +25,7 @@ def test_shares_by_hand():
     Over both relations train has 2 + 1 heads, of which 1 is asked, and 4 + 5 others, of which 1 is: 1/3 and 1/9.
     """
     train, valid = [(0, 0, 2), (1, 0, 2), (5, 1, 3)], [(0, 0, 3), (4, 0, 2), (0, 0, 5)]
-    found = Prospects.of(calibration_of(1.0, (0.0,) * 4, num_relations=2), graph_of(train, valid, num_entities=6))
+    found = PriorCorrection.of(calibration_of(1.0, (0.0,) * 4, num_relations=2), graph_of(train, valid, num_entities=6))
     heads = [[(1 + 1) / (2 + 3), (1 + 1) / (4 + 9)], [(0 + 1) / (1 + 3), (0 + 1) / (5 + 9)]]
     np.testing.assert_allclose(found.heads, heads)
     # Tails: r0 has 2 in train and is asked of 2, 3 and 5; of 1 + 1 known ones 1 is asked, of 5 + 5 new ones 2.
@@ -39,33 +39,39 @@ def test_shares_by_hand():
 
 
 def test_a_graph_without_valid_triples_has_shares_too():
-    found = Prospects.of(calibration_of(1.0, (0.0,) * 4), graph_of([(0, 0, 1)], [], num_entities=2))
+    found = PriorCorrection.of(calibration_of(1.0, (0.0,) * 4), graph_of([(0, 0, 1)], [], num_entities=2))
     assert ((found.shares > 0) & (found.shares <= 1)).all()
 
 
 def test_odds_are_the_share_times_those_of_an_answer():
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3)], num_entities=5)
     calibration = calibration_of(2.0, (1.0, 0.0, -1.0, 3.0), ceiling=0.7)
-    found, evidence, kinds = Prospects.of(calibration, graph), torch.tensor([-0.5, -1.0, -2.0, -0.1]), torch.arange(4)
+    found, log_probability, kinds = (
+        PriorCorrection.of(calibration, graph),
+        torch.tensor([-0.5, -1.0, -2.0, -0.1]),
+        torch.arange(4),
+    )
     relations = torch.zeros(4, dtype=torch.long)
-    answers = calibration.probability(evidence, relations, kinds)
+    answers = calibration.probability(log_probability, relations, kinds)
     odds = answers / (1 - answers) * found.shares[0]
-    np.testing.assert_allclose(found.probability(evidence, relations, kinds), odds / (1 + odds), rtol=1e-6)
+    np.testing.assert_allclose(found.probability(log_probability, relations, kinds), odds / (1 + odds), rtol=1e-6)
 
 
 def test_they_add_up_to_what_is_missing():
     """Answers are true as often as a line says; asked of a tenth of all questions, they are right about all triples."""
     random = np.random.default_rng(0)
-    evidence = random.uniform(-9, 0, 400_000)
-    true = random.random(len(evidence)) < 1 / (1 + np.exp(-2 * evidence + 1.0))
-    asked = true | (random.random(len(evidence)) < 0.1)  # what is missing is asked about, and a tenth of what is not
+    log_probability = random.uniform(-9, 0, 400_000)
+    true = random.random(len(log_probability)) < 1 / (1 + np.exp(-2 * log_probability + 1.0))
+    asked = true | (
+        random.random(len(log_probability)) < 0.1
+    )  # what is missing is asked about, and a tenth of what is not
     graph = graph_of([(0, 0, 1)], [(0, 0, 2)], num_entities=3)
     offset = -1.0 - np.log(0.1)  # the line among those asked
     share = torch.tensor([[0.1, 0.1]], dtype=torch.float64)
-    found = Prospects(calibration_of(2.0, (offset,) * 4), Kinds.of(graph), share, share)
-    zeros = torch.zeros(len(evidence), dtype=torch.long)
-    sums = found.probability(torch.from_numpy(evidence), zeros, zeros)
-    among_asked = found.calibration.probability(torch.from_numpy(evidence[asked]), zeros[asked], zeros[asked])
+    found = PriorCorrection(calibration_of(2.0, (offset,) * 4), Kinds.of(graph), share, share)
+    zeros = torch.zeros(len(log_probability), dtype=torch.long)
+    sums = found.probability(torch.from_numpy(log_probability), zeros, zeros)
+    among_asked = found.calibration.probability(torch.from_numpy(log_probability[asked]), zeros[asked], zeros[asked])
     assert float(among_asked.sum()) == pytest.approx(true.sum(), rel=0.02)
     assert float(sums.sum()) == pytest.approx(true.sum(), rel=0.02)
 
@@ -78,12 +84,14 @@ def test_they_add_up_to_what_is_missing():
 )
 def test_needed_is_where_each_kind_begins_to_be_so_probable(slope, offsets, ceiling, wanted):
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3), (4, 0, 1)], num_entities=6)
-    found, relation = Prospects.of(calibration_of(slope, offsets, ceiling=ceiling), graph), torch.tensor(0)
+    found, relation = PriorCorrection.of(calibration_of(slope, offsets, ceiling=ceiling), graph), torch.tensor(0)
     needed = found.needed(wanted, 0)
     for kind in range(4):
-        evidence = needed[kind % 2, kind // 2]
-        at, before = found.log_odds(torch.stack([evidence, evidence - 1e-2]), relation, torch.tensor(kind))
-        if evidence == torch.inf:
+        log_probability = needed[kind % 2, kind // 2]
+        at, before = found.log_odds(
+            torch.stack([log_probability, log_probability - 1e-2]), relation, torch.tensor(kind)
+        )
+        if log_probability == torch.inf:
             assert float(found.shares[0, kind].log()) + log_odds_of(ceiling) < wanted
         else:
             assert float(at) == pytest.approx(wanted, abs=1e-3)

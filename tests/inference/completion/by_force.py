@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, Kinds, Prospects, evidence_of
+from dualkg.inference.calibration import Calibration, Kinds, PriorCorrection, triple_log_probabilities
 from tests.conftest import graph_of
 
 MODELS = {
@@ -63,16 +63,16 @@ def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=Fa
 
 
 def complete_by_force(model, graph, *, top, calibration=None, min_probability=0.0, **narrowing):
-    """Triples, evidence and probability of the best, best first."""
+    """Triples, log_probability and probability of the best, best first."""
     triples = every_new_triple(graph, **narrowing)
-    evidence = evidence_of(model, triples).double()
-    judged = (evidence, torch.from_numpy(triples[:, 1]), torch.from_numpy(Kinds.of(graph)(triples)))
-    worth, probability = evidence, None
+    log_probability = triple_log_probabilities(model, triples).double()
+    judged = (log_probability, torch.from_numpy(triples[:, 1]), torch.from_numpy(Kinds.of(graph)(triples)))
+    worth, probability = log_probability, None
     if calibration is not None:
-        prospects = Prospects.of(calibration, graph)
-        worth, probability = prospects.log_odds(*judged), prospects.probability(*judged).numpy()
-    order = np.lexsort((-evidence.numpy(), -worth.numpy()))
+        prior_correction = PriorCorrection.of(calibration, graph)
+        worth, probability = prior_correction.log_odds(*judged), prior_correction.probability(*judged).numpy()
+    order = np.lexsort((-log_probability.numpy(), -worth.numpy()))
     if probability is not None:
         order = order[probability[order] >= min_probability]
     order = order[:top]
-    return triples[order], evidence.numpy()[order], None if probability is None else probability[order]
+    return triples[order], log_probability.numpy()[order], None if probability is None else probability[order]

@@ -36,8 +36,8 @@ def scores_at_once(request, monkeypatch):
 
 
 def assert_same(found, expected):
-    triples, evidence, worth = expected
-    np.testing.assert_allclose(found.evidence, evidence, atol=2e-5)
+    triples, log_probability, worth = expected
+    np.testing.assert_allclose(found.log_probability, log_probability, atol=2e-5)
     if found.probability is not None:
         np.testing.assert_allclose(found.probability, worth, atol=1e-5)
         assert (np.diff(found.probability) <= 0).all()
@@ -112,7 +112,7 @@ def test_splits_can_be_taken_for_unknown():
 
 @pytest.mark.usefixtures("scores_at_once")
 def test_ties_are_in_the_order_of_ids():
-    """Where a model knows nothing, all triples have the same evidence."""
+    """Where a model knows nothing, all triples have the same log_probability."""
     graph = random_graph(5)
     model = kg.CP(graph.shape, dim=2, init_scale=0.0)
     for narrowing in NARROWINGS.values():
@@ -122,7 +122,7 @@ def test_ties_are_in_the_order_of_ids():
 
 
 def test_what_is_nearly_sure_is_still_in_order():
-    """Of those that are equally probable as answers, and as questions that lack one, the order is by evidence."""
+    """Of those that are equally probable as answers, and as questions that lack one, the order is by log_probability."""
     graph = random_graph(6)
     model = MODELS["ComplEx"](graph.shape)
     sure = Calibration(torch.ones(3), torch.full((3, 4), 80.0), torch.ones(3).bool())

@@ -38,7 +38,7 @@ def stopping_after(number, error):
 
 
 def assert_same(one, other):
-    for name in ("heads", "relations", "tails", "probability", "as_answer", "score", "evidence"):
+    for name in ("heads", "relations", "tails", "probability", "as_answer", "score", "log_probability"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
@@ -106,10 +106,10 @@ def test_other_choices_are_told(tmp_path, choices):
 def test_a_file_that_is_something_else_is_told(tmp_path, choices):
     graph, part = random_graph(0), tmp_path / "new.tsv.part"
     part.write_text("not ours")
-    with pytest.raises(kg.RequestError, match="new.tsv.part cannot be read .*Remove it to begin anew"):
+    with pytest.raises(kg.RequestError, match="new.tsv.part cannot be read .*Remove it to begin again"):
         complete(MODELS["CP"](graph.shape), graph, **choices, part=part)
     save_file({"x": torch.zeros(1)}, part)
-    with pytest.raises(kg.RequestError, match="new.tsv.part cannot be read .*Remove it to begin anew"):
+    with pytest.raises(kg.RequestError, match="new.tsv.part cannot be read .*Remove it to begin again"):
         complete(MODELS["CP"](graph.shape), graph, **choices, part=part)
 
 

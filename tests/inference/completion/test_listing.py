@@ -29,7 +29,16 @@ def made(graph):
 
 def test_the_table_has_names_and_ranks(made, graph):
     table = made.table()
-    assert table.column_names == ["rank", "head", "relation", "tail", "probability", "as_answer", "score", "evidence"]
+    assert table.column_names == [
+        "rank",
+        "head",
+        "relation",
+        "tail",
+        "probability",
+        "as_answer",
+        "score",
+        "log_probability",
+    ]
     assert table["rank"].to_pylist() == list(range(1, 41))
     first = table.slice(0, 1).to_pylist()[0]
     names = graph.entities[made.heads[0]], graph.relations[made.relations[0]], graph.entities[made.tails[0]]
@@ -64,7 +73,7 @@ def test_numbers_come_back_as_they_were(made, tmp_path):
     assert of_parquet.equals(made.table())
     unquoted = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
     of_text = pa.csv.read_csv(made.save(tmp_path / "new.tsv"), parse_options=unquoted)
-    for name in ("probability", "as_answer", "score", "evidence"):
+    for name in ("probability", "as_answer", "score", "log_probability"):
         np.testing.assert_array_equal(of_text[name].to_numpy().astype(np.float32), made.table()[name].to_numpy())
 
 

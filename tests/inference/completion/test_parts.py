@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.inference.calibration import Prospects
+from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion_search import Narrowing, Parts
 from tests.conftest import graph_of
 from tests.inference.completion.by_force import random_calibration, random_graph
@@ -19,7 +19,7 @@ from tests.inference.completion.by_force import random_calibration, random_graph
 def test_every_pair_is_in_one_part(seed, types, some, by_kind):
     graph = random_graph(seed, num_triples=20)
     narrowing = Narrowing.of(graph, types=types, heads=[1, 4, 7] if some else None)
-    parts = Parts(narrowing, Prospects.of(random_calibration(seed), graph) if by_kind else None)
+    parts = Parts(narrowing, PriorCorrection.of(random_calibration(seed), graph) if by_kind else None)
     found = []
     for part in parts.in_order():
         given_ids, answers, _ = parts.ends(part)
@@ -32,15 +32,15 @@ def test_every_pair_is_in_one_part(seed, types, some, by_kind):
     assert sorted(found) == sorted(wanted)
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_what_train_has_is_asked_about_first(turned):
+@pytest.mark.parametrize("rotated", [False, True])
+def test_what_train_has_is_asked_about_first(rotated):
     """Two heads and three tails of forty entities: five queries find all but what is new on both sides."""
     train = [(0, 0, 10), (0, 0, 11), (1, 0, 12)]
     valid = [(0, 0, 12), (1, 0, 20), (30, 0, 10)]
-    if turned:
+    if rotated:
         train, valid = ([triple[::-1] for triple in triples] for triples in (train, valid))
     graph = graph_of(train, valid, num_entities=40, num_relations=1)
-    parts = Parts(Narrowing.of(graph), Prospects.of(random_calibration(0, 1), graph)).in_order()
-    sides = ["head", "tail", "head"] if turned else ["tail", "head", "tail"]
+    parts = Parts(Narrowing.of(graph), PriorCorrection.of(random_calibration(0, 1), graph)).in_order()
+    sides = ["head", "tail", "head"] if rotated else ["tail", "head", "tail"]
     assert [(part.num_queries, part.side) for part in parts] == list(zip([2, 3, 38], sides, strict=True))
     assert [part.new_given for part in parts] == [0, 0, 1]

@@ -101,7 +101,7 @@ def test_refusals(small_graph):
     with pytest.raises(kg.RequestError, match="No entity is named 'e99'"):
         indexed.tails("e99", 0)
     other = kg.Predictor(kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0, seed=9), small_graph)
-    with pytest.raises(kg.RequestError, match="made of another model, ComplEx by inner product: .* Make it anew"):
+    with pytest.raises(kg.RequestError, match="made of another model, ComplEx by inner product: .* Make it again"):
         IndexedPredictor(other, indexed.index)
     dual = kg.Predictor(kg.Dual(plain.model), small_graph)
     with pytest.raises(kg.RequestError, match="made of another model"):

@@ -82,8 +82,8 @@ def damage(folder, what):
     ("what", "told"),
     [
         ("not JSON", "index.json is damaged: it is not JSON"),
-        ("no table", "The index .* is damaged: .* Make it anew: dualkg index RUN"),
-        ("half a table", "The index .* is damaged: .* Make it anew: dualkg index RUN"),
+        ("no table", "The index .* is damaged: .* Make it again: dualkg index RUN"),
+        ("half a table", "The index .* is damaged: .* Make it again: dualkg index RUN"),
         ("no tables", "The index .* is damaged: 'tables' is missing"),
         ("kind", "The index .* is damaged: its kind is 'tree'"),
         ("shape", "The index .* is damaged: its .*31 × 12"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration_store import beliefs_of
+from dualkg.inference.calibration_store import calibration_for
 from dualkg.serve.app import application
 from dualkg.serve.state import ServedRuns
 from tests.serve.conftest import serving
@@ -23,7 +23,7 @@ def address(tmp_path_factory):
     model = kg.ComplEx(graph.shape, dim=100)
     regularizer = kg.DURA(0.05, plain=0.5, mapped=1.5)
     kg.train(model, graph, regularizer=regularizer, batch_size=100, epochs=30).save(folder)
-    beliefs_of(kg.load_run(folder))
+    calibration_for(kg.load_run(folder))
     with serving(application(ServedRuns.load([folder], device="cpu"))) as found:
         yield found
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,21 +57,6 @@ def narrowed(number):
 def bits_of(tensor: Tensor) -> Any:
     """The array that a tensor is, and of bfloat16, which NumPy does not know, the array of its bits."""
     return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
-
-
-BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is ARM's
-
-
-@cache
-def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor itself multiplies matrices of bfloat16; not known, so False, where Linux does not say."""
-    if not description.is_file():
-        return False
-    for line in description.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, flags = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return not BF16_FLAGS.isdisjoint(flags.split())
-    return False
 
 
 def in_parallel(function: Callable[..., object], num_rows: int, *arguments: object) -> None:

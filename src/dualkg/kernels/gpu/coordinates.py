@@ -183,8 +183,8 @@ def _gradients(
     h = _load(head_table, head, coordinate, dim, dim * NUM, NUM)
     r = _load(relations, relation, coordinate, dim, dim * NUM, NUM)
     t = _load(tail_table, tail, coordinate, dim, dim * NUM, NUM)
-    turned = CONJUGATE(r)
-    mapped_head, mapped_tail = TIMES(h, r), TIMES(t, turned)
+    rotated = CONJUGATE(r)
+    mapped_head, mapped_tail = TIMES(h, r), TIMES(t, rotated)
 
     value = tl.zeros([BLOCK], tl.float32)
     nothing = (value,)
@@ -210,7 +210,7 @@ def _gradients(
     if BOTH:
         to_mapped_tail = _plus(to_mapped_tail, _load(from_heads, triple, coordinate, dim, stride, NUM), 1.0, NUM)
 
-    to_head = _plus(to_head, TIMES(to_mapped_head, turned), 1.0, NUM)
+    to_head = _plus(to_head, TIMES(to_mapped_head, rotated), 1.0, NUM)
     to_tail = _plus(to_tail, TIMES(to_mapped_tail, r), 1.0, NUM)
     if PAIRS:
         pair = _load(from_relations, triple, coordinate, dim, dim * NUM, NUM)
@@ -269,7 +269,7 @@ def add_gradients_(
     an image scored: they say in which row of `upstream` that is, or −1. `pairs` is what h̄·t got from being scored.
     """
     dim = heads.table.shape[1] // algebra.num_numbers
-    names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_gap", "head_gap")
+    names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
     _gradients[(len(batch), num_blocks(dim))](
         batch,
         heads.table,
@@ -291,7 +291,7 @@ def add_gradients_(
         upstream[0].stride(0),
         *(float(shares.get(name, 0.0)) for name in names),
         POWER=power,
-        GAPS=bool({"tail_gap", "head_gap"} & shares.keys()),
+        GAPS=bool({"tail_residual", "head_residual"} & shares.keys()),
         BOTH=len(upstream) == 2,
         SOME=places is not None,
         PAIRS=pairs is not None,

@@ -312,7 +312,7 @@ def add_image_gradients_(
     `places` say which row of `upstream` is that of a triple, or −1 where its image was not scored.
     """
     dim = heads.table.shape[1]
-    names = ("head", "tail", "mapped_head", "mapped_tail", "tail_gap", "head_gap")
+    names = ("head", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
     _image_gradients[(len(batch), num_blocks(dim))](
         batch,
         heads.table,

@@ -1,4 +1,4 @@
-"""The answers to a question: known ones folded, new ones with bars, the answer set drawn around the first of them."""
+"""The answers to a question: known ones folded, new ones with bars, the prediction set drawn around the first of them."""
 
 from __future__ import annotations
 
@@ -102,31 +102,31 @@ class UnknownPartError(UnknownError):
         self.part = part
 
 
-async def answered(whom: AskedRun, question: PageQuestion) -> AskedAnswers:
-    """New answers, known ones, and how many of the former the answer set has."""
+async def answered(context: AskedRun, question: PageQuestion) -> AskedAnswers:
+    """New answers, known ones, and how many of the former the prediction set has."""
     if question.missing:
         raise RequestError(question.request)
-    ids = await _ids(whom, question)
+    ids = await _ids(context, question)
     new, marked = await asyncio.gather(
-        _new(whom, question, ids), _answers(whom, question, ids, k=question.k, known="mark")
+        _new(context, question, ids), _answers(context, question, ids, k=question.k, known="mark")
     )
-    graph = whom.run.run.graph
+    graph = context.run.run.graph
     return AskedAnswers(
-        run=whom.run.name,
+        run=context.run.name,
         find=question.find,
         question=schemas.Question.of(graph, **ids),
-        known=_known(whom, question, ids, {answer.id: answer for answer in marked}),
+        known=_known(context, question, ids, {answer.id: answer for answer in marked}),
         answers=new,
-        answer_set=await _set(whom, question, ids),
+        prediction_set=await _set(context, question, ids),
     )
 
 
-async def _ids(whom: Asked, question: PageQuestion) -> dict[str, int]:
+async def _ids(context: Asked, question: PageQuestion) -> dict[str, int]:
     found: dict[str, int] = {}
     for part in question.given:
-        look = whom.service.relation if part == "relation" else whom.service.entity
+        look = context.service.relation if part == "relation" else context.service.entity
         try:
-            found[part] = await look(whom.run, question.names[part] or "")
+            found[part] = await look(context.run, question.names[part] or "")
         except UnknownError as error:
             raise UnknownPartError(error, part) from None
     return found
@@ -139,23 +139,23 @@ def no_answer(run: ServedRun, find: Part, ids: dict[str, int]) -> int | None:
     return ids["head" if find == "tail" else "tail"]
 
 
-async def _new(whom: Asked, question: PageQuestion, ids: dict[str, int]) -> list[Answer]:
+async def _new(context: Asked, question: PageQuestion, ids: dict[str, int]) -> list[Answer]:
     """One more is asked for, as one may be left out."""
-    left_out = no_answer(whom.run, question.find, ids)
-    found = await _answers(whom, question, ids, k=question.k + (left_out is not None), known="omit")
+    left_out = no_answer(context.run, question.find, ids)
+    found = await _answers(context, question, ids, k=question.k + (left_out is not None), known="omit")
     return [answer for answer in found if answer.id != left_out][: question.k]
 
 
 async def _answers(
-    whom: Asked, question: PageQuestion, ids: dict[str, int], *, k: int, known: Literal["mark", "omit"]
+    context: Asked, question: PageQuestion, ids: dict[str, int], *, k: int, known: Literal["mark", "omit"]
 ) -> list[Answer]:
     given = tuple(ids[part] for part in question.given)
-    return await whom.service.answers(whom.run, KINDS[question.find], Question(given, k, known))
+    return await context.service.answers(context.run, KINDS[question.find], Question(given, k, known))
 
 
-def _known(whom: Asked, question: PageQuestion, ids: dict[str, int], ranked: dict[int, Answer]) -> list[Answer]:
+def _known(context: Asked, question: PageQuestion, ids: dict[str, int], ranked: dict[int, Answer]) -> list[Answer]:
     """All that the graph has; those among the best answers with their scores, and before the others."""
-    predictor, graph = whom.run.predictor, whom.run.run.graph
+    predictor, graph = context.run.predictor, context.run.run.graph
     if question.find == "relation":
         splits, names = predictor.splits_between(ids["head"], ids["tail"]), graph.relations
     else:
@@ -171,21 +171,21 @@ def _known(whom: Asked, question: PageQuestion, ids: dict[str, int], ranked: dic
     return (first + sorted(rest, key=lambda answer: answer.label.casefold()))[:MOST_KNOWN]
 
 
-async def _set(whom: Asked, question: PageQuestion, ids: dict[str, int]) -> SetSize | None:
+async def _set(context: Asked, question: PageQuestion, ids: dict[str, int]) -> SetSize | None:
     """None of relations, and of runs that are not calibrated. Its answers are not measured here: there may be many."""
-    predictor = whom.run.predictor
+    predictor = context.run.predictor
     sets = predictor._answer_sets
     if question.find == "relation" or sets is None:
         return None
     given = ids["head" if question.find == "tail" else "tail"]
-    left_out = no_answer(whom.run, question.find, ids)
+    left_out = no_answer(context.run, question.find, ids)
 
     def found() -> int:
         asked = predictor.model, predictor.all_known, given, ids["relation"]
         entities = sets.of(*asked, side=question.find, coverage=question.coverage).entities  # type: ignore[arg-type]
         return sum(id != left_out for id in entities.tolist())
 
-    return SetSize(coverage=question.coverage, size=await whom.service.slowly(found))
+    return SetSize(coverage=question.coverage, size=await context.service.slowly(found))
 
 
 COVERAGES = (0.5, 0.8, 0.9, 0.95)
@@ -194,18 +194,18 @@ OPEN = 12  # known answers that are shown unfolded
 SPLITS = {"train": "learned from", "valid": "in valid", "test": "in test"}
 
 
-def answers_shown(whom: Asked, question: PageQuestion, found: AskedAnswers) -> list[Markup]:
-    parts = [_new_list(whom, question, found)]
+def answers_shown(context: Asked, question: PageQuestion, found: AskedAnswers) -> list[Markup]:
+    parts = [_new_list(context, question, found)]
     if found.known:
-        parts.insert(0, _known_list(whom, question, found))
+        parts.insert(0, _known_list(context, question, found))
     return parts
 
 
-def _known_list(whom: Asked, question: PageQuestion, found: AskedAnswers) -> Markup:
+def _known_list(context: Asked, question: PageQuestion, found: AskedAnswers) -> Markup:
     items = [
         tag(
             "li",
-            _name(whom, question, found, answer),
+            _name(context, question, found, answer),
             " ",
             tag("span", SPLITS.get(answer.split or "", answer.split or ""), class_="chip"),
             tag("span", " model: ", percent(answer.probability), class_="chip believed")
@@ -220,48 +220,48 @@ def _known_list(whom: Asked, question: PageQuestion, found: AskedAnswers) -> Mar
     return tag("section", fold, aria_label="Known answers")
 
 
-def _new_list(whom: Asked, question: PageQuestion, found: AskedAnswers) -> Markup:
-    size = found.answer_set.size if found.answer_set else 0
+def _new_list(context: Asked, question: PageQuestion, found: AskedAnswers) -> Markup:
+    size = found.prediction_set.size if found.prediction_set else 0
     rows: list[Markup] = []
     for number, answer in enumerate(found.answers, start=1):
-        rows.append(_row(whom, question, found, answer, number))
+        rows.append(_row(context, question, found, answer, number))
         if number == size:
-            rows.append(tag("li", "Here the answer set ends", class_="fence"))
+            rows.append(tag("li", "Here the prediction set ends", class_="fence"))
     heading = tag("h2", "New answers", id="new")
     none = tag("p", "There are none: the graph has all of them.", class_="soft")
     return tag(
         "section",
-        tag("div", heading, _coverages(whom, question) if found.answer_set else None, class_="between"),
-        _set_line(whom, question, found.answer_set) if found.answer_set else _no_set(whom, question),
+        tag("div", heading, _coverages(context, question) if found.prediction_set else None, class_="between"),
+        _set_line(context, question, found.prediction_set) if found.prediction_set else _no_set(context, question),
         tag("ol", rows, class_="list answers") if rows else none,
-        _more(whom, question, found),
+        _more(context, question, found),
         aria_labelledby="new",
     )
 
 
-def _row(whom: Asked, question: PageQuestion, found: AskedAnswers, answer: Answer, number: int) -> Markup:
-    inside = found.answer_set is not None and number <= found.answer_set.size
+def _row(context: Asked, question: PageQuestion, found: AskedAnswers, answer: Answer, number: int) -> Markup:
+    inside = found.prediction_set is not None and number <= found.prediction_set.size
     belief: Child
     if answer.probability is not None:
         belief = [bar(answer.probability), tag("span", percent(answer.probability), class_="percent")]
     else:
         belief = tag("span", "no score" if answer.score is None else f"score {answer.score:.2f}", class_="soft number")
-    why = why_link(_triple(found, answer), whom, about=shown(answer.label))
+    why = why_link(_triple(found, answer), context, about=shown(answer.label))
     return tag(
         "li",
         tag("span", number, class_="rank number"),
-        tag("span", _name(whom, question, found, answer), class_="what"),
+        tag("span", _name(context, question, found, answer), class_="what"),
         tag("span", belief, class_="belief" if answer.probability is not None else "belief plain"),
         why,
         class_="answer inside" if inside else "answer",
     )
 
 
-def _name(whom: Asked, question: PageQuestion, found: AskedAnswers, answer: Answer) -> Markup:
+def _name(context: Asked, question: PageQuestion, found: AskedAnswers, answer: Answer) -> Markup:
     if question.find != "relation":
-        return entity_link(answer, whom)
+        return entity_link(answer, context)
     choices = {"find": "tail", "head": _named(found, "head"), "relation": answer.name}
-    return tag("a", relation_said(answer), href=address("/", whom, **choices))
+    return tag("a", relation_said(answer), href=address("/", context, **choices))
 
 
 def _triple(found: AskedAnswers, answer: Answer) -> tuple[str, str, str]:
@@ -274,46 +274,46 @@ def _named(found: AskedAnswers, part: str) -> str:
     return thing.name
 
 
-def _coverages(whom: Asked, question: PageQuestion) -> Markup:
+def _coverages(context: Asked, question: PageQuestion) -> Markup:
     links = [
         tag(
             "a",
             f"{coverage:.0%}".replace("%", " %"),
-            href=address("/", whom, **question.choices(coverage=coverage)),
+            href=address("/", context, **question.choices(coverage=coverage)),
             aria_current="true" if coverage == question.coverage else None,
         )
         for coverage in COVERAGES
     ]
-    return tag("div", links, class_="choice", role="group", aria_label="How often the answer set has the answer")
+    return tag("div", links, class_="choice", role="group", aria_label="How often the prediction set has the answer")
 
 
-def _set_line(whom: Asked, question: PageQuestion, found: SetSize) -> Markup:
+def _set_line(context: Asked, question: PageQuestion, found: SetSize) -> Markup:
     """How much of all entities the set is, as a sentence and as a strip."""
-    everything = len(whom.run.entities)
+    everything = len(context.run.entities)
     often = f"{found.coverage:.3g}" if found.coverage > 0.99 else f"{100 * found.coverage:.3g} %"
     if not found.size:
-        sentence = f"No new answer is likely enough: the answer set for {often} is empty."
+        sentence = f"No new answer is likely enough: the prediction set for {often} is empty."
     else:
         sentence = (
-            f"The answer set: {often} of the time the missing {question.find} is "
+            f"The prediction set: {often} of the time the missing {question.find} is "
             f"{'the first of' if found.size == 1 else f'among the first {found.size:,} of'} {everything:,}."
         )
     strip = tag("svg", tag("rect", width=f"{100 * found.size / everything:.2f}%", height="100%"), class_="strip")
     return tag("div", tag("p", sentence, class_="soft"), strip, class_="set")
 
 
-def _no_set(whom: Asked, question: PageQuestion) -> Markup | None:
-    if whom.run.predictor.calibration is not None:
+def _no_set(context: Asked, question: PageQuestion) -> Markup | None:
+    if context.run.predictor.calibration is not None:
         return None
     return tag("p", "Scores compare among these alone. For probabilities: dualkg calibrate RUN", class_="soft")
 
 
-def _more(whom: Asked, question: PageQuestion, found: AskedAnswers) -> Markup | None:
+def _more(context: Asked, question: PageQuestion, found: AskedAnswers) -> Markup | None:
     more = next((number for number in MORE if number > question.k), None)
     if more is None or len(found.answers) < question.k:
         return None
     return tag(
-        "p", tag("a", f"Show {more}", href=address("/", whom, **question.choices(k=more)), class_="button plain")
+        "p", tag("a", f"Show {more}", href=address("/", context, **question.choices(k=more)), class_="button plain")
     )
 
 
@@ -323,15 +323,15 @@ MOST_RELATIONS = 2000  # that are sent with the page
 HINTS: dict[Part, str] = {"head": "an entity", "relation": "a relation", "tail": "an entity"}
 
 
-def question_form(whom: Asked, question: PageQuestion, found: AskedAnswers | None) -> Markup:
+def question_form(context: Asked, question: PageQuestion, found: AskedAnswers | None) -> Markup:
     """Three slots, of which one is looked for. Works without scripts; they add completion as one types."""
-    first = whom.service.runs.names[0]
+    first = context.service.runs.names[0]
     return tag(
         "form",
-        tag("input", type="hidden", name="run", value=whom.run.name) if whom.run.name != first else None,
+        tag("input", type="hidden", name="run", value=context.run.name) if context.run.name != first else None,
         tag("fieldset", tag("legend", "Find the"), [_finding(part, question) for part in PARTS], class_="choice"),
-        tag("div", [_slot(whom, part, question, found) for part in PARTS], tag("button", "Ask"), class_="slots"),
-        _relations(whom),
+        tag("div", [_slot(context, part, question, found) for part in PARTS], tag("button", "Ask"), class_="slots"),
+        _relations(context),
         action="/",
         autocomplete="off",
         role="search",
@@ -346,10 +346,10 @@ def _finding(part: Part, question: PageQuestion) -> Markup:
     return tag("label", radio, part)
 
 
-def _slot(whom: Asked, part: Part, question: PageQuestion, found: AskedAnswers | None) -> Markup:
+def _slot(context: Asked, part: Part, question: PageQuestion, found: AskedAnswers | None) -> Markup:
     name = question.names[part] if part != question.find else None
     thing: Thing | None = getattr(found.question, part) if found else None
-    vocabulary = whom.run.relations if part == "relation" else whom.run.entities
+    vocabulary = context.run.relations if part == "relation" else context.run.entities
     text = shown(vocabulary.spoken(thing.id)) if thing else name
     field = tag(
         "input",
@@ -366,35 +366,35 @@ def _slot(whom: Asked, part: Part, question: PageQuestion, found: AskedAnswers |
     return tag("div", tag("label", part.capitalize(), for_=part), field, mark, class_=f"slot for-{part}")
 
 
-def _relations(whom: Asked) -> Markup:
-    relations = whom.run.relations
+def _relations(context: Asked) -> Markup:
+    relations = context.run.relations
     names = [Thing.of(relations, id) for id in range(min(len(relations), MOST_RELATIONS))]
     return tag("datalist", [tag("option", value=one.name, label=spoken(one.label)) for one in names], id="relations")
 
 
-async def unfinished(whom: Asked, question: PageQuestion) -> Markup:
+async def unfinished(context: Asked, question: PageQuestion) -> Markup:
     """What is still to be named; where that is the relation, those that the entity has, before all others."""
     asked = tag("p", question.request, class_="lead", role="status")
     if question.missing != ["relation"]:
         return tag("section", asked)
     side: Part = "head" if question.find == "tail" else "tail"
     name = question.names[side] or ""
-    if name not in whom.run.entities:
+    if name not in context.run.entities:
         return tag("section", asked)
-    graph, id = whom.run.run.graph, await whom.service.entity(whom.run, name)
+    graph, id = context.run.run.graph, await context.service.entity(context.run, name)
     triples = graph.split("train")
     has = np.unique(triples[triples[:, 0 if side == "head" else 2] == id, 1]).tolist()
     rest = [other for other in range(len(graph.relations)) if other not in set(has)]
     links = [
-        tag("li", tag("a", relation_said(one), href=address("/", whom, **question.choices(relation=one.name))))
+        tag("li", tag("a", relation_said(one), href=address("/", context, **question.choices(relation=one.name))))
         for one in (Thing.of(graph.relations, relation) for relation in [*has, *rest][:MOST_OFFERED])
     ]
     return tag("section", asked, tag("ul", links, class_="list offered"))
 
 
-def examples(whom: Asked) -> Markup | None:
+def examples(context: Asked) -> Markup | None:
     """Questions of test, each of another relation: the model has not seen their answers."""
-    graph = whom.run.run.graph
+    graph = context.run.run.graph
     triples = graph.split("test") if len(graph.split("test")) else graph.split("train")
     if not len(triples):
         return None
@@ -404,7 +404,7 @@ def examples(whom: Asked) -> Markup | None:
         of_relation = triples[triples[:, 1] == relation_id]
         h, r, _ = of_relation[len(of_relation) * place // (NUM_EXAMPLES + 1)].tolist()  # not all of one letter
         head, relation = Thing.of(graph.entities, h), Thing.of(graph.relations, r)
-        where = address("/", whom, find="tail", head=head.name, relation=relation.name)
+        where = address("/", context, find="tail", head=head.name, relation=relation.name)
         mark = tag("span", "?", class_="asked")
         items.append(tag("li", tag("a", said(head), " ", relation_said(relation), " ", mark, href=where)))
     heading = tag("h2", "Some to begin with")
@@ -417,28 +417,30 @@ programs = router("pages")
 
 
 @routes.get("/")
-async def ask(request: Request, whom: AskedRun, question: AskedQuestion) -> Response:
+async def ask(request: Request, context: AskedRun, question: AskedQuestion) -> Response:
     """The form, and where two parts are given the answers."""
     if not question.begun:
-        return _shown(request, whom, question, _beginning(), tag("section", examples(whom)), title="Ask")
+        return _shown(request, context, question, _beginning(), tag("section", examples(context)), title="Ask")
     if question.missing:
         heading = tag("h1", "What is missing?", class_="visually-hidden")
-        return _shown(request, whom, question, heading, await unfinished(whom, question), title="Ask")
+        return _shown(request, context, question, heading, await unfinished(context, question), title="Ask")
     try:
-        found = await answered(whom, question)
+        found = await answered(context, question)
     except DualkgError as error:
         status = refusal_of(error, request.method).status
         heading = tag("h1", "What is missing?", class_="visually-hidden")
-        problem = tag("section", _problem(whom, question, error))
-        return _shown(request, whom, question, heading, problem, title="Ask", status=status)
+        problem = tag("section", _problem(context, question, error))
+        return _shown(request, context, question, heading, problem, title="Ask", status=status)
     title = _title(found)
     heading = tag("h1", title, class_="visually-hidden", dir="auto")
-    return _shown(request, whom, question, heading, answers_shown(whom, question, found), title=title, found=found)
+    return _shown(
+        request, context, question, heading, answers_shown(context, question, found), title=title, found=found
+    )
 
 
 @programs.get("/ask.json", include_in_schema=False)
-async def ask_as_json(whom: AskedRun, question: AskedQuestion) -> AskedAnswers:
-    return await answered(whom, question)
+async def ask_as_json(context: AskedRun, question: AskedQuestion) -> AskedAnswers:
+    return await answered(context, question)
 
 
 routes.include_router(programs)
@@ -446,7 +448,7 @@ routes.include_router(programs)
 
 def _shown(
     request: Request,
-    whom: Asked,
+    context: Asked,
     question: PageQuestion,
     heading: Child,
     rest: Child,
@@ -455,10 +457,18 @@ def _shown(
     status: int = 200,
     found: AskedAnswers | None = None,
 ) -> Response:
-    json = address("/ask.json", whom, **question.choices()) if found else None
-    main = heading, question_form(whom, question, found), rest
+    json = address("/ask.json", context, **question.choices()) if found else None
+    main = heading, question_form(context, question, found), rest
     return page(
-        request, whom, main, title=title, here="Ask", scripts=["ask.js"], styles=["ask.css"], json=json, status=status
+        request,
+        context,
+        main,
+        title=title,
+        here="Ask",
+        scripts=["ask.js"],
+        styles=["ask.css"],
+        json=json,
+        status=status,
     )
 
 
@@ -476,13 +486,13 @@ def _title(found: AskedAnswers) -> str:
     return ", ".join(said)
 
 
-def _problem(whom: Asked, question: PageQuestion, error: DualkgError) -> list[Markup]:
+def _problem(context: Asked, question: PageQuestion, error: DualkgError) -> list[Markup]:
     """The sentence, and the question with names that may have been meant."""
     parts = [tag("p", str(error), class_="problem", role="alert")]
     if isinstance(error, UnknownPartError) and error.near:
         part = error.part
         links = [
-            tag("li", tag("a", shown(name), dir="auto", href=address("/", whom, **question.choices(**{part: name}))))
+            tag("li", tag("a", shown(name), dir="auto", href=address("/", context, **question.choices(**{part: name}))))
             for name in error.near
         ]
         parts += [tag("h2", "Did you mean"), tag("ul", links, class_="list near")]

@@ -1,7 +1,7 @@
 """The neighbourhood of an entity as SVG: read from left to right, heads, the entity, tails.
 
 Known edges are drawn through, predicted ones are dashed. Names are HTML within the drawing, so that they are cut off
-and turned as names are elsewhere. There are two drawings, of which the style shows the one that fits the window."""
+and rotated as names are elsewhere. There are two drawings, of which the style shows the one that fits the window."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ WIDTH, NAME, RELATION, CENTRE = 1056, 206, 148, 186  # of the wide drawing and i
 NARROW = 356
 
 
-def drawing(whom: Asked, entity: Thing, groups: list[Group]) -> Markup | None:
+def drawing(context: Asked, entity: Thing, groups: list[Group]) -> Markup | None:
     if not groups:
         return None
-    return tag("div", _wide(whom, entity, groups), _narrow(whom, entity, groups), class_="drawings")
+    return tag("div", _wide(context, entity, groups), _narrow(context, entity, groups), class_="drawings")
 
 
 def _svg(parts: list[Markup], *, width: int, height: float, kind: str, entity: Thing) -> Markup:
@@ -143,7 +143,7 @@ class _Side:
         return self.branch + self.sign * 34
 
 
-def _wide(whom: Asked, entity: Thing, groups: list[Group]) -> Markup:
+def _wide(context: Asked, entity: Thing, groups: list[Group]) -> Markup:
     sides = [
         drawn([group for group in groups if group.outwards is outwards], most=MOST_ROWS) for outwards in (False, True)
     ]
@@ -153,7 +153,7 @@ def _wide(whom: Asked, entity: Thing, groups: list[Group]) -> Markup:
     centre = WIDTH / 2 if all(sides) else (CENTRE / 2 + 1 if sides[1] else WIDTH - CENTRE / 2 - 1)
     parts: list[Markup] = []
     for side, tall, sign in zip(sides, heights, (-1, 1), strict=True):
-        parts += _side(whom, side, _Side(sign, centre + sign * CENTRE / 2), top=(height - tall) / 2, middle=middle)
+        parts += _side(context, side, _Side(sign, centre + sign * CENTRE / 2), top=(height - tall) / 2, middle=middle)
     name = tag("div", tag("bdi", shown(entity.label)), class_="centre")
     parts.append(
         tag("foreignObject", name, x=f"{centre - CENTRE / 2:g}", y=f"{middle - 44:g}", width=CENTRE, height=88)
@@ -161,7 +161,7 @@ def _wide(whom: Asked, entity: Thing, groups: list[Group]) -> Markup:
     return _svg(parts, width=WIDTH, height=height, kind="broad", entity=entity)
 
 
-def _side(whom: Asked, groups: list[Group], at: _Side, *, top: float, middle: float) -> Iterator[Markup]:
+def _side(context: Asked, groups: list[Group], at: _Side, *, top: float, middle: float) -> Iterator[Markup]:
     for group in groups:
         y = top + group.rows * ROW / 2
         yield _edge((at.start, middle), (at.relation, y), known=bool(group.known), on=at.branch)
@@ -170,7 +170,7 @@ def _side(whom: Asked, groups: list[Group], at: _Side, *, top: float, middle: fl
             neighbour = group.neighbours[number] if number < len(group.neighbours) else None
             known = neighbour is None or neighbour.known
             yield _edge((at.branch, y), (at.dot, row), known=known)
-            yield _node(whom, group, neighbour, (at.dot, row), sign=at.sign, width=NAME)
+            yield _node(context, group, neighbour, (at.dot, row), sign=at.sign, width=NAME)
         x = min(at.relation, at.branch)
         said = spoken(group.relation.label)
         label = tag("div", tag("span", tag("bdi", said)), class_="edge-name", title=said)
@@ -178,7 +178,7 @@ def _side(whom: Asked, groups: list[Group], at: _Side, *, top: float, middle: fl
         top += group.rows * ROW + GAP
 
 
-def _narrow(whom: Asked, entity: Thing, groups: list[Group]) -> Markup:
+def _narrow(context: Asked, entity: Thing, groups: list[Group]) -> Markup:
     """A tree from top to bottom; relations that lead here are told apart by an arrow."""
     groups = drawn(groups, most=2 * MOST_ROWS)
     name = tag("div", tag("bdi", shown(entity.label)), class_="centre")
@@ -198,7 +198,7 @@ def _narrow(whom: Asked, entity: Thing, groups: list[Group]) -> Markup:
             parts.append(
                 _line(f"M36 {(y if number else y - 2) - (ROW / 2 if number else 0):g}V{row:g}H50", known=known)
             )
-            parts.append(_node(whom, group, neighbour, (50, row), sign=1, width=NARROW - 66))
+            parts.append(_node(context, group, neighbour, (50, row), sign=1, width=NARROW - 66))
             y += ROW
         y += 8
     return _svg(parts, width=NARROW, height=y, kind="tall", entity=entity)
@@ -216,7 +216,7 @@ def _line(path: str, *, known: bool) -> Markup:
 
 
 def _node(
-    whom: Asked, group: Group, neighbour: Neighbour | None, at: tuple[float, float], *, sign: int, width: int
+    context: Asked, group: Group, neighbour: Neighbour | None, at: tuple[float, float], *, sign: int, width: int
 ) -> Markup:
     """A dot and a name; without a neighbour, how many more there are."""
     kind = "known" if neighbour is None or neighbour.known else "predicted"
@@ -227,7 +227,7 @@ def _node(
         likely = neighbour.fact.probability
         belief = tag("span", percent(likely), class_="percent") if likely is not None and not neighbour.known else None
         told = tag("span", ", predicted", class_="visually-hidden") if kind == "predicted" else None
-        link = tag("a", tag("bdi", name), belief, told, href=entity_address(neighbour.entity.name, whom), title=name)
+        link = tag("a", tag("bdi", name), belief, told, href=entity_address(neighbour.entity.name, context), title=name)
     box = tag("div", link, class_=f"node {kind} {'after' if sign > 0 else 'before'}")
     x = at[0] - 8 if sign > 0 else at[0] + 8 - width
     dot = tag("circle", cx=f"{at[0]:g}", cy=f"{at[1]:g}", r=0 if neighbour is None else 4, class_=f"dot {kind}")
@@ -241,65 +241,65 @@ NameInQuery = Annotated[str, Query(max_length=LONGEST_NAME)]
 
 
 @programs.get("/entity.json", include_in_schema=False)
-async def entity_by_query_as_json(whom: AskedRun, name: NameInQuery) -> Entity:
-    return await entities.entity(whom, name)
+async def entity_by_query_as_json(context: AskedRun, name: NameInQuery) -> Entity:
+    return await entities.entity(context, name)
 
 
 routes.include_router(programs)
 
 
 @routes.get("/entity")
-async def entity_by_query(request: Request, whom: AskedRun, name: NameInQuery) -> Response:
+async def entity_by_query(request: Request, context: AskedRun, name: NameInQuery) -> Response:
     """For names that an address would change or mistake, such as `..`."""
-    return await entity(request, whom, name)
+    return await entity(request, context, name)
 
 
 @routes.get("/entity/{name:name}")
-async def entity(request: Request, whom: AskedRun, name: EntityInPath) -> Response:
+async def entity(request: Request, context: AskedRun, name: EntityInPath) -> Response:
     try:
-        found = await entities.entity(whom, name)
+        found = await entities.entity(context, name)
     except UnknownError as error:
-        return _unknown(request, whom, name, error)
+        return _unknown(request, context, name, error)
     groups = groups_of(found)
-    drawn = drawing(whom, found.entity, groups)
+    drawn = drawing(context, found.entity, groups)
     main = (
-        _heading(whom, found),
+        _heading(context, found),
         tag("section", tag("h2", "Around it", id="around"), _legend(), drawn, aria_labelledby="around")
         if drawn
         else None,
-        tag("div", _known(whom, found, groups), _predicted(whom, found), _alike(whom, found), class_="two"),
-        _lookup(whom, "Go to another entity"),
+        tag("div", _known(context, found, groups), _predicted(context, found), _alike(context, found), class_="two"),
+        _lookup(context, "Go to another entity"),
     )
     return page(
         request,
-        whom,
+        context,
         main,
         title=shown(found.entity.label),
         scripts=["entity.js"],
         styles=["ask.css", "entity.css"],
-        json=address("/entity.json", whom, name=found.entity.name),
+        json=address("/entity.json", context, name=found.entity.name),
     )
 
 
-def _unknown(request: Request, whom: Asked, name: str, error: UnknownError) -> Response:
+def _unknown(request: Request, context: Asked, name: str, error: UnknownError) -> Response:
     """A page with the nearest names."""
-    things = [Thing.of(whom.run.entities, whom.run.entities.id(near)) for near in error.near]
+    things = [Thing.of(context.run.entities, context.run.entities.id(near)) for near in error.near]
     near: Child = None
     if things:
-        links = [tag("li", entity_link(thing, whom)) for thing in things]
+        links = [tag("li", entity_link(thing, context)) for thing in things]
         near = tag("section", tag("h2", "Nearest names"), tag("ul", links, class_="list near"))
-    main = tag("h1", "No such entity"), tag("p", str(error), class_="lead"), near, _lookup(whom, "Look for another")
+    main = tag("h1", "No such entity"), tag("p", str(error), class_="lead"), near, _lookup(context, "Look for another")
     styles = ["ask.css", "entity.css"]
-    return page(request, whom, main, title="No such entity", scripts=["entity.js"], styles=styles, status=404)
+    return page(request, context, main, title="No such entity", scripts=["entity.js"], styles=styles, status=404)
 
 
-def _lookup(whom: Asked, label: str) -> Markup:
+def _lookup(context: Asked, label: str) -> Markup:
     """To the page of an entity by its name; with completion where scripts run."""
-    other = whom.run.name != whom.service.runs.names[0]
+    other = context.run.name != context.service.runs.names[0]
     field = tag("input", id="name", name="name", dir="auto", autocomplete="off", placeholder="an entity")
     return tag(
         "form",
-        tag("input", type="hidden", name="run", value=whom.run.name) if other else None,
+        tag("input", type="hidden", name="run", value=context.run.name) if other else None,
         tag("div", tag("label", label, for_="name"), field, class_="field"),
         tag("button", "Open", class_="plain"),
         action="/entity",
@@ -309,11 +309,11 @@ def _lookup(whom: Asked, label: str) -> Markup:
     )
 
 
-def _heading(whom: Asked, found: Entity) -> Markup:
+def _heading(context: Asked, found: Entity) -> Markup:
     thing, long = found.entity, len(found.entity.label) > LONGEST_SHOWN
     name = [tag("code", shown(thing.name), dir="auto"), " · "] if thing.name != thing.label else None
     asked = [
-        tag("a", text, href=address("/", whom, find=find, **{part: thing.name}), class_="button plain")
+        tag("a", text, href=address("/", context, find=find, **{part: thing.name}), class_="button plain")
         for text, find, part in (("Ask what it leads to", "tail", "head"), ("Ask what leads to it", "head", "tail"))
     ]
     facts = f"{found.num_known:,} known {'fact' if found.num_known == 1 else 'facts'}"
@@ -333,8 +333,8 @@ def _legend() -> Markup:
     return tag("p", line("known"), " known ", line("predicted"), " predicted", class_="legend soft small")
 
 
-def _known(whom: Asked, found: Entity, groups: list[Group]) -> Markup:
-    rows = [_row(whom, group) for group in groups if group.known]
+def _known(context: Asked, found: Entity, groups: list[Group]) -> Markup:
+    rows = [_row(context, group) for group in groups if group.known]
     shown_of = None
     if found.num_known > len(found.known):
         shown_of = tag("p", f"The first {len(found.known):,} of {found.num_known:,}.", class_="soft")
@@ -349,12 +349,12 @@ def _known(whom: Asked, found: Entity, groups: list[Group]) -> Markup:
     )
 
 
-def _row(whom: Asked, group: Group) -> Markup:
+def _row(context: Asked, group: Group) -> Markup:
     """A relation, and all it leads to or comes from."""
     others = [
         tag(
             "li",
-            entity_link(one.entity, whom),
+            entity_link(one.entity, context),
             tag("span", one.fact.split, class_="chip") if _held_out(one.fact) else "",
         )
         for one in group.known
@@ -369,8 +369,8 @@ def _held_out(fact: Fact) -> bool:
     return fact.split not in (None, "train")
 
 
-def _predicted(whom: Asked, found: Entity) -> Markup:
-    rows = [_prediction(whom, found.entity, fact) for fact in found.predicted]
+def _predicted(context: Asked, found: Entity) -> Markup:
+    rows = [_prediction(context, found.entity, fact) for fact in found.predicted]
     return tag(
         "section",
         tag("h2", "Predicted facts", id="predicted"),
@@ -380,44 +380,44 @@ def _predicted(whom: Asked, found: Entity) -> Markup:
     )
 
 
-def _prediction(whom: Asked, entity: Thing, fact: Fact) -> Markup:
+def _prediction(context: Asked, entity: Thing, fact: Fact) -> Markup:
     ends = [
-        tag("span", "it", class_="soft") if end.id == entity.id else entity_link(end, whom)
+        tag("span", "it", class_="soft") if end.id == entity.id else entity_link(end, context)
         for end in (fact.head, fact.tail)
     ]
     belief: Child = tag("span", "no probability", class_="soft")
     if fact.probability is not None:
         belief = [bar(fact.probability), tag("span", percent(fact.probability), class_="percent")]
-    elif fact.evidence is not None:
-        belief = tag("span", f"evidence {fact.evidence:.2f}".replace("-", "−"), class_="soft number")
+    elif fact.log_probability is not None:
+        belief = tag("span", f"log_probability {fact.log_probability:.2f}".replace("-", "−"), class_="soft number")
     names = fact.head.name, fact.relation.name, fact.tail.name
     about = " ".join(shown(thing.label) for thing in (fact.head, fact.relation, fact.tail))
     return tag(
         "li",
         tag("span", ends[0], " ", relation_said(fact.relation), " ", ends[1], class_="what"),
         tag("span", belief, class_="belief" if fact.probability is not None else "belief plain"),
-        why_link(names, whom, about=about),
+        why_link(names, context, about=about),
         class_="answer",
     )
 
 
-def _alike(whom: Asked, found: Entity) -> Markup | None:
+def _alike(context: Asked, found: Entity) -> Markup | None:
     if not found.similar:
         return None
     return tag(
         "section",
         tag("h2", "Nearest neighbours", id="alike"),
         tag("p", "Entities whose vectors point the same way; the number is the cosine.", class_="soft small"),
-        tag("ul", [_similar(whom, answer) for answer in found.similar], class_="list alike"),
+        tag("ul", [_similar(context, answer) for answer in found.similar], class_="list alike"),
         aria_labelledby="alike",
         class_="of-alike",
     )
 
 
-def _similar(whom: Asked, answer: Answer) -> Markup:
+def _similar(context: Asked, answer: Answer) -> Markup:
     cosine = answer.score or 0.0
     number = tag("span", f"{cosine:.2f}".replace("-", "−"), class_="number soft")
-    return tag("li", entity_link(answer, whom), bar(cosine, known=True), number)
+    return tag("li", entity_link(answer, context), bar(cosine, known=True), number)
 
 
 explanation_routes = page_router()
@@ -426,27 +426,27 @@ NUM_REASONS = 5
 
 
 @explanation_routes.get("/why")
-async def why(request: Request, whom: AskedRun, head: Head, relation: Relation, tail: Tail) -> Response:
+async def why(request: Request, context: AskedRun, head: Head, relation: Relation, tail: Tail) -> Response:
     """A page of its own; where scripts run, its section is opened beside the answer."""
-    found = await explain(whom, head, relation, tail, k=NUM_REASONS)
-    heading = tag("h1", "Why ", _triple(whom, found.triple), "?")
-    json = address("/why.json", whom, head=head, relation=relation, tail=tail)
-    main = heading, _reasons(whom, found)
-    return page(request, whom, main, title="Why", styles=["ask.css"], json=json)
+    found = await explain(context, head, relation, tail, k=NUM_REASONS)
+    heading = tag("h1", "Why ", _triple(context, found.triple), "?")
+    json = address("/why.json", context, head=head, relation=relation, tail=tail)
+    main = heading, _reasons(context, found)
+    return page(request, context, main, title="Why", styles=["ask.css"], json=json)
 
 
 @explanation_programs.get("/why.json", include_in_schema=False)
-async def why_as_json(whom: AskedRun, head: Head, relation: Relation, tail: Tail) -> Explanation:
-    return await explain(whom, head, relation, tail, k=NUM_REASONS)
+async def why_as_json(context: AskedRun, head: Head, relation: Relation, tail: Tail) -> Explanation:
+    return await explain(context, head, relation, tail, k=NUM_REASONS)
 
 
 explanation_routes.include_router(explanation_programs)
 
 
-def _reasons(whom: Asked, found: Explanation) -> Markup:
+def _reasons(context: Asked, found: Explanation) -> Markup:
     most = max([abs(reason.fall) for reason in found.reasons] or [1.0]) or 1.0
-    reasons = [_reason(whom, reason, most) for reason in found.reasons]
-    alike = [_similar_line(whom, likeness) for likeness in found.alike]
+    reasons = [_reason(context, reason, most) for reason in found.reasons]
+    alike = [_similar_line(context, likeness) for likeness in found.alike]
     nothing = None if reasons or alike else tag("p", "Nothing in train speaks for it.", class_="soft")
     return tag(
         "section",
@@ -458,21 +458,29 @@ def _reasons(whom: Asked, found: Explanation) -> Markup:
     )
 
 
-def _reason(whom: Asked, reason: Reason, most: float) -> Markup:
+def _reason(context: Asked, reason: Reason, most: float) -> Markup:
     itself = tag("span", "itself", class_="chip") if reason.itself else None
     fall = tag("span", f"{reason.fall:+.2f}".replace("-", "−"), class_="number soft")
-    return tag("li", tag("span", _triple(whom, reason.triple), itself), bar(abs(reason.fall) / most, known=True), fall)
+    return tag(
+        "li", tag("span", _triple(context, reason.triple), itself), bar(abs(reason.fall) / most, known=True), fall
+    )
 
 
-def _similar_line(whom: Asked, likeness: Likeness) -> Markup:
+def _similar_line(context: Asked, likeness: Likeness) -> Markup:
     like = tag("span", f"cosine {likeness.cosine:.2f}".replace("-", "−"), class_="number soft")
-    return tag("li", tag("span", _triple(whom, likeness.triple)), bar(likeness.cosine, known=True), like)
+    return tag("li", tag("span", _triple(context, likeness.triple)), bar(likeness.cosine, known=True), like)
 
 
-def _triple(whom: Asked, triple: NamedTriple) -> Markup:
-    entities, relations = whom.run.entities, whom.run.relations
+def _triple(context: Asked, triple: NamedTriple) -> Markup:
+    entities, relations = context.run.entities, context.run.relations
     head, tail = (Thing.of(entities, entities.id(name)) for name in (triple.head, triple.tail))
     relation = Thing.of(relations, relations.id(triple.relation))
     return tag(
-        "span", entity_link(head, whom), " ", relation_said(relation), " ", entity_link(tail, whom), class_="triple"
+        "span",
+        entity_link(head, context),
+        " ",
+        relation_said(relation),
+        " ",
+        entity_link(tail, context),
+        class_="triple",
     )

@@ -27,27 +27,27 @@ KEYS = {
 @routes.get("/facts")
 async def facts(
     request: Request,
-    whom: AskedRun,
+    context: AskedRun,
     relation: Annotated[str, Query(max_length=LONGEST_NAME)] = "",
     min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     top: Annotated[int, Query(ge=1, le=LENGTHS[-1])] = LENGTHS[1],
 ) -> Response:
     """The frame of the list; a script reads the list itself, as it is found."""
-    service, run = whom
+    service, run = context
     chosen = await service.relation(run, relation) if relation else None
-    made = await decisions(whom)
+    made = await decisions(context)
     counts = tag(
         "p",
         tag("span", tag("b", f"{made.accepted:,}", data_count="accepted"), " accepted"),
         tag("span", tag("b", f"{made.rejected:,}", data_count="rejected"), " rejected"),
-        tag("a", "Accepted ones as TSV", href=address("/facts.tsv", whom), class_="button plain", download=True),
+        tag("a", "Accepted ones as TSV", href=address("/facts.tsv", context), class_="button plain", download=True),
         class_="tally",
     )
     graph = tag("bdi", shown(run.run.graph.name))
     beginning = tag(
         "div",
         tag("h1", "New facts"),
-        tag("p", "What the model would add to ", graph, ", the most plausible first. ", _lead(whom), class_="lead"),
+        tag("p", "What the model would add to ", graph, ", the most plausible first. ", _lead(context), class_="lead"),
         class_="beginning",
     )
     listed = tag(
@@ -65,23 +65,23 @@ async def facts(
     choices = {"relation": relation or None, "min_probability": min_probability or None, "top": top}
     return page(
         request,
-        whom,
+        context,
         tag("div", beginning, counts, class_="between"),
-        _form(whom, chosen, min_probability, top),
+        _form(context, chosen, min_probability, top),
         listed,
         _keys() if made.can_decide else None,
         title="New facts",
         here="New facts",
         scripts=["facts.js"],
         styles=["facts.css"],
-        json=address("/facts.json", whom, **choices),
+        json=address("/facts.json", context, **choices),
     )
 
 
-def _lead(whom: Asked) -> str:
-    if whom.service.read_only:
+def _lead(context: Asked) -> str:
+    if context.service.read_only:
         return "This server takes no decisions: it was started with --read-only."
-    if whom.run.run.folder is None:
+    if context.run.run.folder is None:
         return "This run is in no folder, so decisions cannot be kept."
     return "Accept what is right: it is kept beside the run."
 
@@ -100,12 +100,12 @@ def _shown_choice() -> Markup:
     return tag("fieldset", tag("legend", "Show", class_="visually-hidden"), buttons, class_="choice", data_show=True)
 
 
-def _form(whom: Asked, chosen: int | None, least: float, top: int) -> Markup:
+def _form(context: Asked, chosen: int | None, least: float, top: int) -> Markup:
     """Works without scripts: its choices are in the address."""
-    relations = whom.run.relations
+    relations = context.run.relations
     things = sorted((Thing.of(relations, id) for id in range(len(relations))), key=lambda one: spoken(one.label))
     options = [tag("option", spoken(one.label), value=one.name, selected=one.id == chosen) for one in things]
-    calibrated = whom.run.predictor.calibration is not None
+    calibrated = context.run.predictor.calibration is not None
     lengths = sorted({*LENGTHS, top})
     probability = tag(
         "input",
@@ -120,10 +120,10 @@ def _form(whom: Asked, chosen: int | None, least: float, top: int) -> Markup:
         data_least=True,
     )
     hint = None if calibrated else tag("span", "after dualkg calibrate", class_="small soft")
-    is_first = whom.run.name == whom.service.runs.names[0]
+    is_first = context.run.name == context.service.runs.names[0]
     return tag(
         "form",
-        None if is_first else tag("input", type="hidden", name="run", value=whom.run.name),
+        None if is_first else tag("input", type="hidden", name="run", value=context.run.name),
         tag(
             "div",
             tag("label", "Relation", for_="relation"),

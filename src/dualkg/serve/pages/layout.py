@@ -126,29 +126,29 @@ def _attribute(key: str, value: Attribute) -> str:
     return f' {key}="{written}"'
 
 
-def address(path: str, whom: Asked, **choices: str | int | float | None) -> str:
+def address(path: str, context: Asked, **choices: str | int | float | None) -> str:
     """A page with some choices; the run is named where it is not the one that is asked anyway."""
     given = {key: value for key, value in choices.items() if value is not None}
-    if whom.run.name != whom.service.runs.names[0]:
-        given["run"] = whom.run.name
+    if context.run.name != context.service.runs.names[0]:
+        given["run"] = context.run.name
     return f"{path}?{urlencode(given)}" if given else path
 
 
-def entity_address(name: str, whom: Asked) -> str:
+def entity_address(name: str, context: Asked) -> str:
     """`/entity/NAME`; names that an address would change or mistake are asked for as `/entity?name=NAME`.
 
     Browsers take `.` and `..` for folders, and what ends in .json is another page.
     """
     if name in ("", ".", "..") or name.endswith(".json"):
-        return address("/entity", whom, name=name)
-    return address(f"/entity/{quote(name, safe='')}", whom)
+        return address("/entity", context, name=name)
+    return address(f"/entity/{quote(name, safe='')}", context)
 
 
-def entity_link(entity: Thing, whom: Asked, **attributes: Attribute) -> Markup:
+def entity_link(entity: Thing, context: Asked, **attributes: Attribute) -> Markup:
     """An entity by its label, as a link to its page."""
     whole = shown(entity.label) if len(entity.label) > LONGEST_SHOWN else None
     attributes = {"class_": "name", "dir": "auto", "title": whole, **attributes}
-    return tag("a", shortened(entity.label), href=entity_address(entity.name, whom), **attributes)
+    return tag("a", shortened(entity.label), href=entity_address(entity.name, context), **attributes)
 
 
 def said(thing: Thing) -> Markup:
@@ -175,7 +175,7 @@ MARK = Markup(
 
 def page(
     request: Request,
-    whom: Asked,
+    context: Asked,
     *children: Child,
     title: str,
     here: str = "",
@@ -205,33 +205,33 @@ def page(
     body = tag(
         "body",
         tag("a", "Skip to the content", class_="skip", href="#main"),
-        _header(request, whom, here),
+        _header(request, context, here),
         tag("main", children, id="main", tabindex=-1, class_="wide" if wide else None),
-        _footer(whom, json),
-        data_run=whom.run.name,
-        data_first_run=whom.service.runs.names[0],
+        _footer(context, json),
+        data_run=context.run.name,
+        data_first_run=context.service.runs.names[0],
     )
     html = tag("html", head, body, lang="en")
     return HTMLResponse(f"<!doctype html>{html}", status_code=status)
 
 
-def _header(request: Request, whom: Asked, here: str) -> Markup:
+def _header(request: Request, context: Asked, here: str) -> Markup:
     links = [
-        tag("li", tag("a", name, href=address(path, whom), aria_current="page" if name == here else None))
+        tag("li", tag("a", name, href=address(path, context), aria_current="page" if name == here else None))
         for name, path in PAGES.items()
     ]
     return tag(
         "header",
-        tag("a", MARK, tag("span", "dualkg"), class_="brand", href=address("/", whom), aria_label="dualkg, to Ask"),
+        tag("a", MARK, tag("span", "dualkg"), class_="brand", href=address("/", context), aria_label="dualkg, to Ask"),
         tag("nav", tag("ul", links), aria_label="Pages"),
-        tag("div", _run_chooser(request, whom), _theme_button(), class_="tools"),
+        tag("div", _run_chooser(request, context), _theme_button(), class_="tools"),
         class_="top",
     )
 
 
-def _run_chooser(request: Request, whom: Asked) -> Markup | None:
+def _run_chooser(request: Request, context: Asked) -> Markup | None:
     """Where several runs are served: the same page of another."""
-    names = whom.service.runs.names
+    names = context.service.runs.names
     if len(names) < 2:
         return None
     kept = [(key, value) for key, value in request.query_params.multi_items() if key != "run"]
@@ -241,7 +241,7 @@ def _run_chooser(request: Request, whom: Asked) -> Markup | None:
         tag("label", "Run", for_="run"),
         tag(
             "select",
-            [tag("option", name, value=name, selected=name == whom.run.name) for name in names],
+            [tag("option", name, value=name, selected=name == context.run.name) for name in names],
             id="run",
             name="run",
             data_runs=True,
@@ -255,12 +255,12 @@ def _theme_button() -> Markup:
     return tag("button", "Dark", type="button", class_="plain theme", data_theme_toggle=True, hidden=True)
 
 
-def _footer(whom: Asked, json: str | None) -> Markup:
-    graph, run = whom.run.run.graph, whom.run.run
+def _footer(context: Asked, json: str | None) -> Markup:
+    graph, run = context.run.run.graph, context.run.run
     about = f"{type(run.model.embedding).__name__} on {graph.name}"
     return tag(
         "footer",
-        tag("p", tag("bdi", whom.run.name), f" · {about} · ", f"{len(graph.entities):,} entities"),
+        tag("p", tag("bdi", context.run.name), f" · {about} · ", f"{len(graph.entities):,} entities"),
         tag(
             "p",
             [tag("a", "This page as JSON", href=json), " · "] if json else None,
@@ -307,7 +307,7 @@ def is_for_people(request: Request) -> bool:
 async def refusal_page(request: Request, refusal: Refusal) -> HTMLResponse:
     """What could not be answered, as a page of the run that is asked anyway."""
     service = await service_of(request)
-    whom = Asked(service, service.runs.get(None))
+    context = Asked(service, service.runs.get(None))
     names = [tag("li", tag("bdi", shown(name))) for name in refusal.near]
     title = TITLES.get(refusal.status, "That cannot be answered")
     main = (
@@ -315,7 +315,7 @@ async def refusal_page(request: Request, refusal: Refusal) -> HTMLResponse:
         tag("p", refusal.sentence, class_="lead"),
         tag("ul", names, aria_label="Names alike") if names else None,
     )
-    made = page(request, whom, main, title=title, status=refusal.status)
+    made = page(request, context, main, title=title, status=refusal.status)
     made.headers.update(refusal.headers)
     return made
 
@@ -335,9 +335,9 @@ def bar(share: float, *, known: bool = False) -> Markup:
     return tag("svg", rect, class_="bar known" if known else "bar", aria_hidden="true", focusable="false")
 
 
-def why_link(triple: tuple[str, str, str], whom: Asked, *, about: str) -> Markup:
+def why_link(triple: tuple[str, str, str], context: Asked, *, about: str) -> Markup:
     """Opens the reasons in place; without scripts, on a page of their own."""
     head, relation, tail = triple
-    where = address("/why", whom, head=head, relation=relation, tail=tail)
+    where = address("/why", context, head=head, relation=relation, tail=tail)
     hidden = tag("span", f" {about}", class_="visually-hidden")
     return tag("a", "Why?", hidden, href=where, class_="button plain", data_why=True)

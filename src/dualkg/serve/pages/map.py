@@ -23,13 +23,13 @@ HELP = "All entities. Arrows move the map, plus and minus zoom, 0 shows all of i
 @routes.get("/map")
 async def map_page(
     request: Request,
-    whom: AskedRun,
+    context: AskedRun,
     entity: Name = "",
     relation: Name = "",
     find: Literal["tail", "head"] = "tail",
 ) -> Response:
     """The frame; a script draws the map, since it moves."""
-    service, run = whom
+    service, run = context
     graph = run.run.graph
     about = Thing.of(graph.entities, await service.entity(run, entity)) if entity else None
     by = Thing.of(graph.relations, await service.relation(run, relation)) if relation else None
@@ -41,27 +41,29 @@ async def map_page(
     )
     return page(
         request,
-        whom,
-        tag("div", tag("div", heading, _form(whom, about, by, find), class_="head"), _map(), _aside(), class_="atlas"),
+        context,
+        tag(
+            "div", tag("div", heading, _form(context, about, by, find), class_="head"), _map(), _aside(), class_="atlas"
+        ),
         title="Map",
         here="Map",
         scripts=["map.js"],
         styles=["map.css"],
-        json=address("/map.json", whom),
+        json=address("/map.json", context),
         wide=True,
     )
 
 
 @programs.get("/map.json", include_in_schema=False)
-async def map_as_json(whom: AskedRun) -> Response:
-    return await entity_map(whom)
+async def map_as_json(context: AskedRun) -> Response:
+    return await entity_map(context)
 
 
 routes.include_router(programs)
 
 
-def _form(whom: Asked, entity: Thing | None, relation: Thing | None, find: str) -> Markup:
-    relations = whom.run.relations
+def _form(context: Asked, entity: Thing | None, relation: Thing | None, find: str) -> Markup:
+    relations = context.run.relations
     things = [Thing.of(relations, id) for id in range(min(len(relations), MOST_RELATIONS))]
     finding = [
         tag("label", tag("input", type="radio", name="find", value=part, checked=part == find), f"{part}s")
@@ -70,8 +72,8 @@ def _form(whom: Asked, entity: Thing | None, relation: Thing | None, find: str) 
     return tag(
         "form",
         None
-        if whom.run.name == whom.service.runs.names[0]
-        else tag("input", type="hidden", name="run", value=whom.run.name),
+        if context.run.name == context.service.runs.names[0]
+        else tag("input", type="hidden", name="run", value=context.run.name),
         _slot("entity", entity, shown),
         _slot("relation", relation, spoken, list="relations"),
         tag("fieldset", tag("legend", "Which answers", class_="visually-hidden"), finding, class_="choice"),

@@ -288,9 +288,9 @@ def _said(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else shown(str(value))
 
 
-def questions_table(whom: Asked, comparison: Comparison) -> Markup:
+def questions_table(context: Asked, comparison: Comparison) -> Markup:
     """The questions on which two runs differ most, each asked again by a click."""
-    rows = [tag("tr", _question(whom, one)) for one in comparison.questions]
+    rows = [tag("tr", _question(context, one)) for one in comparison.questions]
     sides = [
         _column(f"Rank {shown(name)}", number=True, letter=letter)
         for letter, name in zip(LETTERS, (comparison.a, comparison.b), strict=True)
@@ -301,16 +301,16 @@ def questions_table(whom: Asked, comparison: Comparison) -> Markup:
     )
 
 
-def _question(whom: Asked, one: DifferingQuestion) -> list[Markup]:
+def _question(context: Asked, one: DifferingQuestion) -> list[Markup]:
     given = one.head if one.asked == "tail" else one.tail
     answer = one.tail if one.asked == "tail" else one.head
     said, gap = tag("bdi", shown(given.label), class_="name"), tag("span", "?", class_="gap")
     parts = (said, " ", relation_said(one.relation), " ", gap)
     kept = {"head": given.name} if one.asked == "tail" else {"tail": given.name}
-    where = address("/", whom, find=one.asked, relation=one.relation.name, **kept)
+    where = address("/", context, find=one.asked, relation=one.relation.name, **kept)
     question = tag("a", parts if one.asked == "tail" else parts[::-1], href=where)
     ranks = [_cell(rank, f"{rank:,.10g}") for rank in (one.rank_a, one.rank_b)]
-    return [tag("td", question, data_value=given.label), tag("td", entity_link(answer, whom)), *ranks]
+    return [tag("td", question, data_value=given.label), tag("td", entity_link(answer, context)), *ranks]
 
 
 routes = page_router()
@@ -320,9 +320,9 @@ Other = Annotated[str | None, Query(alias="with", max_length=LONGEST_NAME, descr
 
 
 @routes.get("/run")
-async def run_page(request: Request, whom: AskedRun, other: Other = None) -> Response:
+async def run_page(request: Request, context: AskedRun, other: Other = None) -> Response:
     """One run; beside it another, where two are served or one was named."""
-    found = await _found(whom, other)
+    found = await _found(context, other)
     runs, comparison = found.runs, found.comparison
     titles = [tag("bdi", tag("i", class_=f"key {letter}"), shown(one.run)) for one, letter in _lettered(runs)]
     about = [tag("p", _about(one), class_="lead") for one in runs[:1]] if len(runs) == 1 else None
@@ -330,7 +330,7 @@ async def run_page(request: Request, whom: AskedRun, other: Other = None) -> Res
     beside = runs[1].run if len(runs) == 2 else ""
     return page(
         request,
-        whom,
+        context,
         tag(
             "h1",
             titles[0],
@@ -340,10 +340,10 @@ async def run_page(request: Request, whom: AskedRun, other: Other = None) -> Res
         about,
         tag("p", sentence, class_="lead") if sentence else None,
         tag("p", found.problem, class_="problem", role="note") if found.problem else None,
-        _chooser(whom, beside),
+        _chooser(context, beside),
         tag("section", tag("h2", "On test"), headline(runs, comparison), _protocol(runs)),
         _learning(runs),
-        _between(whom, found),
+        _between(context, found),
         _reports(runs),
         _beliefs(runs),
         _sparsity(runs),
@@ -352,29 +352,29 @@ async def run_page(request: Request, whom: AskedRun, other: Other = None) -> Res
         here="Run",
         scripts=["run.js"],
         styles=["run.css"],
-        json=address("/run.json", whom, **{"with": beside if len(whom.service.runs) > 1 else None}),
+        json=address("/run.json", context, **{"with": beside if len(context.service.runs) > 1 else None}),
     )
 
 
 @programs.get("/run.json", include_in_schema=False)
-async def run_as_json(whom: AskedRun, other: Other = None) -> RunPage:
-    return await _found(whom, other)
+async def run_as_json(context: AskedRun, other: Other = None) -> RunPage:
+    return await _found(context, other)
 
 
 routes.include_router(programs)
 
 
-async def _found(whom: Asked, other: str | None) -> RunPage:
+async def _found(context: Asked, other: str | None) -> RunPage:
     """Where two runs are served, the other is beside it unless `with=` is empty."""
-    served = whom.service.runs
+    served = context.service.runs
     if other is None and len(served) == 2:
-        other = next(name for name in served.names if name != whom.run.name)
-    if not other or other == whom.run.name:
-        return RunPage(runs=[await run_facts(whom)])
-    second = Asked(whom.service, served.get(other))
-    runs = [await run_facts(whom), await run_facts(second)]
+        other = next(name for name in served.names if name != context.run.name)
+    if not other or other == context.run.name:
+        return RunPage(runs=[await run_facts(context)])
+    second = Asked(context.service, served.get(other))
+    runs = [await run_facts(context), await run_facts(second)]
     try:
-        comparison = await compare(whom.service, whom.run.name, other, MOST_QUESTIONS)
+        comparison = await compare(context.service, context.run.name, other, MOST_QUESTIONS)
     except RequestError as error:  # such as two graphs
         return RunPage(runs=runs, problem=str(error))
     return RunPage(runs=runs, comparison=comparison)
@@ -401,16 +401,16 @@ def _seconds(number: float) -> str:
     return f"{minutes:,} min {seconds} s" if minutes else f"{number:.{0 if number >= 10 else 1}f} s"
 
 
-def _chooser(whom: Asked, beside: str) -> Markup | None:
+def _chooser(context: Asked, beside: str) -> Markup | None:
     """Which other run to see beside this one."""
-    others = [name for name in whom.service.runs.names if name != whom.run.name]
+    others = [name for name in context.service.runs.names if name != context.run.name]
     if not others:
         return None
     links = [
         tag(
             "a",
             shown(name) if name else "alone",
-            href=address("/run", whom, **{"with": name}),
+            href=address("/run", context, **{"with": name}),
             aria_current=name == beside,
         )
         for name in ("", *others)
@@ -463,7 +463,7 @@ def _told(what: str, runs: Sequence[RunFacts], series: Sequence[Sequence[tuple[f
     )
 
 
-def _between(whom: Asked, found: RunPage) -> Markup | None:
+def _between(context: Asked, found: RunPage) -> Markup | None:
     comparison = found.comparison
     if comparison is None:
         return None
@@ -483,7 +483,7 @@ def _between(whom: Asked, found: RunPage) -> Markup | None:
         [tag("i", class_="key b"), b, f" {percent(comparison.worse)}; {percent(comparison.equal)} are even."],
     )
     heading = tag("h2", "Where they differ most")
-    return tag("section", heading, tag("p", told), strip, questions_table(whom, comparison))
+    return tag("section", heading, tag("p", told), strip, questions_table(context, comparison))
 
 
 def _reports(runs: Sequence[RunFacts]) -> list[Markup]:

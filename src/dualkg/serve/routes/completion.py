@@ -26,9 +26,9 @@ MOST_NAMES = 100  # of relations, and of heads
 Names = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]], Query(max_length=MOST_NAMES)]
 
 
-async def choices_of(whom: Asked, relations: list[str], heads: list[str], **more: Any) -> dict[str, Any]:
+async def choices_of(context: Asked, relations: list[str], heads: list[str], **more: Any) -> dict[str, Any]:
     """What `complete` is asked with; all relations and heads where none is named."""
-    service, run = whom
+    service, run = context
     return {
         "relations": [await service.relation(run, name) for name in relations] or None,
         "heads": [await service.entity(run, name) for name in heads] or None,
@@ -46,7 +46,7 @@ class _GivenUpError(Exception):
     responses={200: {"model": Line, "content": {"application/x-ndjson": {}}, "description": "A line of JSON each."}},
 )
 async def complete_run(
-    whom: AskedRun,
+    context: AskedRun,
     top: Annotated[int, Query(ge=1, le=MOST_NEW, description="How many triples.")] = 100,
     relation: Names = [],  # noqa: B006
     head: Names = [],  # noqa: B006
@@ -54,10 +54,10 @@ async def complete_run(
     types: Annotated[bool, Query(description="Only heads and tails that the relation has in train.")] = True,
 ) -> StreamingResponse:
     """The most plausible triples that the graph does not have; a line of JSON each, after lines of progress."""
-    service, run = whom
+    service, run = context
     if service.completing.locked():
         raise BusyError(BUSY)
-    choices = await choices_of(whom, relation, head, top=top, min_probability=min_probability, types=types)
+    choices = await choices_of(context, relation, head, top=top, min_probability=min_probability, types=types)
     return StreamingResponse(_lines(service, run, choices), media_type="application/x-ndjson")
 
 
@@ -127,5 +127,5 @@ def _triple(run: ServedRun, made: Completion, number: int) -> Line:
         tail=Thing.of(run.entities, int(made.tails[number])),
         probability=None if made.probability is None else float(made.probability[number]),
         score=float(made.score[number]),
-        evidence=float(made.evidence[number]),
+        log_probability=float(made.log_probability[number]),
     )

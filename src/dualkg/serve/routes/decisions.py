@@ -40,9 +40,9 @@ Kept = dict[kept.Triple, kept.Decision]
 
 
 @routes.get("/api/decisions")
-async def decisions(whom: AskedRun) -> Decisions:
+async def decisions(context: AskedRun) -> Decisions:
     """The new facts that were accepted or rejected, in the order they were."""
-    service, run = whom
+    service, run = context
     found = await _kept(service, run)
     return Decisions(
         **_counts(run, found).model_dump(),
@@ -52,12 +52,12 @@ async def decisions(whom: AskedRun) -> Decisions:
 
 
 @routes.post("/api/decisions", responses=REFUSALS)
-async def decide(whom: AskedRun, made: MadeDecisions) -> DecisionCounts:
+async def decide(context: AskedRun, made: MadeDecisions) -> DecisionCounts:
     """Accept or reject new facts, or take that back. All are kept, or none; a later decision is in place of an earlier.
 
     The body is JSON and says so; a browser must have it from a page of this server.
     """
-    service, run = whom
+    service, run = context
     if service.read_only:
         raise HTTPException(403, READ_ONLY)
     file = service.decisions.of(run)
@@ -75,8 +75,8 @@ async def decide(whom: AskedRun, made: MadeDecisions) -> DecisionCounts:
 
 
 @routes.get("/facts.tsv", include_in_schema=False, response_class=PlainTextResponse)
-async def accepted_as_tsv(whom: AskedRun) -> Response:
-    service, run = whom
+async def accepted_as_tsv(context: AskedRun) -> Response:
+    service, run = context
     accepted = [one for one in (await _kept(service, run)).values() if one.verdict == "accepted"]
     name = "".join(sign if sign.isascii() and (sign.isalnum() or sign in "-_.") else "_" for sign in run.name)
     headers = {"Content-Disposition": f'attachment; filename="{name}-accepted.tsv"'}
@@ -85,7 +85,7 @@ async def accepted_as_tsv(whom: AskedRun) -> Response:
 
 @routes.get("/facts.json", include_in_schema=False)
 async def facts_as_json(
-    whom: AskedRun,
+    context: AskedRun,
     top: Annotated[int, Query(ge=1, le=MOST_NEW)] = 100,
     relation: Names = [],  # noqa: B006
     head: Names = [],  # noqa: B006
@@ -93,8 +93,8 @@ async def facts_as_json(
     types: bool = True,
 ) -> NewFacts:
     """The page of new facts for programs: the whole list at once, with what was decided."""
-    service, run = whom
-    choices = await choices_of(whom, relation, head, top=top, min_probability=min_probability, types=types)
+    service, run = context
+    choices = await choices_of(context, relation, head, top=top, min_probability=min_probability, types=types)
     decided, given_up = await _kept(service, run), Event()
     facts = []
     try:
@@ -115,7 +115,7 @@ def _decided(line: Line, decided: Kept) -> DecidedFact:
         relation=line.relation,
         tail=line.tail,
         probability=line.probability,
-        evidence=line.evidence,
+        log_probability=line.log_probability,
         verdict=one.verdict if one else None,
     )
 

@@ -18,21 +18,21 @@ MOST_KNOWN, NUM_PREDICTED, NUM_SIMILAR = 500, 20, 10
 
 @routes.get("/api/entities")
 async def entities(
-    whom: AskedRun,
+    context: AskedRun,
     q: Annotated[str, Query(max_length=LONGEST_NAME, description="How a name begins, what it holds, or nearly so.")],
     k: Annotated[int, Query(ge=1, le=MOST_FOUND, description="How many names.")] = 10,
 ) -> FoundNames:
     """Find entities as people type; case and accents are ignored."""
-    service, run = whom
+    service, run = context
     matches = await service.slowly(lambda: run.finder.find(q, most=k))
     found = [FoundName.matching(run.entities, match) for match in matches]
     return FoundNames(run=run.name, q=q, entities=found)
 
 
 @routes.get("/api/entity/{name:name}")
-async def entity(whom: AskedRun, name: EntityInPath) -> Entity:
+async def entity(context: AskedRun, name: EntityInPath) -> Entity:
     """Known facts, predicted facts and neighbours of an entity."""
-    service, run = whom
+    service, run = context
     id = await service.entity(run, name)
     similar = await service.answers(run, "similar", Question((id,), NUM_SIMILAR))
     found: Entity = await service.slowly(lambda: _facts(run, id))
@@ -40,8 +40,8 @@ async def entity(whom: AskedRun, name: EntityInPath) -> Entity:
 
 
 @routes.get("/entity/{name:name}.json", include_in_schema=False)
-async def entity_page_as_json(whom: AskedRun, name: EntityInPath) -> Entity:
-    return await entity(whom, name)
+async def entity_page_as_json(context: AskedRun, name: EntityInPath) -> Entity:
+    return await entity(context, name)
 
 
 def _facts(run: ServedRun, id: int) -> Entity:

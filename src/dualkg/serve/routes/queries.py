@@ -12,7 +12,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 from dualkg.inference.predictor import Question
 from dualkg.serve import schemas
 from dualkg.serve.limits import LONGEST_NAME, MOST_ANSWERS, MOST_TRIPLES
-from dualkg.serve.schemas import Alike, Answer, Answers, AnswerSet, Explanation, Problem, Score, Scores, Thing
+from dualkg.serve.schemas import Alike, Answer, Answers, Explanation, PredictionSet, Problem, Score, Scores, Thing
 from dualkg.serve.state import ServedRun, Service, service_of
 
 
@@ -78,14 +78,14 @@ MOST_REASONS = 50
 
 @explanation_routes.get("/api/explain")
 async def explain(
-    whom: AskedRun,
+    context: AskedRun,
     head: Head,
     relation: Relation,
     tail: Tail,
     k: Annotated[int, Query(ge=1, le=MOST_REASONS, description="How many reasons.")] = 5,
 ) -> Explanation:
     """The training triples that support a triple's score, and entities alike that have the same."""
-    service, run = whom
+    service, run = context
     ids = await service.entity(run, head), await service.relation(run, relation), await service.entity(run, tail)
     found = await service.slowly(lambda: run.predictor.explain(*ids, k=k))
     return Explanation.of(run.name, found)
@@ -96,64 +96,64 @@ Name = Annotated[StrictStr, Field(max_length=LONGEST_NAME)] | StrictInt
 
 
 @routes.get("/api/tails")
-async def tails(whom: AskedRun, head: Head, relation: Relation, k: K = 10, known: Known = "mark") -> Answers:
+async def tails(context: AskedRun, head: Head, relation: Relation, k: K = 10, known: Known = "mark") -> Answers:
     """Answer (head, relation, ?)."""
-    service, run = whom
+    service, run = context
     h, r = await service.entity(run, head), await service.relation(run, relation)
     answers = await service.answers(run, "tails", Question((h, r), k, known))
     return _answers(run, schemas.Question.of(run.run.graph, head=h, relation=r), answers)
 
 
 @routes.get("/api/heads")
-async def heads(whom: AskedRun, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark") -> Answers:
+async def heads(context: AskedRun, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark") -> Answers:
     """Answer (?, relation, tail)."""
-    service, run = whom
+    service, run = context
     r, t = await service.relation(run, relation), await service.entity(run, tail)
     answers = await service.answers(run, "heads", Question((r, t), k, known))
     return _answers(run, schemas.Question.of(run.run.graph, relation=r, tail=t), answers)
 
 
 @routes.get("/api/relations")
-async def relations(whom: AskedRun, head: Head, tail: Tail, k: K = 10, known: Known = "mark") -> Answers:
+async def relations(context: AskedRun, head: Head, tail: Tail, k: K = 10, known: Known = "mark") -> Answers:
     """Answer (head, ?, tail)."""
-    service, run = whom
+    service, run = context
     h, t = await service.entity(run, head), await service.entity(run, tail)
     answers = await service.answers(run, "relations", Question((h, t), k, known))
     return _answers(run, schemas.Question.of(run.run.graph, head=h, tail=t), answers)
 
 
 @routes.get("/api/similar")
-async def similar(whom: AskedRun, entity: EntityName, k: K = 10) -> Alike:
+async def similar(context: AskedRun, entity: EntityName, k: K = 10) -> Alike:
     """The entities whose embeddings point the same way; the score is the cosine."""
-    service, run = whom
+    service, run = context
     id = await service.entity(run, entity)
     answers = await service.answers(run, "similar", Question((id,), k))
     return Alike(run=run.name, entity=Thing.of(run.entities, id), answers=answers)
 
 
-@routes.get("/api/answer-set")
-async def answer_set(
-    whom: AskedRun,
+@routes.get("/api/prediction-set")
+async def prediction_set(
+    context: AskedRun,
     entity: EntityName,
     relation: Relation,
     asked: Annotated[Literal["tail", "head"], Query(description="What is missing; the entity is the other.")] = "tail",
     coverage: Annotated[float, Query(gt=0, lt=1, description="How often it has the missing answer.")] = 0.9,
     k: K = 100,
-) -> AnswerSet:
+) -> PredictionSet:
     """The few new answers among which the missing one is with that probability."""
-    service, run = whom
+    service, run = context
     id, r = await service.entity(run, entity), await service.relation(run, relation)
     head, tail = (id, None) if asked == "tail" else (None, id)
-    found = await service.slowly(lambda: run.predictor.answer_set(head, r, tail, coverage=coverage))
+    found = await service.slowly(lambda: run.predictor.prediction_set(head, r, tail, coverage=coverage))
     question = schemas.Question.of(run.run.graph, head=head, relation=r, tail=tail)
     shown = [Answer.of(answer) for answer in found[:k]]
-    return AnswerSet(run=run.name, question=question, answers=shown, coverage=coverage, size=len(found))
+    return PredictionSet(run=run.name, question=question, answers=shown, coverage=coverage, size=len(found))
 
 
 @routes.get("/api/score")
-async def score(whom: AskedRun, head: Head, relation: Relation, tail: Tail) -> Scores:
+async def score(context: AskedRun, head: Head, relation: Relation, tail: Tail) -> Scores:
     """The score of one triple, and its probability."""
-    service, run = whom
+    service, run = context
     return Scores(run=run.name, scores=[await _score(service, run, (head, relation, tail))])
 
 
@@ -164,9 +164,9 @@ class Triples(BaseModel):
 
 
 @routes.post("/api/score")
-async def scores(whom: AskedRun, asked: Triples) -> Scores:
+async def scores(context: AskedRun, asked: Triples) -> Scores:
     """The scores of many triples, in the order they came."""
-    service, run = whom
+    service, run = context
     found = await asyncio.gather(*(_score(service, run, triple) for triple in asked.triples))
     return Scores(run=run.name, scores=found)
 

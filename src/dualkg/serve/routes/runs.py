@@ -33,9 +33,9 @@ MARGIN = 0.8  # of the time that a request may take, for waiting
 
 
 @map_routes.get("/api/map", response_model=EntityMap, responses={202: {"model": MapInTheMaking}})
-async def entity_map(whom: AskedRun) -> Response:
+async def entity_map(context: AskedRun) -> Response:
     """Where t-SNE puts each entity; made once, which may take minutes, and kept with the run. Until then 202."""
-    service, run = whom
+    service, run = context
     making = asyncio.wrap_future(service.maps.of(run))
     done, _ = await asyncio.wait([making], timeout=MARGIN * service.limits.seconds)
     if not done:
@@ -87,9 +87,9 @@ async def run_names(service: Served) -> RunNames:
 
 
 @routes.get("/api/run")
-async def run_facts(whom: AskedRun) -> RunFacts:
+async def run_facts(context: AskedRun) -> RunFacts:
     """Recipe, history, report, how probabilities held, and sparsity."""
-    service, run = whom
+    service, run = context
     return await service.slowly(lambda: _facts(run))
 
 

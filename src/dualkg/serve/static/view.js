@@ -18,7 +18,7 @@ export class View {
   #moved = 0;
   #flight = 0;
 
-  /** `changed()` when something is to be drawn anew; `tapped(x, y, how)` and `hovered(x or null, y)` in pixels. */
+  /** `changed()` when something is to be drawn again; `tapped(x, y, how)` and `hovered(x or null, y)` in pixels. */
   constructor(canvas, { changed, tapped, hovered }) {
     this.#canvas = canvas;
     this.#told = { changed, tapped, hovered };
