@@ -64,7 +64,7 @@ def reproduce(
         raise RequestError(f"--row is of tables of trainings: {', '.join(TABLES)}. {what} has no rows to choose from.")
     if seeds is not None and what in OF_ONE_SEED:
         raise RequestError(f"--seeds is of what is trained several times; {what} is {OF_ONE_SEED[what]}. Leave it out.")
-    with output.watching(what) as watch:
+    with output.watching(what) as on_progress:
         setting = Setting(
             dataset=dataset,
             seeds=3 if seeds is None else seeds,
@@ -74,7 +74,7 @@ def reproduce(
             device=device,
             beside_others=beside_others,
             tell=_tell,
-            watch=watch,
+            on_progress=on_progress,
         )
         sheets = REPRODUCTIONS[what](setting)
     if as_json:

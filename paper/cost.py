@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from dualkg.data.graph import Graph
-from dualkg.training.recipe import Recipe, RegularizerChoice
+from dualkg.training.recipe import Recipe, RegularizerConfig
 from dualkg.training.registry import build_model, build_regularizer
 from dualkg.training.run import describe_device
 from dualkg.training.trainer import Trainer
@@ -71,7 +71,7 @@ def _with_regularizer(recipe: Recipe, name: str) -> Recipe:
     if name == "DURA":
         return recipe
     weight = None if name == "none" else recipe.regularizer.weight
-    return recipe.model_copy(update={"regularizer": RegularizerChoice(name=name, weight=weight)})
+    return recipe.model_copy(update={"regularizer": RegularizerConfig(name=name, weight=weight)})
 
 
 def _trainer(recipe: Recipe, graph: Graph, device: torch.device) -> Trainer:

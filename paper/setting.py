@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.files import write_text
-from dualkg.training.api import Watch, choose_device
+from dualkg.training.api import OnProgress, choose_device
 from dualkg.training.run import Run, environment, load_run
 from paper.plan import Row, graph_named
 from paper.sheets import Sheet
@@ -36,7 +36,7 @@ class Setting:
     device: str | None = None
     beside_others: bool = False  # whether other work shares the device
     tell: Callable[[str], None] = lambda text: None
-    watch: Watch | None = None
+    on_progress: OnProgress | None = None
 
     @property
     def graphs(self) -> tuple[str, ...]:
@@ -49,7 +49,9 @@ class Setting:
     def trained(self, row: Row, graph: Graph, seed: int) -> Run:
         """A run of a row with its weights, on the device; trained first where it is missing."""
         self.tell(f"{row.name} on {graph.name}, seed {seed}.")
-        path = trained_run(row, graph.name, graph, seed=seed, runs=self.runs, device=self.device, watch=self.watch)
+        path = trained_run(
+            row, graph.name, graph, seed=seed, runs=self.runs, device=self.device, on_progress=self.on_progress
+        )
         run = load_run(path)
         run.model.to(choose_device(self.device))
         return run

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
-from dualkg.training.api import Watch, load_recipe_graph, train_seeds
+from dualkg.training.api import OnProgress, load_recipe_graph, train_seeds
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder
 from paper.plan import Row, Table, recipe_of, rows_with_recipes
@@ -27,7 +27,7 @@ def reproduce(
     device: str | None = None,
     beside_others: bool = False,
     tell: Tell = lambda text: None,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[str, Record]:
     """The rows of a table on one graph, or only some; seeds that a record has are not trained again."""
     found, loaded = {}, None
@@ -46,7 +46,8 @@ def reproduce(
         if kept is None or absent:
             tell(f"{row.name} on {graph}: {recipe.training.epochs} epochs, seed {', '.join(map(str, absent))}.")
             trained = [
-                trained_run(row, graph, loaded, seed=seed, runs=runs, device=device, watch=watch) for seed in absent
+                trained_run(row, graph, loaded, seed=seed, runs=runs, device=device, on_progress=on_progress)
+                for seed in absent
             ]
             kept = record(trained, records / name, beside=kept, beside_others=beside_others)
         found[name] = kept
@@ -61,14 +62,14 @@ def trained_run(
     seed: int,
     runs: Path,
     device: str | None = None,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Path:
     """The folder of a finished run with its weights, which a record has not; trained where it is missing."""
     folder = runs / row.record_name(graph) / f"seed-{seed}"
     one, old = recipe_of(row, graph).with_changes({"training.seed": seed}), RunFolder(folder).recipe
     if old.exists() and load_recipe(old) != one:
         raise RequestError(f"{folder} is of an older recipe of {row.name}. Move it away, or use another --runs.")
-    train_seeds(one, 1, out=folder.parent, graph=loaded, device=device, watch=watch)
+    train_seeds(one, 1, out=folder.parent, graph=loaded, device=device, on_progress=on_progress)
     return folder
 
 

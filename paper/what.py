@@ -31,7 +31,7 @@ def _table(table: Table, setting: Setting) -> list[Sheet]:
             device=setting.device,
             beside_others=setting.beside_others,
             tell=setting.tell,
-            watch=setting.watch,
+            on_progress=setting.on_progress,
         )
     records = load_records(setting.records)
     return [table_sheet(table, graph, records) for graph in setting.graphs]

@@ -38,7 +38,7 @@ class Regularizer(ABC):
         """Refuse a model that the formula does not apply to."""
 
     @property
-    def choices(self) -> dict[str, object]:
+    def config(self) -> dict[str, object]:
         """The keywords that make this regularizer again."""
         return {"weight": self.weight}
 
@@ -161,7 +161,7 @@ class PlainAndMapped(Regularizer):
         self.mapped = mapped
 
     @property
-    def choices(self) -> dict[str, object]:
+    def config(self) -> dict[str, object]:
         return {"weight": self.weight, "plain": self.plain, "mapped": self.mapped}
 
 

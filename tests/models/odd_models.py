@@ -54,7 +54,7 @@ class ByRelation(kg.Regularizer):
         self.power = power
 
     @property
-    def choices(self):
+    def config(self):
         return {"weight": self.weight, "power": self.power}
 
     def per_triple(self, f):

@@ -44,7 +44,7 @@ def test_the_norm_of_a_relation_is_its_matrix_s():
 
 
 def test_relation_dim_is_dim_unless_it_is_said():
-    assert kg.TuckER(SHAPE, dim=3).choices["relation_dim"] == 3
+    assert kg.TuckER(SHAPE, dim=3).config["relation_dim"] == 3
     model = kg.TuckER(SHAPE, dim=3, relation_dim=5)
     assert (model.relations.shape, model.core.shape) == ((8, 5), (5, 3, 3))
     with pytest.raises(kg.RequestError, match="relation_dim must be at least 1; it is 0"):
@@ -127,14 +127,14 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(small_graph, tmp_path):
     choices = {"epochs": 3, "batch_size": 32, "validation": Validation(every=1, keep="best")}
     whole = kg.train(normalised(), small_graph, **choices)
     with pytest.raises(kg.DualkgError):
-        kg.train(normalised(), small_graph, out=tmp_path / "run", watch=stop_after(9), **choices)
+        kg.train(normalised(), small_graph, out=tmp_path / "run", on_progress=stop_after(9), **choices)
     resumed = kg.resume(tmp_path / "run")
     loaded = kg.load_run(tmp_path / "run")
     assert whole.model.before.mean.any()
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name])
         assert torch.equal(value, loaded.model.state_dict()[name])
-    assert loaded.model.choices == whole.model.choices
+    assert loaded.model.config == whole.model.config
 
 
 def test_a_model_that_was_asked_can_be_trained_again(small_graph):

@@ -121,10 +121,10 @@ def test_a_list_that_takes_too_long_ends_with_a_sentence(client_of):
 def test_a_list_that_nobody_reads_is_given_up(served, client_of, monkeypatch):
     ended = Event()
 
-    def endless(*nouns, watch, **choices):
+    def endless(*nouns, on_progress, **choices):
         try:
             while True:
-                watch(1, 2)
+                on_progress(1, 2)
                 time.sleep(0.01)
         finally:
             ended.set()

@@ -84,7 +84,7 @@ def test_a_run_on_the_gpu_stops_resumes_and_is_asked_on_the_cpu(small_graph, tmp
     choices = {"epochs": 120, "batch_size": 32, "regularizer": kg.DURA(0.01), "device": "cuda"}
     model = kg.ComplEx(small_graph.shape, dim=8)
     with pytest.raises(InterruptedRunError):
-        kg.train(model, small_graph, out=tmp_path / "run", watch=stop_after(3), **choices)
+        kg.train(model, small_graph, out=tmp_path / "run", on_progress=stop_after(3), **choices)
     run = kg.resume(tmp_path / "run", device="cuda")
     assert run.model.device.type == "cuda"
     assert run.history[-1]["loss"] < run.history[0]["loss"]

@@ -123,16 +123,16 @@ def test_a_mean_and_the_best_are_not_both_kept():
 
 
 def stop_after(steps: int):
-    """A watcher that presses Ctrl-C at a certain step."""
+    """A callback that presses Ctrl-C at a certain step."""
     seen = 0
 
-    def watch(event: ProgressEvent) -> None:
+    def on_progress(event: ProgressEvent) -> None:
         nonlocal seen
         seen += 1
         if seen == steps:
             os.kill(os.getpid(), signal.SIGINT)
 
-    return watch
+    return on_progress
 
 
 @pytest.mark.parametrize("steps", [1, 7, 16, 30, 47])
@@ -148,7 +148,9 @@ def test_a_stopped_run_resumes_to_the_very_same_weights(small_graph, tmp_path, s
     whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
     folder = tmp_path / "run"
     with pytest.raises(InterruptedRunError, match=f"all work saved. Go on with: dualkg resume {folder}"):
-        kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, out=folder, watch=stop_after(steps), **choices)
+        kg.train(
+            kg.ComplEx(small_graph.shape, dim=8), small_graph, out=folder, on_progress=stop_after(steps), **choices
+        )
     assert RunFolder(folder).checkpoint.exists()
     resumed = kg.resume(folder)
     assert_same(weights(whole), weights(resumed))

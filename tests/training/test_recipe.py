@@ -11,10 +11,10 @@ import dualkg as kg
 from dualkg.training.recipe import (
     Data,
     Loss,
-    ModelChoice,
+    ModelConfig,
     Optimizer,
     Recipe,
-    RegularizerChoice,
+    RegularizerConfig,
     Training,
     Validation,
     load_recipe,
@@ -28,14 +28,14 @@ recipes = st.builds(
     Recipe,
     data=st.builds(Data, graph=st.text(), columns=st.none() | st.tuples(*[st.text() | st.integers(1, 9)] * 3)),
     model=st.builds(
-        ModelChoice,
+        ModelConfig,
         name=st.text(),
         dim=st.integers(1, 4000),
         reciprocal=st.booleans(),
         init_scale=st.none() | st.just("xavier") | weights,
         options=st.dictionaries(st.text(), st.integers(-9, 9) | st.text() | st.booleans(), max_size=3),
     ),
-    regularizer=st.builds(RegularizerChoice, weight=weights, plain=st.none() | weights),
+    regularizer=st.builds(RegularizerConfig, weight=weights, plain=st.none() | weights),
     loss=st.builds(Loss, frequency_weight=st.floats(0, 1)),
     optimizer=st.builds(Optimizer, learning_rate=st.floats(1e-9, 10), schedule=st.sampled_from(["linear", "cosine"])),
     training=st.builds(Training, seed=st.integers(0, 2**32 - 1)),
@@ -102,10 +102,10 @@ def test_shipped_recipes_are_valid_and_name_what_exists():
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        (ModelChoice(name="Complex"), "No model is named 'Complex'. Did you mean 'ComplEx'?"),
-        (ModelChoice(name="nowhere.at:all"), "'nowhere.at:all' cannot be imported"),
-        (ModelChoice(name="dualkg.models:MODELS"), "should be a subclass of dualkg's EmbeddingModel"),
-        (ModelChoice(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
+        (ModelConfig(name="Complex"), "No model is named 'Complex'. Did you mean 'ComplEx'?"),
+        (ModelConfig(name="nowhere.at:all"), "'nowhere.at:all' cannot be imported"),
+        (ModelConfig(name="dualkg.models:MODELS"), "should be a subclass of dualkg's EmbeddingModel"),
+        (ModelConfig(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
     ],
 )
 def test_a_model_that_cannot_be_made_is_told(choice, sentence):
@@ -115,15 +115,15 @@ def test_a_model_that_cannot_be_made_is_told(choice, sentence):
 
 def test_plain_and_mapped_are_dura_s():
     with pytest.raises(kg.RequestError, match="N3 has no plain: those are DURA's"):
-        build_regularizer(RegularizerChoice(name="N3", weight=0.1, plain=1.0))
+        build_regularizer(RegularizerConfig(name="N3", weight=0.1, plain=1.0))
     with pytest.raises(kg.RequestError, match="No regularizer is named 'dura'. Did you mean 'DURA'"):
-        build_regularizer(RegularizerChoice(name="dura"))
+        build_regularizer(RegularizerConfig(name="dura"))
 
 
 def test_a_regularizer_needs_a_weight():
     with pytest.raises(kg.RequestError, match="DURA needs a weight, the paper's λ: set regularizer.weight"):
-        build_regularizer(RegularizerChoice(name="DURA"))
-    assert build_regularizer(RegularizerChoice()).weight == 0
+        build_regularizer(RegularizerConfig(name="DURA"))
+    assert build_regularizer(RegularizerConfig()).weight == 0
 
 
 @pytest.mark.parametrize("table", ["patience = 3", 'keep = "best"'])

@@ -28,8 +28,8 @@ class Shifted(kg.BilinearModel):
         self.places = places
 
     @property
-    def choices(self):
-        return {**super().choices, "places": self.places}
+    def config(self):
+        return {**super().config, "places": self.places}
 
     def map_head(self, head, relations):
         return head.roll(self.places, -1) * self.relations[relations]
@@ -137,11 +137,11 @@ def test_a_model_of_one_s_own_trains_saves_and_loads(small_graph, tmp_path):
 def test_seeds_are_repeated_once_and_no_more(tmp_path):
     recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 2, "data.graph": "world", "training.seed": 4})
     told = []
-    reports = train_seeds(recipe, 2, out=tmp_path / "runs", watch=told.append)
+    reports = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=told.append)
     assert list(reports) == [4, 5]
     assert reports[4]["test"]["metrics"] != reports[5]["test"]["metrics"]
     told.clear()
-    again = train_seeds(recipe, 2, out=tmp_path / "runs", watch=told.append)
+    again = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=told.append)
     assert not told
     assert again == reports
 
@@ -215,9 +215,9 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
     def kill(event):
         raise RuntimeError("killed")
 
-    def start(seed, out=None, watch=None):
+    def start(seed, out=None, on_progress=None):
         model = kg.CP(small_graph.shape, dim=4, seed=seed)
-        return kg.train(model, small_graph, epochs=1, batch_size=50, out=out, watch=watch)
+        return kg.train(model, small_graph, epochs=1, batch_size=50, out=out, on_progress=on_progress)
 
     with pytest.raises(RuntimeError, match="killed"):
         start(7, tmp_path / "run", kill)
@@ -234,7 +234,7 @@ def test_a_recipe_begins_with_no_weights_on_disk_and_resumes_from_its_seed(small
 
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(RuntimeError, match="killed"):
-        kg.train_recipe(recipe, graph=small_graph, out=folder.path, watch=kill)
+        kg.train_recipe(recipe, graph=small_graph, out=folder.path, on_progress=kill)
     resumed = kg.resume(folder.path)
     assert torch.equal(resumed.model.entities, kg.train_recipe(recipe, graph=small_graph).model.entities)
 
@@ -251,7 +251,7 @@ def test_what_is_interrupted_after_training_goes_on_without_a_step(small_graph, 
         with pytest.raises(RuntimeError, match="killed"):
             kg.train_recipe(recipe, graph=small_graph, out=tmp_path / "run")
     told = []
-    resumed = kg.resume(tmp_path / "run", watch=told.append)
+    resumed = kg.resume(tmp_path / "run", on_progress=told.append)
     assert not told
     whole = kg.train_recipe(recipe, graph=small_graph)
     assert torch.equal(resumed.model.entities, whole.model.entities)
@@ -261,7 +261,7 @@ def test_what_is_interrupted_after_training_goes_on_without_a_step(small_graph, 
 
 def test_a_checkpoint_without_its_weights_is_told(small_graph, tmp_path):
     with pytest.raises(InterruptedRunError):
-        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=tmp_path / "run", watch=stop_after(1))
+        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=tmp_path / "run", on_progress=stop_after(1))
     checkpoint = RunFolder(tmp_path / "run").checkpoint
     _, about = load_tensors(checkpoint)
     save_tensors({}, checkpoint, about=about)
@@ -317,7 +317,7 @@ def test_a_recipe_is_not_changed_half_way(small_graph, tmp_path):
 
     folder = RunFolder(tmp_path / "run")
     with pytest.raises(RuntimeError):
-        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, watch=kill)
+        kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=folder.path, on_progress=kill)
     text = folder.recipe.read_text()
     folder.recipe.write_text(text.replace("Adagrad", "Adam"))
     with pytest.raises(kg.RequestError, match="was written with Adagrad; the recipe says Adam"):

@@ -39,7 +39,7 @@ def trials_in(out):
 
 def test_a_grid_and_what_is_written_of_it_and_called_again_it_repeats_nothing(small_graph, tmp_path):
     events = []
-    result = search(FOUR, out=tmp_path, graph=small_graph, watch=events.append)
+    result = search(FOUR, out=tmp_path, graph=small_graph, on_progress=events.append)
     assert len({tuple(row.values.items()) for row in result.trials}) == 4
     assert {row.outcome for row in result.trials} == {"finished"}
     assert result.best.mrr == max(row.mrr for row in result.trials)
@@ -127,7 +127,7 @@ def test_what_is_drawn_twice_is_trained_once(small_graph, tmp_path):
         space(choices, method="random", trials=4),
         out=tmp_path,
         graph=small_graph,
-        watch=lambda event: epochs.append(event.training.epoch) if event.training else None,
+        on_progress=lambda event: epochs.append(event.training.epoch) if event.training else None,
     )
     assert len({(row.values["model.dim"], row.mrr) for row in result.trials}) == 2
     assert len(result.trials) == 4
@@ -140,7 +140,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_rest_is_done_later(small_graph, tmp_p
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(InterruptedRunError, match="Stopped; 2 of 4 trials are done and kept"):
-        search(FOUR, out=tmp_path, graph=small_graph, watch=stop)
+        search(FOUR, out=tmp_path, graph=small_graph, on_progress=stop)
     assert json.loads((tmp_path / "summary.json").read_text())["finished"] == 2
     result = search(FOUR, out=tmp_path, graph=small_graph)
     assert len({tuple(row.values.items()) for row in result.trials}) == 4

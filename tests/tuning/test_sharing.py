@@ -109,7 +109,7 @@ def test_jobs_side_by_side(small_graph, tmp_path):
     tables = {"training": {"epochs": 2}, "model": {"dim": 4}, "space": {"training.seed": [0, 1, 2]}}
     space = space_from(tables, source="it", name="it")
     events = []
-    result = search(space, out=tmp_path, graph=small_graph, jobs=2, device="cpu", watch=events.append)
+    result = search(space, out=tmp_path, graph=small_graph, jobs=2, device="cpu", on_progress=events.append)
     assert [row.outcome for row in result.trials] == ["finished"] * 3
     assert {row.values["training.seed"] for row in result.trials} == {0, 1, 2}
     assert events

@@ -82,8 +82,10 @@ def complete_run(path: Path, out: Path, *, device: str | None, **choices: Any) -
     model = run.model.to(choose_device(device))
     part = out.with_name(f"{out.name}.part")
     try:
-        with _progress(f"Completing {run.graph.name}") as watch:
-            made = make_list(model, run.graph, calibration=ensure_calibration(run), watch=watch, part=part, **choices)
+        with _progress(f"Completing {run.graph.name}") as on_progress:
+            made = make_list(
+                model, run.graph, calibration=ensure_calibration(run), on_progress=on_progress, part=part, **choices
+            )
     except KeyboardInterrupt:
         output.err.print("dualkg: stopped. The same command goes on from there.")
         raise typer.Exit(130) from None
@@ -99,9 +101,11 @@ def check_run(path: Path, *, top: int, device: str | None, **choices: Any) -> Ch
 
     run = load_run(path)
     model = run.model.to(choose_device(device))
-    with _progress(f"Completing {run.graph.name}") as watch:
+    with _progress(f"Completing {run.graph.name}") as on_progress:
         calibration = ensure_calibration(run)
-        return study(model, run.graph, sizes=sizes_up_to(top), calibration=calibration, watch=watch, **choices)
+        return study(
+            model, run.graph, sizes=sizes_up_to(top), calibration=calibration, on_progress=on_progress, **choices
+        )
 
 
 @contextmanager

@@ -50,8 +50,8 @@ def run_demo(*, device: str | None, picture: Path | None) -> None:
     for name, changes in REGULARIZERS.items():
         recipe = default_recipe(Data(graph="world"), graph, {**changes, "training.epochs": EPOCHS})
         started = time.perf_counter()
-        with output.watching(f"ComplEx {name}") as watch:
-            runs[name] = train_recipe(recipe, graph=graph, device=device, watch=watch)
+        with output.watching(f"ComplEx {name}") as on_progress:
+            runs[name] = train_recipe(recipe, graph=graph, device=device, on_progress=on_progress)
         row = runs[name].report.metrics.row()[:4]
         table.add_row(name, *row, f"{time.perf_counter() - started:.0f}")
     screen.print(table)

@@ -160,7 +160,7 @@ def watching(title: str, console: Console | None = None) -> Iterator[Callable[[P
     )
     task = bar.add_task(escape(title), total=None, facts="")
 
-    def watch(event: ProgressEvent) -> None:
+    def on_progress(event: ProgressEvent) -> None:
         facts = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
         if event.mrr is not None:
             facts += f"  best valid MRR {event.mrr:.4f}"
@@ -168,4 +168,4 @@ def watching(title: str, console: Console | None = None) -> Iterator[Callable[[P
         bar.update(task, total=event.epochs * event.steps, completed=done, facts=facts)
 
     with bar:
-        yield watch
+        yield on_progress

@@ -54,8 +54,8 @@ def search(
         f"{escape(asked.base.data.graph)}, kept in {escape(str(out))}.[/dim]"
     )
     try:
-        with _watching(asked.name) as watch:
-            result = run_search(asked, out=out, device=device, storage=storage, jobs=jobs, watch=watch)
+        with _watching(asked.name) as on_progress:
+            result = run_search(asked, out=out, device=device, storage=storage, jobs=jobs, on_progress=on_progress)
     except InterruptedRunError as error:
         again = shlex.join(["dualkg", *sys.argv[1:]])
         raise InterruptedRunError(f"{error} Go on with: {again}") from None
@@ -120,14 +120,14 @@ def _watching(title: str) -> Iterator[Callable[[SearchProgress], None]]:
     )
     task = bar.add_task(escape(title), total=None, facts="")
 
-    def watch(event: SearchProgress) -> None:
+    def on_progress(event: SearchProgress) -> None:
         facts = "" if event.best is None else f"best valid MRR {event.best:.4f}"
         if event.training:
             facts += f"  epoch {event.training.epoch}/{event.training.epochs}  loss {event.training.loss:.3f}"
         bar.update(task, total=event.num_trials, completed=event.num_done, facts=facts)
 
     with bar:
-        yield watch
+        yield on_progress
 
 
 @dataclass(frozen=True)
@@ -153,9 +153,9 @@ def run_training(request: TrainRequest, *, as_json: bool) -> None:
     if request.seeds > 1:
         _train_seeds(recipe, graph, request, out, as_json=as_json)
         return
-    with output.watching(f"{graph.name} {recipe.model.name}") as watch:
+    with output.watching(f"{graph.name} {recipe.model.name}") as on_progress:
         run = train_recipe(
-            recipe, graph=graph, device=request.device, out=out, overwrite=request.overwrite, watch=watch
+            recipe, graph=graph, device=request.device, out=out, overwrite=request.overwrite, on_progress=on_progress
         )
     tell(run, as_json=as_json)
 
@@ -165,8 +165,8 @@ def run_resume(path: Path, *, device: str | None, threads: int | None, as_json: 
     folder = RunFolder(path)
     folder.check_is_run()
     options.set_threads(threads or folder.saved_environment.get("threads"))
-    with output.watching(path.name) as watch:
-        run = resume(path, device=device, watch=watch)
+    with output.watching(path.name) as on_progress:
+        run = resume(path, device=device, on_progress=on_progress)
     tell(run, as_json=as_json)
 
 
@@ -212,9 +212,15 @@ def tell(run: Run, *, as_json: bool) -> None:
 
 
 def _train_seeds(recipe: Recipe, graph: Graph, request: TrainRequest, out: Path, *, as_json: bool) -> None:
-    with output.watching(f"{graph.name} {recipe.model.name}") as watch:
+    with output.watching(f"{graph.name} {recipe.model.name}") as on_progress:
         reports = train_seeds(
-            recipe, request.seeds, out=out, graph=graph, device=request.device, overwrite=request.overwrite, watch=watch
+            recipe,
+            request.seeds,
+            out=out,
+            graph=graph,
+            device=request.device,
+            overwrite=request.overwrite,
+            on_progress=on_progress,
         )
     tests = {seed: report["test"]["metrics"] for seed, report in reports.items()}
     if not len(graph.test):

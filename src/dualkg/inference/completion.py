@@ -238,7 +238,7 @@ def _write_parquet(table: pa.Table, path: Path) -> None:
 WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {".tsv": _write_tsv, ".parquet": _write_parquet}
 
 
-Watch = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 
 
 @torch.no_grad()
@@ -254,14 +254,14 @@ def complete(
     types: bool = False,
     loops: bool = False,
     known: Sequence[str] = SPLITS,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
     part: str | Path | None = None,
 ) -> Completion:
     """The `top` most plausible triples that no split of `known` has, best first.
 
     They are ordered by their probability (see `PriorCorrection`), or without a calibration by their log_probability. Probabilities
     are among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless they
-    are common among those of the relation in train, or `loops` are asked for. `watch` is told how many queries of how
+    are common among those of the relation in train, or `loops` are asked for. `on_progress` is told how many queries of how
     many are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from
     there.
     """
@@ -274,21 +274,21 @@ def complete(
     keeper = Keeper(Path(part), choices_of(model, narrowing, state.pool)) if part is not None else None
     state = keeper.load(state) if keeper else state
     with full_precision(), evaluating(model):
-        state = _run(search, state, keeper, watch)
+        state = _run(search, state, keeper, on_progress)
     if keeper:
         keeper.remove()
     return Completion.of(graph, state.pool)
 
 
-def _run(search: Search, state: State, keeper: Keeper | None, watch: Watch | None) -> State:
+def _run(search: Search, state: State, keeper: Keeper | None, on_progress: OnProgress | None) -> State:
     """The search to its end; where it is stopped, what was done is kept."""
     try:
         for after in search.run(state):
             state = after
             if keeper:
                 keeper.keep(state)
-            if watch:
-                watch(state.num_done, search.num_queries)
+            if on_progress:
+                on_progress(state.num_done, search.num_queries)
     except KeyboardInterrupt:
         if keeper:
             keeper.save(state)

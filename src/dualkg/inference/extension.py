@@ -131,7 +131,7 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     """The same model with more entities: rows `(num_newcomers, num_rows, width)` below those it has."""
     shape = GraphShape(model.shape.num_entities + len(rows), model.shape.num_relations)
     with blank():
-        larger = type(model)(shape, **model.choices)  # type: ignore[arg-type]
+        larger = type(model)(shape, **model.config)  # type: ignore[arg-type]
     larger = larger.to(model.device, model.head_table.dtype)
     tables = dict(model.state_dict())
     tables["entities"] = torch.cat([tables["entities"], rows[:, 0]])

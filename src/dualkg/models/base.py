@@ -91,7 +91,7 @@ class Model(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def choices(self) -> dict[str, object]:
+    def config(self) -> dict[str, object]:
         """What made this model beside the graph's shape: the keywords of its class."""
 
     def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
@@ -183,7 +183,7 @@ class EmbeddingModel(Model):
             )
 
     @property
-    def choices(self) -> dict[str, object]:
+    def config(self) -> dict[str, object]:
         return {"dim": self.dim, "reciprocal": self.reciprocal, "init_scale": self.init_scale}
 
     # -- what a kind of model writes ----------------------------------------------------------------------

@@ -138,13 +138,13 @@ class QuatE(DiagonalModel):
 
     numbers_per_coordinate = 4
 
-    def __init__(self, shape: GraphShape, *, normalized: bool = True, **choices: Any) -> None:
-        super().__init__(shape, **choices)
+    def __init__(self, shape: GraphShape, *, normalized: bool = True, **config: Any) -> None:
+        super().__init__(shape, **config)
         self.normalized = normalized
 
     @property
-    def choices(self) -> dict[str, object]:
-        return {**super().choices, "normalized": self.normalized}
+    def config(self) -> dict[str, object]:
+        return {**super().config, "normalized": self.normalized}
 
     @property
     def multipliers(self) -> Tensor:

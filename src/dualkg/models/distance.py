@@ -132,15 +132,15 @@ class NormModel(DistanceModel):
     Norm 1 adds up the modulus of each coordinate, which is a complex number in some models.
     """
 
-    def __init__(self, shape: GraphShape, *, norm: Norm = 1, **choices: Any) -> None:
-        super().__init__(shape, **choices)
+    def __init__(self, shape: GraphShape, *, norm: Norm = 1, **config: Any) -> None:
+        super().__init__(shape, **config)
         self.norm: Norm = norm
         if isinstance(norm, bool) or norm not in (1, 2, "squared"):
             raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was asked for.")
 
     @property
-    def choices(self) -> dict[str, object]:
-        return {**super().choices, "norm": self.norm}
+    def config(self) -> dict[str, object]:
+        return {**super().config, "norm": self.norm}
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         difference = one - other

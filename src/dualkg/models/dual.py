@@ -36,8 +36,8 @@ class Dual(Model):
         return self.primal
 
     @property
-    def choices(self) -> dict[str, object]:
-        return {**self.primal.choices, "dual": self.side}
+    def config(self) -> dict[str, object]:
+        return {**self.primal.config, "dual": self.side}
 
     def entity_vectors(self) -> Tensor:
         return self.primal.entity_vectors()

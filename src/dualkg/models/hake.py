@@ -31,15 +31,15 @@ class HAKE(AngleModel):
     numbers_per_coordinate = 2
 
     def __init__(
-        self, shape: GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **choices: Any
+        self, shape: GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **config: Any
     ) -> None:
-        super().__init__(shape, **choices)
+        super().__init__(shape, **config)
         self.usual_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
         self.scales = nn.Parameter(torch.tensor([modulus_weight, phase_weight * self.half_turn.item()]))
 
     @property
-    def choices(self) -> dict[str, object]:
-        return {**super().choices, **self.usual_weights}
+    def config(self) -> dict[str, object]:
+        return {**super().config, **self.usual_weights}
 
     def relation_width(self, dim: int) -> int:
         return 3 * dim

@@ -29,14 +29,14 @@ class MuRP(DistanceModel):
     euclidean = False
     score_arrays = 20
 
-    def __init__(self, shape: GraphShape, *, signs: bool = False, **choices: Any) -> None:
+    def __init__(self, shape: GraphShape, *, signs: bool = False, **config: Any) -> None:
         self.signs = signs  # before tables are drawn
-        super().__init__(shape, **choices)
+        super().__init__(shape, **config)
         self.biases = nn.Parameter(torch.zeros(self.shape.num_entities, 2))  # as head, as tail
 
     @property
-    def choices(self) -> dict[str, object]:
-        return {**super().choices, "signs": self.signs}
+    def config(self) -> dict[str, object]:
+        return {**super().config, "signs": self.signs}
 
     def relation_width(self, dim: int) -> int:
         return 2 * dim

@@ -31,12 +31,12 @@ class TuckER(BilinearModel):
         dim: int,
         relation_dim: int | None = None,
         batch_norm: bool = False,
-        **choices: Any,
+        **config: Any,
     ) -> None:
         if relation_dim is not None and relation_dim < 1:
             raise RequestError(f"relation_dim must be at least 1; it is {relation_dim}.")
         self.relation_dim = dim if relation_dim is None else relation_dim  # before tables are made of that width
-        super().__init__(shape, dim=dim, **choices)
+        super().__init__(shape, dim=dim, **config)
         if batch_norm and not self.reciprocal:
             raise RequestError(f"{NO_TRANSPOSE}, so heads can only be asked for through reciprocal relations.")
         self.batch_norm = batch_norm
@@ -46,8 +46,8 @@ class TuckER(BilinearModel):
         self.before, self.after = (BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2))
 
     @property
-    def choices(self) -> dict[str, object]:
-        return {**super().choices, "relation_dim": self.relation_dim, "batch_norm": self.batch_norm}
+    def config(self) -> dict[str, object]:
+        return {**super().config, "relation_dim": self.relation_dim, "batch_norm": self.batch_norm}
 
     def relation_width(self, dim: int) -> int:
         return self.relation_dim

@@ -18,7 +18,7 @@ from dualkg.serve.middleware import (
     OwnHost,
     OwnOrigin,
     TokenGuard,
-    Watch,
+    OnProgress,
     tell_in_sentences,
 )
 from dualkg.serve.pages import ask, entity, facts, layout, map, reference, run
@@ -96,5 +96,5 @@ def application(
         app.add_middleware(TokenGuard, token=token)
     else:
         app.add_middleware(OwnHost)
-    app.add_middleware(Watch, counts=counts, journal=journal, tell=told)
+    app.add_middleware(OnProgress, counts=counts, journal=journal, tell=told)
     return app

@@ -354,7 +354,7 @@ HEADERS = {
 }
 
 
-class Watch:
+class OnProgress:
     """The outermost guard."""
 
     def __init__(self, app: ASGIApp, *, counts: Counts, journal: Journal, tell: Tell) -> None:

@@ -21,10 +21,10 @@ from dualkg.regularizers import NoRegularizer, Regularizer
 from dualkg.training.recipe import (
     Data,
     Loss,
-    ModelChoice,
+    ModelConfig,
     Optimizer,
     Recipe,
-    RegularizerChoice,
+    RegularizerConfig,
     Training,
     Validation,
     load_recipe,
@@ -40,7 +40,7 @@ from dualkg.training.registry import (
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import Costs, ProgressEvent, Trainer, peak_mib
 
-Watch = Callable[[ProgressEvent], None]
+OnProgress = Callable[[ProgressEvent], None]
 
 
 def default_batch_size(graph: Graph) -> int:
@@ -55,8 +55,8 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
     """
     base = Recipe(
         data=data,
-        model=ModelChoice(name="ComplEx"),
-        regularizer=RegularizerChoice(name="DURA", weight=0.05, plain=0.5, mapped=1.5),
+        model=ModelConfig(name="ComplEx"),
+        regularizer=RegularizerConfig(name="DURA", weight=0.05, plain=0.5, mapped=1.5),
         optimizer=Optimizer(learning_rate=0.3, schedule="linear"),
         training=Training(batch_size=default_batch_size(graph)),
     )
@@ -65,7 +65,7 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
     if kind and not kind.has_adjoint:
         changes.setdefault("regularizer.name", "none")
     if changes.get("regularizer.name", "DURA") not in ("DURA", "UnweightedDURA"):  # λ1 and λ2 are theirs alone
-        base = base.model_copy(update={"regularizer": RegularizerChoice(weight=base.regularizer.weight)})
+        base = base.model_copy(update={"regularizer": RegularizerConfig(weight=base.regularizer.weight)})
     return base.with_changes(changes)
 
 
@@ -95,7 +95,7 @@ def train(
     seed: int = 0,
     device: str | torch.device | None = None,
     out: str | Path | None = None,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Run:
     """Train a model on a graph; with `out`, in a run folder that survives interruption.
 
@@ -122,7 +122,7 @@ def train(
         check_can_be_named(recipe.model.name)
         check_can_be_named(recipe.regularizer.name)
     model.to(choose_device(device))
-    return _begin(Trainer(model, graph, recipe, regularizer, watch=watch), folder, by_seed=False)
+    return _begin(Trainer(model, graph, recipe, regularizer, on_progress=on_progress), folder, by_seed=False)
 
 
 def train_recipe(
@@ -132,7 +132,7 @@ def train_recipe(
     device: str | torch.device | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
 ) -> Run:
     """Load the graph, build the model and train it, all as the recipe says."""
     folder = RunFolder(out) if out else None
@@ -140,7 +140,7 @@ def train_recipe(
         folder.check_free(overwrite=overwrite)
     graph = graph or load_recipe_graph(recipe)
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
-    trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), watch=watch)
+    trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), on_progress=on_progress)
     return _begin(trainer, folder, by_seed=True, overwrite=overwrite)
 
 
@@ -149,7 +149,7 @@ def load_recipe_graph(recipe: Recipe) -> Graph:
     return load_graph(data.graph, columns=data.columns, split=data.split, seed=data.split_seed, labels=data.labels)
 
 
-def resume(path: str | Path, *, device: str | torch.device | None = None, watch: Watch | None = None) -> Run:
+def resume(path: str | Path, *, device: str | torch.device | None = None, on_progress: OnProgress | None = None) -> Run:
     """Go on with a run that was interrupted or killed, from its last checkpoint."""
     folder = RunFolder(path)
     folder.check_is_run()
@@ -161,7 +161,7 @@ def resume(path: str | Path, *, device: str | torch.device | None = None, watch:
         raise RequestError(f"The run {folder.path} cannot go on. {folder.how_to_go_on()}")
     graph = folder.load_graph()
     model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
-    trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), watch=watch)
+    trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer), on_progress=on_progress)
     trainer.checkpoint_path = folder.checkpoint
     trainer.restore(folder.checkpoint)
     return _go(trainer, folder)
@@ -175,7 +175,7 @@ def train_seeds(
     graph: Graph | None = None,
     device: str | torch.device | None = None,
     overwrite: bool = False,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
 ) -> dict[int, dict[str, Any]]:
     """Repeat a recipe with seeds counted up from its own, each in a folder of its own; the reports by seed.
 
@@ -192,9 +192,9 @@ def train_seeds(
         if begun and folder.saved_environment.get("data") != graph.fingerprint:
             raise RequestError(f"{folder.path} is of other data than {graph.name} is now. Use --overwrite or --out.")
         if begun and not folder.finished:
-            resume(folder.path, device=device, watch=watch)
+            resume(folder.path, device=device, on_progress=on_progress)
         elif not begun:
-            train_recipe(one, graph=graph, device=device, out=folder.path, overwrite=overwrite, watch=watch)
+            train_recipe(one, graph=graph, device=device, out=folder.path, overwrite=overwrite, on_progress=on_progress)
         reports[seed] = folder.saved_reports()
     return reports
 

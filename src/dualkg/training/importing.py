@@ -14,7 +14,7 @@ from dualkg.errors import RequestError
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel
 from dualkg.models.diagonal import SimplE
-from dualkg.training.recipe import Data, ModelChoice, Recipe
+from dualkg.training.recipe import Data, ModelConfig, Recipe
 from dualkg.training.registry import find_class
 from dualkg.training.run import Run
 
@@ -50,7 +50,7 @@ def from_arrays(
         if order is not None:
             tables[name] = _in_graph_order(table, order, vocabularies[name])
     built = _fill(kind, graph, tables, reciprocal=reciprocal)
-    choice = ModelChoice(name=model, dim=built.dim, reciprocal=reciprocal)
+    choice = ModelConfig(name=model, dim=built.dim, reciprocal=reciprocal)
     return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=choice))
 
 

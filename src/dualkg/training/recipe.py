@@ -38,7 +38,7 @@ class Data(Section):
     labels: str | None = None
 
 
-class ModelChoice(Section):
+class ModelConfig(Section):
     """A model of dualkg by its name, or one's own as `package.module:Class`; `options` go to that class."""
 
     name: str = "ComplEx"
@@ -49,7 +49,7 @@ class ModelChoice(Section):
     options: dict[str, Any] = {}
 
 
-class RegularizerChoice(Section):
+class RegularizerConfig(Section):
     """`weight` is the paper's λ; `plain` and `mapped` are DURA's λ1 and λ2."""
 
     name: str = "none"
@@ -198,8 +198,8 @@ class Recipe(Section):
     """Every choice of a run."""
 
     data: Data = Data()
-    model: ModelChoice = ModelChoice()
-    regularizer: RegularizerChoice = RegularizerChoice()
+    model: ModelConfig = ModelConfig()
+    regularizer: RegularizerConfig = RegularizerConfig()
     loss: Loss = Loss()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()

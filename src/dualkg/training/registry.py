@@ -25,10 +25,10 @@ from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.dual import Dual
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.training.recipe import Loss, ModelChoice, Recipe, RegularizerChoice, Section
+from dualkg.training.recipe import Loss, ModelConfig, Recipe, RegularizerConfig, Section
 
 
-def build_model(choice: ModelChoice, shape: GraphShape, *, seed: int) -> Model:
+def build_model(choice: ModelConfig, shape: GraphShape, *, seed: int) -> Model:
     """The model that a recipe names, with fresh parameters."""
     kind = find_class(choice.name, MODELS, EmbeddingModel)
     keywords: dict[str, Any] = {"dim": choice.dim, "reciprocal": choice.reciprocal, **choice.options}
@@ -41,7 +41,7 @@ def build_model(choice: ModelChoice, shape: GraphShape, *, seed: int) -> Model:
     return model if choice.dual == "none" else Dual(model, choice.dual)
 
 
-def build_regularizer(choice: RegularizerChoice) -> Regularizer:
+def build_regularizer(choice: RegularizerConfig) -> Regularizer:
     """The regularizer that a recipe names; `plain` and `mapped` are refused by those that have none."""
     kind = find_class(choice.name, REGULARIZERS, Regularizer)
     keywords = choice.model_dump(exclude_none=True, exclude={"name", "options"}) | choice.options
@@ -56,15 +56,15 @@ def build_regularizer(choice: RegularizerChoice) -> Regularizer:
     return regularizer
 
 
-def describe_model(model: Model) -> ModelChoice:
+def describe_model(model: Model) -> ModelConfig:
     """The choice that makes a model like this one again."""
-    own, options = _apart(model.choices, ModelChoice)
-    return ModelChoice.model_validate({"name": name_of(model.embedding, MODELS), **own, "options": options})
+    own, options = _apart(model.config, ModelConfig)
+    return ModelConfig.model_validate({"name": name_of(model.embedding, MODELS), **own, "options": options})
 
 
-def describe_regularizer(regularizer: Regularizer) -> RegularizerChoice:
-    own, options = _apart(regularizer.choices, RegularizerChoice)
-    return RegularizerChoice.model_validate({"name": name_of(regularizer, REGULARIZERS), **own, "options": options})
+def describe_regularizer(regularizer: Regularizer) -> RegularizerConfig:
+    own, options = _apart(regularizer.config, RegularizerConfig)
+    return RegularizerConfig.model_validate({"name": name_of(regularizer, REGULARIZERS), **own, "options": options})
 
 
 def _apart(choices: dict[str, object], table: type[Section]) -> tuple[dict[str, object], dict[str, object]]:

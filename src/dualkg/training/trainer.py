@@ -287,7 +287,7 @@ class Trainer:
         recipe: Recipe,
         regularizer: Regularizer,
         *,
-        watch: Callable[[ProgressEvent], None] | None = None,
+        on_progress: Callable[[ProgressEvent], None] | None = None,
     ) -> None:
         model.check_shape(graph.shape)
         regularizer.check(model.embedding)
@@ -295,7 +295,7 @@ class Trainer:
         self.graph = graph
         self.recipe = recipe
         self.checkpoint_path: Path | None = None
-        self.watch = watch or (lambda event: None)
+        self.on_progress = on_progress or (lambda event: None)
         self.engine = choose_engine(recipe, model, regularizer)
         reset_peak(model.device)
         self.warm_up = WarmUp(model.device)
@@ -391,13 +391,15 @@ class Trainer:
         self._end_epoch()
 
     def _look(self, seen: Seen) -> float:
-        """Refuse to go on from a loss that is no number; otherwise tell the watcher."""
+        """Refuse to go on from a loss that is no number; otherwise report progress."""
         progress = self.progress
         if not math.isfinite(seen.loss_sum):
             raise DivergedError(self._divergence(f"the loss is {seen.loss_sum}"))
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
         mean = seen.loss_sum / seen.step
-        self.watch(ProgressEvent(progress.epoch + 1, self.recipe.training.epochs, seen.step, self.num_steps, mean, mrr))
+        self.on_progress(
+            ProgressEvent(progress.epoch + 1, self.recipe.training.epochs, seen.step, self.num_steps, mean, mrr)
+        )
         return seen.loss_sum
 
     def _refuse_divergence(self) -> None:

@@ -48,7 +48,7 @@ class SearchProgress:
     training: ProgressEvent | None
 
 
-Watch = Callable[[SearchProgress], None]
+OnProgress = Callable[[SearchProgress], None]
 
 
 def search(
@@ -59,7 +59,7 @@ def search(
     device: str | torch.device | None = None,
     storage: str | None = None,
     jobs: int = 1,
-    watch: Watch | None = None,
+    on_progress: OnProgress | None = None,
 ) -> SearchResult:
     """Search a space for the recipe of the best validation MRR; called again, it goes on where it was.
 
@@ -75,18 +75,20 @@ def search(
     if RunFolder(out).recipe.exists():
         raise RequestError(f"{out} holds a run; a search needs a folder of its own: use --out.")
     out.mkdir(parents=True, exist_ok=True)
-    return _search(space, graph, out, device=chosen, storage=storage, jobs=jobs, watch=watch or (lambda event: None))
+    return _search(
+        space, graph, out, device=chosen, storage=storage, jobs=jobs, on_progress=on_progress or (lambda event: None)
+    )
 
 
 def _search(
-    space: Space, graph: Graph, out: Path, *, device: str, storage: str | None, jobs: int, watch: Watch
+    space: Space, graph: Graph, out: Path, *, device: str, storage: str | None, jobs: int, on_progress: OnProgress
 ) -> SearchResult:
     import optuna
 
     from dualkg.tuning.study import url_of
 
     def tell(standing: Standing, event: ProgressEvent | None) -> None:
-        watch(SearchProgress(standing.num_done, standing.num_trials, standing.best, event))
+        on_progress(SearchProgress(standing.num_done, standing.num_trials, standing.best, event))
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what it warns of is told in our own words
     graph = without_test(graph)
@@ -255,7 +257,7 @@ class Worker:
                         raise TrialPruned
             self.tell(self.standing, event)  # as it was: asking the storage takes longer than a step
 
-        trainer.watch = look
+        trainer.on_progress = look
         trainer.run()
         if recipe.validation.keep == "best":
             return trainer.progress.best_mrr

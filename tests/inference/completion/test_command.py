@@ -99,8 +99,12 @@ def test_stopped_it_says_how_to_go_on(typed, run, tmp_path, monkeypatch):
 
         @contextmanager
         def manager():
-            with progress(title) as watch:
-                yield lambda done, total: watch(done, total) if done < 20 else (_ for _ in ()).throw(KeyboardInterrupt)
+            with progress(title) as on_progress:
+                yield (
+                    lambda done, total: (
+                        on_progress(done, total) if done < 20 else (_ for _ in ()).throw(KeyboardInterrupt)
+                    )
+                )
 
         return manager()
 

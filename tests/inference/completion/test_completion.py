@@ -194,7 +194,7 @@ def test_a_query_that_has_no_candidates_is_no_trouble():
 
 def test_progress_ends_at_the_whole():
     graph, told = random_graph(0), []
-    complete(MODELS["CP"](graph.shape), graph, types=True, watch=lambda done, whole: told.append((done, whole)))
+    complete(MODELS["CP"](graph.shape), graph, types=True, on_progress=lambda done, whole: told.append((done, whole)))
     assert told[-1][0] == told[-1][1]
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 

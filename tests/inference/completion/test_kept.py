@@ -29,12 +29,12 @@ def choices(monkeypatch):
 def stopping_after(number, error):
     told = []
 
-    def watch(done, whole):
+    def on_progress(done, whole):
         told.append(done)
         if len(told) == number:
             raise error
 
-    return watch
+    return on_progress
 
 
 def assert_same(one, other):
@@ -48,11 +48,11 @@ def test_a_stopped_search_goes_on(tmp_path, choices, name, blocks):
     graph, part = random_graph(0), tmp_path / "new.tsv.part"
     model = MODELS[name](graph.shape)
     at_a_stretch, told = [], []
-    whole = complete(model, graph, **choices, watch=lambda done, whole: at_a_stretch.append(done))
+    whole = complete(model, graph, **choices, on_progress=lambda done, whole: at_a_stretch.append(done))
     with pytest.raises(KeyboardInterrupt):
-        complete(model, graph, **choices, part=part, watch=stopping_after(blocks, KeyboardInterrupt()))
+        complete(model, graph, **choices, part=part, on_progress=stopping_after(blocks, KeyboardInterrupt()))
     assert part.exists()
-    again = complete(model, graph, **choices, part=part, watch=lambda done, whole: told.append(done))
+    again = complete(model, graph, **choices, part=part, on_progress=lambda done, whole: told.append(done))
     assert_same(again, whole)
     assert told == at_a_stretch[blocks:]
     assert not part.exists()
@@ -66,7 +66,7 @@ def test_what_is_saved_now_and_then_is_enough(tmp_path, choices, monkeypatch):
     num_deaths = 0
     while True:
         try:
-            found = complete(model, graph, **choices, part=part, watch=stopping_after(2, SystemError("dead")))
+            found = complete(model, graph, **choices, part=part, on_progress=stopping_after(2, SystemError("dead")))
             break
         except SystemError:
             num_deaths += 1
@@ -84,7 +84,7 @@ def test_other_choices_are_told(tmp_path, choices):
     graph, part = random_graph(0), tmp_path / "new.tsv.part"
     model = MODELS["CP"](graph.shape)
     with pytest.raises(KeyboardInterrupt):
-        complete(model, graph, **choices, part=part, watch=stopping_after(3, KeyboardInterrupt()))
+        complete(model, graph, **choices, part=part, on_progress=stopping_after(3, KeyboardInterrupt()))
     other_graph = dataclasses.replace(graph, test=graph.test[:3])
     for changed, sentence in (
         ({"top": 1000}, "new.tsv.part is a list that was begun with other choices: top was 30 and is now 1,000. Give"),
@@ -124,7 +124,7 @@ queries.SCORES["cpu"] = 27
 graph = random_graph(0)
 complete(
     MODELS["ComplEx"](graph.shape), graph, top=30, calibration=random_calibration(0), part=sys.argv[1],
-    watch=lambda done, whole: time.sleep(0.1),
+    on_progress=lambda done, whole: time.sleep(0.1),
 )
 """
 

@@ -88,7 +88,7 @@ async def search(
     if not service.completing.acquire(blocking=False):
         raise BusyError(BUSY)
 
-    def watch(done: int, of: int) -> None:
+    def on_progress(done: int, of: int) -> None:
         nonlocal told
         if given_up.is_set():
             raise _GivenUpError
@@ -99,7 +99,11 @@ async def search(
     def find() -> Completion | None:
         try:
             return complete(
-                run.predictor.model, run.run.graph, calibration=run.predictor.calibration, watch=watch, **choices
+                run.predictor.model,
+                run.run.graph,
+                calibration=run.predictor.calibration,
+                on_progress=on_progress,
+                **choices,
             )
         except _GivenUpError:
             return None
