@@ -20,7 +20,7 @@ from paper.quantization_study import measure_forms
 from paper.setting import Setting
 from paper.sheets import Sheet, over_seeds
 
-ASKED = Row("ComplEx-DURA", "complex-dura-500")  # whose answers they are
+ASKED = Row("ComplEx-DURA", "complex-dura-dim-500")  # whose answers they are
 GRAPH = "FB15k-237"
 SMALL_GRAPH, SMALL = "world", Row("ComplEx-DURA", "complex-dura")  # to be trained a dozen times
 COVERAGE = 0.9

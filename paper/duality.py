@@ -17,14 +17,14 @@ from paper.sheets import Sheet, over_seeds
 ROWS = tuple(
     Row(name, stem)
     for name, stem in (
-        ("CP", "cp-none"),
+        ("CP", "cp"),
         ("CP-DURA", "cp-dura"),
-        ("RESCAL", "rescal-none"),
+        ("RESCAL", "rescal"),
         ("RESCAL-DURA", "rescal-dura"),
-        ("ComplEx", "complex-none"),
+        ("ComplEx", "complex"),
         ("ComplEx-DURA", "complex-dura"),
-        ("RotatE", "rotate-none"),
-        ("ModE", "mode-none"),
+        ("RotatE", "rotate"),
+        ("ModE", "mode"),
     )
 )
 WAYS = ("as trained", "inner product", "distance, tail's side", "distance, head's side")

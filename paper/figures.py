@@ -352,15 +352,15 @@ def _inductive_caption(found: Sequence[Measured], graph: str) -> str:
 
 
 FIGURES_GRAPH = "FB15k-237"
-CP, CP_N3, CP_DURA = Row("CP", "cp-none"), Row("CP-N3", "cp-n3"), Row("CP-DURA", "cp-dura")
-RESCAL, RESCAL_DURA = Row("RESCAL", "rescal-none"), Row("RESCAL-DURA", "rescal-dura")
+CP, CP_N3, CP_DURA = Row("CP", "cp"), Row("CP-N3", "cp-n3"), Row("CP-DURA", "cp-dura")
+RESCAL, RESCAL_DURA = Row("RESCAL", "rescal"), Row("RESCAL-DURA", "rescal-dura")
 SPARSE_PANELS = {"CP": (CP, CP_N3, CP_DURA), "RESCAL": (RESCAL, RESCAL_DURA)}
 TURNED, TURNED_FOR = "RESCAL-DURA, rotated", 0.8
 ABOUT_TURNING = (
     f"A rotated model is the same one in the axes in which {100 * TURNED_FOR:.0f} % of zeros cost least: no score "
     f"differs while nothing is zero."
 )
-IN_THE_PLANE = (Row("CP", "cp-none-2"), Row("CP-DURA", "cp-dura-2"))
+IN_THE_PLANE = (Row("CP", "cp-dim-2"), Row("CP-DURA", "cp-dura-dim-2"))
 
 
 def tsne(setting: Setting) -> list[Sheet]:
@@ -449,12 +449,12 @@ def lambdas(setting: Setting) -> list[Sheet]:
     check_extra()
     sheets = []
     for graph in setting.graphs:
-        name = f"{graph.lower()}-complex-lambdas"
+        name = f"{graph.lower()}-complex-dura-weights"
         space = load_space(spaces_folder() / f"{name}.toml")
         setting.tell(f"{space.num_trials} trainings of {space.base.model.name} on {graph}.")
-        kept = setting.records / "searches" / f"{graph.lower()}-complex-lambdas"
+        kept = setting.records / "searches" / f"{graph.lower()}-complex-dura-weights"
         result = search(
-            space, out=setting.runs / "searches" / f"{graph.lower()}-complex-lambdas", device=setting.device
+            space, out=setting.runs / "searches" / f"{graph.lower()}-complex-dura-weights", device=setting.device
         )
         result.write(kept)
         found = {

@@ -55,12 +55,12 @@ class Table:
 
 MODELS = ("CP", "RESCAL", "ComplEx")
 OTHERS = ("RotatE", "MuRP", "HAKE", "TuckER")  # that the paper compares with
-_STEMS = {"": "none", "DURA": "dura", "FRO": "frobenius", "N3": "n3", "Reg_p1": "regp1"}
+_STEMS = {"": "", "DURA": "-dura", "FRO": "-frobenius", "N3": "-n3", "Reg_p1": "-regp1"}
 
 
 def _row(name: str) -> Row:
     model, _, regularizer = name.partition("-")
-    return Row(name, f"{model.lower()}-{_STEMS[regularizer]}")
+    return Row(name, f"{model.lower()}{_STEMS[regularizer]}")
 
 
 def _table(name: str, title: str, about: str, rows: tuple[str, ...], pairs: tuple[tuple[str, str], ...]) -> Table:
@@ -95,9 +95,9 @@ ABLATIONS = Table(
     "What the paper says in words: both duals against one (basic DURA), and a mean over the training triples against a "
     "mean over all entities and relations (unweighted). ComplEx at dim 500.",
     (
-        Row("DURA", "complex-dura-500"),
-        Row("basic DURA", "complex-basicdura-500"),
-        Row("unweighted DURA", "complex-unweighted-500"),
+        Row("DURA", "complex-dura-dim-500"),
+        Row("basic DURA", "complex-basic-dura-dim-500"),
+        Row("unweighted DURA", "complex-unweighted-dura-dim-500"),
     ),
     (("DURA", "basic DURA"), ("DURA", "unweighted DURA")),
 )
@@ -114,9 +114,9 @@ BEYOND = Table(
         Row("RESCAL-ER (2022)"),
         Row("TuckER-IVR (2024)"),
         _row("ComplEx-DURA"),
-        Row("ComplEx-DURA, relation prediction", "complex-dura-relations"),
+        Row("ComplEx-DURA, relation prediction", "complex-dura-relation-prediction"),
         _row("RESCAL-DURA"),
-        Row("RESCAL-DURA, by question", "rescal-dura-questions"),
+        Row("RESCAL-DURA, by question", "rescal-dura-grouped"),
     ),
     (("ComplEx-DURA, relation prediction", "ComplEx-DURA"), ("RESCAL-DURA, by question", "RESCAL-DURA")),
 )
@@ -130,9 +130,14 @@ CAST = _table(
 TABLES = {table.name: table for table in (MAIN, REGULARIZERS, P1, ABLATIONS, BEYOND, CAST)}
 
 
-def recipes_folder() -> Path:
-    """Where the recipes are."""
-    return Path(dualkg.__file__).parent / "recipes"
+RECIPE_FOLDERS = (Path(dualkg.__file__).parent / "recipes", Path(__file__).parent / "recipes")
+"""Recipes that ship with the package, and those of the tables of the paper alone."""
+
+
+def recipe_path(row: Row, graph: str) -> Path | None:
+    """The recipe file of a row on a graph; None where there is none."""
+    paths = [folder / f"{row.record_name(graph)}.toml" for folder in RECIPE_FOLDERS]
+    return next((path for path in paths if row.stem and path.exists()), None)
 
 
 def spaces_folder() -> Path:
@@ -142,16 +147,15 @@ def spaces_folder() -> Path:
 
 def recipe_of(row: Row, graph: str) -> Recipe:
     """The recipe of a row on a graph."""
-    path = recipes_folder() / f"{row.record_name(graph)}.toml"
-    if not path.exists():
-        raise RequestError(f"There is no recipe of {row.name} on {graph}: {path} is missing.")
+    path = recipe_path(row, graph)
+    if path is None:
+        raise RequestError(f"There is no recipe of {row.name} on {graph}: {row.record_name(graph)}.toml is missing.")
     return load_recipe(path)
 
 
 def rows_with_recipes(rows: Iterable[Row], graph: str) -> list[Row]:
     """Those rows that have a recipe on a graph."""
-    folder = recipes_folder()
-    return [row for row in rows if row.stem and (folder / f"{row.record_name(graph)}.toml").exists()]
+    return [row for row in rows if recipe_path(row, graph)]
 
 
 def graph_named(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@10": "hits_at_10"}
@@ -15,9 +15,7 @@ TABLES = ("main_results", "regularizers", "reg_p1", "published_elsewhere", "publ
 @cache
 def published() -> dict[str, Any]:
     """All that is shipped of the paper's tables, and of what was published since."""
-    found: dict[str, Any] = json.loads(
-        (resources.files("dualkg.reproduce") / "published.json").read_text(encoding="utf-8")
-    )
+    found: dict[str, Any] = json.loads(Path(__file__).with_name("published.json").read_text(encoding="utf-8"))
     return found
 
 

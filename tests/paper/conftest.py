@@ -12,7 +12,7 @@ TINY = Table(
     "tiny",
     "Tiny",
     "Two rows.",
-    (Row("ComplEx", "complex-none"), Row("ComplEx-DURA", "complex-dura"), Row("RESCAL", "rescal-none")),
+    (Row("ComplEx", "complex"), Row("ComplEx-DURA", "complex-dura"), Row("RESCAL", "rescal")),
     (("ComplEx-DURA", "ComplEx"),),
 )
 
@@ -24,7 +24,7 @@ def recipes(tmp_path, monkeypatch) -> Path:
     (folder / "world").mkdir(parents=True)
     base = {"model.dim": 4, "training.epochs": 2, "training.batch_size": 500}
     dura = {"regularizer.name": "DURA", "regularizer.weight": 0.05}
-    for stem, changes in (("complex-none", base), ("complex-dura", base | dura)):
+    for stem, changes in (("complex", base), ("complex-dura", base | dura)):
         (folder / "world" / f"{stem}.toml").write_text(kg.Recipe().with_changes(changes).as_toml())
-    monkeypatch.setattr(plan, "recipes_folder", lambda: folder)
+    monkeypatch.setattr(plan, "RECIPE_FOLDERS", (folder,))
     return folder

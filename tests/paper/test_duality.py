@@ -24,12 +24,12 @@ def test_a_distance_model_is_turned_round(small_graph, kind, primal):
 def test_every_row_with_a_recipe_is_scored_in_all_ways(tmp_path, monkeypatch):
     folder = tmp_path / "recipes" / "world"
     folder.mkdir(parents=True)
-    for stem, name in (("complex-dura", "ComplEx"), ("rotate-none", "RotatE")):
+    for stem, name in (("complex-dura", "ComplEx"), ("rotate", "RotatE")):
         recipe = kg.Recipe().with_changes(
             {"data.graph": "world", "model.name": name, "model.dim": 4, "training.epochs": 1}
         )
         (folder / f"{stem}.toml").write_text(recipe.as_toml())
-    monkeypatch.setattr(plan, "recipes_folder", lambda: folder.parent)
+    monkeypatch.setattr(plan, "RECIPE_FOLDERS", (folder.parent,))
     monkeypatch.setattr("paper.plan.graph_named", lambda name: name)
     setting = Setting("world", 1, tmp_path / "records", tmp_path / "runs", device="cpu")
     [sheet] = duality(setting)

@@ -17,13 +17,13 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("sklearn")
 
 STEMS = {
-    "cp-none": {},
+    "cp": {},
     "cp-n3": {"regularizer.name": "N3", "regularizer.weight": 0.05},
     "cp-dura": {"regularizer.name": "DURA", "regularizer.weight": 0.05},
-    "rescal-none": {"model.name": "RESCAL"},
+    "rescal": {"model.name": "RESCAL"},
     "rescal-dura": {"model.name": "RESCAL", "regularizer.name": "DURA", "regularizer.weight": 0.05},
-    "cp-none-2": {"model.dim": 2},
-    "cp-dura-2": {"model.dim": 2, "regularizer.name": "DURA", "regularizer.weight": 0.05},
+    "cp-dim-2": {"model.dim": 2},
+    "cp-dura-dim-2": {"model.dim": 2, "regularizer.name": "DURA", "regularizer.weight": 0.05},
 }
 
 
@@ -34,7 +34,7 @@ def setting(tmp_path, monkeypatch) -> Setting:
     base = {"model.name": "CP", "model.dim": 4, "training.epochs": 1, "training.batch_size": 500}
     for stem, changes in STEMS.items():
         (folder / f"{stem}.toml").write_text(kg.Recipe().with_changes(base | changes).as_toml())
-    monkeypatch.setattr(plan, "recipes_folder", lambda: folder.parent)
+    monkeypatch.setattr(plan, "RECIPE_FOLDERS", (folder.parent,))
     monkeypatch.setattr(plan, "GRAPHS", ("world",))
     monkeypatch.setattr(figures, "FIGURES_GRAPH", "world")
     return Setting(None, 2, tmp_path / "records", tmp_path / "runs", device="cpu")

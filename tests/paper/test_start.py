@@ -12,7 +12,7 @@ def test_what_is_missing_is_trained_and_what_is_kept_is_not(recipes, tmp_path):
     where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
     told: list[str] = []
     first = reproduce(TINY, "world", seeds=1, **where, tell=told.append)
-    assert list(first) == ["world/complex-none", "world/complex-dura"]  # RESCAL has no recipe
+    assert list(first) == ["world/complex", "world/complex-dura"]  # RESCAL has no recipe
     assert len(told) == 3  # two rows, and that RESCAL is left out
     again = reproduce(TINY, "world", seeds=1, **where, tell=told.append)
     assert told[3:] == ["Without a recipe on world, and left out: RESCAL."]
@@ -43,7 +43,7 @@ def test_one_row_alone(recipes, tmp_path):
     where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
     found = reproduce(TINY, "world", seeds=1, only=["complex-dura"], **where)
     assert list(found) == ["world/complex-dura"]
-    assert not (tmp_path / "runs" / "world" / "complex-none").exists()
+    assert not (tmp_path / "runs" / "world" / "complex").exists()
     with pytest.raises(kg.RequestError, match="The table tiny has no row 'ComplEx-DUR'. .*ComplEx-DURA"):
         reproduce(TINY, "world", seeds=1, only=["ComplEx-DUR"], **where)
 
@@ -53,7 +53,7 @@ def whole(folder) -> list[str]:
 
 
 def test_a_table_without_its_recipes_is_refused(recipes, tmp_path):
-    (recipes / "world" / "complex-none.toml").unlink()
+    (recipes / "world" / "complex.toml").unlink()
     told: list[str] = []
     with pytest.raises(kg.RequestError, match="on world none has both its recipes"):
         reproduce(TINY, "world", seeds=1, records=tmp_path / "records", runs=tmp_path / "runs", tell=told.append)
@@ -63,12 +63,12 @@ def test_a_table_without_its_recipes_is_refused(recipes, tmp_path):
 def test_a_changed_recipe_is_not_mixed_with_runs_of_the_old_one(recipes, tmp_path):
     where = {"records": tmp_path / "records", "runs": tmp_path / "runs"}
     reproduce(TINY, "world", seeds=1, **where)
-    path = recipes / "world" / "complex-none.toml"
+    path = recipes / "world" / "complex.toml"
     path.write_text(kg.load_recipe(path, changes={"training.epochs": 1}).as_toml())
     with pytest.raises(kg.RequestError, match="is of an older recipe of ComplEx. Move it away, or use another --runs"):
         reproduce(TINY, "world", seeds=1, **where)
     kept = reproduce(TINY, "world", seeds=1, records=where["records"], runs=tmp_path / "other runs")
-    assert kept["world/complex-none"].runs[0]["epochs"] == 1
+    assert kept["world/complex"].runs[0]["epochs"] == 1
 
 
 def test_weights_are_trained_where_only_a_record_is_kept(recipes, tmp_path):
@@ -82,7 +82,7 @@ def test_weights_are_trained_where_only_a_record_is_kept(recipes, tmp_path):
 
 
 def test_a_row_without_a_recipe_is_told(recipes):
-    with pytest.raises(kg.RequestError, match=r"no recipe of RESCAL on world: .*rescal-none\.toml is missing"):
+    with pytest.raises(kg.RequestError, match=r"no recipe of RESCAL on world: .*rescal\.toml is missing"):
         recipe_of(TINY.rows[2], "world")
 
 

@@ -60,7 +60,7 @@ def test_a_sampled_loss_is_written_with_all_that_it_uses():
 
 
 def test_old_recipes_read_as_they_did():
-    for path in sorted((Path(__file__).parents[2] / "records").rglob("recipe.toml"))[:5]:
+    for path in sorted((Path(__file__).parents[2] / "paper" / "records").rglob("recipe.toml"))[:5]:
         assert load_recipe(path).loss.kind == "cross entropy"
     assert Recipe().model_dump()["loss"]["kind"] == "cross entropy"  # a search asks for the value of any key
 
