@@ -129,7 +129,7 @@ def cpu_training(device: str, found: dict[str, Results]) -> list[str]:
     return [
         *table(titles, rows, words=2),
         "Medians of rounds in which each had its turn, in a fresh process, over some steps of an epoch. *By question* "
-        'is `training.order = "questions"`, with twice the triples in a step. PyKEEN\'s '
+        'is `training.order = "queries"`, with twice the triples in a step. PyKEEN\'s '
         "epoch is the smaller job of the distinct (head, relation) pairs, without a regularizer. LibKGE is not on the "
         "package index, so it is not measured.",
         "",

@@ -46,8 +46,8 @@ class Effort:
 
 
 EFFORTS = {
-    "cuda": {"auto": Effort(1, 4, None), "plain": Effort(1, 3, 60)},
-    "cpu": {"auto": Effort(3, 3, 20), "plain": Effort(3, 3, 20), "PyKEEN": Effort(1, 3, 5)},
+    "cuda": {"auto": Effort(1, 4, None), "reference": Effort(1, 3, 60)},
+    "cpu": {"auto": Effort(3, 3, 20), "reference": Effort(3, 3, 20), "PyKEEN": Effort(1, 3, 5)},
 }
 QUICK = Effort(1, 2, 3)
 # Triples in a step by question for each of a step by triple, for a step to ask about as many questions (3.4 answers
@@ -69,9 +69,9 @@ def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tu
     precisions = ["bf16"] if measuring.has_bf16(device) else []
     if device == "cpu":
         precisions.append("float32")
-    engines = [("plain engine", "plain", "float32", "triples")]
+    engines = [("plain engine", "reference", "float32", "triples")]
     engines += [(f"dualkg {precision}", "auto", precision, "triples") for precision in precisions]
-    engines += [(f"dualkg {precision}, by question", "auto", precision, "questions") for precision in precisions]
+    engines += [(f"dualkg {precision}, by question", "auto", precision, "queries") for precision in precisions]
     for name, engine, precision, order in engines:
         effort = QUICK if quick else EFFORTS[device][engine]
         choice = {"engine": engine, "precision": precision, "epochs": effort.epochs, "steps": effort.steps}
@@ -79,7 +79,7 @@ def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tu
         found[name] = effort, {"what": "dualkg", "job": asdict(asked), "device": device, "order": order, **choice}
     if device == "cpu":
         sized = {"arrays": arrays, "dim": job.dim, "batch": job.batch, "device": device}
-        for name, what, kind in (("tutorial", "tutorial", "plain"), ("PyKEEN", "train", "PyKEEN")):
+        for name, what, kind in (("tutorial", "tutorial", "reference"), ("PyKEEN", "train", "PyKEEN")):
             effort = QUICK if quick else EFFORTS[device][kind]
             steps = {"steps": (effort.epochs - 1) * (effort.steps or 1), "warm_up": effort.steps}
             found[name] = effort, {"what": what, **sized, **steps}

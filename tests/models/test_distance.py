@@ -277,7 +277,7 @@ def test_a_distance_has_no_dual_and_no_fused_step(name):
     ):
         kg.Dual(build(name))
     with pytest.raises(kg.RequestError, match="needs a model whose scores are one product"):
-        choose_engine(kg.Recipe().with_changes({"training.engine": "fused"}), build(name), kg.NoRegularizer())
+        choose_engine(kg.Recipe().with_changes({"training.engine": "fast"}), build(name), kg.NoRegularizer())
 
 
 def test_choices_that_make_no_sense_are_told():

@@ -222,7 +222,7 @@ def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> e
 def test_the_engine_is_chosen_by_itself_and_can_be_forced(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
     assert type(chosen(model)) is FusedStep
-    assert type(chosen(model, engine="plain")) is ReferenceStep
+    assert type(chosen(model, engine="reference")) is ReferenceStep
     assert type(chosen(kg.Dual(model))) is FusedStep
     assert type(chosen(kg.Dual(model, "head"))) is ReferenceStep
 
@@ -299,14 +299,14 @@ def test_a_table_that_is_not_to_be_trained_stays_as_it_was(small_graph, table):
 
 def test_engines_that_do_not_apply_are_refused(small_graph):
     model = kg.RESCAL(small_graph.shape, dim=2)
-    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine plain"):
-        chosen(kg.Dual(model, "head"), engine="fused")
-    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine plain"):
-        chosen(kg.Dual(kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)), engine="fused")
+    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine reference"):
+        chosen(kg.Dual(model, "head"), engine="fast")
+    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine reference"):
+        chosen(kg.Dual(kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)), engine="fast")
     with pytest.raises(kg.RequestError, match="bf16 is for models that score by products"):
         chosen(kg.Dual(model), precision="bf16")
-    with pytest.raises(kg.RequestError, match="The plain engine trains in float32; bf16 was asked for"):
-        chosen(model, engine="plain", precision="bf16")
+    with pytest.raises(kg.RequestError, match="The reference engine trains in float32; bf16 was asked for"):
+        chosen(model, engine="reference", precision="bf16")
     with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad; Adam was asked for"):
         chosen(model, optimizer="Adam", precision="bf16")
 
@@ -326,7 +326,7 @@ def test_whatever_one_s_own_classes_do_the_default_engine_takes_the_plain_steps(
     small_graph, kind, regularizer, reciprocal
 ):
     found = []
-    for engine in ("plain", "auto"):
+    for engine in ("reference", "auto"):
         model = kind(small_graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5).double()
         recipe = kg.Recipe().with_changes({"training.engine": engine})
         step = engine_step(recipe, model, regularizer)

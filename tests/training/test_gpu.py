@@ -133,7 +133,7 @@ def test_distances_and_their_gradients_are_those_of_the_cpu(small_graph, name, r
             assert (here - there.cpu()).abs().max() <= 2e-4 * here.abs().max()
 
 
-@pytest.mark.parametrize("engine", ["auto", "plain"])
+@pytest.mark.parametrize("engine", ["auto", "reference"])
 def test_products_in_tf32_end_near_those_in_float32(small_graph, engine):
     """And leave the choice of the process as it was."""
     before = torch.backends.cuda.matmul.fp32_precision
@@ -182,7 +182,7 @@ def test_a_captured_run_ends_near_the_plain_one(small_graph, name, of_loss, reci
     regularizer = kg.NoRegularizer() if without else kg.DURA(0.001)
     options = {"batch_norm": True} if name == "TuckER" else {}
     losses, engines = [], []
-    for engine in ("auto", "plain"):
+    for engine in ("auto", "reference"):
         recipe = kg.Recipe().with_changes({**changes, "training.engine": engine})
         model = MODELS[name](small_graph.shape, dim=8, seed=1, reciprocal=reciprocal, **options).cuda()
         trainer = Trainer(model, small_graph, recipe, regularizer)

@@ -140,9 +140,9 @@ print(peak() - before, need.of(size) - need.fixed)
 @pytest.mark.parametrize(
     ("engine", "changes"),
     [
-        ("fused", []),
-        pytest.param("plain", [], marks=pytest.mark.slow),
-        pytest.param("plain", ["loss.kind=all answers", "loss.head_dropout=0.2"], marks=pytest.mark.slow),
+        ("fast", []),
+        pytest.param("reference", [], marks=pytest.mark.slow),
+        pytest.param("reference", ["loss.kind=all answers", "loss.head_dropout=0.2"], marks=pytest.mark.slow),
     ],
 )
 def test_a_batch_takes_what_was_predicted(engine, changes):
@@ -173,7 +173,7 @@ def test_a_batch_with_negatives_takes_no_more_than_was_predicted_and_not_much_le
     found = []
     for size in (100, 2500):
         chosen = ["loss.kind=negative sampling", f"loss.negatives={negatives}", f"loss.num_negatives={num}"]
-        words = ["plain", str(size), *chosen, *more]
+        words = ["reference", str(size), *chosen, *more]
         done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
         found.append([float(number) for number in done.stdout.split()])
     grown, predicted = (large - small for small, large in zip(*found, strict=True))
@@ -188,7 +188,7 @@ def test_a_batch_with_negatives_takes_no_more_than_was_predicted_and_not_much_le
 def test_a_run_on_a_gpu_takes_no_more_than_was_predicted_and_not_much_less(name, reciprocal, engine):
     graph = graph_of([(i % 9, i % 5, i) for i in range(40000)])
     precision = "bf16" if engine == "kernels" else "float32"
-    chosen = {"training.engine": "plain" if engine == "plain" else "fused", "training.precision": precision}
+    chosen = {"training.engine": "reference" if engine == "plain" else "fast", "training.precision": precision}
     recipe = kg.Recipe().with_changes({**chosen, "training.batch_size": 3000})
     model = getattr(kg, name)(graph.shape, dim=100, reciprocal=reciprocal).cuda()
     torch.cuda.empty_cache()

@@ -125,7 +125,7 @@ def test_a_loss_reads_back_as_it_was_written(loss):
         ('kind = "all answers"\nfrequency_weight = 0.5', "frequency_weight is for cross entropy"),
         ('kind = "all answers"\nmargin = 2', "margin is for a loss that samples negatives"),
         ('kind = "all answers"\n[model]\nreciprocal = false', "model.reciprocal should be true"),
-        ('kind = "all answers"\n[training]\norder = "questions"', "leave training.order out"),
+        ('kind = "all answers"\n[training]\norder = "queries"', "leave training.order out"),
         (
             'kind = "all answers"\n[regularizer]\nname = "DURA"\nweight = 0.1',
             "regularizer.name should be 'none'; it is 'DURA'",
@@ -190,8 +190,8 @@ def test_these_losses_are_the_plain_engine_s(small_graph, changes):
     model, regularizer = kg.ComplEx(small_graph.shape, dim=2), kg.NoRegularizer()
     recipe = Recipe().with_changes(changes)
     assert choose_engine(recipe, model, regularizer) == "plain"
-    for asked in ({"training.engine": "fused"}, {"training.precision": "bf16"}):
-        with pytest.raises(kg.RequestError, match=r"fused engine is for cross entropy.* Use --engine plain"):
+    for asked in ({"training.engine": "fast"}, {"training.precision": "bf16"}):
+        with pytest.raises(kg.RequestError, match=r"fast engine is for cross entropy.* Use --engine reference"):
             choose_engine(recipe.with_changes(asked), model, regularizer)
     with pytest.raises(ValueError, match="'fused' is for cross entropy without label smoothing"):
         build_step(

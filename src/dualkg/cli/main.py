@@ -112,7 +112,7 @@ def train(
     out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME)")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
     engine: Annotated[
-        str | None, typer.Option(help="plain or fused (default: fused where it applies); both take the same steps.")
+        str | None, typer.Option(help="reference or fast (default: fast where it applies); both take the same steps.")
     ] = None,
     device: options.Device = None,
     threads: options.Threads = None,

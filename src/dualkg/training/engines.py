@@ -34,23 +34,23 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     if engine == "auto" and CapturedStep.applies_to(recipe, model, regularizer):
         without_fusing = "captured"
     if not FusedStep.applies_to(model):
-        if engine == "fused" or precision == "bf16":
+        if engine == "fast" or precision == "bf16":
             raise RequestError(
-                f"The fused engine needs a model whose scores are one product, as those of bilinear models and squared "
+                f"The fast engine needs a model whose scores are one product, as those of bilinear models and squared "
                 f"distances are, and whose tables are all trained; this {type(model).__name__} is none. Use --engine "
-                f"plain and float32."
+                f"reference and float32."
             )
         return without_fusing
     if plain_alone := _loss_of_plain_engine(recipe):
-        if engine == "fused" or precision == "bf16":
+        if engine == "fast" or precision == "bf16":
             raise RequestError(
-                f"The fused engine is for cross entropy of triples, each against one whole answer; {plain_alone} was "
-                f"asked for. Use --engine plain and float32."
+                f"The fast engine is for cross entropy of triples, each against one whole answer; {plain_alone} was "
+                f"asked for. Use --engine reference and float32."
             )
         return without_fusing
-    if engine == "plain":
+    if engine == "reference":
         if precision == "bf16":
-            raise RequestError("The plain engine trains in float32; bf16 was asked for. Use --engine fused.")
+            raise RequestError("The reference engine trains in float32; bf16 was asked for. Use --engine fast.")
         return "plain"
     on_gpu = model.device.type == "cuda"
     obstacle = _obstacle_to_bf16(recipe, model, regularizer)

@@ -169,7 +169,7 @@ class Validation(Section):
 class Training(Section):
     """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing.
 
-    Every epoch has an order of its own; with `questions` answers of the same question, up to 16, come together, and
+    Every epoch has an order of its own; with `queries` the answers of the same query, up to 16, come together, and
     the fused engine scores that question once.
 
     The fused engine and the plain one take the same steps; `auto` is fused where it applies. `bf16` is for the
@@ -179,10 +179,10 @@ class Training(Section):
 
     epochs: int = Field(20, ge=1)
     batch_size: int = Field(500, ge=1)
-    order: Literal["triples", "questions"] = "triples"
+    order: Literal["triples", "queries"] = "triples"
     seed: int = Field(0, ge=0, lt=2**32)
     checkpoint_seconds: float = Field(60.0, ge=0)
-    engine: Literal["auto", "plain", "fused"] = "auto"
+    engine: Literal["auto", "reference", "fast"] = "auto"
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
 
     @model_serializer(mode="wrap")
@@ -215,9 +215,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _questions_are_of_tails(self) -> Recipe:
-        if self.training.order == "questions" and not self.model.reciprocal:
+        if self.training.order == "queries" and not self.model.reciprocal:
             raise ValueError(
-                "without reciprocal relations every triple is asked for its head too, so training.order = 'questions' "
+                "without reciprocal relations every triple is asked for its head too, so training.order = 'queries' "
                 "is for model.reciprocal = true; it is false"
             )
         return self
@@ -228,7 +228,7 @@ class Recipe(Section):
             return self
         if not self.model.reciprocal:
             raise ValueError("all answers are those of questions for tails, so model.reciprocal should be true")
-        if self.training.order == "questions":
+        if self.training.order == "queries":
             raise ValueError("all answers of a question come together as it is; leave training.order out")
         if self.regularizer.name != "none":
             raise ValueError(

@@ -157,7 +157,7 @@ def _cross_entropy(recipe: Recipe, model: Model, graph: Graph) -> CrossEntropy:
         relation_weight=choice.relation_weight,
         dropouts=_dropouts(recipe, model),
         label_smoothing=choice.label_smoothing,
-        grouped_by_query=recipe.training.order == "questions",
+        grouped_by_query=recipe.training.order == "queries",
     )
 
 

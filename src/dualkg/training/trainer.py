@@ -302,7 +302,7 @@ class Trainer:
         examples = self._examples()
         check_memory(recipe, model, self.engine, num_examples=len(examples))
         self.examples = torch.from_numpy(examples).to(model.device)
-        self.grouped_by_query = GroupedByQuery(self.examples) if recipe.training.order == "questions" else None
+        self.grouped_by_query = GroupedByQuery(self.examples) if recipe.training.order == "queries" else None
         self.optimizer = build_optimizer(
             recipe.optimizer,
             model.parameters(),
