@@ -148,6 +148,7 @@ def test_the_public_surface():
         "evaluate_relations",
         "Frobenius",
         "from_arrays",
+        "list_recipes",
         "Graph",
         "GraphShape",
         "HAKE",

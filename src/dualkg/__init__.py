@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
     from dualkg.training.api import resume, train, train_recipe
     from dualkg.training.importing import from_arrays
-    from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, load_recipe
+    from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
 
 __version__ = "0.2.0"
@@ -89,6 +89,7 @@ __all__ = [
     "evaluate",
     "evaluate_relations",
     "from_arrays",
+    "list_recipes",
     "load_graph",
     "load_recipe",
     "load_run",

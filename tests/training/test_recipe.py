@@ -17,6 +17,7 @@ from dualkg.training.recipe import (
     RegularizerConfig,
     Training,
     Validation,
+    list_recipes,
     load_recipe,
     parse_changes,
     recipe_from,
@@ -88,6 +89,19 @@ def test_a_change_goes_through_validation():
     with pytest.raises(kg.RequestError, match="training.epoch is not a choice"):
         Recipe().with_changes({"training.epoch": 5})
     assert Recipe().with_changes({"training.epochs": 5}).training.epochs == 5
+
+
+def test_shipped_recipes_are_listed_and_loaded_by_name():
+    names = list_recipes()
+    assert "fb15k-237/complex-dura" in names
+    for name in names:
+        assert load_recipe(name).data.graph.lower() == name.partition("/")[0]
+    changed = load_recipe("umls/complex-dura", changes={"training.epochs": 3})
+    assert changed == load_recipe("umls/complex-dura").with_changes({"training.epochs": 3})
+    with pytest.raises(
+        kg.RequestError, match="neither a file nor the name of a recipe. Did you mean 'umls/complex-dura'"
+    ):
+        load_recipe("umls/complex-dur")
 
 
 def test_shipped_recipes_are_valid_and_name_what_exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dualkg.training.api import resume, train, train_recipe, train_seeds
 from dualkg.training.importing import from_arrays
-from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, load_recipe
+from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, list_recipes, load_recipe
 from dualkg.training.run import Run, RunFolder, load_run
 from dualkg.training.trainer import InterruptedRunError, ProgressEvent
 
@@ -18,6 +18,7 @@ __all__ = [
     "RunFolder",
     "Validation",
     "from_arrays",
+    "list_recipes",
     "load_recipe",
     "load_run",
     "resume",

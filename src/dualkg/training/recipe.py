@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -269,10 +271,23 @@ class Recipe(Section):
         return "\n\n".join(parts) + "\n"
 
 
+def list_recipes() -> list[str]:
+    """Names of the recipes that ship with dualkg, such as `wn18rr/complex-dura`."""
+    folders = [folder for folder in (files("dualkg") / "recipes").iterdir() if folder.is_dir()]
+    return sorted(f"{folder.name}/{file.name[:-5]}" for folder in folders for file in folder.iterdir())
+
+
 def read_tables(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file, not yet validated."""
+    """Tables of a TOML file, or of a recipe that ships with dualkg by its name; not yet validated."""
+    file: Traversable = Path(path)
+    if not str(path).endswith(".toml") and not file.is_file():
+        names = list_recipes()
+        if str(path) not in names:
+            near = did_you_mean(str(path), names) or " dualkg recipes lists those that ship with dualkg."
+            raise RequestError(f"{path} is neither a file nor the name of a recipe.{near}")
+        file = files("dualkg").joinpath("recipes", f"{path}.toml")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"{path} is not TOML: {error}.") from None
     except OSError as error:
@@ -280,7 +295,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
 
 
 def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Read and validate a recipe, with some choices changed."""
+    """Read and validate a recipe by its path or its name, such as `wn18rr/complex-dura`, with some values changed."""
     tables = read_tables(path)
     for name, value in (changes or {}).items():
         put(tables, name, value)
