@@ -10,7 +10,7 @@ import pytest
 import dualkg as kg
 from dualkg.inference.calibration_store import calibration_for
 from dualkg.serve.app import application
-from dualkg.serve.server import ask_once
+from dualkg.serve.server import request_once
 from dualkg.serve.state import ServedRuns
 
 NUM_PLACES = 24
@@ -40,7 +40,7 @@ def places(tmp_path_factory) -> ServedRuns:
 
 
 def asked(places, address):
-    reply = ask_once(application(places), address)
+    reply = request_once(application(places), address)
     assert reply.status == 200
     return json.loads(reply.body) if reply.headers["content-type"] == "application/json" else reply.body.decode()
 

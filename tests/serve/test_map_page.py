@@ -12,7 +12,7 @@ import pytest
 from dualkg.analysis.projection import save_map
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
-from dualkg.serve.server import ask_once
+from dualkg.serve.server import request_once
 from dualkg.serve.state import Maps, ServedRuns
 from tests.serve.conftest import HOSTILE
 
@@ -27,7 +27,7 @@ def mapped(untouched_folders, tmp_path):
 
 
 def asked(served, address):
-    reply = ask_once(application(served), address)
+    reply = request_once(application(served), address)
     return reply, reply.body.decode()
 
 
@@ -70,6 +70,6 @@ def test_the_same_for_programs(mapped):
 
 def test_a_map_in_the_making_is_told(mapped, monkeypatch):
     monkeypatch.setattr(Maps, "of", lambda self, run: Future())
-    reply = ask_once(application(mapped, limits=Limits(seconds=2)), "/map.json")
+    reply = request_once(application(mapped, limits=Limits(seconds=2)), "/map.json")
     assert reply.status == 202
     assert b"is being made" in reply.body

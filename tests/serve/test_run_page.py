@@ -12,13 +12,13 @@ import pytest
 import dualkg as kg
 from dualkg.serve.app import application
 from dualkg.serve.pages.run import Axis, curves, reliability, ticks, written
-from dualkg.serve.server import ask_once
+from dualkg.serve.server import request_once
 from dualkg.serve.state import ServedRun, ServedRuns
 from tests.serve.conftest import hostile_graph
 
 
 def page_of(served, address="/run"):
-    reply = ask_once(application(served), address)
+    reply = request_once(application(served), address)
     return reply.status, reply.body.decode()
 
 

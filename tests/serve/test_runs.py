@@ -15,7 +15,7 @@ from dualkg.inference.completion import complete
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.routes import completion
-from dualkg.serve.server import ask_once
+from dualkg.serve.server import request_once
 from dualkg.serve.state import ServedRun, ServedRuns
 
 
@@ -57,7 +57,7 @@ def test_the_questions_on_which_two_runs_differ_most(client, typed, run_folders)
 
 def test_one_run_alone_is_not_compared(served, client_of):
     alone = application(ServedRuns([served.get("plain")]))
-    reply = ask_once(alone, "/api/compare")
+    reply = request_once(alone, "/api/compare")
     assert reply.status == 400
     assert json.loads(reply.body)["error"] == (
         "Two runs are compared, and one is served. Serve both: dualkg serve RUN RUN"
@@ -67,7 +67,7 @@ def test_one_run_alone_is_not_compared(served, client_of):
 def test_runs_of_different_graphs_are_not_compared(served, small_graph):
     other = kg.train(kg.CP(small_graph.shape, dim=2), small_graph, epochs=1)
     app = application(ServedRuns([served.get("plain"), ServedRun.of(other, name="other", device="cpu")]))
-    reply = ask_once(app, "/api/compare")
+    reply = request_once(app, "/api/compare")
     assert reply.status == 400
     assert "but the data were not the same" in json.loads(reply.body)["error"]
 
@@ -107,10 +107,10 @@ def test_new_facts_of_some_relations_and_heads(client):
 def test_one_list_at_a_time(served):
     app = application(served)
     with app.state.service.completing:
-        reply = ask_once(app, "/api/complete")
+        reply = request_once(app, "/api/complete")
     assert reply.status == 503
     assert json.loads(reply.body)["error"].startswith("Another list of new triples is being made.")
-    assert ask_once(application(served), "/api/complete").status == 200
+    assert request_once(application(served), "/api/complete").status == 200
 
 
 def test_a_list_that_takes_too_long_ends_with_a_sentence(client_of):
@@ -155,5 +155,5 @@ def test_what_prometheus_reads(client):
 
 def test_a_name_cannot_break_what_prometheus_reads(served):
     run = ServedRun(name='a"b\\c\nd', run=served.get("plain").run, predictor=served.get("plain").predictor)
-    text = ask_once(application(ServedRuns([run])), "/metrics").body.decode()
+    text = request_once(application(ServedRuns([run])), "/metrics").body.decode()
     assert 'dualkg_entities{run="a\\"b\\\\c\\nd"} 40' in text.splitlines()

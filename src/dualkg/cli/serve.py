@@ -58,12 +58,12 @@ def print_reply(runs: list[Path], address: str, *, token: str | None, device: st
     """The body on stdout; where the request was wrong, its sentence, and the exit code of a wrong request."""
     from dualkg.serve.app import application
     from dualkg.serve.limits import Limits
-    from dualkg.serve.server import ask_once
+    from dualkg.serve.server import request_once
     from dualkg.serve.state import ServedRuns
 
     patient = Limits(seconds=24 * 3600.0, long_seconds=24 * 3600.0)
     app = application(ServedRuns.load(runs, device=device), limits=patient, token=token)
-    reply = ask_once(app, address, token=token)
+    reply = request_once(app, address, token=token)
     text = reply.body.decode("utf-8")
     print(text, end="" if text.endswith("\n") else "\n")
     if reply.status >= 400:

@@ -13,7 +13,7 @@ with needing_to_serve("fastapi"):
     import fastapi  # noqa: F401
 
 from dualkg.serve.app import application
-from dualkg.serve.server import Reply, ask_once
+from dualkg.serve.server import Reply, request_once
 from dualkg.serve.state import ServedRun, ServedRuns
 
-__all__ = ["Limits", "Reply", "ServedRun", "ServedRuns", "application", "ask_once"]
+__all__ = ["Limits", "Reply", "ServedRun", "ServedRuns", "application", "request_once"]

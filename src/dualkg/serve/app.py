@@ -15,37 +15,34 @@ from dualkg.serve.middleware import (
     BodyLimit,
     Deadline,
     HeadLimit,
+    OnProgress,
     OwnHost,
     OwnOrigin,
     TokenGuard,
-    OnProgress,
     tell_in_sentences,
 )
 from dualkg.serve.pages import ask, entity, facts, layout, map, reference, run
-from dualkg.serve.pages import entity as why
 from dualkg.serve.pages.layout import told
 from dualkg.serve.routes import completion, decisions, entities, queries, runs
-from dualkg.serve.routes import runs as entity_map
-from dualkg.serve.routes import runs as operation
 from dualkg.serve.state import ServedRuns, Service
 
 ROUTES = (
-    queries,
-    queries,
-    entities,
-    completion,
-    decisions,
-    entity_map,
-    runs,
-    operation,
-    reference,
-    ask,
-    entity,
-    why,
-    facts,
-    map,
-    run,
-    layout,
+    queries.explanation_routes,
+    queries.routes,
+    entities.routes,
+    completion.routes,
+    decisions.routes,
+    runs.map_routes,
+    runs.routes,
+    runs.operation_routes,
+    reference.routes,
+    ask.routes,
+    entity.explanation_routes,
+    entity.routes,
+    facts.routes,
+    map.routes,
+    run.routes,
+    layout.routes,
 )
 ABOUT = "A trained knowledge-graph model, asked for missing facts: names in, names out."
 
@@ -84,8 +81,8 @@ def application(
         lifespan=life,
     )
     app.state.service = service
-    for module in ROUTES:
-        app.include_router(module.routes)
+    for router in ROUTES:
+        app.include_router(router)
     tell_in_sentences(app, told)
     # The last to be added is the first to be passed.
     app.add_middleware(BodyLimit, most=limits.body)

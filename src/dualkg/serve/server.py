@@ -35,7 +35,7 @@ class Reply:
     body: bytes = b""
 
 
-def ask_once(app: FastAPI, address: str, *, token: str | None = None) -> Reply:
+def request_once(app: FastAPI, address: str, *, token: str | None = None) -> Reply:
     """Ask an application for an address such as `/entity/France.json`, as if it had come by HTTP."""
     return asyncio.run(_ask(app, address, token=token))
 

@@ -1,4 +1,4 @@
-"""The answers to a question: known ones folded, new ones with bars, the prediction set drawn around the first of them."""
+"""The page of a query and its predictions."""
 
 from __future__ import annotations
 
