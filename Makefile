@@ -48,8 +48,8 @@ bench: $(READY) $(BENCH_READY)
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/reading.py
 	$(BIN)/python benchmarks/starting.py
-	$(BIN)/python benchmarks/completing.py
-	$(BIN)/python benchmarks/newcomers.py
+	$(BIN)/python benchmarks/completion.py
+	$(BIN)/python benchmarks/inductive.py
 	@if command -v wrk >/dev/null; then $(BIN)/python benchmarks/serving.py; \
 	else echo "Serving is not measured: wrk makes the load, and it is not installed. Debian has a package of that name."; fi
 	$(MAKE) bench-report

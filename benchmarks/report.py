@@ -9,9 +9,9 @@ import argparse
 import json
 from pathlib import Path
 
-import inductive_entities
+import inductive
 
-import completing
+import completion
 import measuring
 import search
 import serving
@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 # What has a section of its own making: by the name of its results, the title and the benchmark.
 ANSWERS = {
     "search": ("Search", search),
-    "completing": ("Completing a graph", completing),
-    "inductive_entities": ("New entities", inductive_entities),
+    "completion": ("Graph completion", completion),
+    "inductive": ("Inductive entities", inductive),
     "starting": ("From a cold start", starting),
     "serving": ("Serving", serving),
     "studies": ("Searching hyper-parameters", studies),

@@ -104,8 +104,8 @@ class _Trial:
         self.graph, self.recipe, self.asked, self.seed, self.device = graph, recipe, asked, seed, device
         self.known = KnownAnswers.of(graph)
         model = with_adjoint(train_recipe(recipe, graph=graph, device=device).model)
-        around = FrozenContext.of(model, graph, recipe=recipe)
-        self.influences = [influence((head, relation, tail), around) for head, relation, tail in asked.tolist()]
+        context = FrozenContext.of(model, graph, recipe=recipe)
+        self.influences = [influence((head, relation, tail), context) for head, relation, tail in asked.tolist()]
         self.scores = self._scores(model)
         self.before = LeftOut("nothing", seed, 0, len(asked), 0, self._metrics(model), 0.0, 0.0, 1.0)
 

@@ -34,7 +34,7 @@ class Measured:
     way: str  # retrained, extended, mean or random
     seed: int
     given: int | None  # triples of each inductive_entity; None is all
-    num_newcomers: int
+    num_new: int
     num_given: int
     inductive_entities: Metrics
     asking: Metrics  # (inductive_entity, relation, ?)
@@ -67,24 +67,24 @@ def study(
         cut = Cut.of(graph, share, seed=seed)
         one = recipe.with_changes({"training.seed": seed})
         model = with_adjoint(train_recipe(one, graph=cut.known, device=device).model)
-        around = FrozenContext.of(model, cut.known, recipe=one)
+        context = FrozenContext.of(model, cut.known, recipe=one)
         for given in counts:
             triples = cut.given(given)
             started = time.perf_counter()
-            larger = extended_by_ids(around, cut.known, cut.names, triples).model
+            larger = extended_by_ids(context, cut.known, cut.names, triples).model
             between = time.perf_counter()
             again = train_recipe(one, graph=cut.with_some(triples), device=device).model
             ways = {"extended": (larger, between - started), "retrained": (again, time.perf_counter() - between)}
             for way, (placed, seconds) in ways.items():
                 found.append(cut.measured(placed, way, given=given, num_given=len(triples), seconds=seconds))
-        for way, rows in _baselines(around, len(cut.names), seed=seed):
+        for way, rows in _baselines(context, len(cut.names), seed=seed):
             found.append(cut.measured(with_rows(model, rows), way, given=0))
     return found
 
 
 def counted(found: Sequence[Measured]) -> str:
     """How many inductive_entities there were, in words: with several seeds they need not be as many each time."""
-    numbers = [one.num_newcomers for one in found]
+    numbers = [one.num_new for one in found]
     least, most = min(numbers), max(numbers)
     return f"{most:,} entities" if least == most else f"{least:,} to {most:,} entities"
 
@@ -155,7 +155,7 @@ class Cut:
             way=way,
             seed=self.seed,
             given=given,
-            num_newcomers=len(self.names),
+            num_new=len(self.names),
             num_given=num_given,
             inductive_entities=Metrics.of(ranks),
             asking=Metrics.of(np.concatenate([ranks[0][as_head], ranks[1][as_tail]])),
@@ -180,9 +180,9 @@ def _among(triples: Triples, num_known: int) -> Triples:
     return triples[(triples[:, [0, 2]] < num_known).all(1)]
 
 
-def _baselines(around: FrozenContext, num_newcomers: int, *, seed: int) -> Iterator[tuple[str, Tensor]]:
-    tables = (around.model.head_table, around.model.tail_table)[: around.inductive_entities.shape[1]]
+def _baselines(context: FrozenContext, num_new: int, *, seed: int) -> Iterator[tuple[str, Tensor]]:
+    tables = (context.model.head_table, context.model.tail_table)[: context.inductive_entities.shape[1]]
     mean, spread = (torch.stack(rows).detach() for rows in zip(*((t.mean(0), t.std(0)) for t in tables), strict=True))
-    yield "mean", mean.expand(num_newcomers, -1, -1)
-    noise = torch.randn(num_newcomers, *mean.shape, generator=torch.Generator().manual_seed(seed))
+    yield "mean", mean.expand(num_new, -1, -1)
+    noise = torch.randn(num_new, *mean.shape, generator=torch.Generator().manual_seed(seed))
     yield "random", mean + spread * noise.to(mean)

@@ -27,7 +27,7 @@ import training
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
     "reading",
-    "inductive_entities",
+    "inductive",
     "starting",
     "studies",
     "measuring",
@@ -36,7 +36,7 @@ SCRIPTS = (
     "peers",
     "graphs",
     "scaling",
-    "completing",
+    "completion",
     "search",
     "serving",
     "report",

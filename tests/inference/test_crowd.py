@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.inference import inductive, inductive_solver
 from dualkg.inference.inductive import FrozenContext, Problem
-from dualkg.inference.inductive_solver import Crowd, least_of_each, minimise, minimise_each, solve_newcomers
+from dualkg.inference.inductive_solver import Crowd, least_of_each, minimise, minimise_each, embed_entities
 from dualkg.training.registry import describe_regularizer
 from tests.conftest import graph_of
 
@@ -35,33 +35,33 @@ def graph() -> kg.Graph:
     return graph_of(np.unique(np.stack([random.integers(0, n, 40) for n in (12, 2, 12)], axis=1), axis=0))
 
 
-def around_of(kind, graph, *, reciprocal=True, dtype=torch.float64, device="cpu"):
+def context_of(kind, graph, *, reciprocal=True, dtype=torch.float64, device="cpu"):
     model = kind(graph.shape, dim=3, init_scale=0.7, reciprocal=reciprocal, seed=1).to(device, dtype).eval()
-    around = FrozenContext.of(model, graph, recipe=RECIPE).with_inductive_entities(
+    context = FrozenContext.of(model, graph, recipe=RECIPE).with_inductive_entities(
         4, np.concatenate([graph.train, TRIPLES])
     )
     noise = torch.randn(
-        around.inductive_entities.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64
+        context.inductive_entities.shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64
     )
-    return replace(around, inductive_entities=noise.to(around.inductive_entities))
+    return replace(context, inductive_entities=noise.to(context.inductive_entities))
 
 
-def problems_and_crowd(around):
+def problems_and_crowd(context):
     """Of those who are alone, when all have rows."""
     triples, problems = torch.from_numpy(TRIPLES).long(), []
     for entity in ALONE.tolist():
         mine = triples[(triples[:, [0, 2]] == entity).any(1)]
-        bystanding = min(1.0, len(mine) / around.usual_triples)
-        problems.append(Problem.of(entity, mine, around, bystanding=bystanding))
-    return problems, Crowd.of(ALONE, triples, torch.ones(16, dtype=torch.bool), around)
+        bystanding = min(1.0, len(mine) / context.usual_triples)
+        problems.append(Problem.of(entity, mine, context, bystanding=bystanding))
+    return problems, Crowd.of(ALONE, triples, torch.ones(16, dtype=torch.bool), context)
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("kind", BILINEAR)
 def test_a_crowd_has_the_objective_and_the_slope_of_each(kind, reciprocal, graph, monkeypatch):
     monkeypatch.setattr(inductive, "SCORES_AT_ONCE", 20)  # so that images are scored one at a time
-    problems, crowd = problems_and_crowd(around_of(kind, graph, reciprocal=reciprocal))
-    rows = crowd.around.inductive_entities[ALONE - 12]
+    problems, crowd = problems_and_crowd(context_of(kind, graph, reciprocal=reciprocal))
+    rows = crowd.context.inductive_entities[ALONE - 12]
     values, slopes = crowd.slopes(rows)
     for place, problem in enumerate(problems):
         value, slope = problem.slope(rows[place])
@@ -72,7 +72,7 @@ def test_a_crowd_has_the_objective_and_the_slope_of_each(kind, reciprocal, graph
 
 @pytest.mark.parametrize("kind", BILINEAR)
 def test_a_crowd_is_solved_as_each_alone(kind, graph):
-    problems, crowd = problems_and_crowd(around_of(kind, graph))
+    problems, crowd = problems_and_crowd(context_of(kind, graph))
     found = minimise_each(crowd, crowd.start())
     for row, problem in zip(found, problems, strict=True):
         torch.testing.assert_close(row, minimise(problem, problem.start()), rtol=1e-7, atol=1e-8)
@@ -82,11 +82,11 @@ def test_a_crowd_is_solved_as_each_alone(kind, graph):
 @pytest.mark.parametrize("kind", [kg.CP, kg.ComplEx, kg.RESCAL])
 def test_newcomers_are_the_same_in_crowds_and_one_by_one(kind, reciprocal, graph, monkeypatch):
     """Also where one is known by another inductive_entity alone, and one has a triple with itself."""
-    around = around_of(kind, graph, reciprocal=reciprocal)
-    wanted = solve_newcomers(TRIPLES, around)
+    context = context_of(kind, graph, reciprocal=reciprocal)
+    wanted = embed_entities(TRIPLES, context)
     monkeypatch.setattr(inductive_solver, "are_solved_together", lambda inductive_entities: True)
     monkeypatch.setattr(inductive_solver, "MOST_AT_ONCE", 2)
-    torch.testing.assert_close(solve_newcomers(TRIPLES, around), wanted, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(embed_entities(TRIPLES, context), wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.gpu
@@ -94,7 +94,7 @@ def test_newcomers_are_the_same_in_crowds_and_one_by_one(kind, reciprocal, graph
 @pytest.mark.parametrize("kind", BILINEAR)
 def test_on_a_gpu_newcomers_end_where_they_do_on_a_cpu(kind, graph):
     wanted, found = (
-        solve_newcomers(TRIPLES, around_of(kind, graph, dtype=torch.float32, device=device)).cpu()
+        embed_entities(TRIPLES, context_of(kind, graph, dtype=torch.float32, device=device)).cpu()
         for device in ("cpu", "cuda")
     )
     assert float((found - wanted).norm()) < 3e-3 * float(wanted.norm())

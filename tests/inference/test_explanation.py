@@ -17,14 +17,14 @@ from tests.conftest import graph_of
 DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
 
 
-def with_row(around: FrozenContext, entity: int, rows: torch.Tensor) -> FrozenContext:
+def with_row(context: FrozenContext, entity: int, rows: torch.Tensor) -> FrozenContext:
     """The same frozen_context where one entity stands at the least point of its problem."""
-    tables = dict(around.model.state_dict())
+    tables = dict(context.model.state_dict())
     tables["entities"][entity] = rows[0]
-    if around.model.two_entity_tables:
+    if context.model.two_entity_tables:
         tables["tails"][entity] = rows[-1]
-    around.model.load_state_dict(tables)
-    return around
+    context.model.load_state_dict(tables)
+    return context
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
@@ -32,19 +32,19 @@ def with_row(around: FrozenContext, entity: int, rows: torch.Tensor) -> FrozenCo
 def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_graph):
     """Each triple of the head is left out, and the problem of the head solved again, all else as it was."""
     model = kind(small_graph.shape, dim=4, init_scale=0.4, reciprocal=reciprocal, seed=2).double().eval()
-    around = FrozenContext.of(model, small_graph)
+    context = FrozenContext.of(model, small_graph)
     head, relation, tail = 3, 1, 8
     triples = small_graph.train[(small_graph.train[:, [0, 2]] == head).any(1)]
     found = torch.from_numpy(triples).long()
-    rows = minimise(Problem.of(head, found, around), around.rows_of(head))
-    around = with_row(around, head, rows)
-    slope = score_slope(head, (head, relation, tail), around)
-    falls = falls_without(head, triples, slope, around)
-    problem = Problem.of(head, found, around)
-    rows = minimise(problem, around.rows_of(head))
+    rows = minimise(Problem.of(head, found, context), context.rows_of(head))
+    context = with_row(context, head, rows)
+    slope = score_slope(head, (head, relation, tail), context)
+    falls = falls_without(head, triples, slope, context)
+    problem = Problem.of(head, found, context)
+    rows = minimise(problem, context.rows_of(head))
     true = []
     for number in range(len(triples)):
-        fewer = Problem.of(head, found[torch.arange(len(found)) != number], around)
+        fewer = Problem.of(head, found[torch.arange(len(found)) != number], context)
         true.append(float((slope * (rows - minimise(fewer, rows))).sum()))
     assert np.corrcoef(falls, true)[0, 1] > 0.98
     assert np.argmax(falls) == np.argmax(true)
@@ -52,14 +52,14 @@ def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_gra
 
 def test_influence_goes_through_both_entities(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.4).double().eval()
-    around = FrozenContext.of(model, small_graph)
+    context = FrozenContext.of(model, small_graph)
     head, relation, tail = (int(id) for id in small_graph.train[0])
-    found = influence((head, relation, tail), around)
+    found = influence((head, relation, tail), context)
     ends = small_graph.train[found.places][:, [0, 2]]
     assert ((found.by_head != 0) == (ends == head).any(1)).all()
     assert ((found.by_tail != 0) == (ends == tail).any(1)).all()
     assert 0 in found.places[found.falls > 0]
-    loop = influence((head, relation, head), around)
+    loop = influence((head, relation, head), context)
     assert not loop.by_tail.any()
     assert loop.by_head.any()
 

@@ -26,7 +26,7 @@ from dualkg.inference.inductive import (
     num_examples,
     queries_of,
 )
-from dualkg.inference.inductive_solver import minimise, plainly, solve_newcomers
+from dualkg.inference.inductive_solver import minimise, plainly, embed_entities
 from dualkg.training.registry import describe_regularizer
 from paper.inductive_study import Measured, counted, study
 from tests.conftest import graph_of
@@ -164,9 +164,9 @@ def test_where_squares_of_the_rows_are_missing_there_is_a_ridge(regularizer, kee
 
 
 def test_answers_count_by_their_frequency_as_in_training(graph):
-    around = FrozenContext.of(model_of(kg.CP, graph), graph, recipe=recipe_of(frequency_weight=0.4))
+    context = FrozenContext.of(model_of(kg.CP, graph), graph, recipe=recipe_of(frequency_weight=0.4))
     train = np.concatenate([graph.train, OF_NEW[:3].numpy().astype(np.int32)])
-    weights = around.with_inductive_entities(1, train).weights_of(torch.arange(13))
+    weights = context.with_inductive_entities(1, train).weights_of(torch.arange(13))
     counts = np.bincount(train[:, [0, 2]].reshape(-1))
     wanted = 0.4 * counts / counts.max() + 0.6
     wanted /= wanted[train[:, [0, 2]]].mean()
@@ -200,12 +200,12 @@ def test_newcomers_with_triples_of_each_other_are_solved_in_turns(graph):
     model = model_of(kg.DistMult, graph)
     triples = np.array([(12, 0, 3), (12, 1, 13), (13, 0, 14), (5, 1, 14)], dtype=np.int32)
     train = np.concatenate([graph.train, triples])
-    around = FrozenContext.of(model, graph, recipe=recipe_of()).with_inductive_entities(3, train)
-    rows = solve_newcomers(triples, around)
-    around = replace(around, inductive_entities=rows)
+    context = FrozenContext.of(model, graph, recipe=recipe_of()).with_inductive_entities(3, train)
+    rows = embed_entities(triples, context)
+    context = replace(context, inductive_entities=rows)
     for entity in (12, 13, 14):
         mine = torch.from_numpy(triples[(triples[:, [0, 2]] == entity).any(1)]).long()
-        problem = Problem.of(entity, mine, around, bystanding=len(mine) / around.usual_triples)
+        problem = Problem.of(entity, mine, context, bystanding=len(mine) / context.usual_triples)
         best = minimise(problem, problem.start())
         torch.testing.assert_close(rows[entity - 12], best, rtol=0.02, atol=0.02)
 
@@ -215,11 +215,11 @@ def test_newcomers_with_triples_of_each_other_are_solved_in_turns(graph):
 
 def agrees(problem, rows, *, seed):
     """Near some rows a problem of few has the objective and the gradient there; how far off it is elsewhere."""
-    near, far = Near.of(problem).looked(rows.numpy()), rows_of(problem.around.model, seed=seed)
+    near, far = Near.of(problem).looked(rows.numpy()), rows_of(problem.context.model, seed=seed)
     (value, slope), (wanted, wanted_slope) = near(rows.numpy()), problem.slope(rows)
     assert value == pytest.approx(float(wanted), rel=1e-12)
     np.testing.assert_allclose(slope, wanted_slope.numpy(), rtol=1e-9, atol=1e-11)
-    there, step = far.numpy(), 1e-5 * rows_of(problem.around.model, seed=seed + 1).numpy()
+    there, step = far.numpy(), 1e-5 * rows_of(problem.context.model, seed=seed + 1).numpy()
     difference = (near(there + step)[0] - near(there - step)[0]) / 2
     assert np.vdot(near(there)[1], step) == pytest.approx(difference, rel=1e-6)
     return abs(float(problem.slope(far)[0]) - near(there)[0])
@@ -287,9 +287,9 @@ def test_their_penalty_is_that_of_all(kind, regularizer, graph, monkeypatch):
 def test_an_answer_that_is_no_rival_counts_beside_the_few(graph, monkeypatch):
     monkeypatch.setattr(inductive, "FEW", 3)
     model = model_of(kg.ComplEx, graph)
-    around = FrozenContext.of(model, graph, recipe=recipe_of())
-    around = replace(around, inductive_entities=torch.stack([rows_of(model, seed=8), rows_of(model, seed=9)]))
-    problem = Problem.of(NEW, torch.tensor([(NEW, 0, 3), (NEW, 1, NEW + 1), (NEW, 0, NEW + 1)]), around)
+    context = FrozenContext.of(model, graph, recipe=recipe_of())
+    context = replace(context, inductive_entities=torch.stack([rows_of(model, seed=8), rows_of(model, seed=9)]))
+    problem = Problem.of(NEW, torch.tensor([(NEW, 0, 3), (NEW, 1, NEW + 1), (NEW, 0, NEW + 1)]), context)
     assert any(role.apart.any() and role.asks for role in problem.roles)
     agrees(problem, rows_of(model), seed=5)
 
@@ -515,7 +515,7 @@ def test_a_file_without_newcomers_is_refused(typed, kept):
 def test_newcomers_are_counted():
     one = Measured("extended", 0, 1, 1724, 5, *[Metrics.of(np.ones(3))] * 4, seconds=1.0)
     assert counted([one, one]) == "1,724 entities"
-    assert counted([one, replace(one, num_newcomers=722)]) == "722 to 1,724 entities"
+    assert counted([one, replace(one, num_new=722)]) == "722 to 1,724 entities"
 
 
 def test_the_study_compares_with_training_anew(beads):

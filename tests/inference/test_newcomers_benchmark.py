@@ -8,14 +8,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import inductive_entities
+import inductive
 
-import completing
+import completion
 
 
 def test_both_ways_find_the_same_rows(tmp_path):
-    job, arrays = asdict(completing.Job("world", 4)), str(tmp_path / "weights.npz")
-    completing.make_weights(job, device="cpu", arrays=arrays, steps=4)
-    found = inductive_entities.measure(job, device="cpu", arrays=arrays, quick=True)
+    job, arrays = asdict(completion.Job("world", 4)), str(tmp_path / "weights.npz")
+    completion.make_weights(job, device="cpu", arrays=arrays, steps=4)
+    found = inductive.measure(job, device="cpu", arrays=arrays, quick=True)
     assert found["difference"] < 0.01
     assert all(found["seconds"]["1"][way]["best"] > 0 for way in ("dualkg", "plain"))

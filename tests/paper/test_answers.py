@@ -71,7 +71,7 @@ def test_newcomers(setting, monkeypatch):
     assert sheet.rows[1][2] == f"{by_kind['extended', None]['inductive_entities']['mrr']:.4f}"
     assert sheet.rows[4][5] == f"{by_kind['retrained', 1]['others']['mrr']:.4f}"
     page = (setting.records / "figures" / "inductive_entities-world.md").read_text(encoding="utf-8")
-    assert f"{by_kind['extended', 1]['num_newcomers']} entities of world withheld" in page
+    assert f"{by_kind['extended', 1]['num_new']} entities of world withheld" in page
     assert (setting.records / "figures" / "inductive_entities-world.png").exists()
 
 

@@ -80,11 +80,16 @@ def complete_run(path: Path, out: Path, *, device: str | None, **choices: Any) -
     run = load_run(path)
     check_file(out, run.graph)
     model = run.model.to(choose_device(device))
-    part = out.with_name(f"{out.name}.part")
+    checkpoint = out.with_name(f"{out.name}.checkpoint")
     try:
         with _progress(f"Completing {run.graph.name}") as on_progress:
             made = make_list(
-                model, run.graph, calibration=ensure_calibration(run), on_progress=on_progress, part=part, **choices
+                model,
+                run.graph,
+                calibration=ensure_calibration(run),
+                on_progress=on_progress,
+                checkpoint=checkpoint,
+                **choices,
             )
     except KeyboardInterrupt:
         output.err.print("dualkg: stopped. The same command goes on from there.")

@@ -24,24 +24,26 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import evaluating, full_precision
 from dualkg.files import replacing
 from dualkg.inference.calibration import Calibration, PriorCorrection
-from dualkg.inference.completion_search import Column, Found, Names, Narrowing, Pool, Search, State
+from dualkg.inference.completion_search import Column, TripleColumns, Names, CandidateFilter, TopTriples, Search, State
 from dualkg.models.base import Model
 
 SECONDS = 5.0  # between two savings: what a kill may cost
 
 
-def choices_of(model: Model, narrowing: Narrowing, pool: Pool) -> dict[str, Any]:
+def choices_of(model: Model, candidate_filter: CandidateFilter, pool: TopTriples) -> dict[str, Any]:
     """All that a list depends on; what is large by its digest."""
-    graph, prior_correction = narrowing.graph, pool.prior_correction
+    graph, prior_correction = candidate_filter.graph, pool.prior_correction
     weights = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
     return {
         "top": pool.top,
         "min_probability": pool.least,
-        "types": narrowing.types,
-        "loops": narrowing.loops,
-        "relations": [graph.relations[id] for id in narrowing.relations.tolist()],
-        "heads": None if narrowing.heads is None else [graph.entities[id] for id in narrowing.heads.tolist()],
-        "known splits": list(narrowing.known),
+        "types": candidate_filter.types,
+        "loops": candidate_filter.loops,
+        "relations": [graph.relations[id] for id in candidate_filter.relations.tolist()],
+        "heads": None
+        if candidate_filter.heads is None
+        else [graph.entities[id] for id in candidate_filter.heads.tolist()],
+        "known splits": list(candidate_filter.known),
         "graph": _digest({name: graph.split(name) for name in ("train", "valid", "test")}),
         "weights": _digest(weights),
         "calibration": _digest(_tables(prior_correction.calibration)) if prior_correction else None,
@@ -62,7 +64,7 @@ def _digest(arrays: dict[str, np.ndarray[Any, Any]]) -> str:
 
 
 @dataclass
-class Keeper:
+class CompletionCheckpoint:
     """The file of a search that is under way; it is written at once or not at all."""
 
     path: Path
@@ -91,7 +93,7 @@ class Keeper:
             with safe_open(self.path, framework="pt") as file:
                 about = file.metadata()
                 self._check(json.loads(about["choices"]))
-                found = Found(*(file.get_tensor(name).numpy() for name in Found._fields))
+                found = TripleColumns(*(file.get_tensor(name).numpy() for name in TripleColumns._fields))
                 asked = file.get_tensor("asked") if "asked" in file.keys() else None  # noqa: SIM118
                 return State(replace(beginning.pool, found=found, known=None), int(about["num_done"]), asked)
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
@@ -138,18 +140,19 @@ class Completion:
     relations: Column
     tails: Column
     probability: Column | None  # of the triple
-    as_answer: Column | None  # the same if its questions are known to lack an answer
+    answer_probability: Column | None  # the same if its questions are known to lack an answer
     score: Column
     log_probability: Column
 
     @classmethod
-    def of(cls, graph: Graph, pool: Pool) -> Completion:
+    def of(cls, graph: Graph, pool: TopTriples) -> Completion:
         found = pool.ordered()
-        probability, as_answer = (
-            None if one is None else one.astype(np.float32) for one in (pool.probability(found), pool.as_answer(found))
+        probability, answer_probability = (
+            None if one is None else one.astype(np.float32)
+            for one in (pool.probability(found), pool.answer_probability(found))
         )
         ids = found.heads, found.relations, found.tails
-        return cls(graph, *ids, probability, as_answer, found.score, found.log_probability)
+        return cls(graph, *ids, probability, answer_probability, found.score, found.log_probability)
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -174,7 +177,7 @@ class Completion:
             for name, (vocabulary, ids) in sides.items()
             if vocabulary.labels is not None
         }
-        for name in ("probability", "as_answer"):
+        for name in ("probability", "answer_probability"):
             if (sure := getattr(self, name)) is not None:
                 columns[name] = pa.array(sure)
         return pa.table({**columns, "score": pa.array(self.score), "log_probability": pa.array(self.log_probability)})
@@ -255,43 +258,49 @@ def complete(
     loops: bool = False,
     known: Sequence[str] = SPLITS,
     on_progress: OnProgress | None = None,
-    part: str | Path | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Completion:
     """The `top` most plausible triples that no split of `known` has, best first.
 
     They are ordered by their probability (see `PriorCorrection`), or without a calibration by their log_probability. Probabilities
     are among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless they
     are common among those of the relation in train, or `loops` are asked for. `on_progress` is told how many queries of how
-    many are done. `part` is a file to keep the search in while it lasts: called again after a kill, it goes on from
+    many are done. `checkpoint` is a file to keep the search in while it lasts: called again after a kill, it goes on from
     there.
     """
     model.check_shape(graph.shape)
     _check(top, min_probability, calibration, graph)
-    narrowing = Narrowing.of(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
+    candidate_filter = CandidateFilter.of(
+        graph, relations=relations, heads=heads, types=types, loops=loops, known=known
+    )
     prior_correction = PriorCorrection.of(calibration, graph) if calibration is not None else None
-    search = Search(model, narrowing, prior_correction)
-    state = State(Pool(top, prior_correction, min_probability))
-    keeper = Keeper(Path(part), choices_of(model, narrowing, state.pool)) if part is not None else None
-    state = keeper.load(state) if keeper else state
+    search = Search(model, candidate_filter, prior_correction)
+    state = State(TopTriples(top, prior_correction, min_probability))
+    saved = (
+        CompletionCheckpoint(Path(checkpoint), choices_of(model, candidate_filter, state.pool))
+        if checkpoint is not None
+        else None
+    )
+    state = saved.load(state) if saved else state
     with full_precision(), evaluating(model):
-        state = _run(search, state, keeper, on_progress)
-    if keeper:
-        keeper.remove()
+        state = _run(search, state, saved, on_progress)
+    if saved:
+        saved.remove()
     return Completion.of(graph, state.pool)
 
 
-def _run(search: Search, state: State, keeper: Keeper | None, on_progress: OnProgress | None) -> State:
+def _run(search: Search, state: State, saved: CompletionCheckpoint | None, on_progress: OnProgress | None) -> State:
     """The search to its end; where it is stopped, what was done is kept."""
     try:
         for after in search.run(state):
             state = after
-            if keeper:
-                keeper.keep(state)
+            if saved:
+                saved.keep(state)
             if on_progress:
                 on_progress(state.num_done, search.num_queries)
     except KeyboardInterrupt:
-        if keeper:
-            keeper.save(state)
+        if saved:
+            saved.save(state)
         raise
     return state
 

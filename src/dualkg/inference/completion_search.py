@@ -39,7 +39,7 @@ class ByRelation:
 
 
 @dataclass(frozen=True, eq=False)
-class Narrowing:
+class CandidateFilter:
     """The triples that are asked about: of each of `relations` the pairs of a head and a tail, but for known ones.
 
     With `types`, an entity is a head or a tail of a relation only where train has it so. An entity is not both of one
@@ -64,7 +64,7 @@ class Narrowing:
         types: bool = False,
         loops: bool = False,
         known: Sequence[str] = SPLITS,
-    ) -> Narrowing:
+    ) -> CandidateFilter:
         """Relations and heads by name, label or id."""
         every = np.arange(graph.shape.num_relations)
         chosen = every if relations is None else _ids(graph.relations, relations)
@@ -97,10 +97,10 @@ class Narrowing:
             return np.unique(self._train[relation][:, column])
         return np.arange(self.graph.shape.num_entities)
 
-    def train_of(self, relation: int) -> Ids:
+    def train_triples(self, relation: int) -> Ids:
         return self._train[relation]
 
-    def ruled_out(self, relation: int) -> Ids:
+    def excluded_pairs(self, relation: int) -> Ids:
         """The pairs of head and tail that are known or loops, `(num_pairs, 2)`, in order."""
         num_entities = self.graph.shape.num_entities
         pairs = [self._known[relation][:, [0, 2]]]
@@ -110,7 +110,7 @@ class Narrowing:
         return np.stack(np.divmod(np.unique(heads * num_entities + tails), num_entities), axis=1)
 
     def _idle_loops(self, relation: int) -> Ids:
-        """The entities of which a loop is not worth asking about."""
+        """The entities of which a loop is not rank_score asking about."""
         every = np.arange(self.graph.shape.num_entities)
         return np.setdiff1d(every, self._train[relation][:, [0, 2]]) if relation in self._looping else every
 
@@ -120,7 +120,7 @@ class Narrowing:
         heads, tails = (max(1, len(np.unique(triples[:, column]))) for column in (0, 2))
         return len(triples) / heads, len(triples) / tails
 
-    def among_asked(self, pairs: Ids, relation: int) -> npt.NDArray[np.bool_]:
+    def in_candidates(self, pairs: Ids, relation: int) -> npt.NDArray[np.bool_]:
         """Which pairs of head and tail are asked about, or would be if they were not ruled out."""
         asked = self.heads_of(relation), self.tails_of(relation)
         return np.isin(pairs[:, 0], asked[0]) & np.isin(pairs[:, 1], asked[1])
@@ -131,8 +131,10 @@ class Narrowing:
         for relation in self.relations.tolist():
             here = np.flatnonzero(triples[:, 1] == relation)
             pairs = triples[here][:, [0, 2]].astype(np.int64)
-            keys, ruled_out = (one[:, 0] * num_entities + one[:, 1] for one in (pairs, self.ruled_out(relation)))
-            found[here] = self.among_asked(pairs, relation) & ~np.isin(keys, ruled_out)
+            keys, excluded_pairs = (
+                one[:, 0] * num_entities + one[:, 1] for one in (pairs, self.excluded_pairs(relation))
+            )
+            found[here] = self.in_candidates(pairs, relation) & ~np.isin(keys, excluded_pairs)
         return found
 
 
@@ -140,7 +142,7 @@ def _ids(vocabulary: Vocabulary, names: Names) -> Ids:
     return np.unique(np.array([vocabulary.id(name) for name in names], dtype=np.int64))
 
 
-WORTH_NUMBA = 2**20  # scores of a block; for fewer it is not worth loading
+WORTH_NUMBA = 2**20  # scores of a block; for fewer it is not rank_score loading
 
 
 def log_sums(scores: Tensor) -> Tensor:
@@ -177,20 +179,23 @@ class Part:
 
 
 class Parts:
-    """How the triples of a narrowing are divided.
+    """How the triples of a candidate_filter are divided.
 
     Without prior_correction a relation is one part. With them nearly all that can be among the best has an entity that train
     has on its side: so the few heads that it has there are asked about, then the few tails for heads that are new, and
     at last what is left, where both are new.
     """
 
-    def __init__(self, narrowing: Narrowing, prior_correction: PriorCorrection | None = None) -> None:
-        self.narrowing, self.prior_correction = narrowing, prior_correction
+    def __init__(self, candidate_filter: CandidateFilter, prior_correction: PriorCorrection | None = None) -> None:
+        self.candidate_filter, self.prior_correction = candidate_filter, prior_correction
 
     def in_order(self) -> list[Part]:
         """What is found first rules out more of the rest: so first what promises most, then what costs least."""
         found = [
-            part for relation in self.narrowing.relations.tolist() for part in self._of(relation) if part.num_queries
+            part
+            for relation in self.candidate_filter.relations.tolist()
+            for part in self._of(relation)
+            if part.num_queries
         ]
         return sorted(found, key=lambda part: (-part.promise, part.num_queries, part.relation))
 
@@ -208,13 +213,13 @@ class Parts:
         """
         found = []
         for column in (0, 2):
-            new = np.full(self.narrowing.graph.shape.num_entities, int(self.prior_correction is not None))
-            new[self.narrowing.train_of(relation)[:, column]] = 0
+            new = np.full(self.candidate_filter.graph.shape.num_entities, int(self.prior_correction is not None))
+            new[self.candidate_filter.train_triples(relation)[:, column]] = 0
             found.append(new)
         return (found[0], found[1]) if side == "tail" else (found[1], found[0])
 
     def _sides(self, relation: int, side: Side) -> tuple[Ids, Ids]:
-        heads, tails = self.narrowing.heads_of(relation), self.narrowing.tails_of(relation)
+        heads, tails = self.candidate_filter.heads_of(relation), self.candidate_filter.tails_of(relation)
         return (heads, tails) if side == "tail" else (tails, heads)
 
     def _of(self, relation: int) -> Iterator[Part]:
@@ -235,7 +240,7 @@ class Parts:
 
         The more answers a query has, the less likely is each, and the fewer pass.
         """
-        tails_a_head, heads_a_tail = self.narrowing.answers_per_query(relation)
+        tails_a_head, heads_a_tail = self.candidate_filter.answers_per_query(relation)
         return "tail" if (num_heads, heads_a_tail) <= (num_tails, tails_a_head) else "head"
 
     def _part(self, relation: int, side: Side, new: int, answers: tuple[int, ...], counts: list[Ids]) -> Part:
@@ -252,7 +257,7 @@ Column = npt.NDArray[Any]
 SLACK = 1e-3  # of log_probability: more than rounding can take from a triple that is as good as the last
 
 
-class Found(NamedTuple):
+class TripleColumns(NamedTuple):
     """Triples by column, `(num_triples,)` each."""
 
     heads: Column  # ids in int64
@@ -262,7 +267,7 @@ class Found(NamedTuple):
     log_probability: Column
 
     @classmethod
-    def none(cls) -> Found:
+    def none(cls) -> TripleColumns:
         ids, numbers = np.empty(0, np.int64), np.empty(0, np.float32)
         return cls(ids, ids, ids, numbers, numbers)
 
@@ -270,12 +275,12 @@ class Found(NamedTuple):
     def number(self) -> int:
         return len(self.heads)
 
-    def chosen(self, which: Column) -> Found:
-        return Found(*(column[which] for column in self))
+    def chosen(self, which: Column) -> TripleColumns:
+        return TripleColumns(*(column[which] for column in self))
 
 
 @dataclass(frozen=True, eq=False)
-class Pool:
+class TopTriples:
     """At most `top` triples, none less probable than `least`; of what has been seen, no better one is left out.
 
     Better is of larger probability, or without prior_correction of more log_probability; where these are the same, of more log_probability
@@ -285,33 +290,33 @@ class Pool:
     top: int
     prior_correction: PriorCorrection | None = None
     least: float = 0.0
-    found: Found = field(default_factory=Found.none)
-    known: Column | None = None  # what the found are worth, where that was asked before
+    found: TripleColumns = field(default_factory=TripleColumns.none)
+    known: Column | None = None  # what the found are rank_score, where that was asked before
 
-    def worth(self, found: Found) -> Column:
+    def rank_score(self, found: TripleColumns) -> Column:
         """What triples are ordered by: log odds, or log_probability without prior_correction."""
         if self.prior_correction is None:
             return found.log_probability.astype(np.float64)
         return self.prior_correction.log_odds(*self._judged(self.prior_correction, found)).numpy()
 
     @cached_property
-    def _worth(self) -> Column:
-        return self.worth(self.found) if self.known is None else self.known
+    def _rank_score(self) -> Column:
+        return self.rank_score(self.found) if self.known is None else self.known
 
-    def probability(self, found: Found) -> Column | None:
+    def probability(self, found: TripleColumns) -> Column | None:
         """None without prior_correction."""
         if self.prior_correction is None:
             return None
         return self.prior_correction.probability(*self._judged(self.prior_correction, found)).numpy()
 
-    def as_answer(self, found: Found) -> Column | None:
+    def answer_probability(self, found: TripleColumns) -> Column | None:
         """The probability of each if its questions are known to lack an answer."""
         if self.prior_correction is None:
             return None
         return self.prior_correction.calibration.probability(*self._judged(self.prior_correction, found)).numpy()
 
     @staticmethod
-    def _judged(prior_correction: PriorCorrection, found: Found) -> tuple[Tensor, Tensor, Tensor]:
+    def _judged(prior_correction: PriorCorrection, found: TripleColumns) -> tuple[Tensor, Tensor, Tensor]:
         """What is asked of triples: log_probability, relations and kinds."""
         kinds = prior_correction.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
         return (
@@ -322,11 +327,11 @@ class Pool:
 
     def needed(self, relation: int) -> Tensor:
         """The log_probability that triples of a relation need to be among the best, `(2, 2)`: by head, then tail, 1 if new."""
-        worth = float(self._worth.min()) if self.found.number >= self.top else -inf
+        rank_score = float(self._rank_score.min()) if self.found.number >= self.top else -inf
         if self.prior_correction is None:
-            needed = torch.full((2, 2), worth, dtype=torch.float64)
+            needed = torch.full((2, 2), rank_score, dtype=torch.float64)
         else:
-            needed = self.prior_correction.needed(max(worth, self._least_worth), relation)
+            needed = self.prior_correction.needed(max(rank_score, self._least_worth), relation)
         return torch.where(needed.isfinite(), needed - SLACK * (1 + needed.abs()), needed)
 
     @property
@@ -334,30 +339,30 @@ class Pool:
         """Of a triple that is probable enough."""
         return -inf if self.prior_correction is None else log_odds_of(self.least)
 
-    def joined(self, others: Found) -> Pool:
+    def joined(self, others: TripleColumns) -> TopTriples:
         """The best of these and others."""
         if not others.number:
             return self
-        both = Found(*map(np.concatenate, zip(self.found, others, strict=True)))
-        worth = np.concatenate([self._worth, self.worth(others)])
+        both = TripleColumns(*map(np.concatenate, zip(self.found, others, strict=True)))
+        rank_score = np.concatenate([self._rank_score, self.rank_score(others)])
         if self.least > 0 and (probability := self.probability(both)) is not None:
             enough = probability >= self.least
-            both, worth = both.chosen(enough), worth[enough]
+            both, rank_score = both.chosen(enough), rank_score[enough]
         if both.number > self.top:
-            chosen = worth >= np.partition(worth, -self.top)[-self.top]
-            both, worth = both.chosen(chosen), worth[chosen]
+            chosen = rank_score >= np.partition(rank_score, -self.top)[-self.top]
+            both, rank_score = both.chosen(chosen), rank_score[chosen]
         if both.number > self.top:  # some are as good as the last
-            chosen = _best_first(both, worth)[: self.top]
-            both, worth = both.chosen(chosen), worth[chosen]
-        return replace(self, found=both, known=worth)
+            chosen = _best_first(both, rank_score)[: self.top]
+            both, rank_score = both.chosen(chosen), rank_score[chosen]
+        return replace(self, found=both, known=rank_score)
 
-    def ordered(self) -> Found:
+    def ordered(self) -> TripleColumns:
         """The triples, best first."""
-        return self.found.chosen(_best_first(self.found, self._worth))
+        return self.found.chosen(_best_first(self.found, self._rank_score))
 
 
-def _best_first(found: Found, worth: Column) -> Column:
-    return np.lexsort((found.tails, found.relations, found.heads, -found.log_probability, -worth))
+def _best_first(found: TripleColumns, rank_score: Column) -> Column:
+    return np.lexsort((found.tails, found.relations, found.heads, -found.log_probability, -rank_score))
 
 
 # Scores that are held at once: on a CPU few enough to stay near it, on a GPU enough to keep it busy.
@@ -446,11 +451,11 @@ class Asked:
     first: Queries
     second: Queries
     answers: Tensor  # in order
-    ruled_out: Tensor  # `(num_pairs, 2)`: what a query gives and an answer, in order of the first
+    excluded_pairs: Tensor  # `(num_pairs, 2)`: what a query gives and an answer, in order of the first
     new_answers: Tensor  # whether an entity is new as an answer, 0 or 1, `(num_entities,)`
 
 
-def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> Found:
+def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> TripleColumns:
     """The new triples of a block with as much log_probability as is needed: the best `top`, and what ties with the last.
 
     `needed` is for answers that train has on their side, and for new ones, `(2,)`; there are so many triples of either.
@@ -460,7 +465,7 @@ def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> Found:
     given, answers, scores = _likely(asked, given, needed)
     answers, scores, rotated = _from_the_other_end(asked, given, answers, scores, needed)
     if not scores.numel():
-        return Found.none()
+        return TripleColumns.none()
     log_probability = rotated - asked.second.normalizers[answers]
     log_probability.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
     enough = _enough(log_probability, asked.new_answers[answers], needed, top)
@@ -470,7 +475,7 @@ def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> Found:
         ends, scored = (ends[1], ends[0]), rotated
     relations = torch.full_like(rows, asked.first.relation)
     found = (ends[0], relations, ends[1], scored[rows, columns], log_probability[rows, columns])
-    return Found(*(column.cpu().numpy() for column in found))
+    return TripleColumns(*(column.cpu().numpy() for column in found))
 
 
 def _likely(asked: Asked, given: Tensor, needed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -478,7 +483,7 @@ def _likely(asked: Asked, given: Tensor, needed: Tensor) -> tuple[Tensor, Tensor
     answers, scores = asked.answers, asked.first.scores(given)
     if len(answers) < scores.shape[1]:
         scores = scores[:, answers]
-    _rule_out(scores, asked, given)
+    _exclude(scores, asked, given)
     # Of the logarithm that the first query tells.
     first = 2 * needed[asked.new_answers[answers]] - asked.second.largest[answers]
     floor = asked.first.normalizers[given] + first.min()
@@ -493,10 +498,10 @@ def _likely(asked: Asked, given: Tensor, needed: Tensor) -> tuple[Tensor, Tensor
     return given, answers, scores
 
 
-def _rule_out(scores: Tensor, asked: Asked, given: Tensor) -> None:
+def _exclude(scores: Tensor, asked: Asked, given: Tensor) -> None:
     """Write −∞ over pairs that do not count."""
-    ends = torch.searchsorted(asked.ruled_out[:, 0].contiguous(), torch.stack([given[0], given[-1] + 1]))
-    pairs = asked.ruled_out[ends[0] : ends[1]]
+    ends = torch.searchsorted(asked.excluded_pairs[:, 0].contiguous(), torch.stack([given[0], given[-1] + 1]))
+    pairs = asked.excluded_pairs[ends[0] : ends[1]]
     rows, columns = (
         torch.searchsorted(ids, pairs[:, side].contiguous()).clamp_(max=len(ids) - 1)
         for side, ids in enumerate((given, asked.answers))
@@ -544,17 +549,19 @@ def _enough(log_probability: Tensor, new: Tensor, needed: Tensor, top: int) -> T
 class State:
     """How far a search is: all that going on needs."""
 
-    pool: Pool
+    pool: TopTriples
     num_done: int = 0  # of the first queries of all parts
     asked: Tensor | None = None  # of the second queries of the part that is under way
 
 
 class Search:
-    """A model asked about the triples of a narrowing."""
+    """A model asked about the triples of a candidate_filter."""
 
-    def __init__(self, model: Model, narrowing: Narrowing, prior_correction: PriorCorrection | None = None) -> None:
-        self.model, self.narrowing = model, narrowing
-        self._parts = Parts(narrowing, prior_correction)
+    def __init__(
+        self, model: Model, candidate_filter: CandidateFilter, prior_correction: PriorCorrection | None = None
+    ) -> None:
+        self.model, self.candidate_filter = model, candidate_filter
+        self._parts = Parts(candidate_filter, prior_correction)
         self._in_order = self._parts.in_order()
 
     @property
@@ -585,34 +592,34 @@ class Search:
         return state
 
     @staticmethod
-    def _needed(part: Part, pool: Pool) -> Tensor:
+    def _needed(part: Part, pool: TopTriples) -> Tensor:
         """The log_probability that triples of a part need, by whether their answers are new, `(2,)`."""
         needed = pool.needed(part.relation)
         return (needed if part.side == "tail" else needed.T)[part.new_given]
 
-    def _possible(self, part: Part, pool: Pool) -> Tensor:
+    def _possible(self, part: Part, pool: TopTriples) -> Tensor:
         """Whether answers that are new or not may make triples among the best: log_probability is never above 0."""
         asked_for = torch.zeros(2, dtype=torch.bool)
         asked_for[list(part.new_answers)] = True
         return asked_for & (self._needed(part, pool) <= 0)
 
-    def _best_of(self, part: Part, asked: Asked, block: Tensor, pool: Pool) -> Found:
+    def _best_of(self, part: Part, asked: Asked, block: Tensor, pool: TopTriples) -> TripleColumns:
         """The triples of a block that may be among the best of all."""
         possible = self._possible(part, pool).to(block.device)
         answers = asked.answers[possible[asked.new_answers[asked.answers]]]
         if not len(answers):
-            return Found.none()
+            return TripleColumns.none()
         needed = self._needed(part, pool).float()
         return best_of(replace(asked, answers=answers), block, needed=needed, top=pool.top)
 
     def _asked(self, part: Part, already: Tensor | None) -> tuple[Tensor, Asked]:
         """What the first queries give, and what is asked of them."""
         other: Side = "head" if part.side == "tail" else "tail"
-        ruled_out = self.narrowing.ruled_out(part.relation)
+        excluded_pairs = self.candidate_filter.excluded_pairs(part.relation)
         if part.side == "head":
-            ruled_out = ruled_out[np.argsort(ruled_out[:, 1], kind="stable"), ::-1].copy()
+            excluded_pairs = excluded_pairs[np.argsort(excluded_pairs[:, 1], kind="stable"), ::-1].copy()
         given, answers, new, pairs = (
-            torch.from_numpy(ids).to(self.model.device) for ids in (*self._parts.ends(part), ruled_out)
+            torch.from_numpy(ids).to(self.model.device) for ids in (*self._parts.ends(part), excluded_pairs)
         )
         first = Queries(self.model, part.relation, part.side)
         second = Queries(self.model, part.relation, other, asked=already)

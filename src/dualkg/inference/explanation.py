@@ -37,10 +37,10 @@ class Influence:
         return self.by_head + self.by_tail
 
 
-def influence(triple: tuple[int, int, int], around: FrozenContext) -> Influence:
+def influence(triple: tuple[int, int, int], context: FrozenContext) -> Influence:
     """Of all training triples that have the head or the tail of this one."""
     head, _, tail = triple
-    ends = around.train[:, [0, 2]]
+    ends = context.train[:, [0, 2]]
     places = np.flatnonzero(((ends == head) | (ends == tail)).any(1))
     by_head = np.zeros(len(places))
     by_tail = np.zeros(len(places))
@@ -48,29 +48,29 @@ def influence(triple: tuple[int, int, int], around: FrozenContext) -> Influence:
         if entity == head and found is by_tail:
             break  # head and tail are one entity, and one problem
         mine = (ends[places] == entity).any(1)
-        found[mine] = falls_without(entity, around.train[places[mine]], score_slope(entity, triple, around), around)
+        found[mine] = falls_without(entity, context.train[places[mine]], score_slope(entity, triple, context), context)
     return Influence(places, by_head, by_tail)
 
 
 @torch.no_grad()
-def score_slope(entity: int, triple: tuple[int, int, int], around: FrozenContext) -> Tensor:
+def score_slope(entity: int, triple: tuple[int, int, int], context: FrozenContext) -> Tensor:
     """The gradient of a triple's score with respect to the rows of one of its entities, `(num_rows, width)`."""
-    head, relation, tail = (torch.tensor([id], device=around.model.device) for id in triple)
-    slope = torch.zeros_like(around.rows_of(entity))
+    head, relation, tail = (torch.tensor([id], device=context.model.device) for id in triple)
+    slope = torch.zeros_like(context.rows_of(entity))
     if entity == triple[0]:
-        slope[0] += around.model.map_tail(around.vectors(tail, "tail"), relation)[0]
+        slope[0] += context.model.map_tail(context.vectors(tail, "tail"), relation)[0]
     if entity == triple[2]:
-        slope[-1] += around.model.map_head(around.vectors(head, "head"), relation)[0]
+        slope[-1] += context.model.map_head(context.vectors(head, "head"), relation)[0]
     return slope
 
 
-def falls_without(entity: int, triples: Triples, slope: Tensor, around: FrozenContext) -> npt.NDArray[np.float64]:
+def falls_without(entity: int, triples: Triples, slope: Tensor, context: FrozenContext) -> npt.NDArray[np.float64]:
     """By how much what has this gradient in an entity's rows falls without each of its triples, `(num_triples,)`."""
-    problem = Problem.of(entity, torch.from_numpy(triples).long().to(slope.device), around)
+    problem = Problem.of(entity, torch.from_numpy(triples).long().to(slope.device), context)
     if not problem.roles:
         return np.zeros(len(triples))
     with torch.enable_grad():
-        rows = nudged(around.rows_of(entity)).requires_grad_()
+        rows = nudged(context.rows_of(entity)).requires_grad_()
         (gradient,) = torch.autograd.grad(problem(rows), rows, create_graph=True)
 
         def curved(direction: Tensor) -> Tensor:
@@ -187,28 +187,28 @@ def explain(
     *,
     k: int = 5,
     recipe: Recipe | None = None,
-    around: FrozenContext | None = None,
+    context: FrozenContext | None = None,
 ) -> Explanation:
     """The `k` training triples that most support a triple's score, and as many entities alike that have the same.
 
-    `recipe` is what the model was trained by; `around` what was made of both before, to be used again.
+    `recipe` is what the model was trained by; `context` what was made of both before, to be used again.
     """
     if k < 1:
         raise RequestError(f"At least one reason must be asked for; k is {k}.")
     head, relation, tail = triple
     ids = graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
-    around = around or FrozenContext.of(model, graph, recipe=recipe)
+    context = context or FrozenContext.of(model, graph, recipe=recipe)
     with torch.no_grad():
         score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)))
     split = next((name for name in SPLITS if _holds(graph.split(name), ids)), None)
     return Explanation(
-        NamedTriple.of(ids, graph), score, split, reasons_for(ids, graph, around, k=k), alike(ids, model, graph, k=k)
+        NamedTriple.of(ids, graph), score, split, reasons_for(ids, graph, context, k=k), alike(ids, model, graph, k=k)
     )
 
 
-def reasons_for(triple: Ids, graph: Graph, around: FrozenContext, *, k: int) -> tuple[Reason, ...]:
+def reasons_for(triple: Ids, graph: Graph, context: FrozenContext, *, k: int) -> tuple[Reason, ...]:
     """The training triples without which the score would fall most."""
-    found = influence(triple, around)
+    found = influence(triple, context)
     best = np.argsort(-found.falls, kind="stable")[:k]
     return tuple(
         Reason(
@@ -220,7 +220,7 @@ def reasons_for(triple: Ids, graph: Graph, around: FrozenContext, *, k: int) -> 
         )
         for place in best.tolist()
         if found.falls[place] > 0
-        for known in [_ids(around.train[found.places[place]])]
+        for known in [_ids(context.train[found.places[place]])]
     )
 
 

@@ -23,7 +23,7 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import read_json, write_text
 from dualkg.inference.inductive import FrozenContext, with_adjoint
-from dualkg.inference.inductive_solver import solve_newcomers
+from dualkg.inference.inductive_solver import embed_entities
 from dualkg.models.base import Model, blank
 from dualkg.models.bilinear import BilinearModel
 from dualkg.training.api import choose_device, evaluate_held_out
@@ -50,13 +50,13 @@ def extended(
     triples: Sequence[NamedTriple],
     *,
     recipe: Recipe | None = None,
-    around: FrozenContext | None = None,
+    context: FrozenContext | None = None,
 ) -> Extension:
     """Give every name of these triples that the graph does not know a row in the model.
 
-    `recipe` is what the model was trained by; `around` what was made of both before, to be used again.
+    `recipe` is what the model was trained by; `context` what was made of both before, to be used again.
     """
-    around = around or FrozenContext.of(model, graph, recipe=recipe)
+    context = context or FrozenContext.of(model, graph, recipe=recipe)
     known = Finder(graph.entities)
     names: dict[str, int] = {}
     found = np.empty((len(triples), 3), dtype=np.int32)
@@ -71,7 +71,7 @@ def extended(
     lost = [name for name, there in zip(names, joined, strict=True) if not there]
     if lost:
         raise RequestError(f"{listed(lost)} {_has(lost)} no triple that leads to an entity that the graph knows.")
-    return extended_by_ids(around, graph, list(names), found)
+    return extended_by_ids(context, graph, list(names), found)
 
 
 def with_inductive_entity(
@@ -81,7 +81,7 @@ def with_inductive_entity(
     *,
     triples: Sequence[NamedTriple],
     recipe: Recipe | None = None,
-    around: FrozenContext | None = None,
+    context: FrozenContext | None = None,
 ) -> Extension:
     """Give one new name a row by triples that all have it, each with an entity that the graph knows."""
     if Finder(graph.entities)(name) is not None:
@@ -96,11 +96,11 @@ def with_inductive_entity(
             )
         for entity in others:
             graph.entities.id(entity)
-    return extended(model, graph, triples, recipe=recipe, around=around)
+    return extended(model, graph, triples, recipe=recipe, context=context)
 
 
 def extended_by_ids(
-    around: FrozenContext,
+    context: FrozenContext,
     graph: Graph,
     names: Sequence[str],
     triples: Triples,
@@ -111,8 +111,8 @@ def extended_by_ids(
     shape = GraphShape(len(graph.entities) + len(names), len(graph.relations))
     triples = distinct_triples(triples, shape)
     train = np.concatenate([graph.train, triples])
-    around = around.with_inductive_entities(len(names), train)
-    rows = solve_newcomers(triples, around)
+    context = context.with_inductive_entities(len(names), train)
+    rows = embed_entities(triples, context)
     larger = replace(
         graph,
         entities=_longer(graph.entities, names, labels or {}),
@@ -122,13 +122,13 @@ def extended_by_ids(
         catalogued=False,
     )
     ends = np.concatenate([triples[:, 0], triples[triples[:, 0] != triples[:, 2], 2]])
-    counts = np.bincount(ends, minlength=shape.num_entities)[around.num_known :].tolist()
-    return Extension(with_rows(around.model, rows), larger, dict(zip(names, counts, strict=True)))
+    counts = np.bincount(ends, minlength=shape.num_entities)[context.num_known :].tolist()
+    return Extension(with_rows(context.model, rows), larger, dict(zip(names, counts, strict=True)))
 
 
 @torch.no_grad()
 def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
-    """The same model with more entities: rows `(num_newcomers, num_rows, width)` below those it has."""
+    """The same model with more entities: rows `(num_new, num_rows, width)` below those it has."""
     shape = GraphShape(model.shape.num_entities + len(rows), model.shape.num_relations)
     with blank():
         larger = type(model)(shape, **model.config)  # type: ignore[arg-type]
@@ -225,8 +225,8 @@ def extend_run(
     model = with_adjoint(run.model)
     read = read_triples({"triples": one_source(file)}, columns=columns)
     sifted = sift(read, run.graph, source=str(file))
-    around = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
-    found = extended_by_ids(around, run.graph, sifted.names, sifted.triples, labels=read.labels)
+    context = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
+    found = extended_by_ids(context, run.graph, sifted.names, sifted.triples, labels=read.labels)
     reports = evaluate_held_out(found.model, found.graph)
     larger = Run(found.model, found.graph, run.recipe, run.history, reports, sparsity=run.sparsity)
     larger.save(out)

@@ -384,7 +384,7 @@ class Penalty:
 
 @dataclass(frozen=True, eq=False)
 class FrozenContext:
-    """A trained model with its train, and the rows `(num_newcomers, num_rows, width)` of entities it does not know.
+    """A trained model with its train, and the rows `(num_new, num_rows, width)` of entities it does not know.
 
     InductiveEntities are counted on from the entities of the model. They are no candidates for the queries of others.
     `answer_weights` is empty where all answers count alike.
@@ -406,7 +406,7 @@ class FrozenContext:
         bilinear.check_shape(graph.shape)
         regularizer = build_regularizer(recipe.regularizer) if recipe else DURA(0.05, plain=0.5, mapped=1.5)
         share = recipe.loss.frequency_weight if recipe else 0.0
-        around = cls(
+        context = cls(
             model=bilinear,
             train=graph.train,
             penalty=Penalty.of(regularizer),
@@ -417,7 +417,7 @@ class FrozenContext:
                 0, 2 if bilinear.two_entity_tables else 1, bilinear.head_table.shape[1]
             ),
         )
-        return replace(around, answer_weights=around._answer_weights(graph.train, graph.shape.num_entities))
+        return replace(context, answer_weights=context._answer_weights(graph.train, graph.shape.num_entities))
 
     @property
     def num_known(self) -> int:
@@ -428,10 +428,10 @@ class FrozenContext:
         """How many triples an entity of train is in, on average."""
         return 2 * len(self.train) / max(self.num_known, 1)
 
-    def with_inductive_entities(self, num_newcomers: int, train: Triples) -> FrozenContext:
+    def with_inductive_entities(self, num_new: int, train: Triples) -> FrozenContext:
         """The same with rows of zeros for inductive_entities; `train` has their triples too."""
-        fresh = self.inductive_entities.new_zeros(num_newcomers, *self.inductive_entities.shape[1:])
-        weights = self._answer_weights(train, self.num_known + num_newcomers)
+        fresh = self.inductive_entities.new_zeros(num_new, *self.inductive_entities.shape[1:])
+        weights = self._answer_weights(train, self.num_known + num_new)
         return replace(self, inductive_entities=fresh, answer_weights=weights)
 
     def vectors(self, entities: Tensor, side: Side) -> Tensor:
@@ -504,19 +504,19 @@ class Role:
     weights: Tensor
     share: float  # of a penalty that is of this example
 
-    def losses(self, rows: Tensor, around: FrozenContext) -> Tensor:
+    def losses(self, rows: Tensor, context: FrozenContext) -> Tensor:
         """Loss and penalty of each example, `(num_examples,)`, for a row `(width,)`, or one of each group."""
-        f = self.factors(rows, around)
+        f = self.factors(rows, context)
         rivals = self._rivals(f)[self.groups] if self.asks else self.rivals
         mine = f.head if self.side == "head" else f.tail
         gaps = rivals - (self.vectors * mine[self.groups]).sum(-1)
         # log(exp(rivals) + exp(score)) − score where the answer is none of the rivals; rivals − score where it is.
         losses = torch.where(self.apart, F.softplus(gaps), gaps)
-        return self.weights * losses + self.share * around.penalty(f)[self.groups]
+        return self.weights * losses + self.share * context.penalty(f)[self.groups]
 
-    def factors(self, rows: Tensor, around: FrozenContext) -> Factors:
+    def factors(self, rows: Tensor, context: FrozenContext) -> Factors:
         """Rows with their relations. The other entity is 0, which leaves of a penalty the part of the row."""
-        f = Factors(around.model, None, self.relations, None)
+        f = Factors(context.model, None, self.relations, None)
         mine = rows.expand(len(self.relations), -1)
         zero = torch.zeros_like(mine)
         f.relation, f.relation_norm = zero, zero[:, 0]  # constants, which would be found again each time
@@ -549,27 +549,27 @@ class NegativeQuery:
 class Problem:
     """The objective of an entity's rows `(num_rows, width)`: one row, or one as head and one as tail."""
 
-    around: FrozenContext
+    context: FrozenContext
     roles: tuple[Role, ...]
     negative_queries: tuple[NegativeQuery, ...]
     num_triples: int
 
     @classmethod
     @torch.no_grad()
-    def of(cls, entity: int, triples: Tensor, around: FrozenContext, *, bystanding: float = 1.0) -> Problem:
+    def of(cls, entity: int, triples: Tensor, context: FrozenContext, *, bystanding: float = 1.0) -> Problem:
         """Of an entity by the triples `(num_triples, 3)` that it is in; of one with itself nothing convex is left.
 
         `bystanding` is how much the queries of others count.
         """
         as_head, as_tail = triples[:, 0] == entity, triples[:, 2] == entity
-        roles = roles_in(triples, as_head & ~as_tail, as_tail & ~as_head, around, without=entity)
-        return cls(around, roles, negative_queries_of(entity, around, bystanding), len(triples))
+        roles = roles_in(triples, as_head & ~as_tail, as_tail & ~as_head, context, without=entity)
+        return cls(context, roles, negative_queries_of(entity, context, bystanding), len(triples))
 
     def losses(self, rows: Tensor) -> Tensor:
         """What each triple adds, `(num_triples,)`."""
         found = rows.new_zeros(self.num_triples)
         for role in self.roles:
-            found = found.index_add(0, role.triples, role.losses(row_of(rows, role.side), self.around))
+            found = found.index_add(0, role.triples, role.losses(row_of(rows, role.side), self.context))
         return found
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -586,7 +586,7 @@ class Problem:
 
     def start(self) -> Tensor:
         """Rows to begin with: the mean of the vectors that each is multiplied with."""
-        rows = self.around.inductive_entities.new_zeros(self.around.inductive_entities.shape[1:])
+        rows = self.context.inductive_entities.new_zeros(self.context.inductive_entities.shape[1:])
         counts = rows.new_zeros(len(rows), 1)
         for role in self.roles:
             row_of(rows, role.side).add_(role.vectors.sum(0))
@@ -600,19 +600,19 @@ def row_of(rows: Tensor, side: Side) -> Tensor:
 
 
 def roles_in(
-    triples: Tensor, as_head: Tensor, as_tail: Tensor, around: FrozenContext, *, without: int
+    triples: Tensor, as_head: Tensor, as_tail: Tensor, context: FrozenContext, *, without: int
 ) -> tuple[Role, ...]:
     """The roles of the entities that are heads of these triples, and of those that are tails of those.
 
     `without` is an entity that is no rival; where there are several entities, one that the model does not know.
     """
-    parts = _parts(triples, as_head, as_tail, around)
-    return tuple(_role(part, around, without=without) for part in parts if len(part.triples))
+    parts = _parts(triples, as_head, as_tail, context)
+    return tuple(_role(part, context, without=without) for part in parts if len(part.triples))
 
 
-def negative_queries_of(entity: int, around: FrozenContext, bystanding: float = 1.0) -> tuple[NegativeQuery, ...]:
+def negative_queries_of(entity: int, context: FrozenContext, bystanding: float = 1.0) -> tuple[NegativeQuery, ...]:
     """An entity as what it is to the queries of others."""
-    return tuple(_negative_query(entity, queries, around, bystanding) for queries in around.queries)
+    return tuple(_negative_query(entity, queries, context, bystanding) for queries in context.queries)
 
 
 @dataclass(frozen=True)
@@ -626,28 +626,28 @@ class _Part:
     share: float
 
 
-def _parts(triples: Tensor, as_head: Tensor, as_tail: Tensor, around: FrozenContext) -> Iterator[_Part]:
+def _parts(triples: Tensor, as_head: Tensor, as_tail: Tensor, context: FrozenContext) -> Iterator[_Part]:
     numbers = torch.arange(len(triples), device=triples.device)
-    if not around.model.reciprocal:
+    if not context.model.reciprocal:
         for asked in SIDES:
             yield _Part("head", asked, numbers[as_head], triples[as_head], 0.5)
             yield _Part("tail", asked, numbers[as_tail], triples[as_tail], 0.5)
         return
-    rotated = triples[:, [2, 1, 0]] + triples.new_tensor([0, around.model.shape.num_relations, 0])
+    rotated = triples[:, [2, 1, 0]] + triples.new_tensor([0, context.model.shape.num_relations, 0])
     for side, straight, back in zip(SIDES, (as_head, as_tail), (as_tail, as_head), strict=True):
         found, examples = torch.cat([numbers[straight], numbers[back]]), torch.cat([triples[straight], rotated[back]])
         yield _Part(side, "tail", found, examples, 1.0)
 
 
-def _role(part: _Part, around: FrozenContext, *, without: int) -> Role:
-    asks, num_relations = part.asked != part.side, around.model.num_relation_ids
+def _role(part: _Part, context: FrozenContext, *, without: int) -> Role:
+    asks, num_relations = part.asked != part.side, context.model.num_relation_ids
     heads, relations, tails = part.examples.unbind(1)
     if part.side == "head":
-        mine, others, vectors = heads, tails, around.model.map_tail(around.vectors(tails, "tail"), relations)
+        mine, others, vectors = heads, tails, context.model.map_tail(context.vectors(tails, "tail"), relations)
     else:
-        mine, others, vectors = tails, heads, around.model.map_head(around.vectors(heads, "head"), relations)
+        mine, others, vectors = tails, heads, context.model.map_head(context.vectors(heads, "head"), relations)
     distinct, groups = torch.unique(mine * num_relations + relations, return_inverse=True)
-    candidates = around.candidates(part.asked, without=without)
+    candidates = context.candidates(part.asked, without=without)
     answers = others if asks else mine
     return Role(
         side=part.side,
@@ -658,16 +658,16 @@ def _role(part: _Part, around: FrozenContext, *, without: int) -> Role:
         relations=distinct % num_relations,
         groups=groups,
         rivals=candidates if asks else log_sums(vectors, candidates),
-        apart=answers >= around.num_known if asks else torch.ones_like(answers, dtype=torch.bool),
-        weights=part.share * around.weights_of(answers),
+        apart=answers >= context.num_known if asks else torch.ones_like(answers, dtype=torch.bool),
+        weights=part.share * context.weights_of(answers),
         share=part.share,
     )
 
 
-def _negative_query(entity: int, queries: Queries, around: FrozenContext, bystanding: float) -> NegativeQuery:
-    weights = bystanding * queries.weights_without(entity, around.weights_of(queries.answers))
-    known = entity < around.num_known
-    rivals = queries.sums_without(row_of(around.rows_of(entity), queries.asked)) if known else queries.sums
+def _negative_query(entity: int, queries: Queries, context: FrozenContext, bystanding: float) -> NegativeQuery:
+    weights = bystanding * queries.weights_without(entity, context.weights_of(queries.answers))
+    known = entity < context.num_known
+    rivals = queries.sums_without(row_of(context.rows_of(entity), queries.asked)) if known else queries.sums
     return NegativeQuery(queries.asked, queries.images, rivals, weights)
 
 
@@ -688,8 +688,8 @@ class Near:
         """Of a problem; where somebody asks, nothing is known of rivals before `looked`."""
         parts: list[tuple[int, Part]] = []
         for role in problem.roles:
-            at, maps = PLACES[role.side], maps_of(problem.around.model, role.relations, role.side)
-            parts += [(at, _losses(role, maps)), (at, _penalty(role, maps, problem.around))]
+            at, maps = PLACES[role.side], maps_of(problem.context.model, role.relations, role.side)
+            parts += [(at, _losses(role, maps)), (at, _penalty(role, maps, problem.context))]
         for one in problem.negative_queries:
             arrays = as_array(one.images), as_array(-one.rivals), as_array(one.weights)
             parts.append((PLACES[one.side], Rising(*arrays)))
@@ -795,22 +795,22 @@ def _losses(role: Role, maps: Maps) -> Part:
     return Asking(role.rivals, maps, vectors, role.groups.cpu().numpy(), weights, apart)
 
 
-def _penalty(role: Role, maps: Maps, around: FrozenContext) -> Part:
+def _penalty(role: Role, maps: Maps, context: FrozenContext) -> Part:
     """The penalty of a role's examples. Of squares it is known once and for all by what they are multiplied with."""
     counts = role.share * torch.bincount(role.groups, minlength=len(role.relations)).to(role.vectors)
 
     @torch.no_grad()
     def slopes(row: Array, images: Array) -> tuple[float, Array, Array]:
-        f = role.factors(torch.from_numpy(row).to(counts), around)
+        f = role.factors(torch.from_numpy(row).to(counts), context)
         setattr(f, f"mapped_{role.side}", torch.from_numpy(images).to(counts))
-        value, slope, of_images = around.penalty.slopes(f, role.side, counts)
+        value, slope, of_images = context.penalty.slopes(f, role.side, counts)
         return float(value), as_array(slope), as_array(of_images)
 
     def penalty(row: Array) -> tuple[float, Array]:
         value, slope, of_images = slopes(row, maps(row))
         return value, slope + maps.back(of_images)
 
-    if not around.penalty.quadratic:
+    if not context.penalty.quadratic:
         return penalty
     ones = np.ones_like(as_array(role.vectors)[0])
     _, plain, mapped = slopes(ones, np.ones((len(counts), len(ones)), ones.dtype))
@@ -819,7 +819,7 @@ def _penalty(role: Role, maps: Maps, around: FrozenContext) -> Part:
         slope = plain * row + maps.back(mapped * maps(row))
         return 0.5 * float(slope @ row), slope
 
-    if not around.model.diagonal:
+    if not context.model.diagonal:
         return squares
     _, curvature = squares(ones)
 

@@ -33,9 +33,9 @@ from dualkg.inference.inductive import (
 
 @dataclass(frozen=True, eq=False)
 class Crowd:
-    """InductiveEntities of which none has a triple with another one; `bystanding` and `num_triples` are `(num_newcomers,)`."""
+    """InductiveEntities of which none has a triple with another one; `bystanding` and `num_triples` are `(num_new,)`."""
 
-    around: FrozenContext
+    context: FrozenContext
     inductive_entities: Tensor
     places: Tensor  # of every entity among the inductive_entities
     roles: tuple[Role, ...]
@@ -45,7 +45,7 @@ class Crowd:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, inductive_entities: Tensor, triples: Tensor, placed: Tensor, around: FrozenContext) -> Crowd:
+    def of(cls, inductive_entities: Tensor, triples: Tensor, placed: Tensor, context: FrozenContext) -> Crowd:
         """Of inductive_entities by those of the triples `(num_triples, 3)` that join one of them to an entity with a row."""
         places = torch.full_like(placed, -1, dtype=torch.long)
         places[inductive_entities] = torch.arange(len(inductive_entities), device=places.device)
@@ -53,24 +53,24 @@ class Crowd:
         as_head = (places[heads] >= 0) & placed[tails] & (heads != tails)
         as_tail = (places[tails] >= 0) & placed[heads] & (heads != tails)
         owners = torch.cat([heads[as_head], tails[as_tail], heads[(heads == tails) & placed[heads]]])
-        counts = torch.bincount(owners, minlength=len(placed))[inductive_entities].to(around.inductive_entities)
-        usual = around.usual_triples
+        counts = torch.bincount(owners, minlength=len(placed))[inductive_entities].to(context.inductive_entities)
+        usual = context.usual_triples
         return cls(
-            around=around,
+            context=context,
             inductive_entities=inductive_entities,
             places=places,
-            roles=roles_in(triples, as_head, as_tail, around, without=around.num_known),
-            negative_queries=negative_queries_of(around.num_known, around),
+            roles=roles_in(triples, as_head, as_tail, context, without=context.num_known),
+            negative_queries=negative_queries_of(context.num_known, context),
             bystanding=(counts / usual).clamp(max=1.0) if usual else torch.ones_like(counts),
             num_triples=counts,
         )
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The objective of each by its rows `(num_newcomers, num_rows, width)`, over the number of its triples."""
+        """The objective of each by its rows `(num_new, num_rows, width)`, over the number of its triples."""
         found = torch.zeros_like(self.num_triples)
         for role in self.roles:
             at = self.places[role.owners]
-            losses = role.losses(row_of(rows, role.side)[at], self.around)
+            losses = role.losses(row_of(rows, role.side)[at], self.context)
             found = found.index_add(0, at[role.groups], losses)
         for one in self.negative_queries:
             found = found + self.bystanding * one.loss(row_of(rows, one.side))
@@ -86,8 +86,8 @@ class Crowd:
 
     def start(self) -> Tensor:
         """Rows to begin with, as `Problem.start` has them."""
-        rows = self.around.inductive_entities.new_zeros(
-            len(self.inductive_entities), *self.around.inductive_entities.shape[1:]
+        rows = self.context.inductive_entities.new_zeros(
+            len(self.inductive_entities), *self.context.inductive_entities.shape[1:]
         )
         counts = rows.new_zeros(*rows.shape[:2], 1)
         for role in self.roles:
@@ -178,7 +178,7 @@ def plainly(problem: Problem, start: Array, *, tolerance: float) -> Array:
     """Every step looks at all rivals."""
 
     def value_and_slope(rows: Array) -> tuple[float, Array]:
-        value, slope = problem.slope(torch.from_numpy(rows).to(problem.around.inductive_entities))
+        value, slope = problem.slope(torch.from_numpy(rows).to(problem.context.inductive_entities))
         return float(value), as_array(slope)
 
     return least(_by_triple(problem, value_and_slope), start, tolerance=tolerance)
@@ -238,23 +238,23 @@ def _by_triple(problem: Problem, function: Function) -> Function:
     return value_and_slope
 
 
-def solve_newcomers(triples: Triples, around: FrozenContext) -> Tensor:
-    """Rows `(num_newcomers, num_rows, width)` of inductive_entities by their triples, which all lead to known entities.
+def embed_entities(triples: Triples, context: FrozenContext) -> Tensor:
+    """Rows `(num_new, num_rows, width)` of inductive_entities by their triples, which all lead to known entities.
 
     Each is placed as soon as one of its triples is with an entity that has a row. Then those that have triples with
     each other are solved again, in turns, until nothing moves: every turn lowers the same objective.
     """
-    found = torch.from_numpy(triples).long().to(around.model.device)
-    rows = around.inductive_entities.clone()
-    solver = _Solver(found, replace(around, inductive_entities=rows))  # problems read what has been solved before
-    placed = torch.arange(around.num_known + len(rows), device=found.device) < around.num_known
+    found = torch.from_numpy(triples).long().to(context.model.device)
+    rows = context.inductive_entities.clone()
+    solver = _Solver(found, replace(context, inductive_entities=rows))  # problems read what has been solved before
+    placed = torch.arange(context.num_known + len(rows), device=found.device) < context.num_known
     while not bool(placed.all()):
         ready = _joined(found, placed)
         if not len(ready):
             raise ValueError("some inductive_entities have no triples that lead to a known entity")
         solver(ready, placed, again=False)
         placed[ready] = True
-    turns = _turns(found, around.num_known)
+    turns = _turns(found, context.num_known)
     for _ in range(MOST_ROUNDS if turns else 0):
         before = rows.clone()
         for inductive_entities in turns:
@@ -274,13 +274,13 @@ class _Solver:
     """Solves inductive_entities, none of which has a triple with another one, by their triples with entities that have a row."""
 
     triples: Tensor
-    around: FrozenContext
+    context: FrozenContext
 
     def __call__(self, inductive_entities: Tensor, placed: Tensor, *, again: bool) -> None:
-        rows, num_known = self.around.inductive_entities, self.around.num_known
+        rows, num_known = self.context.inductive_entities, self.context.num_known
         if are_solved_together(inductive_entities):
             for some in inductive_entities.split(MOST_AT_ONCE):  # type: ignore[no-untyped-call]
-                crowd = Crowd.of(some, self.triples, placed, self.around)
+                crowd = Crowd.of(some, self.triples, placed, self.context)
                 rows[some - num_known] = minimise_each(crowd, rows[some - num_known] if again else crowd.start())
             return
         for entity in inductive_entities.tolist():
@@ -291,9 +291,9 @@ class _Solver:
     def _problem(self, entity: int, placed: Tensor) -> Problem:
         heads, tails = self.triples[:, 0], self.triples[:, 2]
         mine = self.triples[((heads == entity) & placed[tails]) | ((tails == entity) & placed[heads])]
-        usual = self.around.usual_triples
+        usual = self.context.usual_triples
         bystanding = min(1.0, len(mine) / usual) if usual else 1.0
-        return Problem.of(entity, mine, self.around, bystanding=bystanding)
+        return Problem.of(entity, mine, self.context, bystanding=bystanding)
 
 
 def _joined(triples: Tensor, placed: Tensor) -> Tensor:

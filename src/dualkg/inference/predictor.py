@@ -168,7 +168,7 @@ class Predictor:
 
         Calibration and prediction sets go with it: they are of the same relations.
         """
-        found = with_inductive_entity(self.model, self.graph, name, triples=triples, around=self._around)
+        found = with_inductive_entity(self.model, self.graph, name, triples=triples, context=self._context)
         return Predictor(
             found.model,
             found.graph,
@@ -179,10 +179,10 @@ class Predictor:
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
         """The training triples that most support a triple's score, and entities alike that have the same."""
-        return explain(self.model, self.graph, (head, relation, tail), k=k, around=self._around)
+        return explain(self.model, self.graph, (head, relation, tail), k=k, context=self._context)
 
     @cached_property
-    def _around(self) -> FrozenContext:
+    def _context(self) -> FrozenContext:
         return FrozenContext.of(self.model, self.graph, recipe=self.recipe)
 
     @torch.no_grad()

@@ -106,4 +106,4 @@ def test_a_list_prefers_what_is_often_missing():
     model = kg.CP(graph.shape, dim=2, init_scale=0.0)
     made = complete(model, graph, top=20, calibration=calibration_of(1.0, (2.0,) * 4, num_relations=2))
     assert set(made.relations.tolist()) == {0}
-    assert (made.probability < made.as_answer).all()
+    assert (made.probability < made.answer_probability).all()

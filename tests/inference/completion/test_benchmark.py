@@ -9,19 +9,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
-import completing
+import completion
 
 
 def test_what_is_measured_is_a_list(tmp_path):
-    job, arrays = asdict(completing.Job("world", 4, types=True, top=50)), str(tmp_path / "weights.npz")
-    completing.make_weights(job, device="cpu", arrays=arrays, steps=4)
-    found = completing.measure(job, device="cpu", arrays=arrays, quick=True)
+    job, arrays = asdict(completion.Job("world", 4, types=True, top=50)), str(tmp_path / "weights.npz")
+    completion.make_weights(job, device="cpu", arrays=arrays, steps=4)
+    found = completion.measure(job, device="cpu", arrays=arrays, quick=True)
     assert found["num_found"] == 50
     assert 0 < found["least_probability"] < 1
     assert found["seconds"] > 0
 
 
 def test_the_script_tells_its_jobs():
-    words = [sys.executable, completing.__file__, "--list", "--device", "cuda"]
+    words = [sys.executable, completion.__file__, "--list", "--device", "cuda"]
     told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert told == ["FB15k-237 ComplEx dim 2000 whole"]

@@ -9,34 +9,36 @@ import dualkg as kg
 from dualkg.inference.completion import complete
 from paper.completion_study import sizes_up_to, study
 from tests.conftest import graph_of
-from tests.inference.completion.by_force import MODELS, every_new_triple, random_calibration, random_graph
+from tests.inference.completion.brute_force import MODELS, every_new_triple, random_calibration, random_graph
 
 KNOWN = ("train", "valid")
 
 
-@pytest.mark.parametrize("narrowing", [{}, {"types": True}, {"relations": [0, 2], "heads": [0, 1, 2, 3, 4, 5, 6]}])
-def test_the_list_is_counted_by_hand(narrowing):
+@pytest.mark.parametrize(
+    "candidate_filter", [{}, {"types": True}, {"relations": [0, 2], "heads": [0, 1, 2, 3, 4, 5, 6]}]
+)
+def test_the_list_is_counted_by_hand(candidate_filter):
     graph, calibration = random_graph(3), random_calibration(3)
     model = MODELS["ComplEx"](graph.shape)
     sizes = [1, 5, 20, 1000]
-    found = study(model, graph, sizes=sizes, calibration=calibration, **narrowing)
-    listed = complete(model, graph, calibration=calibration, known=KNOWN, **narrowing)
+    found = study(model, graph, sizes=sizes, calibration=calibration, **candidate_filter)
+    listed = complete(model, graph, calibration=calibration, known=KNOWN, **candidate_filter)
     made = listed.triples.tolist()
     test = {tuple(triple) for triple in graph.test.tolist()}
     assert found.found == [sum(tuple(triple) in test for triple in made[:size]) for size in sizes]
     assert found.expected == pytest.approx([float(listed.probability[:size].sum()) for size in sizes], rel=1e-5)
-    may_be = {tuple(triple) for triple in every_new_triple(graph, known=KNOWN, **narrowing).tolist()}
+    may_be = {tuple(triple) for triple in every_new_triple(graph, known=KNOWN, **candidate_filter).tolist()}
     assert (found.num_triples, found.num_test) == (len(may_be), len(may_be & test))
     chance = found.num_test / found.num_triples
     assert found.at_random == pytest.approx([min(size, len(may_be)) * chance for size in sizes])
 
 
-@pytest.mark.parametrize("narrowing", [{}, {"types": True}, {"heads": [1, 2, 3, 4], "loops": True}])
-def test_a_guess_by_degree_is_what_shuffled_ties_give(narrowing):
+@pytest.mark.parametrize("candidate_filter", [{}, {"types": True}, {"heads": [1, 2, 3, 4], "loops": True}])
+def test_a_guess_by_degree_is_what_shuffled_ties_give(candidate_filter):
     """The closed form, against the mean over every place that a tie could have."""
     graph, sizes = random_graph(4), [3, 10, 40, 1000]
-    found = study(MODELS["CP"](graph.shape), graph, sizes=sizes, **narrowing)
-    triples = every_new_triple(graph, known=KNOWN, **narrowing)
+    found = study(MODELS["CP"](graph.shape), graph, sizes=sizes, **candidate_filter)
+    triples = every_new_triple(graph, known=KNOWN, **candidate_filter)
     degrees = [
         sum((graph.train[:, 1] == r) & (graph.train[:, 0] == h))
         * sum((graph.train[:, 1] == r) & (graph.train[:, 2] == t))

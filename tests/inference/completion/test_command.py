@@ -8,7 +8,7 @@ import pytest
 import dualkg as kg
 from dualkg.cli import complete
 from dualkg.inference import completion_search
-from tests.inference.completion.by_force import random_graph
+from tests.inference.completion.brute_force import random_graph
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_a_run_that_is_not_finished_is_refused(typed, run, tmp_path):
 
 
 def test_stopped_it_says_how_to_go_on(typed, run, tmp_path, monkeypatch):
-    out, part = tmp_path / "new.tsv", tmp_path / "new.tsv.part"
+    out, checkpoint = tmp_path / "new.tsv", tmp_path / "new.tsv.checkpoint"
     whole = typed("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
     monkeypatch.setitem(completion_search.SCORES, "cpu", 60)
     progress = complete._progress
@@ -112,7 +112,7 @@ def test_stopped_it_says_how_to_go_on(typed, run, tmp_path, monkeypatch):
     told = typed("complete", run, "--top", 20, "--out", out)
     assert told.code == 130
     assert "stopped. The same command goes on from there" in told.err
-    assert part.exists()
+    assert checkpoint.exists()
     assert not out.exists()
     monkeypatch.setattr(complete, "_progress", progress)
     told = typed("complete", run, "--top", 21, "--out", out)
@@ -121,4 +121,4 @@ def test_stopped_it_says_how_to_go_on(typed, run, tmp_path, monkeypatch):
     again = typed("complete", run, "--top", 20, "--out", out, "--json").json
     names = [[(row["head"], row["relation"], row["tail"]) for row in one["best"]] for one in (again, whole)]
     assert names[0] == names[1]
-    assert not part.exists()
+    assert not checkpoint.exists()

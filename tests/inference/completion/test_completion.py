@@ -10,9 +10,9 @@ import dualkg as kg
 from dualkg.inference import completion_search
 from dualkg.inference.calibration import Calibration
 from dualkg.inference.completion import complete
-from tests.inference.completion.by_force import (
+from tests.inference.completion.brute_force import (
     MODELS,
-    complete_by_force,
+    complete_brute_force,
     every_new_triple,
     random_calibration,
     random_graph,
@@ -36,23 +36,23 @@ def scores_at_once(request, monkeypatch):
 
 
 def assert_same(found, expected):
-    triples, log_probability, worth = expected
+    triples, log_probability, rank_score = expected
     np.testing.assert_allclose(found.log_probability, log_probability, atol=2e-5)
     if found.probability is not None:
-        np.testing.assert_allclose(found.probability, worth, atol=1e-5)
+        np.testing.assert_allclose(found.probability, rank_score, atol=1e-5)
         assert (np.diff(found.probability) <= 0).all()
     # Numbers that rounding may exchange do not occur in these graphs.
     assert found.triples.tolist() == triples.tolist()
 
 
-@pytest.mark.parametrize("narrowing", NARROWINGS)
+@pytest.mark.parametrize("candidate_filter", NARROWINGS)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_list_is_that_of_every_triple(name, narrowing):
+def test_the_list_is_that_of_every_triple(name, candidate_filter):
     graph, calibration = random_graph(0), random_calibration(0)
     model = MODELS[name](graph.shape)
     for top in (1, 7, 10_000):
-        choices = {"top": top, "calibration": calibration, **NARROWINGS[narrowing]}
-        assert_same(complete(model, graph, **choices), complete_by_force(model, graph, **choices))
+        choices = {"top": top, "calibration": calibration, **NARROWINGS[candidate_filter]}
+        assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
 
 
 @pytest.mark.usefixtures("scores_at_once")
@@ -61,9 +61,9 @@ def test_the_list_is_that_of_every_triple(name, narrowing):
 def test_blocks_of_any_size_find_the_same(name, seed):
     graph, calibration = random_graph(seed), random_calibration(seed)
     model = MODELS[name](graph.shape)
-    for narrowing in (NARROWINGS["whole"], NARROWINGS["all of them"]):
-        choices = {"top": 15, "calibration": calibration, **narrowing}
-        assert_same(complete(model, graph, **choices), complete_by_force(model, graph, **choices))
+    for candidate_filter in (NARROWINGS["whole"], NARROWINGS["all of them"]):
+        choices = {"top": 15, "calibration": calibration, **candidate_filter}
+        assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
 
 
 @pytest.mark.parametrize("least", [0.0, 0.3, 0.9, 1.0])
@@ -72,7 +72,7 @@ def test_none_is_less_probable_than_asked_for(least):
     model = MODELS["ComplEx"](graph.shape)
     choices = {"top": 50, "calibration": calibration, "min_probability": least}
     found = complete(model, graph, **choices)
-    assert_same(found, complete_by_force(model, graph, **choices))
+    assert_same(found, complete_brute_force(model, graph, **choices))
     assert (found.probability >= np.float32(least)).all()
 
 
@@ -80,7 +80,7 @@ def test_without_a_calibration_evidence_is_the_order_and_there_is_no_probability
     graph = random_graph(2)
     model = MODELS["ComplEx"](graph.shape)
     found = complete(model, graph, top=20)
-    assert_same(found, complete_by_force(model, graph, top=20))
+    assert_same(found, complete_brute_force(model, graph, top=20))
     assert found.probability is None
     assert "probability" not in found.table().column_names
 
@@ -107,7 +107,7 @@ def test_splits_can_be_taken_for_unknown():
     graph = random_graph(4)
     model = MODELS["CP"](graph.shape)
     choices = {"top": 40, "known": ["train", "valid"]}
-    assert_same(complete(model, graph, **choices), complete_by_force(model, graph, **choices))
+    assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
 
 
 @pytest.mark.usefixtures("scores_at_once")
@@ -115,10 +115,10 @@ def test_ties_are_in_the_order_of_ids():
     """Where a model knows nothing, all triples have the same log_probability."""
     graph = random_graph(5)
     model = kg.CP(graph.shape, dim=2, init_scale=0.0)
-    for narrowing in NARROWINGS.values():
-        expected = every_new_triple(graph, **narrowing)
+    for candidate_filter in NARROWINGS.values():
+        expected = every_new_triple(graph, **candidate_filter)
         for top in (3, 20):
-            assert complete(model, graph, top=top, **narrowing).triples.tolist() == expected[:top].tolist()
+            assert complete(model, graph, top=top, **candidate_filter).triples.tolist() == expected[:top].tolist()
 
 
 def test_what_is_nearly_sure_is_still_in_order():
@@ -128,7 +128,7 @@ def test_what_is_nearly_sure_is_still_in_order():
     sure = Calibration(torch.ones(3), torch.full((3, 4), 80.0), torch.ones(3).bool())
     choices = {"top": 12, "calibration": sure, "relations": [1], "types": True}
     found = complete(model, graph, **choices)
-    assert (found.as_answer == 1).all()
+    assert (found.answer_probability == 1).all()
     assert len(set(found.probability.tolist())) == 1
     assert found.triples.tolist() == complete(model, graph, **(choices | {"calibration": None})).triples.tolist()
 
@@ -138,8 +138,8 @@ def test_narrowing_does_not_change_a_probability():
     model = MODELS["ComplEx"](graph.shape)
     whole = complete(model, graph, calibration=calibration, loops=True)
     by_triple = dict(zip(map(tuple, whole.triples.tolist()), whole.probability.tolist(), strict=True))
-    for narrowing in NARROWINGS.values():
-        found = complete(model, graph, calibration=calibration, **narrowing)
+    for candidate_filter in NARROWINGS.values():
+        found = complete(model, graph, calibration=calibration, **candidate_filter)
         expected = [by_triple[tuple(triple)] for triple in found.triples.tolist()]
         np.testing.assert_allclose(found.probability, expected, rtol=1e-4)
 
@@ -162,7 +162,7 @@ def test_a_full_list_rules_out_most_second_queries(monkeypatch):
     found = complete(model, graph, top=10)
     assert sum(number for relation, number in asked if relation == 0) == 100
     assert sum(number for relation, number in asked if relation == 1) == 50
-    assert_same(found, complete_by_force(model, graph, top=10))
+    assert_same(found, complete_brute_force(model, graph, top=10))
 
 
 def test_never_more_than_a_block_is_held(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from dualkg.inference import completion_search
 from dualkg.inference.completion import complete
-from tests.inference.completion.by_force import MODELS, complete_by_force, random_calibration, random_graph
+from tests.inference.completion.brute_force import MODELS, complete_brute_force, random_calibration, random_graph
 from tests.inference.completion.test_completion import assert_same
 
 pytestmark = pytest.mark.gpu
@@ -20,5 +20,5 @@ def test_the_list_is_that_of_every_triple(name, scores_at_once, monkeypatch):
     model = MODELS[name](graph.shape)
     for top in (1, 7, 10_000):
         choices = {"top": top, "calibration": calibration}
-        expected = complete_by_force(model.cpu(), graph, **choices)
+        expected = complete_brute_force(model.cpu(), graph, **choices)
         assert_same(complete(model.cuda(), graph, **choices), expected)

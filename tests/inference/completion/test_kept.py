@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import dualkg as kg
 from dualkg.inference import completion, completion_search
 from dualkg.inference.completion import complete
-from tests.inference.completion.by_force import MODELS, random_calibration, random_graph
+from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 
 
 @pytest.fixture
@@ -38,35 +38,39 @@ def stopping_after(number, error):
 
 
 def assert_same(one, other):
-    for name in ("heads", "relations", "tails", "probability", "as_answer", "score", "log_probability"):
+    for name in ("heads", "relations", "tails", "probability", "answer_probability", "score", "log_probability"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
 @pytest.mark.parametrize("name", ["ComplEx", "TransE, one way"])
 @pytest.mark.parametrize("blocks", [1, 2, 4, 8])
 def test_a_stopped_search_goes_on(tmp_path, choices, name, blocks):
-    graph, part = random_graph(0), tmp_path / "new.tsv.part"
+    graph, checkpoint = random_graph(0), tmp_path / "new.tsv.checkpoint"
     model = MODELS[name](graph.shape)
     at_a_stretch, told = [], []
     whole = complete(model, graph, **choices, on_progress=lambda done, whole: at_a_stretch.append(done))
     with pytest.raises(KeyboardInterrupt):
-        complete(model, graph, **choices, part=part, on_progress=stopping_after(blocks, KeyboardInterrupt()))
-    assert part.exists()
-    again = complete(model, graph, **choices, part=part, on_progress=lambda done, whole: told.append(done))
+        complete(
+            model, graph, **choices, checkpoint=checkpoint, on_progress=stopping_after(blocks, KeyboardInterrupt())
+        )
+    assert checkpoint.exists()
+    again = complete(model, graph, **choices, checkpoint=checkpoint, on_progress=lambda done, whole: told.append(done))
     assert_same(again, whole)
     assert told == at_a_stretch[blocks:]
-    assert not part.exists()
+    assert not checkpoint.exists()
 
 
 def test_what_is_saved_now_and_then_is_enough(tmp_path, choices, monkeypatch):
     """A kill gives no chance to save; each search here dies after two blocks more."""
     monkeypatch.setattr(completion, "SECONDS", 0)
-    graph, part = random_graph(1), tmp_path / "new.tsv.part"
+    graph, checkpoint = random_graph(1), tmp_path / "new.tsv.checkpoint"
     model = MODELS["CP"](graph.shape)
     num_deaths = 0
     while True:
         try:
-            found = complete(model, graph, **choices, part=part, on_progress=stopping_after(2, SystemError("dead")))
+            found = complete(
+                model, graph, **choices, checkpoint=checkpoint, on_progress=stopping_after(2, SystemError("dead"))
+            )
             break
         except SystemError:
             num_deaths += 1
@@ -76,18 +80,21 @@ def test_what_is_saved_now_and_then_is_enough(tmp_path, choices, monkeypatch):
 
 def test_a_short_search_leaves_nothing_behind(tmp_path, choices):
     graph = random_graph(0)
-    complete(MODELS["CP"](graph.shape), graph, **choices, part=tmp_path / "new.tsv.part")
+    complete(MODELS["CP"](graph.shape), graph, **choices, checkpoint=tmp_path / "new.tsv.checkpoint")
     assert not list(tmp_path.iterdir())
 
 
 def test_other_choices_are_told(tmp_path, choices):
-    graph, part = random_graph(0), tmp_path / "new.tsv.part"
+    graph, checkpoint = random_graph(0), tmp_path / "new.tsv.checkpoint"
     model = MODELS["CP"](graph.shape)
     with pytest.raises(KeyboardInterrupt):
-        complete(model, graph, **choices, part=part, on_progress=stopping_after(3, KeyboardInterrupt()))
+        complete(model, graph, **choices, checkpoint=checkpoint, on_progress=stopping_after(3, KeyboardInterrupt()))
     other_graph = dataclasses.replace(graph, test=graph.test[:3])
     for changed, sentence in (
-        ({"top": 1000}, "new.tsv.part is a list that was begun with other choices: top was 30 and is now 1,000. Give"),
+        (
+            {"top": 1000},
+            "new.tsv.checkpoint is a list that was begun with other choices: top was 30 and is now 1,000. Give",
+        ),
         ({"types": True}, "types was off and is now on"),
         ({"heads": ["e1"], "loops": True}, "loops was off and is now on and heads was all and is now e1"),
         ({"relations": ["r0", "r2"]}, "relations was r0, r1, r2 and is now r0, r2"),
@@ -95,49 +102,50 @@ def test_other_choices_are_told(tmp_path, choices):
         ({"calibration": random_calibration(9)}, "the calibration was not the same"),
     ):
         with pytest.raises(kg.RequestError, match=sentence):
-            complete(model, graph, **{**choices, **changed}, part=part)
+            complete(model, graph, **{**choices, **changed}, checkpoint=checkpoint)
     with pytest.raises(kg.RequestError, match="the weights were not the same"):
-        complete(kg.CP(graph.shape, dim=3), graph, **choices, part=part)
+        complete(kg.CP(graph.shape, dim=3), graph, **choices, checkpoint=checkpoint)
     with pytest.raises(kg.RequestError, match="the graph was not the same"):
-        complete(model, other_graph, **choices, part=part)
-    assert part.exists()
+        complete(model, other_graph, **choices, checkpoint=checkpoint)
+    assert checkpoint.exists()
 
 
 def test_a_file_that_is_something_else_is_told(tmp_path, choices):
-    graph, part = random_graph(0), tmp_path / "new.tsv.part"
-    part.write_text("not ours")
-    with pytest.raises(kg.RequestError, match="new.tsv.part cannot be read .*Remove it to begin again"):
-        complete(MODELS["CP"](graph.shape), graph, **choices, part=part)
-    save_file({"x": torch.zeros(1)}, part)
-    with pytest.raises(kg.RequestError, match="new.tsv.part cannot be read .*Remove it to begin again"):
-        complete(MODELS["CP"](graph.shape), graph, **choices, part=part)
+    graph, checkpoint = random_graph(0), tmp_path / "new.tsv.checkpoint"
+    checkpoint.write_text("not ours")
+    with pytest.raises(kg.RequestError, match="new.tsv.checkpoint cannot be read .*Remove it to begin again"):
+        complete(MODELS["CP"](graph.shape), graph, **choices, checkpoint=checkpoint)
+    save_file({"x": torch.zeros(1)}, checkpoint)
+    with pytest.raises(kg.RequestError, match="new.tsv.checkpoint cannot be read .*Remove it to begin again"):
+        complete(MODELS["CP"](graph.shape), graph, **choices, checkpoint=checkpoint)
 
 
 KILLED = """
 import time
 import sys
-from dualkg.answers.completion import complete, kept, queries
-from tests.inference.completion.by_force import MODELS, random_calibration, random_graph
+from dualkg.inference import completion, completion_search
+from dualkg.inference.completion import complete
+from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 
-kept.SECONDS = 0
-queries.SCORES["cpu"] = 27
+completion.SECONDS = 0
+completion_search.SCORES["cpu"] = 27
 graph = random_graph(0)
 complete(
-    MODELS["ComplEx"](graph.shape), graph, top=30, calibration=random_calibration(0), part=sys.argv[1],
+    MODELS["ComplEx"](graph.shape), graph, top=30, calibration=random_calibration(0), checkpoint=sys.argv[1],
     on_progress=lambda done, whole: time.sleep(0.1),
 )
 """
 
 
 def test_a_killed_search_goes_on(tmp_path, choices):
-    part = tmp_path / "new.tsv.part"
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(part)], stderr=subprocess.PIPE)
+    checkpoint = tmp_path / "new.tsv.checkpoint"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(checkpoint)], stderr=subprocess.PIPE)
     deadline = time.monotonic() + 100
-    while not part.exists() and process.poll() is None and time.monotonic() < deadline:
+    while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     _, err = process.communicate()
-    assert part.exists(), err.decode()
+    assert checkpoint.exists(), err.decode()
     graph = random_graph(0)
     model = MODELS["ComplEx"](graph.shape)
-    assert_same(complete(model, graph, **choices, part=part), complete(model, graph, **choices))
+    assert_same(complete(model, graph, **choices, checkpoint=checkpoint), complete(model, graph, **choices))

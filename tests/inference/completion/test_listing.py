@@ -12,7 +12,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.inference.completion import check_file, complete
-from tests.inference.completion.by_force import MODELS, random_calibration, random_graph
+from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_table_has_names_and_ranks(made, graph):
         "relation",
         "tail",
         "probability",
-        "as_answer",
+        "answer_probability",
         "score",
         "log_probability",
     ]
@@ -73,7 +73,7 @@ def test_numbers_come_back_as_they_were(made, tmp_path):
     assert of_parquet.equals(made.table())
     unquoted = pa.csv.ParseOptions(delimiter="\t", quote_char=False)
     of_text = pa.csv.read_csv(made.save(tmp_path / "new.tsv"), parse_options=unquoted)
-    for name in ("probability", "as_answer", "score", "log_probability"):
+    for name in ("probability", "answer_probability", "score", "log_probability"):
         np.testing.assert_array_equal(of_text[name].to_numpy().astype(np.float32), made.table()[name].to_numpy())
 
 
@@ -81,7 +81,7 @@ def test_an_empty_list_is_a_file_too(graph, tmp_path):
     found = complete(MODELS["CP"](graph.shape), graph, calibration=random_calibration(0), min_probability=1.0)
     assert len(found) == 0
     text = found.save(tmp_path / "new.tsv").read_text()
-    assert text == "rank\thead\trelation\ttail\tprobability\tas_answer\tscore\tevidence\n"
+    assert text == "rank\thead\trelation\ttail\tprobability\tanswer_probability\tscore\tlog_probability\n"
 
 
 def test_files_that_cannot_be_written_are_refused_before_the_search(graph, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dualkg.data.graph import looping_relations
-from dualkg.inference.completion_search import Narrowing
+from dualkg.inference.completion_search import CandidateFilter
 from tests.conftest import graph_of
 
 
@@ -14,5 +14,7 @@ def test_a_loop_by_mistake_makes_no_others_likely(others, looping):
     """One loop of relation 0 in a hundred triples lets others of its entities in, one in a hundred and one does not."""
     graph = graph_of([(0, 0, 0), *((0, 0, tail) for tail in range(1, others + 1)), (1, 1, 2)], num_entities=102)
     assert looping_relations(graph) == ({0} if looping else frozenset())
-    ruled_out = {tuple(pair) for pair in Narrowing.of(graph).ruled_out(0).tolist()}
-    assert ((5, 5) in ruled_out) is not (looping and others >= 5)  # an entity that the relation does not know has none
+    excluded_pairs = {tuple(pair) for pair in CandidateFilter.of(graph).excluded_pairs(0).tolist()}
+    assert ((5, 5) in excluded_pairs) is not (
+        looping and others >= 5
+    )  # an entity that the relation does not know has none

@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.inference.calibration import PriorCorrection
-from dualkg.inference.completion_search import Narrowing, Parts
+from dualkg.inference.completion_search import CandidateFilter, Parts
 from tests.conftest import graph_of
-from tests.inference.completion.by_force import random_calibration, random_graph
+from tests.inference.completion.brute_force import random_calibration, random_graph
 
 
 @given(seed=st.integers(0, 200), types=st.booleans(), some=st.booleans(), by_kind=st.booleans())
 def test_every_pair_is_in_one_part(seed, types, some, by_kind):
     graph = random_graph(seed, num_triples=20)
-    narrowing = Narrowing.of(graph, types=types, heads=[1, 4, 7] if some else None)
-    parts = Parts(narrowing, PriorCorrection.of(random_calibration(seed), graph) if by_kind else None)
+    candidate_filter = CandidateFilter.of(graph, types=types, heads=[1, 4, 7] if some else None)
+    parts = Parts(candidate_filter, PriorCorrection.of(random_calibration(seed), graph) if by_kind else None)
     found = []
     for part in parts.in_order():
         given_ids, answers, _ = parts.ends(part)
@@ -27,8 +27,10 @@ def test_every_pair_is_in_one_part(seed, types, some, by_kind):
         assert (np.diff(given_ids) > 0).all()
         pairs = product(given_ids.tolist(), answers.tolist())
         found += [(part.relation, *(pair if part.side == "tail" else pair[::-1])) for pair in pairs]
-    relations = narrowing.relations.tolist()
-    wanted = [(r, *pair) for r in relations for pair in product(narrowing.heads_of(r), narrowing.tails_of(r))]
+    relations = candidate_filter.relations.tolist()
+    wanted = [
+        (r, *pair) for r in relations for pair in product(candidate_filter.heads_of(r), candidate_filter.tails_of(r))
+    ]
     assert sorted(found) == sorted(wanted)
 
 
@@ -40,7 +42,7 @@ def test_what_train_has_is_asked_about_first(rotated):
     if rotated:
         train, valid = ([triple[::-1] for triple in triples] for triples in (train, valid))
     graph = graph_of(train, valid, num_entities=40, num_relations=1)
-    parts = Parts(Narrowing.of(graph), PriorCorrection.of(random_calibration(0, 1), graph)).in_order()
+    parts = Parts(CandidateFilter.of(graph), PriorCorrection.of(random_calibration(0, 1), graph)).in_order()
     sides = ["head", "tail", "head"] if rotated else ["tail", "head", "tail"]
     assert [(part.num_queries, part.side) for part in parts] == list(zip([2, 3, 38], sides, strict=True))
     assert [part.new_given for part in parts] == [0, 0, 1]

@@ -139,7 +139,7 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 def main() -> None:
     choices = measuring.parser(__doc__).parse_args()
     tasks = {"weights": make_weights, "list": measure}
-    measuring.run("completing", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measuring.run("completion", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
 
 
 if __name__ == "__main__":

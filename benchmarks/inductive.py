@@ -21,7 +21,7 @@ from unittest import mock
 
 import numpy as np
 
-import completing
+import completion
 import measuring
 import tables
 
@@ -31,7 +31,7 @@ STEPS = 1_088  # of batches of 1,000: two epochs of FB15k-237
 Triple = tuple[str, str, str]
 
 
-class Job(completing.Job):
+class Job(completion.Job):
     """A graph that ComplEx has learned, to be extended."""
 
     @property
@@ -118,7 +118,7 @@ def difference(predictor: Any, cases: dict[int, list[list[Triple]]]) -> float:
 
 def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> dict[str, Any]:
     """Both ways on the same triples."""
-    model, graph = completing.load(completing.Job(**job), arrays)
+    model, graph = completion.load(completion.Job(**job), arrays)
     model.to(device)
     cases = {num: [given_to(graph, num, seed) for seed in range(2 if quick else 9)] for num in COUNTS}
     fast, first = prepared(model, graph, cases[1][0])
@@ -152,10 +152,8 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     choices = measuring.parser(__doc__).parse_args()
-    tasks = {"weights": completing.make_weights, "rows": measure}
-    measuring.run(
-        "inductive_entities", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick)
-    )
+    tasks = {"weights": completion.make_weights, "rows": measure}
+    measuring.run("inductive", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
 
 
 if __name__ == "__main__":

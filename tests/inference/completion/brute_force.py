@@ -62,16 +62,16 @@ def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=Fa
     return np.array(found, dtype=np.int64).reshape(-1, 3)
 
 
-def complete_by_force(model, graph, *, top, calibration=None, min_probability=0.0, **narrowing):
+def complete_brute_force(model, graph, *, top, calibration=None, min_probability=0.0, **candidate_filter):
     """Triples, log_probability and probability of the best, best first."""
-    triples = every_new_triple(graph, **narrowing)
+    triples = every_new_triple(graph, **candidate_filter)
     log_probability = triple_log_probabilities(model, triples).double()
     judged = (log_probability, torch.from_numpy(triples[:, 1]), torch.from_numpy(Kinds.of(graph)(triples)))
-    worth, probability = log_probability, None
+    rank_score, probability = log_probability, None
     if calibration is not None:
         prior_correction = PriorCorrection.of(calibration, graph)
-        worth, probability = prior_correction.log_odds(*judged), prior_correction.probability(*judged).numpy()
-    order = np.lexsort((-log_probability.numpy(), -worth.numpy()))
+        rank_score, probability = prior_correction.log_odds(*judged), prior_correction.probability(*judged).numpy()
+    order = np.lexsort((-log_probability.numpy(), -rank_score.numpy()))
     if probability is not None:
         order = order[probability[order] >= min_probability]
     order = order[:top]
