@@ -8,7 +8,7 @@ from typing import Any
 
 from dualkg.extras import check_extra
 from dualkg.inference.calibration_store import calibration_for
-from dualkg.inference.reliability import check_calibration, evaluate_coverage
+from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.training.api import choose_device
 from paper.completion_study import study as study_completion
 from paper.explanation_study import LeftOut
@@ -16,7 +16,7 @@ from paper.explanation_study import study as study_reasons
 from paper.inductive_study import Measured, counted
 from paper.inductive_study import study as study_newcomers
 from paper.plan import Row, recipe_of, rows_with_recipes
-from paper.quantization_study import measure_forms
+from paper.quantization_study import measure_storage_formats
 from paper.setting import Setting
 from paper.sheets import Sheet, over_seeds
 
@@ -57,21 +57,21 @@ def calibration(setting: Setting) -> list[Sheet]:
         graph = setting.graph(name)
         run = setting.trained(ASKED, graph, 0)
         calibration_data = calibration_for(run)
-        held = check_calibration(calibration_data.calibration, run.model, graph)
+        held = evaluate_calibration(calibration_data.calibration, run.model, graph)
         sets = evaluate_coverage(calibration_data.prediction_sets, run.model, graph, coverage=COVERAGE)
         rows = [
-            [what, f"{part.ece:.2g}", f"{part.chance:.2g}", f"{part.num_candidates:,.0f}", f"{part.num_true:,}"]
-            for what, part in (("all", held.whole), ("with p ≥ .01", held.likely))
+            [what, f"{part.ece:.2g}", f"{part.noise:.2g}", f"{part.num_candidates:,.0f}", f"{part.num_true:,}"]
+            for what, part in (("all", held.overall), ("with p ≥ .01", held.likely))
         ]
         note = (
-            f"{ASKED.name}. Answer sets for {sets.wanted:.0%} hold the answer of {sets.whole.share:.1%} of "
-            f"{sets.whole.num_questions:,} questions; half of the sets have at most {sets.whole.median_size:,.0f} "
+            f"{ASKED.name}. Answer sets for {sets.target_coverage:.0%} hold the answer of {sets.overall.coverage:.1%} of "
+            f"{sets.overall.num_queries:,} questions; half of the sets have at most {sets.overall.median_size:,.0f} "
             f"entities."
         )
         columns = ("candidates", "ECE", "by chance", "number", "true")
         facts = {"calibration": held.as_dict(), "coverage": sets.as_dict()}
         sheet = Sheet(f"Probabilities: {graph.name}", columns, rows, [facts], [note])
-        points = {f"{graph.name} test": [(one.predicted, one.found, one.chance) for one in held.likely.bins]}
+        points = {f"{graph.name} test": [(one.predicted, one.observed, one.noise) for one in held.likely.bins]}
         drawing = draw_reliability(points, graph=f"{graph.name} test", ece=held.likely.ece)
         sheets.append(setting.keep("calibration", sheet, facts, drawing, graph=graph))
     return sheets
@@ -79,16 +79,16 @@ def calibration(setting: Setting) -> list[Sheet]:
 
 def forms(setting: Setting) -> list[Sheet]:
     """MRR against the bytes that entities are kept in."""
-    from paper.figures import draw_forms, short
+    from paper.figures import draw_storage_formats, short
 
     check_extra()
     graph = setting.graph(GRAPH)
-    points = measure_forms(setting.trained(ASKED, graph, 0).model, graph)
+    points = measure_storage_formats(setting.trained(ASKED, graph, 0).model, graph)
     rows = [[point.name, short(point.bytes), *point.metrics.row()[:3]] for point in points]
     facts = [point.as_dict() for point in points]
     columns = ("entities as", "bytes", "MRR", "H@1", "H@3")
     sheet = Sheet(f"Entities in fewer bytes: {graph.name}", columns, rows, facts, [f"{ASKED.name}."])
-    drawing = draw_forms(points, title=ASKED.name, graph=graph.name)
+    drawing = draw_storage_formats(points, title=ASKED.name, graph=graph.name)
     return [setting.keep("forms", sheet, facts, drawing, graph=graph)]
 
 

@@ -89,9 +89,9 @@ def apart(graph: Graph, random: np.random.Generator, *, least: int, most: int) -
 def chosen(influences: Sequence[Influence], count: int, random: np.random.Generator) -> dict[str, list[Places]]:
     """By way and answer, which triples of train are to be left out."""
     return {
-        "reasons": [one.places[np.argsort(-one.falls, kind="stable")[:count]] for one in influences],
-        "any": [random.permutation(one.places)[:count] for one in influences],
-        "against": [one.places[np.argsort(one.falls, kind="stable")[:count]] for one in influences],
+        "reasons": [one.rows[np.argsort(-one.score_drops, kind="stable")[:count]] for one in influences],
+        "any": [random.permutation(one.rows)[:count] for one in influences],
+        "against": [one.rows[np.argsort(one.score_drops, kind="stable")[:count]] for one in influences],
     }
 
 
@@ -116,7 +116,7 @@ class _Trial:
         model = train_recipe(self.recipe, graph=rest, device=self.device).model
         falls = self.scores - self._scores(model)
         pairs = zip(self.influences, places, strict=True)
-        expected = np.array([float(one.falls[np.isin(one.places, some)].sum()) for one, some in pairs])
+        expected = np.array([float(one.score_drops[np.isin(one.rows, some)].sum()) for one, some in pairs])
         return LeftOut(
             way=way,
             seed=self.seed,

@@ -22,7 +22,7 @@ from paper.inductive_study import Measured, counted
 from paper.plan import Row, spaces_folder
 from paper.plane import FEWEST, MOST, Plane, pick_query, plane_of
 from paper.published import published
-from paper.quantization_study import FormPoint
+from paper.quantization_study import StoragePoint
 from paper.setting import Setting
 from paper.sheets import Sheet, over_seeds
 
@@ -245,14 +245,14 @@ def _explanation_caption(found: Sequence[LeftOut], graph: str) -> str:
     )
 
 
-def draw_forms(points: Sequence[FormPoint], *, title: str = "", graph: str = "") -> Drawing:
+def draw_storage_formats(points: Sequence[StoragePoint], *, title: str = "", graph: str = "") -> Drawing:
     """A dot for each dense form, and a line along the shares of zeros; bytes on a logarithmic axis."""
     if not points:
         raise RequestError("A figure of forms needs a point, and none came.")
     with needing("matplotlib", to="A figure"):
         from matplotlib.ticker import LogLocator
-    dense = [point for point in points if point.form != "sparse"]
-    sparse = sorted((point for point in points if point.form == "sparse"), key=lambda point: point.share)
+    dense = [point for point in points if point.storage != "sparse"]
+    sparse = sorted((point for point in points if point.storage == "sparse"), key=lambda point: point.share)
     with figures.in_style():
         figure, [axes] = figures.sheet(4.0)
         figures.entitle(
@@ -276,7 +276,7 @@ def draw_forms(points: Sequence[FormPoint], *, title: str = "", graph: str = "")
     return Drawing(figure, _index_caption(graph))
 
 
-def _places(points: Sequence[FormPoint]) -> tuple[list[int], list[float]]:
+def _places(points: Sequence[StoragePoint]) -> tuple[list[int], list[float]]:
     return [point.bytes for point in points], [point.metrics.mrr for point in points]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dualkg.evaluation.comparison import Comparison, compare_ranks
     from dualkg.evaluation.ranking import Ranks, rank
     from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations
-    from dualkg.inference.predictor import Answer, Predictor
+    from dualkg.inference.predictor import Prediction, Predictor
     from dualkg.models.base import EmbeddingModel, Model
     from dualkg.models.bilinear import BilinearModel
     from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
@@ -46,7 +46,6 @@ __all__ = [
     "N3",
     "RESCAL",
     "SE",
-    "Answer",
     "BasicDURA",
     "BilinearModel",
     "Comparison",
@@ -69,6 +68,7 @@ __all__ = [
     "MuRP",
     "NoRegularizer",
     "Optimizer",
+    "Prediction",
     "Predictor",
     "QuatE",
     "Ranks",

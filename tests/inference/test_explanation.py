@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.explanation import explain, falls_without, influence, score_slope, solved
+from dualkg.inference.explanation import explain, influence, score_drops, score_slope, solved
 from dualkg.inference.inductive import FrozenContext, Problem
 from dualkg.inference.inductive_solver import minimise
 from tests.conftest import graph_of
@@ -39,7 +39,7 @@ def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_gra
     rows = minimise(Problem.of(head, found, context), context.rows_of(head))
     context = with_row(context, head, rows)
     slope = score_slope(head, (head, relation, tail), context)
-    falls = falls_without(head, triples, slope, context)
+    falls = score_drops(head, triples, slope, context)
     problem = Problem.of(head, found, context)
     rows = minimise(problem, context.rows_of(head))
     true = []
@@ -55,10 +55,10 @@ def test_influence_goes_through_both_entities(small_graph):
     context = FrozenContext.of(model, small_graph)
     head, relation, tail = (int(id) for id in small_graph.train[0])
     found = influence((head, relation, tail), context)
-    ends = small_graph.train[found.places][:, [0, 2]]
+    ends = small_graph.train[found.rows][:, [0, 2]]
     assert ((found.by_head != 0) == (ends == head).any(1)).all()
     assert ((found.by_tail != 0) == (ends == tail).any(1)).all()
-    assert 0 in found.places[found.falls > 0]
+    assert 0 in found.rows[found.score_drops > 0]
     loop = influence((head, relation, head), context)
     assert not loop.by_tail.any()
     assert loop.by_head.any()
@@ -70,7 +70,7 @@ def test_a_sparse_row_under_n3_has_an_influence(small_graph):
     with torch.no_grad():
         model.entities[:, ::2] = 0
     recipe = kg.Recipe(regularizer={"name": "N3", "weight": 0.1})
-    assert np.isfinite(influence((1, 0, 2), FrozenContext.of(model, small_graph, recipe=recipe)).falls).all()
+    assert np.isfinite(influence((1, 0, 2), FrozenContext.of(model, small_graph, recipe=recipe)).score_drops).all()
 
 
 def test_solved_by_conjugate_gradients():
@@ -100,28 +100,28 @@ def people() -> kg.Run:
 def test_the_reason_is_the_triple_that_the_answer_follows_from(people):
     found = explain(people.model, people.graph, ("p0", "speaks", "French"), recipe=people.recipe)
     assert found.split == "test"
-    assert found.reasons[0].triple.spoken == "(p0, lives_in, France)"
-    assert found.reasons[0].by_tail == 0
-    falls = [reason.fall for reason in found.reasons]
+    assert found.supporting_triples[0].triple.text == "(p0, lives_in, France)"
+    assert found.supporting_triples[0].by_tail == 0
+    falls = [reason.score_drop for reason in found.supporting_triples]
     assert falls == sorted(falls, reverse=True)
     assert min(falls) > 0
-    assert {one.triple.tail for one in found.alike} == {"French"}
-    assert {one.entity for one in found.alike} <= {f"p{i}" for i in range(3, 24, 3)}
+    assert {one.triple.tail for one in found.similar_entities} == {"French"}
+    assert {one.entity for one in found.similar_entities} <= {f"p{i}" for i in range(3, 24, 3)}
 
 
 def test_the_sentences(people):
     found = explain(people.model, people.graph, ("p0", "speaks", "French"), k=1, recipe=people.recipe)
     first, reason, likeness = found.sentences()
     assert first == f"(p0, speaks, French) has score {found.score:.3f}; it is known (test)."
-    fall = found.reasons[0].fall
+    fall = found.supporting_triples[0].score_drop
     assert reason == f"Because (p0, lives_in, France) is known: without it the score falls by about {fall:.2g}."
-    one = found.alike[0]
+    one = found.similar_entities[0]
     assert likeness == (
         f"Because {one.entity} is like p0 (cosine {one.cosine:.2f}), and ({one.entity}, speaks, French) is known."
     )
     known = explain(people.model, people.graph, ("p3", "speaks", "French"), recipe=people.recipe)
     assert any("(p3, speaks, French) itself is known" in sentence for sentence in known.sentences())
-    assert found.as_dict()["reasons"][0]["triple"]["head"] == "p0"
+    assert found.as_dict()["supporting_triples"][0]["triple"]["head"] == "p0"
 
 
 def test_predictor_explain(people):
@@ -156,7 +156,7 @@ def test_the_command(typed, people, tmp_path):
     assert told.out.splitlines()[1].startswith("Because (p0, lives_in, France) is known: without it the score falls by")
     facts = typed("explain", tmp_path / "people", *question, "--json").json
     assert facts["triple"]["tail"] == "French"
-    assert facts["reasons"][0]["triple"]["relation"] == "lives_in"
+    assert facts["supporting_triples"][0]["triple"]["relation"] == "lives_in"
     wrong = typed("explain", tmp_path / "people", *question[:4], "--tail", "Frensh")
     assert (wrong.code, "Did you mean 'French'?" in wrong.err) == (2, True)
 
@@ -169,10 +169,10 @@ def test_influence_agrees_with_training_anew(people):
     graph = people.graph
     mean = score_without(people, ids, None)
     found = influence(ids, FrozenContext.of(people.model, graph, recipe=people.recipe))
-    best = found.places[np.argsort(-found.falls)]
+    best = found.rows[np.argsort(-found.score_drops)]
     strongest = [mean - score_without(people, ids, place) for place in best[:2].tolist()]
     weakest = [mean - score_without(people, ids, place) for place in best[-4:].tolist()]
-    assert explain(people.model, graph, triple).reasons[0].triple.spoken == "(p0, lives_in, France)"
+    assert explain(people.model, graph, triple).supporting_triples[0].triple.text == "(p0, lives_in, France)"
     assert strongest[0] > max(weakest)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, Kinds, triple_log_probabilities
+from dualkg.inference.calibration import Calibration, DomainRange, triple_log_probabilities
 from dualkg.inference.prediction_sets import PredictionSets
 from tests.conftest import graph_of
 
@@ -61,8 +61,8 @@ def test_relations_are_the_graph_s_own(predictor, small_graph):
 
 def test_score_and_judge(predictor):
     assert predictor.score("e3", "r0", "e1") == 3.0
-    assert predictor.judge("e3", "r0", "e1").split == "test"
-    assert predictor.judge("e0", "r0", "e1").split is None
+    assert predictor.triple("e3", "r0", "e1").split == "test"
+    assert predictor.triple("e0", "r0", "e1").split is None
 
 
 def test_similar_leaves_the_entity_itself_out(predictor):
@@ -96,17 +96,17 @@ def test_odd_requests_are_refused(predictor):
 
 def test_probabilities_with_a_calibration(predictor):
     half, offsets = torch.full((2,), 0.5), torch.tensor([[0.5, 0.1, 0.2, 0.3]]).repeat(2, 1)
-    calibration = Calibration(slopes=half, offsets=offsets, own=torch.tensor([True, False]))
+    calibration = Calibration(slopes=half, offsets=offsets, relation_specific=torch.tensor([True, False]))
     believing = kg.Predictor(predictor.model, predictor.graph, calibration=calibration)
     answers = believing.tails("e3", "r0", k=4)
     triples = np.array([(3, 0, id) for id in (2, 1, 0)])
-    kinds = torch.from_numpy(Kinds.of(predictor.graph)(triples))
+    kinds = torch.from_numpy(DomainRange.of(predictor.graph)(triples))
     expected = calibration.probability(
         triple_log_probabilities(predictor.model, triples), torch.zeros(3, dtype=torch.long), kinds
     )
     assert answers[0].probability is None  # what train has is no candidate
     assert [a.probability for a in answers[1:]] == pytest.approx(expected.tolist())
-    assert believing.judge("e3", "r0", "e0").probability == answers[3].probability
+    assert believing.triple("e3", "r0", "e0").probability == answers[3].probability
     assert {a.id: a.probability for a in believing.heads("r0", "e0")}[3] == pytest.approx(answers[3].probability)
     assert {a.id: a.probability for a in believing.relations("e3", "e0")}[0] == pytest.approx(answers[3].probability)
     assert all(a.probability is None for a in predictor.tails("e3", "r0"))
@@ -114,7 +114,7 @@ def test_probabilities_with_a_calibration(predictor):
 
 def test_answer_sets_by_name(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
-    predictor, sets = kg.Predictor(model, small_graph), PredictionSets.fitted(model, small_graph)
+    predictor, sets = kg.Predictor(model, small_graph), PredictionSets.fit(model, small_graph)
     tails, heads = (
         predictor.prediction_set("e5", "r2", coverage=0.6),
         predictor.prediction_set(None, "r2", "e5", coverage=0.6),

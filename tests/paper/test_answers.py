@@ -39,7 +39,7 @@ def test_calibration(setting):
     [sheet] = answers.calibration(setting)
     found = kept(setting, "calibration")
     assert [row[0] for row in sheet.rows] == ["all", "with p ≥ .01"]
-    assert f"{found['coverage']['whole']['share']:.1%}" in sheet.notes[0]
+    assert f"{found['coverage']['overall']['coverage']:.1%}" in sheet.notes[0]
     assert (setting.records / "figures" / "calibration-world.png").exists()
 
 

@@ -155,9 +155,9 @@ def test_why_has_the_reasons_of_the_service(client):
     asked = ASKED | {"tail": "thing 30"}
     page, found = audited(client.get("/why", params=asked)), client.get("/api/explain", params=asked).json()
     assert client.get("/why.json", params=asked).json() == found
-    assert found["reasons"]
-    for reason in found["reasons"]:
-        assert f"{reason['fall']:+.2f}".replace("-", "−") in page.text
+    assert found["supporting_triples"]
+    for reason in found["supporting_triples"]:
+        assert f"{reason['score_drop']:+.2f}".replace("-", "−") in page.text
 
 
 def test_an_entity_has_facts_that_are_known_and_predicted(client):

@@ -58,12 +58,12 @@ def test_another_run_by_its_name(client, served):
 
 def test_one_score_and_many(client, predictor):
     one = client.get("/api/score", params={"head": "thing 30", "relation": "likes", "tail": "Twenty"}).json()
-    judged = predictor.judge("thing 30", "likes", "Twenty")
+    judged = predictor.triple("thing 30", "likes", "Twenty")
     assert one["scores"][0]["score"] == pytest.approx(judged.score, abs=1e-5)
     assert one["scores"][0]["known"] == judged.known
     triples = [["thing 30", "likes", "Twenty"], [0, 1, 2], ["thing 31", 2, HOSTILE[0]]]
     many = client.post("/api/score", json={"triples": triples}).json()["scores"]
-    wanted = [predictor.judge(*triple) for triple in triples]
+    wanted = [predictor.triple(*triple) for triple in triples]
     assert [score["score"] for score in many] == pytest.approx([answer.score for answer in wanted], abs=1e-5)
     assert many[1]["head"]["name"] == HOSTILE[0]
     assert many[2]["tail"]["name"] == HOSTILE[0]
@@ -84,4 +84,6 @@ def test_reasons(client, predictor):
     reply = client.get("/api/explain", params={"head": "thing 30", "relation": "likes", "tail": "thing 31", "k": 2})
     wanted = predictor.explain("thing 30", "likes", "thing 31", k=2)
     assert reply.json()["sentences"] == wanted.sentences()
-    assert [reason["sentence"] for reason in reply.json()["reasons"]] == [one.sentence() for one in wanted.reasons]
+    assert [reason["sentence"] for reason in reply.json()["supporting_triples"]] == [
+        one.sentence() for one in wanted.supporting_triples
+    ]

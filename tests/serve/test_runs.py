@@ -41,8 +41,8 @@ def test_how_probabilities_held_is_told_where_it_was_checked(typed, untouched_fo
     shutil.copytree(untouched_folders[0], tmp_path / "checked")
     assert typed("calibrate", tmp_path / "checked").code == 0
     told = typed("serve", tmp_path / "checked", "--get", "/api/run").json
-    assert told["reliability"]["whole"]["bins"]
-    assert told["coverage"]["wanted"] == 0.9
+    assert told["reliability"]["overall"]["bins"]
+    assert told["coverage"]["target_coverage"] == 0.9
 
 
 def test_the_questions_on_which_two_runs_differ_most(client, typed, run_folders):

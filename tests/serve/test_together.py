@@ -9,7 +9,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.errors import RequestError
-from dualkg.inference.predictor import KINDS, BatchedPredictor, Question, answer_one
+from dualkg.inference.predictor import QUERY_TYPES, BatchedPredictor, Query, predict_one
 from dualkg.serve.batching import BusyError, OneByOne, Together
 from dualkg.serve.metrics import Counts
 
@@ -20,7 +20,7 @@ def questions(kind, graph, number=60):
     random = np.random.default_rng(1)
     most = {"e": len(graph.entities), "r": len(graph.relations)}
     return [
-        Question(
+        Query(
             tuple(int(random.integers(most[part])) for part in SIZES[kind]),
             k=int(random.integers(1, 60)),
             known="omit" if random.random() < 0.5 else "mark",
@@ -36,27 +36,27 @@ def assert_same(found, wanted):
         assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUERY_TYPES)
 @pytest.mark.parametrize("name", ["calibrated", "plain"])
 def test_many_at_once_are_as_each_alone(served, kind, name):
     run = served.get(name)
     asked = questions(kind, run.run.graph)
     found = BatchedPredictor(run.predictor).answer(kind, asked)
-    assert_same(found, [answer_one(run.predictor, kind, question) for question in asked])
+    assert_same(found, [predict_one(run.predictor, kind, question) for question in asked])
 
 
 @pytest.mark.parametrize("model", [kg.DistMult, kg.TransE, kg.RESCAL])
 def test_models_without_inverse_relations_too(small_graph, model):
     predictor = kg.Predictor(model(small_graph.shape, dim=4, reciprocal=False, init_scale=1.0), small_graph)
-    for kind in KINDS:
+    for kind in QUERY_TYPES:
         asked = questions(kind, small_graph, 20)
         found = BatchedPredictor(predictor).answer(kind, asked)
-        assert_same(found, [answer_one(predictor, kind, question) for question in asked])
+        assert_same(found, [predict_one(predictor, kind, question) for question in asked])
 
 
 def test_what_waits_is_one_batch(served):
     run, counts = served.get("calibrated"), Counts()
-    asked = [(kind, question) for kind in KINDS for question in questions(kind, run.run.graph, 20)]
+    asked = [(kind, question) for kind in QUERY_TYPES for question in questions(kind, run.run.graph, 20)]
 
     async def all_at_once(asker):
         await asker.start()
@@ -68,13 +68,13 @@ def test_what_waits_is_one_batch(served):
     found = asyncio.run(all_at_once(Together(most_waiting=1000, counts=counts)))
     assert_same(found, asyncio.run(all_at_once(OneByOne())))
     assert counts._num_questions == 100
-    assert counts._num_batches == len(KINDS)
+    assert counts._num_batches == len(QUERY_TYPES)
     assert counts._largest == 20
 
 
 def test_one_that_fails_does_not_spoil_the_others(served):
     run = served.get("plain")
-    asked = [Question((0, 0), k=3), Question((0, 0), k=-1), Question((1, 0), k=3)]
+    asked = [Query((0, 0), k=3), Query((0, 0), k=-1), Query((1, 0), k=3)]
 
     async def ask():
         asker = Together(most_waiting=10, counts=Counts())
@@ -94,7 +94,7 @@ def test_more_than_may_wait_is_refused(served):
 
     async def ask():
         asker = Together(most_waiting=2, counts=Counts())
-        asks = [asyncio.ensure_future(asker.ask(run, "tails", Question((0, 0)))) for _ in range(3)]
+        asks = [asyncio.ensure_future(asker.ask(run, "tails", Query((0, 0)))) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="2 questions wait already"):
             await asks[2]
@@ -117,7 +117,7 @@ def test_a_large_question_leaves_the_rest_for_the_next_batch(served, monkeypatch
     async def ask():
         asker = Together(most_waiting=100, counts=counts)
         await asker.start()
-        found = await asyncio.gather(*(asker.ask(run, "tails", Question((0, 0), k=10)) for _ in range(9)))
+        found = await asyncio.gather(*(asker.ask(run, "tails", Query((0, 0), k=10)) for _ in range(9)))
         await asker.stop()
         return found
 

@@ -19,11 +19,11 @@ from dualkg.errors import RequestError
 if TYPE_CHECKING:
     from dualkg.data.graph import Split
     from dualkg.inference.completion import Completion
-    from dualkg.inference.index import Form
-    from dualkg.inference.index_build import Kind
+    from dualkg.inference.index import StorageFormat
+    from dualkg.inference.index_build import IndexKind
     from dualkg.training.run import Run
     from paper.completion_study import Check
-    from paper.quantization_study import FormPoint
+    from paper.quantization_study import StoragePoint
 
 
 SHOWN = 10
@@ -208,7 +208,7 @@ def index(
     as_json: options.Json = False,
 ) -> None:
     """Build an index of a run's entities, and measure it."""
-    from dualkg.inference.index_build import about, build_index, check_free, save_index
+    from dualkg.inference.index_build import build_index, check_free, describe_index, save_index
     from dualkg.training.run import load_run
 
     options.set_threads(threads)
@@ -216,8 +216,10 @@ def index(
     check_free(folder)
     loaded = load_run(run)
     kept = form or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
-    built = build_index(loaded.model, loaded.graph, kind=cast("Kind", kind), recall=recall, form=cast("Form", kept))
-    facts = about(save_index(built, folder))
+    built = build_index(
+        loaded.model, loaded.graph, kind=cast("IndexKind", kind), recall=recall, storage=cast("StorageFormat", kept)
+    )
+    facts = describe_index(save_index(built, folder))
     if as_json:
         output.print_json({"index": str(folder), **facts})
         return
@@ -236,35 +238,35 @@ def forms(
     as_json: options.Json = False,
 ) -> None:
     """Rank a run with its entities kept in fewer bytes."""
-    from paper.quantization_study import SHARES, measure_forms
+    from paper.quantization_study import SHARES, measure_storage_formats
 
     options.set_threads(threads)
     options.check_split(split)
     wanted = SHARES if shares is None else options.numbers_of("--shares", shares)
     loaded = options.load_on(run, device)
     model = loaded.model
-    points = measure_forms(model, loaded.graph, shares=wanted, split=cast("Split", split))
+    points = measure_storage_formats(model, loaded.graph, shares=wanted, split=cast("Split", split))
     if picture:
-        from paper.figures import draw_forms
+        from paper.figures import draw_storage_formats
 
         name = type(model.embedding).__name__
-        for path in draw_forms(points, title=name, graph=loaded.graph.name).save(picture):
+        for path in draw_storage_formats(points, title=name, graph=loaded.graph.name).save(picture):
             output.err.print(f"Drawn in [bold]{escape(str(path))}[/bold].", soft_wrap=True)
     if as_json:
         output.print_json([point.as_dict() for point in points])
     else:
-        print_forms(points)
+        print_storage_formats(points)
 
 
 def print_facts(about: dict[str, Any]) -> None:
     """Recall against the exact index, and what a second, a file and the building come to."""
     tables = about["tables"]
-    depths = [f"recall@{k}" for k in tables["tail"]["facts"]["recall"]]
+    depths = [f"recall@{k}" for k in tables["tail"]["stats"]["recall"]]
     title = f"{about['kind']}, {about['metric']}"
     columns = ("questions/s", "exact", "bytes", "built in")
     table = output.plain_table(title, "entities", *depths, *columns)
     for side, one in tables.items():
-        facts = one["facts"]
+        facts = one["stats"]
         name = f"{side}s" if len(tables) > 1 else "tails and heads"
         recall = [f"{share:.3f}" for share in facts["recall"].values()]
         rates = [f"{facts[key]:,.0f}" for key in ("queries_per_second", "exact_queries_per_second", "bytes")]
@@ -272,7 +274,7 @@ def print_facts(about: dict[str, Any]) -> None:
     output.print_whole(table)
 
 
-def print_forms(points: list[FormPoint]) -> None:
+def print_storage_formats(points: list[StoragePoint]) -> None:
     from dualkg.evaluation.report import COLUMNS
 
     table = output.plain_table("entities as", "bytes", *COLUMNS)

@@ -16,7 +16,7 @@ from dualkg.cli import output
 from dualkg.cli.predict import best_heads, best_tails
 from dualkg.data.loading import load_graph
 from dualkg.files import write_text
-from dualkg.inference.predictor import Answer, Predictor
+from dualkg.inference.predictor import Prediction, Predictor
 from dualkg.training.api import default_recipe, train_recipe
 from dualkg.training.recipe import Data
 from dualkg.training.run import Run
@@ -94,7 +94,7 @@ def _ask(screen: Console, predictor: Predictor) -> None:
     screen.print(table)
 
 
-def _shown(answer: Answer) -> str:
+def _shown(answer: Prediction) -> str:
     if answer.split == "train":
         return f"[green]{escape(answer.label)} ✓[/green]"
     if answer.known:

@@ -37,13 +37,13 @@ def calibrate(
 ) -> None:
     """Learn probabilities and prediction sets on valid, keep them with the run, and check them on test."""
     from dualkg.inference.calibration_store import calibration_for, save_calibration
-    from dualkg.inference.reliability import check_calibration, evaluate_coverage
+    from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 
     options.set_threads(threads)
     loaded = options.load_on(run, device)
     model = loaded.model
     calibration_data = calibration_for(loaded, again=again)
-    held = check_calibration(calibration_data.calibration, model, loaded.graph)
+    held = evaluate_calibration(calibration_data.calibration, model, loaded.graph)
     sets = evaluate_coverage(calibration_data.prediction_sets, model, loaded.graph, coverage=coverage)
     checks = {"calibration": held.as_dict(), "coverage": sets.as_dict()}
     save_calibration(replace(calibration_data, checks=checks), run)
@@ -66,7 +66,7 @@ def draw(held: CalibrationReport, path: Path) -> list[Path]:
             f"No candidate of {held.graph} has a probability of 1 % or more, so there is nothing to draw. "
             f"Train the model longer."
         )
-    points = [(one.predicted, one.found, one.chance) for one in held.likely.bins]
+    points = [(one.predicted, one.observed, one.noise) for one in held.likely.bins]
     title = f"{held.graph} {held.split}"
     return draw_reliability({title: points}, graph=title, ece=held.likely.ece).save(path)
 
@@ -74,14 +74,14 @@ def draw(held: CalibrationReport, path: Path) -> list[Path]:
 def print_calibration(held: CalibrationReport) -> None:
     """The errors, then the reliability table."""
     table = output.plain_table(f"{held.graph} {held.split}", "ECE", "by chance", "Brier", "candidates", "true")
-    for name, part in (("all candidates", held.whole), ("with p ≥ .01", held.likely)):
-        numbers = [f"{value:.2e}" if value < 1e-3 else f"{value:.4f}" for value in (part.ece, part.chance, part.brier)]
+    for name, part in (("all candidates", held.overall), ("with p ≥ .01", held.likely)):
+        numbers = [f"{value:.2e}" if value < 1e-3 else f"{value:.4f}" for value in (part.ece, part.noise, part.brier)]
         table.add_row(name, *(numbers if part.bins else ["–"] * 3), f"{part.num_candidates:,.0f}", f"{part.num_true:,}")
     output.out.print(table)
     output.out.print()
     table = output.plain_table("predicted", "found", "by chance", "candidates", "true", left=0)
     for one in held.likely.bins:
-        numbers = [f"{one.predicted:.4f}", f"{one.found:.4f}", f"± {one.chance:.4f}"]
+        numbers = [f"{one.predicted:.4f}", f"{one.observed:.4f}", f"± {one.noise:.4f}"]
         table.add_row(*numbers, f"{one.num_candidates:,.0f}", f"{one.num_true:,}")
     output.out.print(table)
     output.out.print()
@@ -90,15 +90,15 @@ def print_calibration(held: CalibrationReport) -> None:
 def print_coverage(sets: CoverageReport) -> None:
     """How often prediction sets have the answer: all, by direction, by relation."""
     table = output.plain_table(
-        f"prediction sets for {sets.wanted:.0%}", "coverage", "mean size", "median", "questions", ""
+        f"prediction sets for {sets.target_coverage:.0%}", "coverage", "mean size", "median", "questions", ""
     )
-    parts = {"all questions": sets.whole, "  for tails": sets.by_direction["tail"]}
+    parts = {"all questions": sets.overall, "  for tails": sets.by_direction["tail"]}
     parts |= {"  for heads": sets.by_direction["head"]}
-    parts |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_questions))
+    parts |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
     for name, part in parts.items():
         sizes = f"{part.mean_size:,.1f}", f"{part.median_size:,.0f}"
-        own = "own threshold" if part.own else ""
-        table.add_row(escape(name), f"{part.share:.1%}", *sizes, f"{part.num_questions:,}", own)
+        own = "own threshold" if part.relation_specific else ""
+        table.add_row(escape(name), f"{part.coverage:.1%}", *sizes, f"{part.num_queries:,}", own)
     table.columns[-1].justify, table.columns[-1].style = "left", "dim"
     output.out.print(table)
 
@@ -150,12 +150,12 @@ def _relation_prediction(path: Path, split: str, *, device: str | None, as_json:
 def _classification(
     path: Path, split: str, *, by: str | None, negatives: Path | None, device: str | None, as_json: bool
 ) -> None:
-    from dualkg.inference.classification import beside, evaluate_classification, read_negatives
+    from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
     from dualkg.training.api import choose_device
     from dualkg.training.run import load_run
 
     run = load_run(path)
-    for_valid = beside(negatives, split) if negatives else None
+    for_valid = matching_valid_file(negatives, split) if negatives else None
     report = evaluate_classification(
         run.model.to(choose_device(device)),
         run.graph,

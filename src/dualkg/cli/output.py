@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dualkg.evaluation.report import Metrics, Report
-    from dualkg.inference.predictor import Answer
+    from dualkg.inference.predictor import Prediction
     from dualkg.training.trainer import ProgressEvent
 
 
@@ -131,7 +131,7 @@ def print_spread(by_seed: dict[int, dict[str, float]], spread: dict[str, tuple[f
     out.print(table)
 
 
-def print_answers(question: str, answers: Sequence[Answer], *, score: str = "score", known: bool = True) -> None:
+def print_answers(question: str, answers: Sequence[Prediction], *, score: str = "score", known: bool = True) -> None:
     out.print(Text(question, style="bold"))
     believed = any(answer.probability is not None for answer in answers)
     table = plain_table("", score, *(["probability"] if believed else []), "", left=1)

@@ -14,7 +14,7 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report
 from dualkg.evaluation.report import evaluate as evaluate_model
 from dualkg.inference.calibration_store import calibration_for
-from dualkg.inference.predictor import Answer, Known, Predictor
+from dualkg.inference.predictor import Known, Prediction, Predictor
 from dualkg.training.api import choose_device
 from dualkg.training.run import RunFolder, load_run
 
@@ -46,7 +46,7 @@ def ask(
     device: str | None,
     coverage: float | None = None,
     index: Path | None = None,
-) -> tuple[str, list[Answer]]:
+) -> tuple[str, list[Prediction]]:
     """The question in words, and its answers; with probabilities where the run has been calibrated."""
     predictor = asked_by(path, device=device, calibrated=coverage is not None)
     known: Known = "omit" if new else "mark"
@@ -58,7 +58,7 @@ def ask(
     searching = searched_in(index, predictor) if index else predictor
     match (head, relation, tail):
         case (str(), str(), str()):
-            return question, [predictor.judge(head, relation, tail)]
+            return question, [predictor.triple(head, relation, tail)]
         case (str(), str(), None):
             return question, best_tails(searching, head, relation, top=top, known=known)
         case (None, str(), str()):
@@ -68,19 +68,19 @@ def ask(
     raise RequestError("A question gives two of --head, --relation and --tail, and asks for the third.")
 
 
-def best_tails(asked: Asked, head: str, relation: str, *, top: int, known: Known = "mark") -> list[Answer]:
+def best_tails(asked: Asked, head: str, relation: str, *, top: int, known: Known = "mark") -> list[Prediction]:
     """Of (head, relation, ?), but for the head; one more is asked for, as one may be left out."""
     found = asked.tails(head, relation, k=top + 1, known=known)
     return _without_itself(found, head, relation, asked.graph)[:top]
 
 
-def best_heads(asked: Asked, relation: str, tail: str, *, top: int, known: Known = "mark") -> list[Answer]:
+def best_heads(asked: Asked, relation: str, tail: str, *, top: int, known: Known = "mark") -> list[Prediction]:
     """Of (?, relation, tail), but for the tail."""
     found = asked.heads(relation, tail, k=top + 1, known=known)
     return _without_itself(found, tail, relation, asked.graph)[:top]
 
 
-def _without_itself(answers: list[Answer], entity: str, relation: str, graph: Graph) -> list[Answer]:
+def _without_itself(answers: list[Prediction], entity: str, relation: str, graph: Graph) -> list[Prediction]:
     """Those that are not the entity that was asked about, unless the graph has that triple, or many such ones."""
     if graph.relations.id(relation) in looping_relations(graph):
         return answers
@@ -113,7 +113,7 @@ def searched_in(index: Path, predictor: Predictor) -> IndexedPredictor:
     return IndexedPredictor(predictor, load_index(index))
 
 
-def nearest(path: Path, entity: str, *, top: int) -> list[Answer]:
+def nearest(path: Path, entity: str, *, top: int) -> list[Prediction]:
     run = load_run(path)
     return Predictor(run.model, run.graph).similar(entity, k=top)
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from dualkg.inference.predictor import Answer, Predictor
+from dualkg.inference.predictor import Prediction, Predictor
 
-__all__ = ["Answer", "Predictor"]
+__all__ = ["Prediction", "Predictor"]

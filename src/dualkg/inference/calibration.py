@@ -25,40 +25,40 @@ from dualkg.models.base import Model, Side
 class Calibration:
     """p = σ(slope · log_probability + offset), but at most the ceiling, with slope > 0: more log_probability is never less.
 
-    A relation has a slope, and an offset for each of the four `Kinds` of its triples: its own where there is enough
+    A relation has a slope, and an offset for each of the four `DomainRange` of its triples: its own where there is enough
     data, one for all others.
     """
 
     slopes: Tensor  # of each of the graph's relations, `(num_relations,)`
     offsets: Tensor  # of each relation and kind, `(num_relations, 4)`
-    own: Tensor  # whether a relation has its own, `(num_relations,)`
-    ceiling: float = 1.0  # what no probability is above
-    about: dict[str, Any] = field(default_factory=dict)  # on what it was fitted, and how well it held
+    relation_specific: Tensor  # whether a relation has its own, `(num_relations,)`
+    max_probability: float = 1.0  # what no probability is above
+    metadata: dict[str, Any] = field(default_factory=dict)  # on what it was fitted, and how well it held
 
-    def log_odds(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
-        """Evidence, relation ids of the graph and kinds, which broadcast → log odds, as if there were no ceiling.
+    def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
+        """Evidence, relation ids of the graph and patterns, which broadcast → log odds, as if there were no ceiling.
 
         They order triples as probabilities do, and also those that stand at the ceiling.
         """
         slopes, offsets = (one.to(log_probability.device) for one in (self.slopes, self.offsets))
-        return slopes[relations] * log_probability + offsets[relations, kinds]
+        return slopes[relations] * log_probability + offsets[relations, patterns]
 
-    def probability(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
+    def probability(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
         """The same → probabilities. More log_probability is never less."""
-        return torch.sigmoid(self.log_odds(log_probability, relations, kinds)).clamp(max=self.ceiling)
+        return torch.sigmoid(self.log_odds(log_probability, relations, patterns)).clamp(max=self.max_probability)
 
     def as_dict(self) -> dict[str, Any]:
-        tables = {name: getattr(self, name).tolist() for name in ("slopes", "offsets", "own")}
-        return {**tables, "ceiling": self.ceiling, "about": self.about}
+        tables = {name: getattr(self, name).tolist() for name in ("slopes", "offsets", "relation_specific")}
+        return {**tables, "max_probability": self.max_probability, "metadata": self.metadata}
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Calibration:
         return cls(
             torch.tensor(found["slopes"], dtype=torch.float32),
             torch.tensor(found["offsets"], dtype=torch.float32),
-            torch.tensor(found["own"], dtype=torch.bool),
-            float(found["ceiling"]),
-            found.get("about", {}),
+            torch.tensor(found["relation_specific"], dtype=torch.bool),
+            float(found["max_probability"]),
+            found.get("metadata", {}),
         )
 
 
@@ -66,7 +66,7 @@ Ids = npt.NDArray[np.int64]
 SCORES_AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
 
 
-def queries_at_once(model: Model) -> int:
+def query_block_size(model: Model) -> int:
     """How many questions have all their scores in memory together."""
     return max(1, SCORES_AT_ONCE[model.device.type] // model.shape.num_entities)
 
@@ -86,7 +86,7 @@ def _log_probabilities(model: Model, ask: Callable[..., Tensor], asked: tuple[Id
     distinct, inverse = np.unique(np.stack(asked), axis=1, return_inverse=True)
     order = np.argsort(inverse, kind="stable")
     found = torch.empty(len(answers), device=model.device)
-    size = queries_at_once(model)
+    size = query_block_size(model)
     for first in range(0, distinct.shape[1], size):
         block = [torch.from_numpy(ids[first : first + size].copy()).to(model.device) for ids in distinct]
         scores = ask(*block)
@@ -121,7 +121,7 @@ class Candidates:
 
 @dataclass(frozen=True, eq=False)
 class Questions:
-    """Distinct questions, `(num_questions,)`; relation `r + num_relations` asks for the heads of `r`."""
+    """Distinct questions, `(num_queries,)`; relation `r + num_relations` asks for the heads of `r`."""
 
     given: Ids
     relations: Ids
@@ -129,7 +129,7 @@ class Questions:
 
 
 @torch.no_grad()
-def draw_candidates(model: Model, graph: Graph, split: Split, *, seed: int = 0) -> Candidates:
+def sample_candidates(model: Model, graph: Graph, split: Split, *, seed: int = 0) -> Candidates:
     """Candidates of the questions of a split, in both directions; with the same seed the same."""
     model.check_shape(graph.shape)
     known = KnownAnswers.of(graph)
@@ -174,7 +174,7 @@ def _draw_false(
     num_entities = known.shape.num_entities
     chosen = _some_of_each(questions.relations, _num_questions(num_entities), random)
     bands = _bands(num_entities)
-    size = queries_at_once(model)
+    size = query_block_size(model)
     drawn, weights = [], []
     for start in range(0, len(chosen), size):
         block = chosen[start : start + size]
@@ -197,12 +197,12 @@ def _num_questions(num_entities: int) -> int:
     return min(NUM_QUESTIONS, max(FEW_QUESTIONS, NUM_SCORES // per_question))
 
 
-def _some_of_each(kinds: Ids, most: int, random: np.random.Generator) -> Ids:
+def _some_of_each(patterns: Ids, most: int, random: np.random.Generator) -> Ids:
     """Places of at most about `most` questions: all of each kind, or where that is too many an equal number."""
-    order = random.permutation(len(kinds))
-    order = order[np.argsort(kinds[order], kind="stable")]
-    counts = np.bincount(kinds)
-    within = np.arange(len(kinds)) - (np.cumsum(counts) - counts)[kinds[order]]
+    order = random.permutation(len(patterns))
+    order = order[np.argsort(patterns[order], kind="stable")]
+    counts = np.bincount(patterns)
+    within = np.arange(len(patterns)) - (np.cumsum(counts) - counts)[patterns[order]]
     each = np.searchsorted(np.cumsum(np.bincount(within)), most, side="right")  # how many are the n-th of their kind
     return np.sort(order[within < max(1, each)])
 
@@ -218,12 +218,12 @@ def _bands(num_entities: int) -> list[int]:
 def _best_first(model: Model, given: Ids, relations: Ids, known: KnownAnswers) -> Tensor:
     """All entities from the best-scored to the worst, `(batch, num_entities)`; known answers last."""
     num_relations = model.shape.num_relations
-    entities, kinds = (torch.from_numpy(ids).to(model.device) for ids in (given, relations))
+    entities, patterns = (torch.from_numpy(ids).to(model.device) for ids in (given, relations))
     scores = torch.empty(len(given), model.shape.num_entities, device=model.device)
-    backward = kinds >= num_relations
+    backward = patterns >= num_relations
     for rows, ask in ((~backward, _ask_tails), (backward, _ask_heads)):
         if rows.any():
-            scores[rows] = ask(model, entities[rows], kinds[rows] % num_relations).to(scores.dtype)
+            scores[rows] = ask(model, entities[rows], patterns[rows] % num_relations).to(scores.dtype)
     finite = torch.isfinite(scores).all(1).cpu().numpy()
     refuse_nonfinite(
         np.where(finite, 0, -1)[:, None], lambda row: f"({given[row]}, {relations[row] % num_relations}, ?)"
@@ -265,11 +265,11 @@ def _to_all(questions: Questions, false: Ids, weights: Floats) -> Floats:
     return factors
 
 
-NUM_KINDS = 4
+NUM_PATTERNS = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Kinds:
+class DomainRange:
     """Which entities triples, those of train, have on each side of a relation, as sorted keys."""
 
     num_entities: int
@@ -277,16 +277,16 @@ class Kinds:
     tails: Ids
 
     @classmethod
-    def of(cls, graph: Graph) -> Kinds:
+    def of(cls, graph: Graph) -> DomainRange:
         return cls.of_triples(graph.train, graph.shape.num_entities)
 
     @classmethod
-    def of_triples(cls, triples: Triples, num_entities: int) -> Kinds:
+    def of_triples(cls, triples: Triples, num_entities: int) -> DomainRange:
         relations = triples[:, 1].astype(np.int64) * num_entities
         return cls(num_entities, *(np.unique(relations + triples[:, column]) for column in (0, 2)))
 
     def __call__(self, triples: Ids) -> Ids:
-        """Triples `(n, 3)` → their kinds `(n,)`: 1 where the head is new to its side, and 2 where the tail is."""
+        """Triples `(n, 3)` → their patterns `(n,)`: 1 where the head is new to its side, and 2 where the tail is."""
         heads, relations, tails = np.asarray(triples, dtype=np.int64).T
         keys = relations * self.num_entities
         return 1 * _missing(self.heads, keys + heads) + 2 * _missing(self.tails, keys + tails)
@@ -301,9 +301,9 @@ def _missing(present: Ids, keys: Ids) -> npt.NDArray[np.bool_]:
 
 Marks = npt.NDArray[np.bool_]
 
-ENOUGH = 5  # valid triples that give a relation a line of its own
-# A line is a slope and the offsets of the kinds. Before any data a softmax is believed: p ≈ exp(log_probability).
-CENTRE = np.array([1.0, *[0.0] * NUM_KINDS])
+MIN_TRIPLES = 5  # valid triples that give a relation a line of its own
+# A line is a slope and the offsets of the patterns. Before any data a softmax is believed: p ≈ exp(log_probability).
+CENTRE = np.array([1.0, *[0.0] * NUM_PATTERNS])
 # How far the shared line may lie from that (one standard deviation each): its slope, its value, what a new head and a
 # new tail add to it, and what both add beyond the sum of the two.
 SHARED_SPREADS = (1.0, 5.0, 1.0, 1.0, 2.0)
@@ -316,11 +316,11 @@ NUM_STEPS = 100
 
 def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
     """Learn from the valid split how probable a candidate with so much log_probability is; `seed` draws the false ones."""
-    drawn = draw_candidates(model, graph, "valid", seed=seed)
+    drawn = sample_candidates(model, graph, "valid", seed=seed)
     log_probability = triple_log_probabilities(model, drawn.triples).double().cpu().numpy()
-    kinds = Kinds.of(graph)(drawn.triples)
-    lines, own = fit_lines(log_probability, kinds, drawn, graph.shape.num_relations)
-    about = {
+    patterns = DomainRange.of(graph)(drawn.triples)
+    lines, own = fit_relation_lines(log_probability, patterns, drawn, graph.shape.num_relations)
+    metadata = {
         "graph": graph.name,
         "fingerprint": graph.fingerprint,
         "split": "valid",
@@ -332,30 +332,34 @@ def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
     return Calibration(
         slopes=torch.from_numpy(lines[:, 0].astype(np.float32)),
         offsets=torch.from_numpy(lines[:, 1:].astype(np.float32)),
-        own=torch.from_numpy(own),
-        ceiling=ceiling_of(values_of(lines[drawn.relations], log_probability, kinds), drawn.true, drawn.weights),
-        about=about,
+        relation_specific=torch.from_numpy(own),
+        max_probability=max_supported_probability(
+            values_of(lines[drawn.relations], log_probability, patterns), drawn.true, drawn.weights
+        ),
+        metadata=metadata,
     )
 
 
-def fit_lines(log_probability: Floats, kinds: Ids, drawn: Candidates, num_relations: int) -> tuple[Floats, Marks]:
-    """The line of each relation, `(num_relations, 1 + NUM_KINDS)`, and whether it has its own, `(num_relations,)`."""
+def fit_relation_lines(
+    log_probability: Floats, patterns: Ids, drawn: Candidates, num_relations: int
+) -> tuple[Floats, Marks]:
+    """The line of each relation, `(num_relations, 1 + NUM_PATTERNS)`, and whether it has its own, `(num_relations,)`."""
     spread = _spread(SHARED_SPREADS, middle=0.0)
-    shared = fit_line(log_probability, kinds, drawn.true, drawn.weights, centre=CENTRE, spread=spread)
+    shared = fit_line(log_probability, patterns, drawn.true, drawn.weights, centre=CENTRE, spread=spread)
     near = _spread(
-        (SPREADS[0] * shared[0], *SPREADS[1:]), middle=middle_of(shared, log_probability, kinds, drawn.weights)
+        (SPREADS[0] * shared[0], *SPREADS[1:]), middle=middle_of(shared, log_probability, patterns, drawn.weights)
     )
     lines = np.tile(shared, (num_relations, 1))
     num_valid = np.bincount(drawn.relations[drawn.true], minlength=num_relations) // 2  # each is asked from both ends
-    own = num_valid >= ENOUGH
+    own = num_valid >= MIN_TRIPLES
     for relation in np.flatnonzero(own):
         its = drawn.relations == relation
-        parts = (log_probability[its], kinds[its], drawn.true[its], drawn.weights[its])
+        parts = (log_probability[its], patterns[its], drawn.true[its], drawn.weights[its])
         lines[relation] = fit_line(*parts, centre=shared, spread=near)
     return lines, own
 
 
-def ceiling_of(values: Floats, true: Marks, weights: Floats) -> float:
+def max_supported_probability(values: Floats, true: Marks, weights: Floats) -> float:
     """The largest share of true ones that the candidates can vouch for: k of the n best, counted as (k + 1) / (n + 2).
 
     A valid triple is asked about from both its ends, and counts once.
@@ -365,24 +369,24 @@ def ceiling_of(values: Floats, true: Marks, weights: Floats) -> float:
     return float(((num_true + 1) / (num_best + 2)).max())
 
 
-def values_of(lines: Floats, log_probability: Floats, kinds: Ids) -> Floats:
+def values_of(lines: Floats, log_probability: Floats, patterns: Ids) -> Floats:
     """Log odds of candidates `(n,)`, by a line or by one for each."""
     found: Floats = lines[..., 0] * log_probability + np.take_along_axis(
-        np.broadcast_to(lines[..., 1:], (len(kinds), NUM_KINDS)), kinds[:, None], axis=1
+        np.broadcast_to(lines[..., 1:], (len(patterns), NUM_PATTERNS)), patterns[:, None], axis=1
     ).squeeze(1)
     return found
 
 
-def middle_of(line: Floats, log_probability: Floats, kinds: Ids, weights: Floats) -> float:
+def middle_of(line: Floats, log_probability: Floats, patterns: Ids, weights: Floats) -> float:
     """Where the log_probability decides: its mean, each candidate counted by p (1 − p)."""
-    probability = _sigmoid(values_of(line, log_probability, kinds))
+    probability = _sigmoid(values_of(line, log_probability, patterns))
     matters = weights * probability * (1 - probability)
     return float((matters * log_probability).sum() / max(matters.sum(), 1e-300))
 
 
 def _spread(spreads: Sequence[float], *, middle: float) -> Floats:
     """The covariance of lines whose slope, value at the middle and what new ends add to it spread independently."""
-    causes = np.zeros((1 + NUM_KINDS, 2 + NEW_ENDS.shape[1]))
+    causes = np.zeros((1 + NUM_PATTERNS, 2 + NEW_ENDS.shape[1]))
     causes[0, 0], causes[1:, 0] = 1.0, -middle
     causes[1:, 1], causes[1:, 2:] = 1.0, NEW_ENDS
     causes *= np.asarray(spreads)
@@ -391,26 +395,26 @@ def _spread(spreads: Sequence[float], *, middle: float) -> Floats:
 
 
 def fit_line(
-    log_probability: Floats, kinds: Ids, true: Marks, weights: Floats, *, centre: Floats, spread: Floats
+    log_probability: Floats, patterns: Ids, true: Marks, weights: Floats, *, centre: Floats, spread: Floats
 ) -> Floats:
     """The line that fits best, drawn to a centre by a Gaussian prior with this covariance."""
     precision = np.linalg.inv(spread).astype(np.float64)
-    line = _newton(log_probability, kinds, true, weights, centre, precision)
+    line = _newton(log_probability, patterns, true, weights, centre, precision)
     if (
         line[0] < LEAST_SLOPE
     ):  # log_probability says nothing, or the contrary: then all candidates of a kind are as probable
         fixed, precision = centre.copy(), np.zeros_like(spread)
         fixed[0], precision[0, 0] = LEAST_SLOPE, 1e12
         precision[1:, 1:] = np.linalg.inv(spread[1:, 1:])
-        line = _newton(log_probability, kinds, true, weights, fixed, precision)
+        line = _newton(log_probability, patterns, true, weights, fixed, precision)
         line[0] = LEAST_SLOPE
     return line
 
 
 def _newton(
-    log_probability: Floats, kinds: Ids, true: Marks, weights: Floats, centre: Floats, precision: Floats
+    log_probability: Floats, patterns: Ids, true: Marks, weights: Floats, centre: Floats, precision: Floats
 ) -> Floats:
-    design = np.concatenate([log_probability[:, None], np.eye(NUM_KINDS)[kinds]], axis=1)
+    design = np.concatenate([log_probability[:, None], np.eye(NUM_PATTERNS)[patterns]], axis=1)
 
     def loss(line: Floats) -> float:
         logits, away = design @ line, line - centre
@@ -443,49 +447,51 @@ class PriorCorrection:
     """A calibration, and the shares of questions that lack an answer."""
 
     calibration: Calibration
-    kinds: Kinds
+    domain_range: DomainRange
     heads: Tensor  # of the questions (h, r, ?), `(num_relations, 2)`: of heads that train has there, and of new ones
     tails: Tensor  # of the questions (?, r, t)
 
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> PriorCorrection:
-        there, asked = Kinds.of(graph), Kinds.of_triples(graph.valid, graph.shape.num_entities)
-        heads = _shares(there.heads, asked.heads, graph.shape)
-        tails = _shares(there.tails, asked.tails, graph.shape)
+        there, asked = DomainRange.of(graph), DomainRange.of_triples(graph.valid, graph.shape.num_entities)
+        heads = _priors(there.heads, asked.heads, graph.shape)
+        tails = _priors(there.tails, asked.tails, graph.shape)
         return cls(calibration, there, heads, tails)
 
     @cached_property
-    def shares(self) -> Tensor:
+    def priors(self) -> Tensor:
         """By relation and kind, `(num_relations, 4)`."""
-        kinds = torch.arange(NUM_KINDS)
-        return (self.heads[:, kinds % 2] + self.tails[:, kinds // 2]) / 2
+        patterns = torch.arange(NUM_PATTERNS)
+        return (self.heads[:, patterns % 2] + self.tails[:, patterns // 2]) / 2
 
-    def log_odds(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
-        """Evidence, relation ids of the graph and kinds, which broadcast → log odds of triples."""
-        odds = self.calibration.log_odds(log_probability, relations, kinds).double()
-        return odds.clamp(max=self._ceiling) + self.shares[relations, kinds].log()
+    def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
+        """Evidence, relation ids of the graph and patterns, which broadcast → log odds of triples."""
+        odds = self.calibration.log_odds(log_probability, relations, patterns).double()
+        return odds.clamp(max=self._max_log_odds) + self.priors[relations, patterns].log()
 
     @property
-    def _ceiling(self) -> float:
+    def _max_log_odds(self) -> float:
         """The log odds that no answer is above."""
-        return log_odds_of(self.calibration.ceiling)
+        return log_odds_of(self.calibration.max_probability)
 
-    def probability(self, log_probability: Tensor, relations: Tensor, kinds: Tensor) -> Tensor:
-        return self.log_odds(log_probability, relations, kinds).sigmoid()
+    def probability(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
+        return self.log_odds(log_probability, relations, patterns).sigmoid()
 
-    def needed(self, log_odds: float, relation: int) -> Tensor:
+    def required_log_probability(self, log_odds: float, relation: int) -> Tensor:
         """The log_probability that a triple of each kind needs for such log odds, `(2, 2)`: by head, then by tail, 1 if new.
 
         Infinite where no log_probability is enough.
         """
-        answers = log_odds - self.shares[relation].log()
+        answers = log_odds - self.priors[relation].log()
         found = (answers - self.calibration.offsets[relation]) / self.calibration.slopes[relation]
-        return torch.where(answers > self._ceiling + ROUNDING, inf, found.double()).reshape(2, 2).T
+        return torch.where(answers > self._max_log_odds + ROUNDING, inf, found.double()).reshape(2, 2).T
 
-    def of_questions(self, entity: int, relations: Tensor, side: Side) -> Tensor:
+    def query_priors(self, entity: int, relations: Tensor, side: Side) -> Tensor:
         """The shares of the questions that give an entity as head or as tail, `(num_relations asked,)`."""
-        shares, given = (self.heads, self.kinds.heads) if side == "head" else (self.tails, self.kinds.tails)
-        new = ~np.isin(relations.numpy() * self.kinds.num_entities + entity, given, assume_unique=True)
+        shares, given = (
+            (self.heads, self.domain_range.heads) if side == "head" else (self.tails, self.domain_range.tails)
+        )
+        new = ~np.isin(relations.numpy() * self.domain_range.num_entities + entity, given, assume_unique=True)
         return shares[relations, torch.from_numpy(new).long()]
 
 
@@ -494,7 +500,7 @@ def log_odds_of(probability: float) -> float:
     return log(probability / (1 - probability)) if 0 < probability < 1 else inf if probability else -inf
 
 
-def _shares(there: Ids, asked: Ids, shape: GraphShape) -> Tensor:
+def _priors(there: Ids, asked: Ids, shape: GraphShape) -> Tensor:
     """Of the questions that give an entity of a side of train, and of those that give another, how many valid asks.
 
     A relation with few of them is drawn to all: as if one question more, which lacks an answer, came with as many
@@ -542,7 +548,7 @@ class CachedLogProbabilities:
         if len(self._sums) + len(missing) > MOST:
             self._sums.clear()
             missing = list(dict.fromkeys(keys))
-        size = queries_at_once(self._model)
+        size = query_block_size(self._model)
         for block in (missing[start : start + size] for start in range(0, len(missing), size)):
             entity, relation = (
                 torch.tensor(ids, device=self._model.device) for ids in list(zip(*block, strict=True))[1:]

@@ -10,7 +10,7 @@ from typing import Any
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.files import read_json, write_text
-from dualkg.inference.calibration import NUM_KINDS, Calibration, calibrate
+from dualkg.inference.calibration import NUM_PATTERNS, Calibration, calibrate
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.training.run import Run
 
@@ -28,7 +28,7 @@ class SavedCalibration:
     @classmethod
     def of(cls, run: Run, *, seed: int = 0) -> SavedCalibration:
         """Make them again."""
-        return cls(calibrate(run.model, run.graph, seed=seed), PredictionSets.fitted(run.model, run.graph))
+        return cls(calibrate(run.model, run.graph, seed=seed), PredictionSets.fit(run.model, run.graph))
 
 
 def save_calibration(calibration_data: SavedCalibration, folder: str | Path) -> Path:
@@ -49,11 +49,11 @@ def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
     found = read_json(path)
     try:
         calibration = Calibration.from_dict(found["calibration"])
-        lengths = {len(table) for table in (calibration.slopes, calibration.offsets, calibration.own)}
+        lengths = {len(table) for table in (calibration.slopes, calibration.offsets, calibration.relation_specific)}
         if lengths != {num_relations}:
             raise ValueError(f"it should have {num_relations:,} relations, and has {' or '.join(map(str, lengths))}")
-        if tuple(calibration.offsets.shape) != (num_relations, NUM_KINDS):
-            raise ValueError(f"each relation should have {NUM_KINDS} offsets")
+        if tuple(calibration.offsets.shape) != (num_relations, NUM_PATTERNS):
+            raise ValueError(f"each relation should have {NUM_PATTERNS} offsets")
         if not bool((calibration.slopes > 0).all()):
             raise ValueError("a slope is not above 0")
         prediction_sets = PredictionSets.from_dict(found["prediction_sets"], num_relations)

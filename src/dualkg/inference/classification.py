@@ -13,13 +13,13 @@ from dualkg.data.archives import one_source
 from dualkg.data.encoding import read_triples
 from dualkg.data.graph import SPLITS, Graph, Split, triple_keys
 from dualkg.errors import DataError, DivergedError, RequestError
-from dualkg.inference.calibration import ENOUGH, Floats, Ids, triple_log_probabilities
+from dualkg.inference.calibration import MIN_TRIPLES, Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
 TRIES = 20  # draws from the entities of a side before any entity will do, and as many again of any
 
 
-def corrupted(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
+def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
     """For each triple a false one: its head or its tail, by a coin, is another entity.
 
     The other entity has stood on that side of the relation in train, so that the false triple is of the right kind.
@@ -123,8 +123,8 @@ def check_false(graph: Graph, triples: Ids, what: str) -> None:
         )
 
 
-def beside(path: str | Path, split: str) -> Path | None:
-    """The file of false triples for valid beside that of a split: valid_negatives.txt by test_negatives.txt."""
+def matching_valid_file(path: str | Path, split: str) -> Path | None:
+    """The file of false triples for valid matching_valid_file that of a split: valid_negatives.txt by test_negatives.txt."""
     path = Path(path)
     other = path.with_name(path.name.replace(split, "valid"))
     return other if other != path and other.is_file() else None
@@ -224,7 +224,7 @@ def _with_false(graph: Graph, split: Split, negatives: Ids | None, seed: int) ->
     """True triples of a split and false ones behind them; and which are true."""
     true = graph.split(split).astype(np.int64)
     if negatives is None:
-        negatives = corrupted(graph, true, seed=seed)
+        negatives = corrupt_triples(graph, true, seed=seed)
     else:
         negatives = np.asarray(negatives, dtype=np.int64).reshape(-1, 3)
         check_false(graph, negatives, split)
@@ -248,7 +248,7 @@ def choose_thresholds(log_probability: Floats, true: Marks, relations: Ids) -> t
     found = {}
     for relation in np.unique(relations).tolist():
         its = relations == relation
-        if true[its].sum() >= ENOUGH and not true[its].all():
+        if true[its].sum() >= MIN_TRIPLES and not true[its].all():
             found[relation] = best_threshold(log_probability[its], true[its])
     return found, best_threshold(log_probability, true)
 

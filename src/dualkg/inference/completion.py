@@ -52,7 +52,7 @@ def choices_of(model: Model, candidate_filter: CandidateFilter, pool: TopTriples
 
 def _tables(calibration: Calibration) -> dict[str, np.ndarray[Any, Any]]:
     tables = {name: getattr(calibration, name).numpy() for name in ("slopes", "offsets")}
-    return {**tables, "ceiling": np.array(calibration.ceiling)}
+    return {**tables, "ceiling": np.array(calibration.max_probability)}
 
 
 def _digest(arrays: dict[str, np.ndarray[Any, Any]]) -> str:

@@ -248,7 +248,7 @@ class Parts:
         number = int(given[new]) if asked[list(answers)].any() else 0
         promise = 0.0
         if self.prior_correction is not None:
-            shares = self.prior_correction.shares[relation].reshape(2, 2).T  # by head, then by tail
+            shares = self.prior_correction.priors[relation].reshape(2, 2).T  # by head, then by tail
             promise = float((shares if side == "tail" else shares.T)[new, list(answers)].max())
         return Part(relation, side, new, answers, number, promise)
 
@@ -318,7 +318,7 @@ class TopTriples:
     @staticmethod
     def _judged(prior_correction: PriorCorrection, found: TripleColumns) -> tuple[Tensor, Tensor, Tensor]:
         """What is asked of triples: log_probability, relations and kinds."""
-        kinds = prior_correction.kinds(np.stack([found.heads, found.relations, found.tails], axis=1))
+        kinds = prior_correction.domain_range(np.stack([found.heads, found.relations, found.tails], axis=1))
         return (
             torch.from_numpy(found.log_probability).double(),
             torch.from_numpy(found.relations),
@@ -331,7 +331,7 @@ class TopTriples:
         if self.prior_correction is None:
             needed = torch.full((2, 2), rank_score, dtype=torch.float64)
         else:
-            needed = self.prior_correction.needed(max(rank_score, self._least_worth), relation)
+            needed = self.prior_correction.required_log_probability(max(rank_score, self._least_worth), relation)
         return torch.where(needed.isfinite(), needed - SLACK * (1 + needed.abs()), needed)
 
     @property

@@ -28,12 +28,12 @@ TOLERANCE = 1e-5
 class Influence:
     """Places of triples in train, and by how much the score falls without each: by the rows of head and of tail."""
 
-    places: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
     by_head: npt.NDArray[np.float64]
     by_tail: npt.NDArray[np.float64]
 
     @property
-    def falls(self) -> npt.NDArray[np.float64]:
+    def score_drops(self) -> npt.NDArray[np.float64]:
         return self.by_head + self.by_tail
 
 
@@ -48,7 +48,7 @@ def influence(triple: tuple[int, int, int], context: FrozenContext) -> Influence
         if entity == head and found is by_tail:
             break  # head and tail are one entity, and one problem
         mine = (ends[places] == entity).any(1)
-        found[mine] = falls_without(entity, context.train[places[mine]], score_slope(entity, triple, context), context)
+        found[mine] = score_drops(entity, context.train[places[mine]], score_slope(entity, triple, context), context)
     return Influence(places, by_head, by_tail)
 
 
@@ -64,7 +64,7 @@ def score_slope(entity: int, triple: tuple[int, int, int], context: FrozenContex
     return slope
 
 
-def falls_without(entity: int, triples: Triples, slope: Tensor, context: FrozenContext) -> npt.NDArray[np.float64]:
+def score_drops(entity: int, triples: Triples, slope: Tensor, context: FrozenContext) -> npt.NDArray[np.float64]:
     """By how much what has this gradient in an entity's rows falls without each of its triples, `(num_triples,)`."""
     problem = Problem.of(entity, torch.from_numpy(triples).long().to(slope.device), context)
     if not problem.roles:
@@ -118,7 +118,7 @@ class NamedTriple:
     head: str
     relation: str
     tail: str
-    spoken: str
+    text: str
 
     @classmethod
     def of(cls, triple: Ids, graph: Graph) -> NamedTriple:
@@ -129,32 +129,32 @@ class NamedTriple:
 
 
 @dataclass(frozen=True)
-class Reason:
+class SupportingTriple:
     """A training triple, and by how much the score falls without it: through the row of the head, and of the tail."""
 
     triple: NamedTriple
-    fall: float
+    score_drop: float
     by_head: float
     by_tail: float
-    itself: bool
+    same_triple: bool
 
     def sentence(self) -> str:
-        what = f"{self.triple.spoken} itself" if self.itself else self.triple.spoken
-        return f"Because {what} is known: without it the score falls by about {self.fall:.2g}."
+        what = f"{self.triple.text} itself" if self.same_triple else self.triple.text
+        return f"Because {what} is known: without it the score falls by about {self.score_drop:.2g}."
 
 
 @dataclass(frozen=True)
-class Likeness:
+class SimilarEntity:
     """An entity like the head, or like the tail, for which the same is known."""
 
     entity: str
     side: Side
     cosine: float
     triple: NamedTriple
-    spoken: str
+    text: str
 
     def sentence(self) -> str:
-        return f"Because {self.spoken} (cosine {self.cosine:.2f}), and {self.triple.spoken} is known."
+        return f"Because {self.text} (cosine {self.cosine:.2f}), and {self.triple.text} is known."
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ class Explanation:
     triple: NamedTriple
     score: float
     split: str | None
-    reasons: tuple[Reason, ...]
-    alike: tuple[Likeness, ...]
+    supporting_triples: tuple[SupportingTriple, ...]
+    similar_entities: tuple[SimilarEntity, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -173,11 +173,11 @@ class Explanation:
     def sentences(self) -> list[str]:
         """The score first, then a sentence for each reason and each entity alike."""
         known = f"; it is known ({self.split})" if self.split else ""
-        found = [f"{self.triple.spoken} has score {self.score:.3f}{known}."]
-        found += [reason.sentence() for reason in self.reasons]
-        if not self.reasons:
+        found = [f"{self.triple.text} has score {self.score:.3f}{known}."]
+        found += [reason.sentence() for reason in self.supporting_triples]
+        if not self.supporting_triples:
             found.append("No training triple of its two entities supports it.")
-        return found + [likeness.sentence() for likeness in self.alike]
+        return found + [likeness.sentence() for likeness in self.similar_entities]
 
 
 def explain(
@@ -202,33 +202,37 @@ def explain(
         score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)))
     split = next((name for name in SPLITS if _holds(graph.split(name), ids)), None)
     return Explanation(
-        NamedTriple.of(ids, graph), score, split, reasons_for(ids, graph, context, k=k), alike(ids, model, graph, k=k)
+        NamedTriple.of(ids, graph),
+        score,
+        split,
+        supporting_triples(ids, graph, context, k=k),
+        similar_entities(ids, model, graph, k=k),
     )
 
 
-def reasons_for(triple: Ids, graph: Graph, context: FrozenContext, *, k: int) -> tuple[Reason, ...]:
+def supporting_triples(triple: Ids, graph: Graph, context: FrozenContext, *, k: int) -> tuple[SupportingTriple, ...]:
     """The training triples without which the score would fall most."""
     found = influence(triple, context)
-    best = np.argsort(-found.falls, kind="stable")[:k]
+    best = np.argsort(-found.score_drops, kind="stable")[:k]
     return tuple(
-        Reason(
+        SupportingTriple(
             NamedTriple.of(known, graph),
-            fall=float(found.falls[place]),
+            score_drop=float(found.score_drops[place]),
             by_head=float(found.by_head[place]),
             by_tail=float(found.by_tail[place]),
-            itself=known == triple,
+            same_triple=known == triple,
         )
         for place in best.tolist()
-        if found.falls[place] > 0
-        for known in [_ids(context.train[found.places[place]])]
+        if found.score_drops[place] > 0
+        for known in [_ids(context.train[found.rows[place]])]
     )
 
 
 @torch.no_grad()
-def alike(triple: Ids, model: Model, graph: Graph, *, k: int) -> tuple[Likeness, ...]:
+def similar_entities(triple: Ids, model: Model, graph: Graph, *, k: int) -> tuple[SimilarEntity, ...]:
     """Of the entities that train has in the place of the head or of the tail, those that are most like it."""
     unit = torch.nn.functional.normalize(model.entity_vectors(), dim=-1)
-    found: list[Likeness] = []
+    found: list[SimilarEntity] = []
     for side, entity, triples in _in_its_place(triple, graph.train):
         others = torch.from_numpy(triples[:, 0 if side == "head" else 2]).long().to(unit.device)
         cosines = unit[others] @ unit[entity]
@@ -237,7 +241,7 @@ def alike(triple: Ids, model: Model, graph: Graph, *, k: int) -> tuple[Likeness,
             other = int(others[place])
             spoken = f"{graph.entities.spoken(other)} is like {graph.entities.spoken(entity)}"
             known = NamedTriple.of(_ids(triples[place]), graph)
-            found.append(Likeness(graph.entities[other], side, cosine, known, spoken))
+            found.append(SimilarEntity(graph.entities[other], side, cosine, known, spoken))
     return tuple(sorted((one for one in found if one.cosine > 0), key=lambda one: -one.cosine)[:k])
 
 

@@ -32,7 +32,7 @@ ROWS = 2**16  # of a table, looked at in one go
 METRICS: tuple[Metric, ...] = ("inner product", "euclidean")
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """Scores and rows, `(num_queries, k)` each, best first; where too little was found, −∞ and −1."""
 
     scores: Tensor
@@ -54,7 +54,7 @@ class Index(ABC):
         self.shape = shape
 
     @abstractmethod
-    def _search(self, queries: Tensor, k: int) -> Found:
+    def _search(self, queries: Tensor, k: int) -> SearchResult:
         """The best `k` of at least as many rows, for queries that are known to fit."""
 
     @abstractmethod
@@ -63,10 +63,10 @@ class Index(ABC):
 
     @property
     @abstractmethod
-    def choices(self) -> dict[str, Any]:
+    def config(self) -> dict[str, Any]:
         """What `load` must know beside the files of `save`."""
 
-    def search(self, queries: Tensor, k: int) -> Found:
+    def search(self, queries: Tensor, k: int) -> SearchResult:
         """Queries `(num_queries, width)` → the best `k` rows of each, or all where there are fewer."""
         if k < 1:
             raise RequestError(f"At least one row must be asked for; k is {k}.")
@@ -96,7 +96,7 @@ def blocks_of(table: Tensor) -> Iterator[Tensor]:
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
+class QueryBatch:
     """A batch of (head, relation, ?), or of (?, relation, tail), as vectors that an index is searched with.
 
     Heads are asked for as tails of the inverse relation where there is one, and else with the mapped tail.
@@ -107,11 +107,11 @@ class Questions:
     side: Side
 
     @classmethod
-    def for_tails(cls, model: Model, heads: Tensor, relations: Tensor) -> Questions:
+    def for_tails(cls, model: Model, heads: Tensor, relations: Tensor) -> QueryBatch:
         return cls(model, model.factors(heads, relations, None), "tail")
 
     @classmethod
-    def for_heads(cls, model: Model, relations: Tensor, tails: Tensor) -> Questions:
+    def for_heads(cls, model: Model, relations: Tensor, tails: Tensor) -> QueryBatch:
         if model.reciprocal:
             return cls.for_tails(model, tails, relations + model.shape.num_relations)
         return cls(model, model.factors(None, relations, tails), "head")
@@ -172,19 +172,19 @@ def fingerprint(table: Tensor) -> str:
     return sha256(str(tuple(table.shape)).encode() + rows.numpy().tobytes()).hexdigest()
 
 
-def sample_questions(model: Model, graph: Graph, asked: Side, *, num: int, seed: int) -> Questions:
+def sample_queries(model: Model, graph: Graph, asked: Side, *, num: int, seed: int) -> QueryBatch:
     """Some distinct questions for tails, or for heads, that training triples answer."""
     if not len(graph.train):
         raise RequestError(f"{graph.name} has no training triples, and an index is measured with their questions.")
     pairs = np.unique(graph.train[:, :2] if asked == "tail" else graph.train[:, 1:], axis=0)
     chosen = np.random.default_rng(seed).permutation(len(pairs))[:num]
     first, second = torch.from_numpy(pairs[chosen].astype(np.int64)).to(model.device).unbind(1)
-    ask = Questions.for_tails if asked == "tail" else Questions.for_heads
+    ask = QueryBatch.for_tails if asked == "tail" else QueryBatch.for_heads
     return ask(model, first, second)
 
 
 @torch.no_grad()
-def check_agreement(questions: Questions, found: Tensor) -> None:
+def check_agreement(questions: QueryBatch, found: Tensor) -> None:
     """Refuse a model of one's own that does not score as its kind does.
 
     `found` are the rows that are best by the metric, `(batch,)`; the model must know none that is better.
@@ -199,8 +199,8 @@ def check_agreement(questions: Questions, found: Tensor) -> None:
         )
 
 
-Form = Literal["float32", "float16", "bf16", "int8", "sparse"]
-FORMS: tuple[Form, ...] = get_args(Form)
+StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
+STORAGE_FORMATS: tuple[StorageFormat, ...] = get_args(StorageFormat)
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -212,20 +212,20 @@ class StoredTable:
     runs are kept as: `values`, their `columns`, and where each row `starts`.
     """
 
-    form: Form
+    storage: StorageFormat
     shape: tuple[int, int]
     parts: dict[str, Tensor]
 
     @classmethod
-    def of(cls, table: Tensor, form: Form = "float32") -> StoredTable:
+    def of(cls, table: Tensor, storage: StorageFormat = "float32") -> StoredTable:
         """Bring a table into a form; float32 is not copied. NaN and infinity are refused."""
-        if form not in FORMS:
-            raise RequestError(f"A table is kept as {', '.join(FORMS)}; '{form}' was asked for.")
+        if storage not in STORAGE_FORMATS:
+            raise RequestError(f"A table is kept as {', '.join(STORAGE_FORMATS)}; '{storage}' was asked for.")
         table = check_table(table)
         shape = (table.shape[0], table.shape[1])
-        if form in FLOATS:
-            return cls(form, shape, {"values": table.to(FLOATS[form])})
-        return cls(form, shape, _as_int8(table) if form == "int8" else compress(table))
+        if storage in FLOATS:
+            return cls(storage, shape, {"values": table.to(FLOATS[storage])})
+        return cls(storage, shape, _as_int8(table) if storage == "int8" else compress(table))
 
     @property
     def num_bytes(self) -> int:
@@ -234,9 +234,9 @@ class StoredTable:
     def block(self, start: int, stop: int) -> Tensor:
         """Some rows as float32, `(stop − start, width)`; of a float32 table the rows themselves."""
         parts = self.parts
-        if self.form in FLOATS:
+        if self.storage in FLOATS:
             return parts["values"][start:stop].float()
-        if self.form == "int8":
+        if self.storage == "int8":
             return parts["codes"][start:stop].float() * parts["scales"][start:stop, None]
         starts = parts["starts"][start : stop + 1].long()
         first, last = int(starts[0]), int(starts[-1])
@@ -255,13 +255,15 @@ class StoredTable:
     def check(self) -> None:
         """Refuse arrays that are not a table of this form and shape, as a damaged file would bring."""
         rows, width = self.shape
-        if self.form == "sparse":
+        if self.storage == "sparse":
             expected = {"starts": (rows + 1,), "columns": (num := self.parts["values"].shape), "values": num}
         else:
-            expected = {"codes": (rows, width), "scales": (rows,)} if self.form == "int8" else {"values": (rows, width)}
+            expected = (
+                {"codes": (rows, width), "scales": (rows,)} if self.storage == "int8" else {"values": (rows, width)}
+            )
         found = {name: tuple(part.shape) for name, part in self.parts.items()}
         if found != {name: tuple(shape) for name, shape in expected.items()}:
-            raise ValueError(f"its arrays {found} are no {self.form} table of {rows:,} × {width:,}")
+            raise ValueError(f"its arrays {found} are no {self.storage} table of {rows:,} × {width:,}")
 
 
 def _as_int8(table: Tensor) -> dict[str, Tensor]:
@@ -281,7 +283,7 @@ FILE = "table.safetensors"
 
 
 class ExactIndex(Index):
-    """Compares a query with every row of a table, which is searched in the form in which it is kept.
+    """Compares a query with every row of a table, which is searched in the storage in which it is kept.
 
     Equal scores stand in the order of rows, whatever the blocks.
     """
@@ -293,20 +295,22 @@ class ExactIndex(Index):
         self.table = table
 
     @classmethod
-    def build(cls, table: Tensor, metric: Metric = "inner product", *, form: Form = "float32") -> ExactIndex:
+    def build(
+        cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32"
+    ) -> ExactIndex:
         """Keep a table in a form; one of float32 is not copied, so it may be a memory-mapped one."""
-        return cls(StoredTable.of(table, form), metric)
+        return cls(StoredTable.of(table, storage), metric)
 
     @property
-    def choices(self) -> dict[str, Any]:
-        return {"form": self.table.form}
+    def config(self) -> dict[str, Any]:
+        return {"storage": self.table.storage}
 
     def save(self, folder: Path) -> None:
         save_file({name: part.contiguous() for name, part in self.table.parts.items()}, folder / FILE)
 
     @classmethod
     def load(
-        cls, folder: Path, metric: Metric, shape: tuple[int, int], *, form: Form, in_memory: bool = True
+        cls, folder: Path, metric: Metric, shape: tuple[int, int], *, storage: StorageFormat, in_memory: bool = True
     ) -> ExactIndex:
         """Read what `save` wrote. Unless `in_memory`, the file is memory-mapped: of it, only blocks are ever held."""
         try:
@@ -314,7 +318,9 @@ class ExactIndex(Index):
                 parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         except SafetensorError as error:
             raise ValueError(str(error)) from None
-        table = StoredTable(form, shape, {name: part.clone() for name, part in parts.items()} if in_memory else parts)
+        table = StoredTable(
+            storage, shape, {name: part.clone() for name, part in parts.items()} if in_memory else parts
+        )
         table.check()
         return cls(table, metric)
 
@@ -325,9 +331,9 @@ class ExactIndex(Index):
         return torch.cat([block.square().sum(1) for _, block in self.table.blocks(size)])
 
     @torch.no_grad()
-    def _search(self, queries: Tensor, k: int) -> Found:
-        best = Found(queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64))
-        decoded = 1 if self.table.form == "float32" else self.shape[1]
+    def _search(self, queries: Tensor, k: int) -> SearchResult:
+        best = SearchResult(queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64))
+        decoded = 1 if self.table.storage == "float32" else self.shape[1]
         size = max(1, BLOCK_ELEMENTS // max(len(queries), decoded))
         with full_precision():
             for start, block in self.table.blocks(size):
@@ -335,13 +341,13 @@ class ExactIndex(Index):
                 if self.metric == "euclidean":
                     scores = scores.mul_(2).sub_(self._norms[start : start + len(block)])
                 here = best_of(scores, k)
-                best = _merged(best, Found(here.scores, here.ids + start), k)
+                best = _merged(best, SearchResult(here.scores, here.ids + start), k)
         if self.metric == "euclidean":
             best = best._replace(scores=best.scores - queries.square().sum(1, keepdim=True))
         return best
 
 
-def best_of(scores: Tensor, k: int) -> Found:
+def best_of(scores: Tensor, k: int) -> SearchResult:
     """The best `k` of each row of scores, or all where there are fewer; of equal ones, those that stand first."""
     k = min(k, scores.shape[1])
     values, places = scores.topk(k)
@@ -351,11 +357,11 @@ def best_of(scores: Tensor, k: int) -> Found:
         places[row] = scores[row].argsort(descending=True, stable=True)[:k]
     places = places.sort(1).values
     order = (values := scores.gather(1, places)).argsort(dim=1, descending=True, stable=True)
-    return Found(values.gather(1, order), places.gather(1, order))
+    return SearchResult(values.gather(1, order), places.gather(1, order))
 
 
-def _merged(one: Found, other: Found, k: int) -> Found:
+def _merged(one: SearchResult, other: SearchResult, k: int) -> SearchResult:
     """The best `k` of two findings; rows of the first stand before those of the second."""
     scores, ids = torch.cat([one.scores, other.scores], 1), torch.cat([one.ids, other.ids], 1)
     order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return Found(scores.gather(1, order), ids.gather(1, order))
+    return SearchResult(scores.gather(1, order), ids.gather(1, order))

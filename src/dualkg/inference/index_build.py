@@ -22,26 +22,26 @@ from dualkg.evaluation.ranking import evaluating
 from dualkg.files import read_json, replacing_folder, write_text
 from dualkg.inference.index import (
     ExactIndex,
-    Form,
-    Found,
     Index,
     Metric,
-    Questions,
+    QueryBatch,
+    SearchResult,
+    StorageFormat,
     best_of,
     blocks_of,
     check_agreement,
     check_table,
     fingerprint,
     metric_of,
-    sample_questions,
+    sample_queries,
     tables_of,
 )
-from dualkg.inference.predictor import Answer, Known, Name, Predictor
+from dualkg.inference.predictor import Known, Name, Prediction, Predictor
 from dualkg.models.base import Model, Side
 
 Vectors = npt.NDArray[np.float32]
 FaissKind = Literal["ivf", "hnsw", "sq8"]
-KINDS: tuple[FaissKind, ...] = get_args(FaissKind)
+FAISS_KINDS: tuple[FaissKind, ...] = get_args(FaissKind)
 FILE = "index.faiss"
 SAMPLE = 40  # rows that a list is learned from
 LINKS = 32  # of a row to its neighbours
@@ -66,12 +66,12 @@ class FaissIndex(Index):
         *,
         kind: FaissKind,
         effort: int = 16,
-        longest: float | None = None,
+        max_norm: float | None = None,
     ) -> None:
         super().__init__(metric, shape)
         self.kind = kind
         self.effort = effort
-        self.longest = longest
+        self.max_norm = max_norm
         self._index = index
 
     @classmethod
@@ -79,19 +79,19 @@ class FaissIndex(Index):
         cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", reduced: bool = False
     ) -> FaissIndex:
         """Sort a table into lists, or link its rows; a block of rows is copied at a time."""
-        if kind not in KINDS:
-            raise RequestError(f"FAISS has the indexes {', '.join(KINDS)}; '{kind}' was asked for.")
+        if kind not in FAISS_KINDS:
+            raise RequestError(f"FAISS has the indexes {', '.join(FAISS_KINDS)}; '{kind}' was asked for.")
         table = check_table(table)
-        longest = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table)) if reduced else None
+        max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table)) if reduced else None
         shape = (table.shape[0], table.shape[1])
-        index = cls(None, metric, shape, kind=kind, longest=longest)
+        index = cls(None, metric, shape, kind=kind, max_norm=max_norm)
         with threads(torch.get_num_threads()):
             index._index = index._filled(table)
         return index
 
     @property
-    def choices(self) -> dict[str, Any]:
-        return {"kind": self.kind, "effort": self.effort, "longest": self.longest}
+    def config(self) -> dict[str, Any]:
+        return {"kind": self.kind, "effort": self.effort, "max_norm": self.max_norm}
 
     @property
     def most_effort(self) -> int:
@@ -101,28 +101,28 @@ class FaissIndex(Index):
         faiss().write_index(self._index, str(folder / FILE))
 
     @classmethod
-    def load(cls, folder: Path, metric: Metric, shape: tuple[int, int], **choices: Any) -> FaissIndex:
+    def load(cls, folder: Path, metric: Metric, shape: tuple[int, int], **config: Any) -> FaissIndex:
         """Read what `save` wrote."""
         module = faiss()
         try:
             index = module.read_index(str(folder / FILE))
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[0]) from None
-        loaded = cls(index, metric, shape, **choices)
-        if (index.ntotal, index.d) != (shape[0], shape[1] + (loaded.longest is not None)):
+        loaded = cls(index, metric, shape, **config)
+        if (index.ntotal, index.d) != (shape[0], shape[1] + (loaded.max_norm is not None)):
             raise ValueError(f"its {index.ntotal:,} rows of {index.d:,} numbers are not of {shape[0]:,} × {shape[1]:,}")
         return loaded
 
-    def _search(self, queries: Tensor, k: int) -> Found:
+    def _search(self, queries: Tensor, k: int) -> SearchResult:
         # By NumPy: for a single query, a few small operations of PyTorch take longer than the search.
         vectors = self._lifted(queries.numpy())
         scores, ids = self._index.search(vectors, k, params=self._parameters(k))
-        if self.longest is not None:
-            scores = (np.square(vectors).sum(1, keepdims=True) + self.longest**2 - scores) / 2
+        if self.max_norm is not None:
+            scores = (np.square(vectors).sum(1, keepdims=True) + self.max_norm**2 - scores) / 2
         elif self.metric == "euclidean":
             scores = -scores
         scores[ids < 0] = -np.inf
-        return Found(torch.from_numpy(scores), torch.from_numpy(ids))
+        return SearchResult(torch.from_numpy(scores), torch.from_numpy(ids))
 
     def _parameters(self, k: int) -> Any:
         """For how many lists, or rows, are looked at; more where more than the usual number is asked for."""
@@ -133,17 +133,17 @@ class FaissIndex(Index):
 
     def _lifted(self, vectors: Vectors, *, rows: bool = False) -> Vectors:
         """Vectors with the coordinate that makes rows equally long, where the table is reduced."""
-        if self.longest is None:
+        if self.max_norm is None:
             return vectors
         lifted = np.zeros((len(vectors), vectors.shape[1] + 1), dtype=np.float32)
         lifted[:, :-1] = vectors
         if rows:
-            lifted[:, -1] = np.sqrt(np.maximum(self.longest**2 - np.square(vectors).sum(1), 0))
+            lifted[:, -1] = np.sqrt(np.maximum(self.max_norm**2 - np.square(vectors).sum(1), 0))
         return lifted
 
     def _filled(self, table: Tensor) -> Any:
-        module, width = faiss(), self.shape[1] + (self.longest is not None)
-        by_product = self.metric == "inner product" and self.longest is None
+        module, width = faiss(), self.shape[1] + (self.max_norm is not None)
+        by_product = self.metric == "inner product" and self.max_norm is None
         metric = module.METRIC_INNER_PRODUCT if by_product else module.METRIC_L2
         if self.kind == "hnsw":
             index = module.IndexHNSWFlat(width, LINKS, metric)
@@ -212,7 +212,7 @@ def recalls(index: Index, queries: Tensor, best: Tensor, depths: Sequence[int] =
 
 
 def queries_per_second(index: Index, queries: Tensor, *, k: int = 10, seconds: float | None = None) -> float:
-    """Questions answered a second, one at a time and by one thread; the first one is not counted."""
+    """QueryBatch answered a second, one at a time and by one thread; the first one is not counted."""
     done, seconds = 0, SECONDS if seconds is None else seconds
     with threads(1):
         index.search(queries[:1], k)
@@ -253,8 +253,8 @@ def tuned(
     """
     if not 0 < recall < 1:
         raise RequestError(f"A recall is above 0 and below 1; {recall:g} was asked for. For 95 %, say 0.95.")
-    if kind not in KINDS:
-        raise RequestError(f"FAISS has the indexes {', '.join(KINDS)}; '{kind}' was asked for.")
+    if kind not in FAISS_KINDS:
+        raise RequestError(f"FAISS has the indexes {', '.join(FAISS_KINDS)}; '{kind}' was asked for.")
     reduced = metric == "inner product" and _better_reduced(table, kind, queries, recall)
     index = FaissIndex.build(table, metric, kind=kind, reduced=reduced)
     effort = least_effort(index, queries, best, recall=recall)
@@ -280,13 +280,13 @@ def _better_reduced(table: Tensor, kind: FaissKind, queries: Tensor, recall: flo
     return reduced < plain
 
 
-Kind = Literal["exact", "ivf", "hnsw", "sq8"]
-ALL_KINDS: tuple[Kind, ...] = get_args(Kind)
-NUM_QUESTIONS = 1000  # half to find the effort with, half to measure with
+IndexKind = Literal["exact", "ivf", "hnsw", "sq8"]
+INDEX_KINDS: tuple[IndexKind, ...] = get_args(IndexKind)
+NUM_QUERIES = 1000  # half to find the effort with, half to measure with
 
 
 @dataclass(frozen=True)
-class Facts:
+class IndexStats:
     """What an index reaches on questions that it was not tuned with: recall at several k, against the exact one.
 
     A second's questions are asked one at a time, of one thread. `bytes` are those of its files, where it is saved.
@@ -296,7 +296,7 @@ class Facts:
     queries_per_second: float
     exact_queries_per_second: float
     build_seconds: float
-    num_questions: int
+    num_queries: int
     bytes: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class ModelIndex:
     model: str
     metric: Metric
     indexes: dict[Side, Index]
-    facts: dict[Side, Facts]
+    stats: dict[Side, IndexStats]
     fingerprints: dict[Side, str]
 
     @property
@@ -334,51 +334,57 @@ class ModelIndex:
 
 
 def build_index(
-    model: Model, graph: Graph, *, kind: Kind = "ivf", recall: float = 0.95, form: Form = "float32", seed: int = 0
+    model: Model,
+    graph: Graph,
+    *,
+    kind: IndexKind = "ivf",
+    recall: float = 0.95,
+    storage: StorageFormat = "float32",
+    seed: int = 0,
 ) -> ModelIndex:
     """Index the entities of a model. `recall` is asked of FAISS's kinds; `form` is how the exact one keeps its table.
 
-    Questions that training triples answer, half of them to find the effort and half to measure, are drawn by `seed`.
+    QueryBatch that training triples answer, half of them to find the effort and half to measure, are drawn by `seed`.
     """
-    if kind not in ALL_KINDS:
-        raise RequestError(f"An index is {', '.join(ALL_KINDS)}; '{kind}' was asked for.")
-    if kind in KINDS and form != "float32":
-        raise RequestError(f"Only the exact index keeps its table as {form}; the index {kind} was asked for.")
-    if kind in KINDS:
+    if kind not in INDEX_KINDS:
+        raise RequestError(f"An index is {', '.join(INDEX_KINDS)}; '{kind}' was asked for.")
+    if kind in FAISS_KINDS and storage != "float32":
+        raise RequestError(f"Only the exact index keeps its table as {storage}; the index {kind} was asked for.")
+    if kind in FAISS_KINDS:
         faiss()
     metric = metric_of(model)
     model.check_shape(graph.shape)
     indexes: dict[Side, Index] = {}
-    facts: dict[Side, Facts] = {}
+    stats: dict[Side, IndexStats] = {}
     tables = tables_of(model)
     for side, table in tables.items():
         exact = ExactIndex.build(table, metric)
         with evaluating(model):
             queries, held_out = _vectors(model, graph, side, exact, seed=seed)
         started = time.perf_counter()
-        index = _built(exact, queries, kind=kind, recall=recall, form=form)
+        index = _built(exact, queries, kind=kind, recall=recall, storage=storage)
         seconds = time.perf_counter() - started
-        indexes[side], facts[side] = index, measure(index, exact, held_out, build_seconds=seconds)
+        indexes[side], stats[side] = index, measure(index, exact, held_out, build_seconds=seconds)
     return ModelIndex(
-        type(model.embedding).__name__, metric, indexes, facts, {side: fingerprint(one) for side, one in tables.items()}
+        type(model.embedding).__name__, metric, indexes, stats, {side: fingerprint(one) for side, one in tables.items()}
     )
 
 
-def measure(index: Index, exact: ExactIndex, queries: Tensor, *, build_seconds: float) -> Facts:
+def measure(index: Index, exact: ExactIndex, queries: Tensor, *, build_seconds: float) -> IndexStats:
     """Recall against the exact index of the table in float32, and the speed of both."""
-    return Facts(
+    return IndexStats(
         recall=recalls(index, queries, exact.search(queries, max(DEPTHS)).ids),
         queries_per_second=queries_per_second(index, queries),
         exact_queries_per_second=queries_per_second(exact, queries),
         build_seconds=build_seconds,
-        num_questions=len(queries),
+        num_queries=len(queries),
     )
 
 
-def _built(exact: ExactIndex, queries: Tensor, *, kind: Kind, recall: float, form: Form) -> Index:
+def _built(exact: ExactIndex, queries: Tensor, *, kind: IndexKind, recall: float, storage: StorageFormat) -> Index:
     table, metric = exact.table.whole(), exact.metric
     if kind == "exact":
-        return ExactIndex.build(table, metric, form=form)
+        return ExactIndex.build(table, metric, storage=storage)
     best = exact.search(queries, max(DEPTHS)).ids
     return tuned(table, metric, kind=kind, queries=queries, best=best, recall=recall)
 
@@ -389,9 +395,9 @@ def _vectors(model: Model, graph: Graph, side: Side, exact: ExactIndex, *, seed:
     sides: list[Side] = [side] if len(tables_of(model)) > 1 else ["tail", "head"]
     halves: list[list[Tensor]] = [[], []]
     for asked in sides:
-        few = sample_questions(model, graph, asked, num=4, seed=seed)
+        few = sample_queries(model, graph, asked, num=4, seed=seed)
         check_agreement(few, exact.search(few.vectors, 1).ids[:, 0])
-        vectors = sample_questions(model, graph, asked, num=NUM_QUESTIONS // len(sides), seed=seed).vectors.cpu()
+        vectors = sample_queries(model, graph, asked, num=NUM_QUERIES // len(sides), seed=seed).vectors.cpu()
         half = -(-len(vectors) // 2)
         halves[0].append(vectors[:half])
         halves[1].append(vectors[half:] if len(vectors) > 1 else vectors)
@@ -413,28 +419,28 @@ class IndexedPredictor:
         self.index = index
 
     @torch.no_grad()
-    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Answer (head, relation, ?), best first."""
         plain, graph = self.predictor, self.graph
         h, r = graph.entities.id(head), graph.relations.id(relation)
-        questions = Questions.for_tails(plain.model, plain._ids(h), plain._ids(r))
+        questions = QueryBatch.for_tails(plain.model, plain._ids(h), plain._ids(r))
         found = self._best(questions, plain.splits_of(h, r), k=k, known=known)
         if found is None:
             return plain.tails(h, r, k=k, known=known)
-        return plain._believed(found, lambda id: (h, r, id))
+        return plain._with_probabilities(found, lambda id: (h, r, id))
 
     @torch.no_grad()
-    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Answer (?, relation, tail), best first."""
         plain, graph = self.predictor, self.graph
         r, t = graph.relations.id(relation), graph.entities.id(tail)
-        questions = Questions.for_heads(plain.model, plain._ids(r), plain._ids(t))
+        questions = QueryBatch.for_heads(plain.model, plain._ids(r), plain._ids(t))
         found = self._best(questions, plain.splits_of(t, r + graph.shape.num_relations), k=k, known=known)
         if found is None:
             return plain.heads(r, t, k=k, known=known)
-        return plain._believed(found, lambda id: (id, r, t))
+        return plain._with_probabilities(found, lambda id: (id, r, t))
 
-    def _best(self, questions: Questions, splits: dict[int, str], *, k: int, known: Known) -> list[Answer] | None:
+    def _best(self, questions: QueryBatch, splits: dict[int, str], *, k: int, known: Known) -> list[Prediction] | None:
         """The best answers, or none where the index found too few or the request is one to be refused."""
         names = self.graph.entities
         omitted = set(splits) if known == "omit" else set()
@@ -450,7 +456,7 @@ class IndexedPredictor:
         scores = questions.scores(kept[None].to(self.predictor.model.device)).cpu()
         best = best_of(scores, wanted)
         return [
-            Answer(names[id], names.label(id), id, score, splits.get(id))
+            Prediction(names[id], names.label(id), id, score, splits.get(id))
             for score, id in zip(best.scores[0].tolist(), kept[best.ids[0]].tolist(), strict=True)
         ]
 
@@ -473,12 +479,12 @@ def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
             (fresh / side).mkdir()
             one.save(fresh / side)
         sizes = {side: sum(path.stat().st_size for path in (fresh / side).iterdir()) for side in index.indexes}
-        saved = replace(index, facts={side: replace(facts, bytes=sizes[side]) for side, facts in index.facts.items()})
-        write_text(fresh / ABOUT, json.dumps(about(saved), indent=1))
+        saved = replace(index, stats={side: replace(stats, bytes=sizes[side]) for side, stats in index.stats.items()})
+        write_text(fresh / ABOUT, json.dumps(describe_index(saved), indent=1))
     return saved
 
 
-def about(index: ModelIndex) -> dict[str, Any]:
+def describe_index(index: ModelIndex) -> dict[str, Any]:
     """All that is known of an index but for its rows."""
     return {
         "kind": index.kind,
@@ -487,9 +493,9 @@ def about(index: ModelIndex) -> dict[str, Any]:
         "tables": {
             side: {
                 "shape": list(one.shape),
-                "choices": one.choices,
+                "config": one.config,
                 "fingerprint": index.fingerprints[side],
-                "facts": index.facts[side].as_dict(),
+                "stats": index.stats[side].as_dict(),
             }
             for side, one in index.indexes.items()
         },
@@ -503,14 +509,16 @@ def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
         raise RequestError(f"{folder} holds no index (there is no {ABOUT}). Make one with: dualkg index RUN")
     saved = read_json(folder / ABOUT)
     indexes: dict[Side, Index] = {}
-    facts: dict[Side, Facts] = {}
+    stats: dict[Side, IndexStats] = {}
     try:
         for side, table in saved["tables"].items():
             indexes[cast(Side, side)] = _load(folder / side, saved, table, in_memory=in_memory)
-            numbers = table["facts"]
-            facts[cast(Side, side)] = Facts(**{**numbers, "recall": {int(k): r for k, r in numbers["recall"].items()}})
+            numbers = table["stats"]
+            stats[cast(Side, side)] = IndexStats(
+                **{**numbers, "recall": {int(k): r for k, r in numbers["recall"].items()}}
+            )
         made = {cast(Side, side): table["fingerprint"] for side, table in saved["tables"].items()}
-        return ModelIndex(saved["model"], saved["metric"], {"tail": indexes["tail"], **indexes}, facts, made)
+        return ModelIndex(saved["model"], saved["metric"], {"tail": indexes["tail"], **indexes}, stats, made)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise RequestError(f"The index {folder} is damaged: {told}. Make it again: dualkg index RUN") from None
@@ -518,9 +526,9 @@ def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
 
 def _load(folder: Path, saved: dict[str, Any], table: dict[str, Any], *, in_memory: bool) -> Index:
     rows, width = map(int, table["shape"])
-    choices, kind = dict(table["choices"]), saved["kind"]
+    config, kind = dict(table["config"]), saved["kind"]
     if kind == "exact":
-        return ExactIndex.load(folder, saved["metric"], (rows, width), in_memory=in_memory, **choices)
-    if kind not in KINDS:
+        return ExactIndex.load(folder, saved["metric"], (rows, width), in_memory=in_memory, **config)
+    if kind not in FAISS_KINDS:
         raise ValueError(f"its kind is '{kind}'")
-    return FaissIndex.load(folder, saved["metric"], (rows, width), **choices)
+    return FaissIndex.load(folder, saved["metric"], (rows, width), **config)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dualkg.data.vocabulary import Vocabulary
 
 
-def folded(text: str) -> str:
+def normalize_name(text: str) -> str:
     """`São_Tomé` → `sao tome`. Letters of other scripts stay; what is no letter and no digit parts words."""
     if not text.isascii():
         parted = unicodedata.normalize("NFKD", text)
@@ -71,7 +71,7 @@ def _runs(names: Sequence[str]) -> tuple[Ids, Ids]:
     return ((first << 42) | (second << 21) | third)[whole], owners[:-2][whole]
 
 
-def slips_from_beginnings(word: str, name: str) -> Iterator[int]:
+def prefix_edit_distances(word: str, name: str) -> Iterator[int]:
     """The slips between a word and the first 0, 1, 2, … letters of a name; the last is that of the whole name.
 
     All letters of the word are compared at once, as bits of one number (Myers, 1999): a column of the usual table
@@ -96,12 +96,12 @@ def slips_from_beginnings(word: str, name: str) -> Iterator[int]:
         rises, falls = (down | ~(beside | up)) & whole, up & beside & whole
 
 
-How = Literal["same", "beginning", "word", "inside", "misspelt"]
-WORTH: dict[How, int] = {"same": 0, "beginning": 1, "word": 2, "inside": 3, "misspelt": 4}  # the least is the best
+MatchType = Literal["exact", "prefix", "word", "substring", "fuzzy"]
+WORTH: dict[MatchType, int] = {"exact": 0, "prefix": 1, "word": 2, "substring": 3, "fuzzy": 4}  # the least is the best
 LOOKED_AT = 500  # matches of one kind; of more, the first in the order of the alphabet or of ids
 COMPARED = 40  # names that a misspelt word is held against letter by letter
 LONGEST = 48  # letters of a word that may be misspelt
-PART = "\n"  # between names in one text; no folded name has it
+PART = "\n"  # between names in one text; no normalize_name name has it
 
 
 @dataclass(frozen=True)
@@ -109,20 +109,20 @@ class Match:
     """An entity or relation, and how it was found."""
 
     id: int
-    how: How
+    match_type: MatchType
 
 
-class Finder:
+class NameSearch:
     """Finds names and labels by what people type; 100,000 of them in a few milliseconds.
 
-    All folded names stand in one text, which is searched for what they hold; and sorted, for how they begin.
+    All normalize_name names stand in one text, which is searched for what they hold; and sorted, for how they begin.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         names = vocabulary.names.to_pylist()
         labels = vocabulary.labels.to_pylist() if vocabulary.labels is not None else []
-        pairs = [(folded(name), id) for id, name in enumerate(names)]
-        pairs += [(folded(label), id) for id, label in enumerate(labels) if label and label != names[id]]
+        pairs = [(normalize_name(name), id) for id, name in enumerate(names)]
+        pairs += [(normalize_name(label), id) for id, label in enumerate(labels) if label and label != names[id]]
         self._words = [word for word, _ in pairs]
         self._ids = [id for _, id in pairs]
         self._text = PART + PART.join(self._words) + PART
@@ -131,47 +131,47 @@ class Finder:
         self._sorted = [self._words[place] for place in self._order]
         self._letters = CommonLetters(self._words)
 
-    def find(self, typed: str, *, most: int) -> list[Match]:
+    def search(self, typed: str, *, limit: int) -> list[Match]:
         """Best first: the same, then names that begin so, that have a word that does, that hold it; then misspelt."""
-        word = folded(typed)
+        word = normalize_name(typed)
         if not word or PART in word:
             return []
-        found: dict[int, tuple[How, str]] = {}
+        found: dict[int, tuple[MatchType, str]] = {}
         for search in (self._beginning, self._inside):
             self._add(found, search(word))
-            if len(found) >= most:
+            if len(found) >= limit:
                 break
         if not found:
             self._add(found, self._misspelt(word))
-            return [Match(id, how) for id, (how, _) in list(found.items())[:most]]
+            return [Match(id, how) for id, (how, _) in list(found.items())[:limit]]
         best = sorted((WORTH[how], len(known), known, id, how) for id, (how, known) in found.items())
-        return [Match(id, how) for _, _, _, id, how in best[:most]]
+        return [Match(id, how) for _, _, _, id, how in best[:limit]]
 
-    def _add(self, found: dict[int, tuple[How, str]], matches: Iterator[tuple[int, How]]) -> None:
+    def _add(self, found: dict[int, tuple[MatchType, str]], matches: Iterator[tuple[int, MatchType]]) -> None:
         """Each id once, by the first and so the best way it was found."""
         for place, how in matches:
             id = self._ids[place]
             if id not in found or WORTH[how] < WORTH[found[id][0]]:
                 found[id] = (how, self._words[place])
 
-    def _beginning(self, word: str) -> Iterator[tuple[int, How]]:
+    def _beginning(self, word: str) -> Iterator[tuple[int, MatchType]]:
         start = bisect_left(self._sorted, word)
         for number in range(start, min(start + LOOKED_AT, len(self._sorted))):
             known = self._sorted[number]
             if not known.startswith(word):
                 return
-            yield self._order[number], "same" if known == word else "beginning"
+            yield self._order[number], "exact" if known == word else "prefix"
 
-    def _inside(self, word: str) -> Iterator[tuple[int, How]]:
+    def _inside(self, word: str) -> Iterator[tuple[int, MatchType]]:
         at, seen = self._text.find(word), 0
         while at >= 0 and seen < LOOKED_AT:
             place = bisect_right(self._starts, at) - 1
             seen += 1
             before = self._text[at - 1]
-            yield place, "beginning" if before == PART else "word" if before == " " else "inside"
+            yield place, "prefix" if before == PART else "word" if before == " " else "substring"
             at = self._text.find(word, at + 1)
 
-    def _misspelt(self, word: str) -> Iterator[tuple[int, How]]:
+    def _misspelt(self, word: str) -> Iterator[tuple[int, MatchType]]:
         """Names with few slips, fewest first; where the word is the beginning of a longer name, of that beginning."""
         if len(word) > LONGEST:
             return
@@ -179,8 +179,8 @@ class Finder:
         near = []
         for place in self._letters.nearest(word, most=COMPARED):
             known = self._words[place]
-            slips = min(slips_from_beginnings(word, known[: len(word) + allowed]))
+            slips = min(prefix_edit_distances(word, known[: len(word) + allowed]))
             if slips <= allowed:
                 near.append((slips, abs(len(known) - len(word)), place))
         for _, _, place in sorted(near):
-            yield place, "misspelt"
+            yield place, "fuzzy"

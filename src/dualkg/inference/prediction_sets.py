@@ -1,4 +1,4 @@
-"""Answer sets: for a question, as few entities as hold its answer with a wanted coverage (split conformal prediction).
+"""Prediction sets: for a question, as few entities as hold its answer with a wanted coverage (split conformal prediction).
 
 How odd an answer is, is −log p(answer | question): a softmax over the entities that the graph does not already give as
 other answers. An prediction set has the entities that are at most as odd as a threshold. The threshold is a quantile of how
@@ -21,10 +21,10 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import evaluating, full_precision
 from dualkg.evaluation.report import DIRECTIONS
-from dualkg.inference.calibration import Floats, Ids, queries_at_once
+from dualkg.inference.calibration import Floats, Ids, query_block_size
 from dualkg.models.base import Model, Side
 
-ENOUGH = 50  # valid triples that give a relation a threshold of its own
+MIN_TRIPLES = 50  # valid triples that give a relation a threshold of its own
 DIGITS = 5  # kept of how odd an answer is
 
 
@@ -44,11 +44,11 @@ class PredictionSets:
     num_relations: int
 
     @classmethod
-    def fitted(cls, model: Model, graph: Graph) -> PredictionSets:
+    def fit(cls, model: Model, graph: Graph) -> PredictionSets:
         """Ask every triple of valid from both its ends."""
         if not len(graph.valid):
             raise RequestError(
-                f"Answer sets need withheld triples, and {graph.name} has no valid triples. "
+                f"Prediction sets need withheld triples, and {graph.name} has no valid triples. "
                 f"Split the graph so that valid has some."
             )
         known, triples = KnownAnswers.of(graph), graph.valid.astype(np.int64)
@@ -67,14 +67,14 @@ class PredictionSets:
     def _counts(self) -> Ids:
         return np.bincount(self.relations, minlength=self.num_relations)
 
-    def has_own(self, relation: int, *, coverage: float = 0.9) -> bool:
+    def has_own_threshold(self, relation: int, *, coverage: float = 0.9) -> bool:
         """Whether a relation has enough valid triples for a threshold of its own."""
-        return bool(self._counts[relation] >= enough_for(coverage))
+        return bool(self._counts[relation] >= min_triples_for(coverage))
 
     def threshold(self, relation: int, side: Side, *, coverage: float = 0.9) -> float:
         """How odd an answer may be. Relations that have too few triples alone are taken together."""
-        needed = enough_for(coverage)
-        if self.has_own(relation, coverage=coverage):
+        needed = min_triples_for(coverage)
+        if self.has_own_threshold(relation, coverage=coverage):
             alike = self.relations == relation
         else:
             alike = self._counts[self.relations] < needed
@@ -126,11 +126,11 @@ class PredictionSets:
         return cls(nonconformity, relations, num_relations)
 
 
-def enough_for(coverage: float) -> int:
+def min_triples_for(coverage: float) -> int:
     """How many valid triples a threshold is made from: no quantile of fewer could promise that coverage."""
     if not 0 < coverage < 1:
         raise RequestError(f"A coverage is between 0 and 1, such as 0.9; {coverage:g} came.")
-    return max(ENOUGH, math.ceil(coverage / (1 - coverage) - 1e-9))
+    return max(MIN_TRIPLES, math.ceil(coverage / (1 - coverage) - 1e-9))
 
 
 def quantile(values: Floats, coverage: float) -> float:
@@ -147,7 +147,7 @@ def without_others(model: Model, triples: Ids, side: Side, known: KnownAnswers) 
 
     Each triple asks for itself: its question's other known answers are left out before the softmax, and are −∞.
     """
-    size = queries_at_once(model)
+    size = query_block_size(model)
     start = 0
     for scores, answers in _asked(model, triples, side):
         block = triples[start : start + size]
@@ -162,8 +162,8 @@ def without_others(model: Model, triples: Ids, side: Side, known: KnownAnswers) 
 def _asked(model: Model, triples: Ids, side: Side) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of scores of all entities, and the answers."""
     with full_precision(), evaluating(model):
-        for start in range(0, len(triples), queries_at_once(model)):
-            block = torch.from_numpy(triples[start : start + queries_at_once(model)]).to(model.device)
+        for start in range(0, len(triples), query_block_size(model)):
+            block = torch.from_numpy(triples[start : start + query_block_size(model)]).to(model.device)
             heads, relations, tails = block.unbind(1)
             asks_tails = side == "tail"
             scores = model.ask_tails(heads, relations) if asks_tails else model.ask_heads(relations, tails)

@@ -18,9 +18,9 @@ from dualkg.errors import RequestError
 from dualkg.inference.calibration import (
     CachedLogProbabilities,
     Calibration,
-    Kinds,
+    DomainRange,
     PriorCorrection,
-    queries_at_once,
+    query_block_size,
     triple_log_probabilities,
 )
 from dualkg.inference.explanation import Explanation, explain
@@ -36,7 +36,7 @@ TripleOf = Callable[[int], tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """One answer: what it is, its score, whether the graph already has it (and in which split), how probable it is."""
 
     name: str
@@ -83,7 +83,7 @@ class Predictor:
         self.graph = graph
         self.recipe = recipe  # what the model was trained by, for rows that are solved for
         self.calibration = calibration
-        self._answer_sets = prediction_sets
+        self._prediction_sets = prediction_sets
 
     @cached_property
     def _known(self) -> dict[str, KnownAnswers]:
@@ -94,8 +94,8 @@ class Predictor:
         return KnownAnswers.of(self.graph)
 
     @cached_property
-    def _kinds(self) -> Kinds:
-        return Kinds.of(self.graph)
+    def _domain_range(self) -> DomainRange:
+        return DomainRange.of(self.graph)
 
     @cached_property
     def prior_correction(self) -> PriorCorrection | None:
@@ -103,29 +103,29 @@ class Predictor:
         return None if self.calibration is None else PriorCorrection.of(self.calibration, self.graph)
 
     @torch.no_grad()
-    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Answer (head, relation, ?), best first."""
         h, r = self.graph.entities.id(head), self.graph.relations.id(relation)
         scores = self.model.ask_tails(self._ids(h), self._ids(r))[0]
         answers = self._best(scores, self.graph.entities, self.splits_of(h, r), k=k, known=known)
-        return self._believed(answers, lambda id: (h, r, id))
+        return self._with_probabilities(answers, lambda id: (h, r, id))
 
     @torch.no_grad()
-    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Answer (?, relation, tail), best first."""
         r, t = self.graph.relations.id(relation), self.graph.entities.id(tail)
         scores = self.model.ask_heads(self._ids(r), self._ids(t))[0]
         inverse = r + self.graph.shape.num_relations
         answers = self._best(scores, self.graph.entities, self.splits_of(t, inverse), k=k, known=known)
-        return self._believed(answers, lambda id: (id, r, t))
+        return self._with_probabilities(answers, lambda id: (id, r, t))
 
     @torch.no_grad()
-    def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Answer]:
+    def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Answer (head, ?, tail) among the graph's own relations, best first."""
         h, t = self.graph.entities.id(head), self.graph.entities.id(tail)
         scores = self.model.score_relations(self._ids(h), self._ids(t))[0, : self.graph.shape.num_relations]
         answers = self._best(scores, self.graph.relations, self.splits_between(h, t), k=k, known=known)
-        return self._believed(answers, lambda id: (h, id, t))
+        return self._with_probabilities(answers, lambda id: (h, id, t))
 
     @torch.no_grad()
     def score(self, head: Name, relation: Name, tail: Name) -> float:
@@ -133,16 +133,16 @@ class Predictor:
         ids = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
         return float(self.model.score(*(self._ids(id) for id in ids)))
 
-    def judge(self, head: Name, relation: Name, tail: Name) -> Answer:
+    def triple(self, head: Name, relation: Name, tail: Name) -> Prediction:
         """One triple as an answer: its tail, with the score and the split that knows it."""
         h, r, t = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
         names = self.graph.entities
-        answer = Answer(names[t], names.label(t), t, self.score(h, r, t), self.splits_of(h, r).get(t))
-        return self._believed([answer], lambda id: (h, r, id))[0]
+        answer = Prediction(names[t], names.label(t), t, self.score(h, r, t), self.splits_of(h, r).get(t))
+        return self._with_probabilities([answer], lambda id: (h, r, id))[0]
 
     def prediction_set(
         self, head: Name | None, relation: Name, tail: Name | None = None, *, coverage: float = 0.9
-    ) -> list[Answer]:
+    ) -> list[Prediction]:
         """The few answers among which the missing one is with that probability, best first; known ones not among them.
 
         It asks for the tail, or where `head` is None for the head. See docs/calibration_data.md for what that assumes.
@@ -154,14 +154,14 @@ class Predictor:
         side: Side = "head" if head is None else "tail"
         given = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]
         r, names = self.graph.relations.id(relation), self.graph.entities
-        if self._answer_sets is None:
-            self._answer_sets = PredictionSets.fitted(self.model, self.graph)
-        found = self._answer_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
+        if self._prediction_sets is None:
+            self._prediction_sets = PredictionSets.fit(self.model, self.graph)
+        found = self._prediction_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
         answers = [
-            Answer(names[id], names.label(id), id, score)
+            Prediction(names[id], names.label(id), id, score)
             for id, score in zip(found.entities.tolist(), found.scores.tolist(), strict=True)
         ]
-        return self._believed(answers, lambda id: (given, r, id) if side == "tail" else (id, r, given))
+        return self._with_probabilities(answers, lambda id: (given, r, id) if side == "tail" else (id, r, given))
 
     def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
         """A predictor that knows one more entity, placed by triples with known ones; this one stays as it is.
@@ -174,7 +174,7 @@ class Predictor:
             found.graph,
             recipe=self.recipe,
             calibration=self.calibration,
-            prediction_sets=self._answer_sets,
+            prediction_sets=self._prediction_sets,
         )
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
@@ -186,7 +186,7 @@ class Predictor:
         return FrozenContext.of(self.model, self.graph, recipe=self.recipe)
 
     @torch.no_grad()
-    def similar(self, entity: Name, *, k: int = 10) -> list[Answer]:
+    def similar(self, entity: Name, *, k: int = 10) -> list[Prediction]:
         """The entities whose embeddings point the same way; the score is the cosine."""
         id = self.graph.entities.id(entity)
         unit = torch.nn.functional.normalize(self.model.entity_vectors(), dim=-1)
@@ -196,21 +196,24 @@ class Predictor:
     def _ids(self, id: int) -> Tensor:
         return torch.tensor([id], device=self.model.device)
 
-    def _believed(self, answers: list[Answer], triple: TripleOf) -> list[Answer]:
+    def _with_probabilities(self, answers: list[Prediction], triple: TripleOf) -> list[Prediction]:
         """Answers with their probabilities, where there is a calibration."""
-        return self.all_believed([(answers, triple)])[0]
+        return self.with_probabilities([(answers, triple)])[0]
 
-    def all_believed(
-        self, asked: Sequence[tuple[list[Answer], TripleOf]], *, log_probability: Callable[[Ids], Tensor] | None = None
-    ) -> list[list[Answer]]:
+    def with_probabilities(
+        self,
+        asked: Sequence[tuple[list[Prediction], TripleOf]],
+        *,
+        log_probability: Callable[[Ids], Tensor] | None = None,
+    ) -> list[list[Prediction]]:
         """The same for the answers to several questions, each with what makes a triple of the id of an answer."""
         triples = [triple(answer.id) for answers, triple in asked for answer in answers if answer.split != "train"]
         if self.calibration is None or not triples:
             return [answers for answers, _ in asked]
         ids = np.array(triples)
         measured = log_probability(ids) if log_probability else triple_log_probabilities(self.model, ids)
-        relations, kinds = (torch.from_numpy(one) for one in (ids[:, 1], self._kinds(ids)))
-        probabilities = self.calibration.probability(measured.cpu(), relations, kinds)
+        relations, patterns = (torch.from_numpy(one) for one in (ids[:, 1], self._domain_range(ids)))
+        probabilities = self.calibration.probability(measured.cpu(), relations, patterns)
         found = dict(zip(triples, probabilities.tolist(), strict=True))
         return [
             [a if a.split == "train" else replace(a, probability=found[triple(a.id)]) for a in answers]
@@ -219,9 +222,9 @@ class Predictor:
 
     def splits_of(self, entity: int, relation: int) -> dict[int, str]:
         """Which split gives each known answer; the first that does."""
-        return self.splits_of_many([(entity, relation)])[0]
+        return self.splits_of_queries([(entity, relation)])[0]
 
-    def splits_of_many(self, questions: Sequence[tuple[int, ...]]) -> list[dict[int, str]]:
+    def splits_of_queries(self, questions: Sequence[tuple[int, ...]]) -> list[dict[int, str]]:
         """The same of several questions, each an entity and a relation."""
         found: list[dict[int, str]] = [{} for _ in questions]
         entities, relations = np.array(questions).T
@@ -238,12 +241,14 @@ class Predictor:
                 found.setdefault(relation, split)
         return found
 
-    def _best(self, scores: Tensor, names: Vocabulary, splits: dict[int, str], *, k: int, known: Known) -> list[Answer]:
+    def _best(
+        self, scores: Tensor, names: Vocabulary, splits: dict[int, str], *, k: int, known: Known
+    ) -> list[Prediction]:
         return self._best_of_many(scores[None], names, [splits], [(k, known)])[0]
 
     def _best_of_many(
         self, scores: Tensor, names: Vocabulary, splits: list[dict[int, str]], asked: Sequence[tuple[int, Known]]
-    ) -> list[list[Answer]]:
+    ) -> list[list[Prediction]]:
         """The best of each row of scores, as many as are asked for, and without known ones where that is asked for."""
         for k, known in asked:
             if k < 1:
@@ -260,7 +265,7 @@ class Predictor:
         rows = zip(best.values.tolist(), best.indices.tolist(), splits, omitted, asked, strict=True)
         return [
             [
-                Answer(names[id], names.label(id), id, score, split.get(id))
+                Prediction(names[id], names.label(id), id, score, split.get(id))
                 for score, id in list(zip(values, ids, strict=True))[: min(k, num_names - len(left_out))]
             ]
             for values, ids, split, left_out, (k, _) in rows
@@ -316,8 +321,8 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
     log_probability = triple_log_probabilities(predictor.model, triples).cpu()
     worth, probability = log_probability, None
     if prior_correction is not None:
-        relations, kinds = (torch.from_numpy(one) for one in (triples[:, 1], prior_correction.kinds(triples)))
-        worth = prior_correction.log_odds(log_probability, relations, kinds)
+        relations, patterns = (torch.from_numpy(one) for one in (triples[:, 1], prior_correction.domain_range(triples)))
+        worth = prior_correction.log_odds(log_probability, relations, patterns)
         probability = worth.sigmoid()
     best = torch.from_numpy(np.lexsort((-log_probability.numpy(), -worth.numpy())))[:k]
     believed = [None] * len(best) if probability is None else probability[best].tolist()
@@ -334,13 +339,13 @@ def _likeliest(predictor: Predictor, entity: int, *, number: int) -> Ids:
     model, shape = predictor.model, predictor.graph.shape
     found: list[tuple[float, int, int, int]] = []
     every = torch.arange(shape.num_relations, device=model.device)
-    for relations in torch.split(every, queries_at_once(model)):
+    for relations in torch.split(every, query_block_size(model)):
         given = torch.full_like(relations, entity)
         for backward in (False, True):
             scores = model.ask_heads(relations, given) if backward else model.ask_tails(given, relations)
             likely = scores.log_softmax(-1)
             if predictor.prior_correction is not None:
-                open_ = predictor.prior_correction.of_questions(entity, relations.cpu(), "tail" if backward else "head")
+                open_ = predictor.prior_correction.query_priors(entity, relations.cpu(), "tail" if backward else "head")
                 likely += open_.log().to(likely)[:, None]
             inverse = relations.cpu().numpy() + (shape.num_relations if backward else 0)
             rows, known = predictor.all_known(np.full(len(inverse), entity), inverse)
@@ -355,12 +360,12 @@ def _likeliest(predictor: Predictor, entity: int, *, number: int) -> Ids:
     return np.array([triple for value, *triple in found[:number] if value > -np.inf], dtype=np.int64).reshape(-1, 3)
 
 
-Kind = Literal["tails", "heads", "relations", "triple", "similar"]
-KINDS: tuple[Kind, ...] = ("tails", "heads", "relations", "triple", "similar")
+QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
+QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
 
 
 @dataclass(frozen=True)
-class Question:
+class Query:
     """What is given, by ids and in the order of `Predictor`'s own arguments; how many answers, and which."""
 
     given: tuple[int, ...]
@@ -368,7 +373,7 @@ class Question:
     known: Known = "mark"
 
 
-def answer_one(predictor: Predictor, kind: Kind, question: Question) -> list[Answer]:
+def predict_one(predictor: Predictor, kind: QueryType, question: Query) -> list[Prediction]:
     """The plain form: one question, one call of the predictor."""
     given, k, known = question.given, question.k, question.known
     match kind:
@@ -379,7 +384,7 @@ def answer_one(predictor: Predictor, kind: Kind, question: Question) -> list[Ans
         case "relations":
             return predictor.relations(*given, k=k, known=known)
         case "triple":
-            return [predictor.judge(*given)]
+            return [predictor.triple(*given)]
         case "similar":
             return predictor.similar(*given, k=k)
 
@@ -396,50 +401,50 @@ class BatchedPredictor:
         self._evidence = CachedLogProbabilities(predictor.model)
 
     @torch.no_grad()
-    def answer(self, kind: Kind, questions: Sequence[Question]) -> list[list[Answer]]:
+    def answer(self, kind: QueryType, questions: Sequence[Query]) -> list[list[Prediction]]:
         """The answers to each question, in the order of the questions; memory is that of a block of them."""
-        ways: dict[Kind, Callable[[Sequence[Question]], list[list[Answer]]]] = {
+        ways: dict[QueryType, Callable[[Sequence[Query]], list[list[Prediction]]]] = {
             "tails": self._tails,
             "heads": self._heads,
             "relations": self._relations,
             "triple": self._triples,
             "similar": self._similar,
         }
-        size = queries_at_once(self.model)
+        size = query_block_size(self.model)
         blocks = (questions[start : start + size] for start in range(0, len(questions), size))
         return [answers for block in blocks for answers in ways[kind](block)]
 
-    def _tails(self, questions: Sequence[Question]) -> list[list[Answer]]:
+    def _tails(self, questions: Sequence[Query]) -> list[list[Prediction]]:
         heads, relations = self._columns(questions)
         scores = self.model.ask_tails(heads, relations)
-        return self._believed(self._best_entities(scores, questions), questions, lambda g, id: (*g, id))
+        return self._with_probabilities(self._best_entities(scores, questions), questions, lambda g, id: (*g, id))
 
-    def _heads(self, questions: Sequence[Question]) -> list[list[Answer]]:
+    def _heads(self, questions: Sequence[Query]) -> list[list[Prediction]]:
         relations, tails = self._columns(questions)
         scores = self.model.ask_heads(relations, tails)
         inverse = self.graph.shape.num_relations
-        rotated = [Question((q.given[1], q.given[0] + inverse), q.k, q.known) for q in questions]
-        return self._believed(self._best_entities(scores, rotated), questions, lambda g, id: (id, *g))
+        rotated = [Query((q.given[1], q.given[0] + inverse), q.k, q.known) for q in questions]
+        return self._with_probabilities(self._best_entities(scores, rotated), questions, lambda g, id: (id, *g))
 
-    def _relations(self, questions: Sequence[Question]) -> list[list[Answer]]:
+    def _relations(self, questions: Sequence[Query]) -> list[list[Prediction]]:
         heads, tails = self._columns(questions)
         scores = self.model.score_relations(heads, tails)[:, : self.graph.shape.num_relations]
         splits = [self.predictor.splits_between(*q.given) for q in questions]
         found = self.predictor._best_of_many(scores, self.graph.relations, splits, _wanted(questions))
-        return self._believed(found, questions, lambda g, id: (g[0], id, g[1]))
+        return self._with_probabilities(found, questions, lambda g, id: (g[0], id, g[1]))
 
-    def _triples(self, questions: Sequence[Question]) -> list[list[Answer]]:
+    def _triples(self, questions: Sequence[Query]) -> list[list[Prediction]]:
         heads, relations, tails = self._columns(questions)
         names = self.graph.entities
-        splits = self.predictor.splits_of_many([q.given[:2] for q in questions])
+        splits = self.predictor.splits_of_queries([q.given[:2] for q in questions])
         scores = self.model.score(heads, relations, tails).tolist()
         found = [
-            [Answer(names[t], names.label(t), t, score, split.get(t))]
+            [Prediction(names[t], names.label(t), t, score, split.get(t))]
             for t, score, split in zip(tails.tolist(), scores, splits, strict=True)
         ]
-        return self._believed(found, questions, lambda g, id: (g[0], g[1], id))
+        return self._with_probabilities(found, questions, lambda g, id: (g[0], g[1], id))
 
-    def _similar(self, questions: Sequence[Question]) -> list[list[Answer]]:
+    def _similar(self, questions: Sequence[Query]) -> list[list[Prediction]]:
         (entities,) = self._columns(questions)
         scores = self._unit[entities] @ self._unit.T
         itself: list[dict[int, str]] = [{q.given[0]: "itself"} for q in questions]
@@ -450,23 +455,23 @@ class BatchedPredictor:
         """The entities' vectors at length 1, `(num_entities, width)`."""
         return torch.nn.functional.normalize(self.model.entity_vectors(), dim=-1)
 
-    def _columns(self, questions: Sequence[Question]) -> tuple[Tensor, ...]:
+    def _columns(self, questions: Sequence[Query]) -> tuple[Tensor, ...]:
         return torch.tensor([q.given for q in questions], device=self.model.device).unbind(1)
 
-    def _best_entities(self, scores: Tensor, questions: Sequence[Question]) -> list[list[Answer]]:
+    def _best_entities(self, scores: Tensor, questions: Sequence[Query]) -> list[list[Prediction]]:
         """Of each row the best; `given` is an entity and a relation, of which r + num_relations is the inverse."""
-        splits = self.predictor.splits_of_many([q.given for q in questions])
+        splits = self.predictor.splits_of_queries([q.given for q in questions])
         return self.predictor._best_of_many(scores, self.graph.entities, splits, _wanted(questions))
 
-    def _believed(
-        self, found: list[list[Answer]], questions: Sequence[Question], triple: Callable[..., tuple[int, int, int]]
-    ) -> list[list[Answer]]:
+    def _with_probabilities(
+        self, found: list[list[Prediction]], questions: Sequence[Query], triple: Callable[..., tuple[int, int, int]]
+    ) -> list[list[Prediction]]:
         def of(given: tuple[int, ...]) -> TripleOf:
             return lambda id: triple(given, id)
 
         asked = [(answers, of(question.given)) for answers, question in zip(found, questions, strict=True)]
-        return self.predictor.all_believed(asked, log_probability=self._evidence)
+        return self.predictor.with_probabilities(asked, log_probability=self._evidence)
 
 
-def _wanted(questions: Sequence[Question]) -> list[tuple[int, Known]]:
+def _wanted(questions: Sequence[Query]) -> list[tuple[int, Known]]:
     return [(question.k, question.known) for question in questions]

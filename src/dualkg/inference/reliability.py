@@ -13,7 +13,14 @@ import torch
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import Calibration, Floats, Ids, Kinds, draw_candidates, triple_log_probabilities
+from dualkg.inference.calibration import (
+    Calibration,
+    DomainRange,
+    Floats,
+    Ids,
+    sample_candidates,
+    triple_log_probabilities,
+)
 from dualkg.inference.prediction_sets import PredictionSets, without_others
 from dualkg.models.base import Model, Side
 
@@ -24,15 +31,15 @@ SIDES: tuple[Side, ...] = ("tail", "head")
 class Coverage:
     """Of some questions: the share whose prediction set has the answer, and the sizes of the sets."""
 
-    share: float
+    coverage: float
     mean_size: float
     median_size: float
-    num_questions: int
-    own: bool | None = None  # of a relation: whether its threshold is its own
+    num_queries: int
+    relation_specific: bool | None = None  # of a relation: whether its threshold is its own
 
     @classmethod
-    def of(cls, covered: npt.NDArray[np.bool_], sizes: Ids, *, own: bool | None = None) -> Coverage:
-        return cls(float(covered.mean()), float(sizes.mean()), float(np.median(sizes)), covered.size, own)
+    def of(cls, covered: npt.NDArray[np.bool_], sizes: Ids, *, relation_specific: bool | None = None) -> Coverage:
+        return cls(float(covered.mean()), float(sizes.mean()), float(np.median(sizes)), covered.size, relation_specific)
 
     def as_dict(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -40,12 +47,12 @@ class Coverage:
 
 @dataclass(frozen=True)
 class CoverageReport:
-    """Answer sets of every question of a split, both directions."""
+    """Prediction sets of every question of a split, both directions."""
 
     graph: str
     split: str
-    wanted: float
-    whole: Coverage
+    target_coverage: float
+    overall: Coverage
     by_direction: dict[str, Coverage]
     by_relation: dict[str, Coverage]
 
@@ -54,8 +61,8 @@ class CoverageReport:
         return {
             "graph": self.graph,
             "split": self.split,
-            "wanted": self.wanted,
-            "whole": self.whole.as_dict(),
+            "target_coverage": self.target_coverage,
+            "overall": self.overall.as_dict(),
             **{view: {name: part.as_dict() for name, part in parts.items()} for view, parts in views.items()},
         }
 
@@ -74,14 +81,14 @@ def evaluate_coverage(
     return CoverageReport(
         graph=graph.name,
         split=split,
-        wanted=coverage,
-        whole=Coverage.of(covered, sizes),
+        target_coverage=coverage,
+        overall=Coverage.of(covered, sizes),
         by_direction={side: Coverage.of(covered[row], sizes[row]) for row, side in enumerate(SIDES)},
         by_relation={
             graph.relations[id]: Coverage.of(
                 covered[:, relations == id],
                 sizes[:, relations == id],
-                own=prediction_sets.has_own(id, coverage=coverage),
+                relation_specific=prediction_sets.has_own_threshold(id, coverage=coverage),
             )
             for id in np.unique(relations).tolist()
         },
@@ -110,14 +117,14 @@ LIKELY = 0.01  # nearly all candidates are less probable, and would hide the oth
 
 
 @dataclass(frozen=True)
-class Bin:
+class ReliabilityBin:
     """Candidates of about the same probability: what was said of them, and what was found."""
 
     predicted: float
-    found: float
+    observed: float
     num_candidates: float
     num_true: int
-    chance: float  # how far apart the two would be on average if each probability were right
+    noise: float  # how far apart the two would be on average if each probability were right
 
 
 @dataclass(frozen=True)
@@ -125,11 +132,11 @@ class Reliability:
     """Expected calibration error, what chance alone would leave of it, and the Brier score, over bins of equal mass."""
 
     ece: float
-    chance: float
+    noise: float
     brier: float
     num_candidates: float
     num_true: int
-    bins: tuple[Bin, ...]
+    bins: tuple[ReliabilityBin, ...]
 
     @classmethod
     def of(
@@ -149,8 +156,8 @@ class Reliability:
             for place in np.unique(places)
         )
         return cls(
-            ece=sum(one.num_candidates * abs(one.predicted - one.found) for one in found) / total,
-            chance=sum(one.num_candidates * one.chance for one in found) / total,
+            ece=sum(one.num_candidates * abs(one.predicted - one.observed) for one in found) / total,
+            noise=sum(one.num_candidates * one.noise for one in found) / total,
             brier=float((weights * (probabilities - true) ** 2).sum() / total),
             num_candidates=total,
             num_true=int(true.sum()),
@@ -165,26 +172,26 @@ class Reliability:
         }
 
 
-def _bin(probabilities: Floats, true: npt.NDArray[np.bool_], weights: Floats) -> Bin:
+def _bin(probabilities: Floats, true: npt.NDArray[np.bool_], weights: Floats) -> ReliabilityBin:
     total = float(weights.sum())
     # A true triple is asked about from both its ends, so twice as much is left to chance as if each stood alone.
     variance = 2 * float((weights * probabilities * (1 - probabilities)).sum())
-    return Bin(
+    return ReliabilityBin(
         predicted=float((weights * probabilities).sum()) / total,
-        found=float((weights * true).sum()) / total,
+        observed=float((weights * true).sum()) / total,
         num_candidates=total,
         num_true=int(true.sum()),
-        chance=math.sqrt(2 / math.pi * variance) / total,  # the mean of |x| for a normal x
+        noise=math.sqrt(2 / math.pi * variance) / total,  # the mean of |x| for a normal x
     )
 
 
 @dataclass(frozen=True)
-class RunningLoss:
+class RelationCounts:
     """Of one relation: how many true candidates its probabilities add up to, and how many there were."""
 
     expected: float
     num_true: int
-    own: bool
+    relation_specific: bool
 
 
 @dataclass(frozen=True)
@@ -193,39 +200,41 @@ class CalibrationReport:
 
     graph: str
     split: str
-    whole: Reliability
+    overall: Reliability
     likely: Reliability
-    by_relation: dict[str, RunningLoss]
+    by_relation: dict[str, RelationCounts]
 
     def as_dict(self) -> dict[str, Any]:
         return {
             "graph": self.graph,
             "split": self.split,
             "protocol": f"candidates of both directions that no other split knows; {NUM_BINS} bins of equal mass",
-            "whole": self.whole.as_dict(),
+            "overall": self.overall.as_dict(),
             "likely": {"least_probability": LIKELY, **self.likely.as_dict()},
             "by_relation": {name: asdict(tally) for name, tally in self.by_relation.items()},
         }
 
 
-def check_calibration(
+def evaluate_calibration(
     calibration: Calibration, model: Model, graph: Graph, *, split: Split = "test", seed: int = 0
 ) -> CalibrationReport:
     """Hold probabilities against a split that they were not fitted on; `seed` draws the false candidates."""
-    drawn = draw_candidates(model, graph, split, seed=seed)
+    drawn = sample_candidates(model, graph, split, seed=seed)
     log_probability = triple_log_probabilities(model, drawn.triples).double().cpu()
-    relations, kinds = (torch.from_numpy(ids) for ids in (drawn.relations, Kinds.of(graph)(drawn.triples)))
-    found = calibration.probability(log_probability, relations, kinds).numpy()
+    relations, patterns = (torch.from_numpy(ids) for ids in (drawn.relations, DomainRange.of(graph)(drawn.triples)))
+    found = calibration.probability(log_probability, relations, patterns).numpy()
     likely = found >= LIKELY
     by_relation = {}
     for id in np.unique(drawn.relations).tolist():
         its = drawn.relations == id
         expected = float((found * drawn.weights)[its].sum())
-        by_relation[graph.relations[id]] = RunningLoss(expected, int(drawn.true[its].sum()), bool(calibration.own[id]))
+        by_relation[graph.relations[id]] = RelationCounts(
+            expected, int(drawn.true[its].sum()), bool(calibration.relation_specific[id])
+        )
     return CalibrationReport(
         graph=graph.name,
         split=split,
-        whole=Reliability.of(found, drawn.true, drawn.weights),
+        overall=Reliability.of(found, drawn.true, drawn.weights),
         likely=Reliability.of(found[likely], drawn.true[likely], drawn.weights[likely]),
         by_relation=by_relation,
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dualkg.errors import DualkgError
-from dualkg.inference.predictor import Answer, Kind, Question, answer_one
+from dualkg.inference.predictor import Prediction, Query, QueryType, predict_one
 from dualkg.serve.metrics import Counts
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Asker(ABC):
     """Answers questions of many requests."""
 
     @abstractmethod
-    async def ask(self, run: ServedRun, kind: Kind, question: Question) -> list[Answer]:
+    async def ask(self, run: ServedRun, kind: QueryType, question: Query) -> list[Prediction]:
         """The answers to one question, or the sentence that refuses it as a DualkgError."""
 
     @abstractmethod
@@ -40,8 +40,8 @@ class Asker(ABC):
 class OneByOne(Asker):
     """What `Together` is measured against, and tested against."""
 
-    async def ask(self, run: ServedRun, kind: Kind, question: Question) -> list[Answer]:
-        return await asyncio.to_thread(answer_one, run.predictor, kind, question)
+    async def ask(self, run: ServedRun, kind: QueryType, question: Query) -> list[Prediction]:
+        return await asyncio.to_thread(predict_one, run.predictor, kind, question)
 
     async def start(self) -> None:
         """There is nothing to be made ready."""
@@ -58,9 +58,9 @@ class Waiting:
     """A question, and where its answers go."""
 
     run: ServedRun
-    kind: Kind
-    question: Question
-    answers: asyncio.Future[list[Answer]]
+    kind: QueryType
+    question: Query
+    answers: asyncio.Future[list[Prediction]]
 
 
 class Together(Asker):
@@ -82,10 +82,10 @@ class Together(Asker):
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def ask(self, run: ServedRun, kind: Kind, question: Question) -> list[Answer]:
+    async def ask(self, run: ServedRun, kind: QueryType, question: Query) -> list[Prediction]:
         if len(self._waiting) >= self._most_waiting:
             raise BusyError(f"{len(self._waiting):,} questions wait already. Ask again in a event.")
-        answers: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+        answers: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
         self._waiting.append(Waiting(run, kind, question, answers))
         self._arrived.set()
         return await answers
@@ -107,7 +107,7 @@ class Together(Asker):
 
     def _take(self) -> list[list[Waiting]]:
         """What waits, in the order of arrival and by run and kind; what is too much stays for the next time."""
-        groups: dict[tuple[str, Kind], list[Waiting]] = {}
+        groups: dict[tuple[str, QueryType], list[Waiting]] = {}
         num_answers = 0
         while self._waiting and num_answers < MOST_ANSWERS:
             one = self._waiting.popleft()
@@ -119,7 +119,7 @@ class Together(Asker):
         return list(groups.values())
 
 
-def answer_batch(batch: list[Waiting]) -> list[list[Answer] | Exception]:
+def answer_batch(batch: list[Waiting]) -> list[list[Prediction] | Exception]:
     """The answers to each; where all together fail, each alone, so that one cannot spoil the others."""
     first = batch[0]
     try:
@@ -128,8 +128,8 @@ def answer_batch(batch: list[Waiting]) -> list[list[Answer] | Exception]:
         return [error] if len(batch) == 1 else [_answer_alone(one) for one in batch]
 
 
-def _answer_alone(one: Waiting) -> list[Answer] | Exception:
+def _answer_alone(one: Waiting) -> list[Prediction] | Exception:
     try:
-        return answer_one(one.run.predictor, one.kind, one.question)
+        return predict_one(one.run.predictor, one.kind, one.question)
     except Exception as error:
         return error

@@ -48,7 +48,7 @@ class Answer(Thing):
     split: str | None = Field(description="Which split has it.")
 
     @classmethod
-    def of(cls, found: inference.Answer) -> Answer:  # type: ignore[override]
+    def of(cls, found: inference.Prediction) -> Answer:  # type: ignore[override]
         return cls.model_construct(
             id=found.id,
             name=found.name,
@@ -123,11 +123,13 @@ class Scores(BaseModel):
 class FoundName(Thing):
     """A name that fits what was typed, and in which way."""
 
-    how: Literal["same", "beginning", "word", "inside", "misspelt"]
+    match_type: Literal["exact", "prefix", "word", "substring", "fuzzy"]
 
     @classmethod
     def matching(cls, vocabulary: Vocabulary, match: Match) -> FoundName:
-        return cls(id=match.id, name=vocabulary[match.id], label=vocabulary.label(match.id), how=match.how)
+        return cls(
+            id=match.id, name=vocabulary[match.id], label=vocabulary.label(match.id), match_type=match.match_type
+        )
 
 
 class FoundNames(BaseModel):
@@ -197,21 +199,21 @@ class NamedTriple(BaseModel):
     head: str
     relation: str
     tail: str
-    spoken: str
+    text: str
 
 
-class Reason(BaseModel):
+class SupportingTriple(BaseModel):
     """A training triple, and by how much the score falls without it."""
 
     triple: NamedTriple
-    fall: float
+    score_drop: float
     by_head: float
     by_tail: float
-    itself: bool
+    same_triple: bool
     sentence: str
 
 
-class Likeness(BaseModel):
+class SimilarEntity(BaseModel):
     """An entity like the head, or like the tail, for which the same is known."""
 
     entity: str
@@ -228,14 +230,17 @@ class Explanation(BaseModel):
     triple: NamedTriple
     score: float | None
     split: str | None
-    reasons: list[Reason]
-    alike: list[Likeness]
+    supporting_triples: list[SupportingTriple]
+    similar_entities: list[SimilarEntity]
     sentences: list[str]
 
     @classmethod
     def of(cls, run: str, found: explanation.Explanation) -> Explanation:
         parts: dict[str, Any] = found.as_dict()
-        for name, ones in (("reasons", found.reasons), ("alike", found.alike)):
+        for name, ones in (
+            ("supporting_triples", found.supporting_triples),
+            ("similar_entities", found.similar_entities),
+        ):
             parts[name] = [part | {"sentence": one.sentence()} for part, one in zip(parts[name], ones, strict=True)]  # type: ignore[attr-defined]
         return cls.model_validate({"run": run, **parts, "sentences": found.sentences()})
 

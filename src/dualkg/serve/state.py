@@ -20,8 +20,8 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.inference.calibration_store import load_calibration
 from dualkg.inference.decisions import Decisions
-from dualkg.inference.names import Finder
-from dualkg.inference.predictor import BatchedPredictor, Kind, Predictor, Question
+from dualkg.inference.names import NameSearch
+from dualkg.inference.predictor import BatchedPredictor, Predictor, Query, QueryType
 from dualkg.serve.batching import Asker
 from dualkg.serve.limits import Limits
 from dualkg.serve.metrics import Counts, Journal
@@ -76,8 +76,8 @@ class ServedRun:
         return BatchedPredictor(self.predictor)
 
     @cached_property
-    def finder(self) -> Finder:
-        return Finder(self.entities)
+    def finder(self) -> NameSearch:
+        return NameSearch(self.entities)
 
     @cached_property
     def looping(self) -> frozenset[int]:
@@ -89,7 +89,7 @@ class ServedRun:
         try:
             return vocabulary.id(name)
         except RequestError as error:
-            near = self.finder.find(name, most=5) if vocabulary is self.entities and isinstance(name, str) else []
+            near = self.finder.search(name, limit=5) if vocabulary is self.entities and isinstance(name, str) else []
             raise UnknownError(str(error), [self.entities[match.id] for match in near]) from None
 
     def warm(self) -> None:
@@ -216,7 +216,7 @@ class Service:
         """Work in a thread. When a request is given up, work that has begun goes on to its end, and is thrown away."""
         return await asyncio.get_running_loop().run_in_executor(self.slow, work, *nouns)
 
-    async def answers(self, run: ServedRun, kind: Kind, question: Question) -> list[Answer]:
+    async def answers(self, run: ServedRun, kind: QueryType, question: Query) -> list[Answer]:
         return [Answer.of(answer) for answer in await self.asker.ask(run, kind, question)]
 
     async def start(self) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, Kinds, PriorCorrection, triple_log_probabilities
+from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection, triple_log_probabilities
 from tests.conftest import graph_of
 
 MODELS = {
@@ -37,7 +37,7 @@ def random_calibration(seed: int, num_relations: int = 3) -> Calibration:
     random = torch.Generator().manual_seed(seed)
     slopes = 0.3 + 2 * torch.rand(num_relations, generator=random)
     offsets = 4 * torch.rand(num_relations, 4, generator=random)
-    return Calibration(slopes, offsets, torch.ones(num_relations).bool(), ceiling=0.8)
+    return Calibration(slopes, offsets, torch.ones(num_relations).bool(), max_probability=0.8)
 
 
 def every_new_triple(graph, *, relations=None, heads=None, types=False, loops=False, known=("train", "valid", "test")):
@@ -66,7 +66,7 @@ def complete_brute_force(model, graph, *, top, calibration=None, min_probability
     """Triples, log_probability and probability of the best, best first."""
     triples = every_new_triple(graph, **candidate_filter)
     log_probability = triple_log_probabilities(model, triples).double()
-    judged = (log_probability, torch.from_numpy(triples[:, 1]), torch.from_numpy(Kinds.of(graph)(triples)))
+    judged = (log_probability, torch.from_numpy(triples[:, 1]), torch.from_numpy(DomainRange.of(graph)(triples)))
     rank_score, probability = log_probability, None
     if calibration is not None:
         prior_correction = PriorCorrection.of(calibration, graph)

@@ -13,7 +13,7 @@ from dualkg.inference import index_build
 def _in_a_hurry(monkeypatch):
     """No test asks how fast an index is, or needs a thousand questions."""
     monkeypatch.setattr(index_build, "SECONDS", 0.0)
-    monkeypatch.setattr(index_build, "NUM_QUESTIONS", 100)
+    monkeypatch.setattr(index_build, "NUM_QUERIES", 100)
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.index import METRICS, ExactIndex
-from dualkg.inference.index_build import KINDS, FaissIndex, least_effort, num_lists, recalls, threads, tuned
+from dualkg.inference.index_build import FAISS_KINDS, FaissIndex, least_effort, num_lists, recalls, threads, tuned
 
 needs_faiss = pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is not installed")
 
 
 @needs_faiss
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAISS_KINDS)
 def test_with_all_its_effort_it_finds_what_the_exact_one_finds(clusters, kind, metric):
     table, queries = clusters
     index = FaissIndex.build(table, metric, kind=kind)
@@ -41,14 +41,14 @@ def test_products_by_distances_in_the_reduced_table(clusters):
 
 
 @needs_faiss
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAISS_KINDS)
 @pytest.mark.parametrize("reduced", [False, True])
 def test_saved_and_loaded_it_answers_the_same(clusters, tmp_path, kind, reduced):
     table, queries = clusters
     index = FaissIndex.build(table, kind=kind, reduced=reduced)
     index.effort = 3
     index.save(tmp_path)
-    again = FaissIndex.load(tmp_path, "inner product", index.shape, **index.choices)
+    again = FaissIndex.load(tmp_path, "inner product", index.shape, **index.config)
     for one, other in zip(index.search(queries, 7), again.search(queries, 7), strict=True):
         assert torch.equal(one, other)
 
@@ -81,7 +81,7 @@ def test_what_is_not_found_is_said_so(clusters):
 @needs_faiss
 def test_a_table_of_few_rows(clusters):
     table, queries = clusters
-    for kind in KINDS:
+    for kind in FAISS_KINDS:
         found = FaissIndex.build(table[:3], kind=kind).search(queries, 10)
         assert found.ids.sort(1).values.tolist() == [[0, 1, 2]] * 40
 

@@ -24,20 +24,20 @@ def test_a_made_table_has_types_and_skewed_lengths():
     assert np.sort(alike, axis=0)[-10:-1].mean() > np.abs(alike).mean() + 0.3
 
 
-def point(**facts):
+def point(**stats):
     return {
         **{"effort": 4, "tuned": True, "recall": {"1": 1.0, "10": 0.96, "100": 0.97}},
         **{"queries_per_second": 500.0, "exact_queries_per_second": 20.0},
-        **facts,
+        **stats,
     }
 
 
 @pytest.mark.parametrize(
-    ("facts", "reached"),
+    ("stats", "reached"),
     [({}, True), ({"queries_per_second": 300.0}, False), ({"recall": {"10": 0.94}}, False)],
 )
-def test_a_verdict_is_of_the_point_that_was_tuned(facts, reached):
-    found = search.verdict({"points": [point(tuned=False, recall={"10": 0.1}), point(**facts)]})
+def test_a_verdict_is_of_the_point_that_was_tuned(stats, reached):
+    found = search.verdict({"points": [point(tuned=False, recall={"10": 0.1}), point(**stats)]})
     assert found["reached"] is reached
 
 

@@ -33,7 +33,7 @@ def test_an_index_stands_beside_its_run(run):
     assert "exact, inner product" in out
     assert "recall@10" in out
     assert "tails and heads" in out
-    assert load_index(f"{run}-index").indexes["tail"].table.form == "bf16"
+    assert load_index(f"{run}-index").indexes["tail"].table.storage == "bf16"
     kg.load_run(run)
     with pytest.raises(kg.RequestError, match="run-index exists already. Name a new folder with --out"):
         typed("index", run, "--kind", "exact")
@@ -42,15 +42,15 @@ def test_an_index_stands_beside_its_run(run):
 def test_a_sparse_run_is_searched_as_it_is_stored(run):
     sparsify(run, share=0.5)
     typed("index", f"{run}-sparse-0.5", "--kind", "exact")
-    assert load_index(f"{run}-sparse-0.5-index").indexes["tail"].table.form == "sparse"
+    assert load_index(f"{run}-sparse-0.5-index").indexes["tail"].table.storage == "sparse"
 
 
 def test_facts_for_programs(run, tmp_path):
     told = json.loads(typed("index", run, "--kind", "exact", "--out", str(tmp_path / "other"), "--json"))
     assert told["index"] == str(tmp_path / "other")
-    facts = told["tables"]["tail"]["facts"]
-    assert facts["recall"] == {"1": 1.0, "10": 1.0, "100": 1.0}
-    assert set(facts) >= {"queries_per_second", "exact_queries_per_second", "bytes", "build_seconds"}
+    stats = told["tables"]["tail"]["stats"]
+    assert stats["recall"] == {"1": 1.0, "10": 1.0, "100": 1.0}
+    assert set(stats) >= {"queries_per_second", "exact_queries_per_second", "bytes", "build_seconds"}
 
 
 def test_forms_in_a_table_and_for_programs(run, tmp_path):

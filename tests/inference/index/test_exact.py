@@ -1,4 +1,4 @@
-"""The exact index against a plain sort of all scores, whatever the form, the blocks and the metric."""
+"""The exact index against a plain sort of all scores, whatever the storage, the blocks and the metric."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch import Tensor
 
 import dualkg as kg
 from dualkg.inference import index as exact
-from dualkg.inference.index import FORMS, METRICS, ExactIndex, StoredTable, best_of
+from dualkg.inference.index import METRICS, STORAGE_FORMATS, ExactIndex, StoredTable, best_of
 
 
 def drawn(seed: int, rows: int, width: int, *, most: int = 3) -> Tensor:
-    """Whole numbers, so that products are exact in every order and in every form, and ties are many."""
+    """Whole numbers, so that products are exact in every order and in every storage, and ties are many."""
     return torch.randint(-most, most + 1, (rows, width), generator=torch.Generator().manual_seed(seed)).float()
 
 
@@ -40,14 +40,14 @@ def plainly(table: Tensor, queries: Tensor, metric: str, k: int) -> tuple[Tensor
     num_queries=st.integers(1, 5),
     k=st.integers(1, 80),
     block=st.integers(1, 400),
-    form=st.sampled_from(["float32", "float16", "bf16", "sparse"]),
+    storage=st.sampled_from(["float32", "float16", "bf16", "sparse"]),
     metric=st.sampled_from(METRICS),
 )
-def test_blocks_find_what_a_sort_of_all_scores_finds(seed, rows, width, num_queries, k, block, form, metric):
+def test_blocks_find_what_a_sort_of_all_scores_finds(seed, rows, width, num_queries, k, block, storage, metric):
     table, queries = drawn(seed, rows, width), drawn(seed + 1, num_queries, width)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "BLOCK_ELEMENTS", block)
-        found = ExactIndex.build(table, metric, form=form).search(queries, k)
+        found = ExactIndex.build(table, metric, storage=storage).search(queries, k)
     scores, ids = plainly(table, queries, metric, k)
     assert torch.equal(found.scores, scores)
     assert torch.equal(found.ids, ids)
@@ -58,7 +58,7 @@ def test_blocks_find_what_a_sort_of_all_scores_finds(seed, rows, width, num_quer
 def test_int8_is_searched_as_it_is_kept(seed, rows, k, metric):
     random = torch.Generator().manual_seed(seed)
     table, queries = torch.randn(rows, 7, generator=random), torch.randn(3, 7, generator=random)
-    index = ExactIndex.build(table, metric, form="int8")
+    index = ExactIndex.build(table, metric, storage="int8")
     kept = index.table.parts["codes"].float() * index.table.parts["scales"][:, None]
     scores, ids = plainly(kept, queries, metric, k)
     found = index.search(queries, k)
@@ -75,27 +75,27 @@ def test_of_equal_scores_the_first_stands_first(seed, rows, columns, k):
     assert torch.equal(best_of(scores, k).ids, ids)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_what_a_form_keeps(form):
+@pytest.mark.parametrize("storage", STORAGE_FORMATS)
+def test_what_a_form_keeps(storage):
     table = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
     table[table.abs() < 1] = 0
     table[3] = 0  # a row of zeros has no scale
-    stored = StoredTable.of(table, form)
-    step = {"int8": float(table.abs().max()) / 254 + 1e-6, "bf16": 0.01, "float16": 0.002}.get(form, 0.0)
+    stored = StoredTable.of(table, storage)
+    step = {"int8": float(table.abs().max()) / 254 + 1e-6, "bf16": 0.01, "float16": 0.002}.get(storage, 0.0)
     assert (stored.whole() - table).abs().max() <= step
     nonzero = int(table.count_nonzero())
     expected = {"float32": 1600, "float16": 800, "bf16": 800, "int8": 400 + 160, "sparse": nonzero * 5 + 41}
-    assert stored.num_bytes == expected[form]
+    assert stored.num_bytes == expected[storage]
     torch.testing.assert_close(stored.block(7, 23), stored.whole()[7:23], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("storage", STORAGE_FORMATS)
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_saved_and_loaded_it_answers_the_same(tmp_path, form, in_memory):
+def test_saved_and_loaded_it_answers_the_same(tmp_path, storage, in_memory):
     table, queries = torch.randn(50, 6), torch.randn(4, 6)
-    index = ExactIndex.build(table, "euclidean", form=form)
+    index = ExactIndex.build(table, "euclidean", storage=storage)
     index.save(tmp_path)
-    again = ExactIndex.load(tmp_path, "euclidean", (50, 6), in_memory=in_memory, **index.choices)
+    again = ExactIndex.load(tmp_path, "euclidean", (50, 6), in_memory=in_memory, **index.config)
     for one, other in zip(index.search(queries, 9), again.search(queries, 9), strict=True):
         assert torch.equal(one, other)
 
@@ -104,13 +104,13 @@ MAPPED = """
 import json, sys
 from pathlib import Path
 import torch
-from dualkg.answers.index.exact import ExactIndex
+from dualkg.inference.index import ExactIndex
 
 def held():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
-index = ExactIndex.load(Path(sys.argv[1]), "inner product", (100_000, 200), form="float32", in_memory=False)
+index = ExactIndex.load(Path(sys.argv[1]), "inner product", (100_000, 200), storage="float32", in_memory=False)
 index.search(torch.ones(1, 200), 3)
 before = held()
 found = index.search(torch.ones(1, 200), 3)
@@ -142,6 +142,6 @@ def test_refusals():
     with pytest.raises(kg.RequestError, match="'inner product' or 'euclidean'; 'cosine' was asked for"):
         ExactIndex.build(torch.ones(3, 2), "cosine")
     with pytest.raises(kg.RequestError, match="float32, float16, bf16, int8, sparse; 'int4' was asked for"):
-        ExactIndex.build(torch.ones(3, 2), form="int4")
+        ExactIndex.build(torch.ones(3, 2), storage="int4")
     with pytest.raises(kg.RequestError, match="a table with rows and columns; an array of 0 × 2 came"):
         ExactIndex.build(torch.ones(0, 2))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.index import ExactIndex, Questions
-from paper.figures import draw_forms, short
-from paper.quantization_study import as_kept, measure_forms
+from dualkg.inference.index import ExactIndex, QueryBatch
+from paper.figures import draw_storage_formats, short
+from paper.quantization_study import as_kept, measure_storage_formats
 from tests.conftest import graph_of
 
 
@@ -18,7 +18,7 @@ def model(small_graph) -> kg.ComplEx:
 
 
 def test_bytes_and_ranks_of_every_form(model, small_graph):
-    points = measure_forms(model, small_graph, shares=[0.5, 0.9])
+    points = measure_storage_formats(model, small_graph, shares=[0.5, 0.9])
     assert [point.name for point in points] == ["float32", "bf16", "int8", "sparse 50%", "sparse 90%"]
     # 30 × 20 numbers; a scale a row; values of 4 bytes, columns of 1, and 31 starts of 2 or of 1.
     assert [point.bytes for point in points] == [2400, 1200, 600 + 120, 300 * 5 + 31 * 2, 60 * 5 + 31]
@@ -29,21 +29,23 @@ def test_bytes_and_ranks_of_every_form(model, small_graph):
     assert points[0].as_dict()["metrics"]["mrr"] == whole
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8", "sparse"])
+@pytest.mark.parametrize("storage", ["bf16", "int8", "sparse"])
 @torch.no_grad()
-def test_the_model_that_is_ranked_scores_as_the_index_does(model, form):
-    kept, num_bytes = as_kept(model, form)
-    index = ExactIndex.build(model.entities, form=form)
+def test_the_model_that_is_ranked_scores_as_the_index_does(model, storage):
+    kept, num_bytes = as_kept(model, storage)
+    index = ExactIndex.build(model.entities, storage=storage)
     assert index.table.num_bytes == num_bytes
     heads, relations = torch.arange(30), torch.arange(30) % 4
-    found = index.search(Questions.for_tails(kept, heads, relations).vectors, 30)
+    found = index.search(QueryBatch.for_tails(kept, heads, relations).vectors, 30)
     torch.testing.assert_close(found.scores, kept.score_tails(heads, relations).gather(1, found.ids))
 
 
 def test_the_figure(model, small_graph, tmp_path):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    points = measure_forms(model, small_graph, shares=[0.5, 0.9])
-    first, again = (draw_forms(points, title="ComplEx", graph="made").save(tmp_path / name) for name in ("a", "b"))
+    points = measure_storage_formats(model, small_graph, shares=[0.5, 0.9])
+    first, again = (
+        draw_storage_formats(points, title="ComplEx", graph="made").save(tmp_path / name) for name in ("a", "b")
+    )
     svg = first[1].read_text(encoding="utf-8")
     assert all(f">{text}</text>" in svg for text in ("float32", "bf16", "int8", "50%", "90%", "ComplEx"))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
@@ -53,8 +55,10 @@ def test_the_figure(model, small_graph, tmp_path):
 def test_refusals(model):
     empty = graph_of([(0, 0, 1)], num_entities=30, num_relations=4)
     with pytest.raises(kg.RequestError, match="made has no test triples to rank"):
-        measure_forms(model, empty)
+        measure_storage_formats(model, empty)
     with pytest.raises(kg.RequestError, match="at least 0 and below 1; 70 came"):
-        measure_forms(model, graph_of([(0, 0, 1)], [], [(0, 0, 2)], num_entities=30, num_relations=4), shares=[70])
+        measure_storage_formats(
+            model, graph_of([(0, 0, 1)], [], [(0, 0, 2)], num_entities=30, num_relations=4), shares=[70]
+        )
     with pytest.raises(kg.RequestError, match="A figure of forms needs a point"):
-        draw_forms([])
+        draw_storage_formats([])

@@ -1,4 +1,4 @@
-"""Questions by name through an index: the answers are those without one, whatever is known already."""
+"""QueryBatch by name through an index: the answers are those without one, whatever is known already."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.index import ExactIndex, Found
+from dualkg.inference.index import ExactIndex, SearchResult
 from dualkg.inference.index_build import IndexedPredictor, build_index
 from tests.conftest import graph_of
 
@@ -29,7 +29,7 @@ def pair(graph: kg.Graph, name: str = "ComplEx") -> tuple[kg.Predictor, IndexedP
     return plain, IndexedPredictor(plain, build_index(model, graph, kind="exact"))
 
 
-def assert_same(ours: list[kg.Answer], theirs: list[kg.Answer]) -> None:
+def assert_same(ours: list[kg.Prediction], theirs: list[kg.Prediction]) -> None:
     assert [(a.id, a.name, a.split) for a in ours] == [(a.id, a.name, a.split) for a in theirs]
     assert [a.score for a in ours] == pytest.approx([a.score for a in theirs], rel=1e-4, abs=1e-4)
 
@@ -79,7 +79,7 @@ def test_an_approximate_index_is_not_crowded_out_by_known_answers(num_known):
 
 def test_where_an_index_finds_too_few_every_entity_is_scored(small_graph, monkeypatch):
     plain, indexed = pair(small_graph)
-    nothing = Found(torch.full((1, 5), -torch.inf), torch.full((1, 5), -1))
+    nothing = SearchResult(torch.full((1, 5), -torch.inf), torch.full((1, 5), -1))
     monkeypatch.setattr(ExactIndex, "_search", lambda self, queries, k: nothing)
     assert indexed.tails(0, 0, k=5) == plain.tails(0, 0, k=5)
     assert indexed.heads(0, 0, k=5) == plain.heads(0, 0, k=5)
@@ -88,7 +88,7 @@ def test_where_an_index_finds_too_few_every_entity_is_scored(small_graph, monkey
 def test_the_model_scores_what_a_coarse_table_finds(small_graph):
     model = MODELS["ComplEx"](small_graph.shape)
     plain = kg.Predictor(model, small_graph)
-    indexed = IndexedPredictor(plain, build_index(model, small_graph, kind="exact", form="int8"))
+    indexed = IndexedPredictor(plain, build_index(model, small_graph, kind="exact", storage="int8"))
     assert_same(indexed.tails(3, 1, k=30), plain.tails(3, 1, k=30))
 
 

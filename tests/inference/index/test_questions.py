@@ -10,20 +10,20 @@ import torch
 import dualkg as kg
 from dualkg.inference.index import (
     ExactIndex,
-    Questions,
+    QueryBatch,
     check_agreement,
     fingerprint,
     metric_of,
-    sample_questions,
+    sample_queries,
     tables_of,
 )
 
 SHAPE = kg.GraphShape(12, 3)
 
 
-def made(kind: str, **choices: Any) -> kg.Model:
-    dual = choices.pop("dual", None)
-    model = getattr(kg, kind)(SHAPE, dim=4, init_scale=1.0, seed=1, **choices)
+def made(kind: str, **config: Any) -> kg.Model:
+    dual = config.pop("dual", None)
+    model = getattr(kg, kind)(SHAPE, dim=4, init_scale=1.0, seed=1, **config)
     return (kg.Dual(model, dual) if dual else model).eval()
 
 
@@ -36,20 +36,20 @@ SEARCHABLE: list[tuple[str, dict[str, Any]]] = [
     ("ComplEx", {"dual": "tail"}),
     ("RESCAL", {"dual": "tail"}),
     *ISOMETRIC,
-    *((kind, {**choices, "reciprocal": False}) for kind, choices in ISOMETRIC),
+    *((kind, {**config, "reciprocal": False}) for kind, config in ISOMETRIC),
     ("ModE", {"norm": 2}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "choices"), SEARCHABLE, ids=str)
+@pytest.mark.parametrize(("kind", "config"), SEARCHABLE, ids=str)
 @torch.no_grad()
-def test_what_an_index_finds_is_what_the_model_scores_best(kind, choices):
-    model = made(kind, **choices)
+def test_what_an_index_finds_is_what_the_model_scores_best(kind, config):
+    model = made(kind, **config)
     given, relations = torch.arange(12), torch.arange(12) % 3
     tables = tables_of(model)
     for questions, scores in (
-        (Questions.for_tails(model, given, relations), model.ask_tails(given, relations)),
-        (Questions.for_heads(model, relations, given), model.ask_heads(relations, given)),
+        (QueryBatch.for_tails(model, given, relations), model.ask_tails(given, relations)),
+        (QueryBatch.for_heads(model, relations, given), model.ask_heads(relations, given)),
     ):
         table = tables.get(questions.side, tables["tail"])
         found = ExactIndex.build(table, metric_of(model)).search(questions.vectors, 12)
@@ -59,7 +59,7 @@ def test_what_an_index_finds_is_what_the_model_scores_best(kind, choices):
 
 
 @pytest.mark.parametrize(
-    ("kind", "choices", "why"),
+    ("kind", "config", "why"),
     [
         ("TransE", {"norm": 1}, "TransE with norm 1 adds up absolute differences"),
         ("RotatE", {"norm": 1}, "RotatE with norm 1 adds up absolute differences"),
@@ -71,9 +71,9 @@ def test_what_an_index_finds_is_what_the_model_scores_best(kind, choices):
         ("CP", {"dual": "head"}, "the dual of CP on the side of the head measures to where each relation takes"),
     ],
 )
-def test_models_that_score_otherwise_are_refused(kind, choices, why):
+def test_models_that_score_otherwise_are_refused(kind, config, why):
     with pytest.raises(kg.RequestError, match=f"{why}.*. Ask it without an index"):
-        metric_of(made(kind, **choices))
+        metric_of(made(kind, **config))
 
 
 class Shifted(kg.DistMult):
@@ -85,7 +85,7 @@ class Shifted(kg.DistMult):
 
 def test_a_model_that_does_not_score_by_its_maps_is_found_out():
     model = Shifted(SHAPE, dim=4, init_scale=1.0)
-    questions = Questions.for_tails(model, torch.tensor([0]), torch.tensor([0]))
+    questions = QueryBatch.for_tails(model, torch.tensor([0]), torch.tensor([0]))
     assert metric_of(model) == "inner product"
     with pytest.raises(kg.RequestError, match="What is best by the maps of Shifted is not what it scores best"):
         check_agreement(questions, torch.tensor([3]))
@@ -99,11 +99,11 @@ def test_only_cp_without_inverses_has_two_tables():
 
 def test_questions_are_those_of_training_triples(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4)
-    asked = sample_questions(model, small_graph, "tail", num=20, seed=0)
+    asked = sample_queries(model, small_graph, "tail", num=20, seed=0)
     pairs = set(zip(asked.factors.heads.tolist(), asked.factors.relations.tolist(), strict=True))
     assert len(pairs) == 20
     assert pairs <= {(h, r) for h, r, _ in small_graph.train.tolist()}
-    heads = sample_questions(model, small_graph, "head", num=20, seed=0).factors
+    heads = sample_queries(model, small_graph, "head", num=20, seed=0).factors
     pairs = set(zip(heads.relations.tolist(), heads.heads.tolist(), strict=True))
     assert pairs <= {(r + 4, t) for _, r, t in small_graph.train.tolist()}
 

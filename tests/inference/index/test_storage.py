@@ -12,7 +12,7 @@ import dualkg as kg
 from dualkg.inference.index import ExactIndex, tables_of
 from dualkg.inference.index_build import _vectors, build_index, load_index, recalls, save_index
 
-KINDS = ["exact", *(["ivf", "hnsw", "sq8"] if find_spec("faiss") else [])]
+FAISS_KINDS = ["exact", *(["ivf", "hnsw", "sq8"] if find_spec("faiss") else [])]
 
 
 @pytest.fixture
@@ -20,26 +20,26 @@ def model(small_graph) -> kg.ComplEx:
     return kg.ComplEx(small_graph.shape, dim=6, init_scale=1.0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FAISS_KINDS)
 def test_the_recall_that_is_kept_is_measured_again(model, small_graph, tmp_path, kind):
     built = save_index(build_index(model, small_graph, kind=kind, recall=0.8), tmp_path / "index")
     again = load_index(tmp_path / "index")
     assert (again.kind, again.metric, again.fingerprints) == (kind, "inner product", built.fingerprints)
-    assert again.facts == built.facts
+    assert again.stats == built.stats
     exact = ExactIndex.build(tables_of(model)["tail"])
     _, held_out = _vectors(model, small_graph, "tail", exact, seed=0)
-    assert again.facts["tail"].num_questions == len(held_out)
-    assert recalls(again.for_side("head"), held_out, exact.search(held_out, 100).ids) == again.facts["tail"].recall
+    assert again.stats["tail"].num_queries == len(held_out)
+    assert recalls(again.for_side("head"), held_out, exact.search(held_out, 100).ids) == again.stats["tail"].recall
 
 
 def test_the_facts_of_an_index(model, small_graph, tmp_path):
-    built = save_index(build_index(model, small_graph, kind="exact", form="int8"), tmp_path / "index")
-    facts = json.loads((tmp_path / "index" / "index.json").read_text())["tables"]["tail"]["facts"]
-    assert facts["bytes"] == (tmp_path / "index" / "tail" / "table.safetensors").stat().st_size
-    assert facts["bytes"] >= 30 * 12 + 30 * 4
-    assert set(facts["recall"]) == {"1", "10", "100"}
-    assert built.facts["tail"].recall[100] == 1.0  # of 30 entities, all
-    assert facts["queries_per_second"] > 0 < facts["exact_queries_per_second"]
+    built = save_index(build_index(model, small_graph, kind="exact", storage="int8"), tmp_path / "index")
+    stats = json.loads((tmp_path / "index" / "index.json").read_text())["tables"]["tail"]["stats"]
+    assert stats["bytes"] == (tmp_path / "index" / "tail" / "table.safetensors").stat().st_size
+    assert stats["bytes"] >= 30 * 12 + 30 * 4
+    assert set(stats["recall"]) == {"1", "10", "100"}
+    assert built.stats["tail"].recall[100] == 1.0  # of 30 entities, all
+    assert stats["queries_per_second"] > 0 < stats["exact_queries_per_second"]
 
 
 def test_two_tables_are_two_indexes(small_graph, tmp_path):
@@ -77,7 +77,7 @@ def damage(folder, what):
         about.write_text(json.dumps(saved))
 
 
-@pytest.mark.parametrize("kind", KINDS[:2])
+@pytest.mark.parametrize("kind", FAISS_KINDS[:2])
 @pytest.mark.parametrize(
     ("what", "told"),
     [
@@ -100,7 +100,7 @@ def test_refusals(model, small_graph):
     with pytest.raises(kg.RequestError, match="An index is exact, ivf, hnsw, sq8; 'tree' was asked for"):
         build_index(model, small_graph, kind="tree")
     with pytest.raises(kg.RequestError, match="Only the exact index keeps its table as int8; the index ivf was asked"):
-        build_index(model, small_graph, kind="ivf", form="int8")
+        build_index(model, small_graph, kind="ivf", storage="int8")
     with pytest.raises(kg.RequestError, match="The model was made for 3 entities"):
         build_index(kg.ComplEx(kg.GraphShape(3, 1), dim=2), small_graph)
     with pytest.raises(kg.RequestError, match="HAKE scores otherwise"):

@@ -10,7 +10,8 @@ import numpy as np
 from fastapi import Depends, Query, Request, Response
 
 from dualkg.errors import DualkgError, RequestError
-from dualkg.inference.predictor import Kind, Question
+from dualkg.inference.predictor import Query as ModelQuery
+from dualkg.inference.predictor import QueryType
 from dualkg.serve import schemas
 from dualkg.serve.limits import LONGEST_NAME
 from dualkg.serve.middleware import refusal_of
@@ -36,7 +37,7 @@ from dualkg.serve.state import ServedRun, UnknownError
 
 Part = Literal["head", "relation", "tail"]
 PARTS: tuple[Part, ...] = ("head", "relation", "tail")
-KINDS: dict[Part, Kind] = {"head": "heads", "relation": "relations", "tail": "tails"}
+KINDS: dict[Part, QueryType] = {"head": "heads", "relation": "relations", "tail": "tails"}
 MOST_KNOWN = 500  # known answers that a page shows
 USUAL = {"k": 20, "coverage": 0.9}
 Name = Annotated[str | None, Query(max_length=LONGEST_NAME)]
@@ -150,7 +151,7 @@ async def _answers(
     context: Asked, question: PageQuestion, ids: dict[str, int], *, k: int, known: Literal["mark", "omit"]
 ) -> list[Answer]:
     given = tuple(ids[part] for part in question.given)
-    return await context.service.answers(context.run, KINDS[question.find], Question(given, k, known))
+    return await context.service.answers(context.run, KINDS[question.find], ModelQuery(given, k, known))
 
 
 def _known(context: Asked, question: PageQuestion, ids: dict[str, int], ranked: dict[int, Answer]) -> list[Answer]:
@@ -174,7 +175,7 @@ def _known(context: Asked, question: PageQuestion, ids: dict[str, int], ranked: 
 async def _set(context: Asked, question: PageQuestion, ids: dict[str, int]) -> SetSize | None:
     """None of relations, and of runs that are not calibrated. Its answers are not measured here: there may be many."""
     predictor = context.run.predictor
-    sets = predictor._answer_sets
+    sets = predictor._prediction_sets
     if question.find == "relation" or sets is None:
         return None
     given = ids["head" if question.find == "tail" else "tail"]

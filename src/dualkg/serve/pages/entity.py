@@ -31,7 +31,7 @@ from dualkg.serve.pages.layout import (
 )
 from dualkg.serve.routes import entities
 from dualkg.serve.routes.queries import Asked, AskedRun, EntityInPath, Head, Relation, Tail, explain, router
-from dualkg.serve.schemas import Answer, Entity, Explanation, Fact, Likeness, NamedTriple, Reason, Thing
+from dualkg.serve.schemas import Answer, Entity, Explanation, Fact, NamedTriple, SimilarEntity, SupportingTriple, Thing
 from dualkg.serve.state import UnknownError
 
 
@@ -444,9 +444,9 @@ explanation_routes.include_router(explanation_programs)
 
 
 def _reasons(context: Asked, found: Explanation) -> Markup:
-    most = max([abs(reason.fall) for reason in found.reasons] or [1.0]) or 1.0
-    reasons = [_reason(context, reason, most) for reason in found.reasons]
-    alike = [_similar_line(context, likeness) for likeness in found.alike]
+    most = max([abs(reason.score_drop) for reason in found.supporting_triples] or [1.0]) or 1.0
+    reasons = [_reason(context, reason, most) for reason in found.supporting_triples]
+    alike = [_similar_line(context, likeness) for likeness in found.similar_entities]
     nothing = None if reasons or alike else tag("p", "Nothing in train speaks for it.", class_="soft")
     return tag(
         "section",
@@ -458,15 +458,15 @@ def _reasons(context: Asked, found: Explanation) -> Markup:
     )
 
 
-def _reason(context: Asked, reason: Reason, most: float) -> Markup:
-    itself = tag("span", "itself", class_="chip") if reason.itself else None
-    fall = tag("span", f"{reason.fall:+.2f}".replace("-", "−"), class_="number soft")
+def _reason(context: Asked, reason: SupportingTriple, most: float) -> Markup:
+    itself = tag("span", "itself", class_="chip") if reason.same_triple else None
+    fall = tag("span", f"{reason.score_drop:+.2f}".replace("-", "−"), class_="number soft")
     return tag(
-        "li", tag("span", _triple(context, reason.triple), itself), bar(abs(reason.fall) / most, known=True), fall
+        "li", tag("span", _triple(context, reason.triple), itself), bar(abs(reason.score_drop) / most, known=True), fall
     )
 
 
-def _similar_line(context: Asked, likeness: Likeness) -> Markup:
+def _similar_line(context: Asked, likeness: SimilarEntity) -> Markup:
     like = tag("span", f"cosine {likeness.cosine:.2f}".replace("-", "−"), class_="number soft")
     return tag("li", tag("span", _triple(context, likeness.triple)), bar(likeness.cosine, known=True), like)
 

@@ -516,7 +516,7 @@ def _beliefs(runs: Sequence[RunFacts]) -> Markup:
         how = tag("code", "dualkg calibrate RUN")
         return tag("section", heading, tag("p", missing, " ", how, " does it.", class_="soft"))
     likely: list[dict[str, Any]] = [(one or {}).get("likely") or {} for one in checked]
-    series = [[(b["predicted"], b["found"], b["chance"]) for b in one.get("bins") or []] for one in likely]
+    series = [[(b["predicted"], b["observed"], b["noise"]) for b in one.get("bins") or []] for one in likely]
     least = min((one["least_probability"] for one in likely if one), default=0.01)
     said = "What was said against what was found; " + " ".join(
         f"{run.run}: expected calibration error {one['ece']:.3f}."
@@ -533,15 +533,15 @@ def _held(run: RunFacts, letter: str, likely: dict[str, Any]) -> Markup:
     if likely.get("ece") is None:
         return tag("div", name, tag("p", "Not checked on test.", class_="soft"), class_="held")
     rows = [
-        ("Calibration error", f"{likely['ece']:.4f}", f"chance alone would leave {likely['chance']:.4f}"),
+        ("Calibration error", f"{likely['ece']:.4f}", f"chance alone would leave {likely['noise']:.4f}"),
         ("Brier score", f"{likely['brier']:.4f}", f"of candidates with p ≥ {likely['least_probability']:g}"),
         ("Candidates", f"{likely['num_candidates']:,.0f}", f"{likely['num_true']:,} of them true"),
     ]
     if run.coverage:
-        whole = run.coverage["whole"]
-        promised, half = percent(run.coverage["wanted"]), f"{whole['median_size']:,.10g}"
+        whole = run.coverage["overall"]
+        promised, half = percent(run.coverage["target_coverage"]), f"{whole['median_size']:,.10g}"
         size = f"{promised} were promised; half of the sets have at most {half}"
-        rows.append(("Answer sets hold", percent(whole["share"], 1), size))
+        rows.append(("Answer sets hold", percent(whole["coverage"], 1), size))
     items = [
         tag("div", tag("dt", what), tag("dd", tag("b", value), tag("span", more)), class_="row")
         for what, value, more in rows

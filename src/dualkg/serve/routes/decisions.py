@@ -13,7 +13,7 @@ from fastapi import HTTPException, Query, Response
 from fastapi.responses import PlainTextResponse
 
 from dualkg.inference import decisions as kept
-from dualkg.inference.predictor import Question
+from dualkg.inference.predictor import Query as ModelQuery
 from dualkg.serve.limits import MOST_NEW
 from dualkg.serve.routes.completion import Names, choices_of, search
 from dualkg.serve.routes.queries import AskedRun, router
@@ -127,7 +127,7 @@ async def _decision(service: Service, run: ServedRun, one: MadeDecision) -> tupl
     triple = run.entities[head], run.relations[relation], run.entities[tail]
     if one.verdict == "undecided":
         return triple, None
-    [answer] = await service.answers(run, "triple", Question((head, relation, tail), k=1))
+    [answer] = await service.answers(run, "triple", ModelQuery((head, relation, tail), k=1))
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return triple, kept.Decision(*triple, verdict=one.verdict, probability=answer.probability, decided=now)
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from dualkg.inference.predictor import Question, known_facts, predicted_facts
+from dualkg.inference.predictor import Query as ModelQuery
+from dualkg.inference.predictor import known_facts, predicted_facts
 from dualkg.serve.limits import LONGEST_NAME, MOST_FOUND
 from dualkg.serve.routes.queries import AskedRun, EntityInPath, router
 from dualkg.serve.schemas import Entity, Fact, FoundName, FoundNames, Thing
@@ -24,7 +25,7 @@ async def entities(
 ) -> FoundNames:
     """Find entities as people type; case and accents are ignored."""
     service, run = context
-    matches = await service.slowly(lambda: run.finder.find(q, most=k))
+    matches = await service.slowly(lambda: run.finder.search(q, limit=k))
     found = [FoundName.matching(run.entities, match) for match in matches]
     return FoundNames(run=run.name, q=q, entities=found)
 
@@ -34,7 +35,7 @@ async def entity(context: AskedRun, name: EntityInPath) -> Entity:
     """Known facts, predicted facts and neighbours of an entity."""
     service, run = context
     id = await service.entity(run, name)
-    similar = await service.answers(run, "similar", Question((id,), NUM_SIMILAR))
+    similar = await service.answers(run, "similar", ModelQuery((id,), NUM_SIMILAR))
     found: Entity = await service.slowly(lambda: _facts(run, id))
     return found.model_copy(update={"similar": similar})
 

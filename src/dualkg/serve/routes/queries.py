@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Path, Query, Request
 from pydantic import BaseModel, Field, StrictInt, StrictStr
 from starlette.convertors import PathConvertor, register_url_convertor
 
-from dualkg.inference.predictor import Question
+from dualkg.inference.predictor import Query as ModelQuery
 from dualkg.serve import schemas
 from dualkg.serve.limits import LONGEST_NAME, MOST_ANSWERS, MOST_TRIPLES
 from dualkg.serve.schemas import Alike, Answer, Answers, Explanation, PredictionSet, Problem, Score, Scores, Thing
@@ -100,7 +100,7 @@ async def tails(context: AskedRun, head: Head, relation: Relation, k: K = 10, kn
     """Answer (head, relation, ?)."""
     service, run = context
     h, r = await service.entity(run, head), await service.relation(run, relation)
-    answers = await service.answers(run, "tails", Question((h, r), k, known))
+    answers = await service.answers(run, "tails", ModelQuery((h, r), k, known))
     return _answers(run, schemas.Question.of(run.run.graph, head=h, relation=r), answers)
 
 
@@ -109,7 +109,7 @@ async def heads(context: AskedRun, relation: Relation, tail: Tail, k: K = 10, kn
     """Answer (?, relation, tail)."""
     service, run = context
     r, t = await service.relation(run, relation), await service.entity(run, tail)
-    answers = await service.answers(run, "heads", Question((r, t), k, known))
+    answers = await service.answers(run, "heads", ModelQuery((r, t), k, known))
     return _answers(run, schemas.Question.of(run.run.graph, relation=r, tail=t), answers)
 
 
@@ -118,7 +118,7 @@ async def relations(context: AskedRun, head: Head, tail: Tail, k: K = 10, known:
     """Answer (head, ?, tail)."""
     service, run = context
     h, t = await service.entity(run, head), await service.entity(run, tail)
-    answers = await service.answers(run, "relations", Question((h, t), k, known))
+    answers = await service.answers(run, "relations", ModelQuery((h, t), k, known))
     return _answers(run, schemas.Question.of(run.run.graph, head=h, tail=t), answers)
 
 
@@ -127,7 +127,7 @@ async def similar(context: AskedRun, entity: EntityName, k: K = 10) -> Alike:
     """The entities whose embeddings point the same way; the score is the cosine."""
     service, run = context
     id = await service.entity(run, entity)
-    answers = await service.answers(run, "similar", Question((id,), k))
+    answers = await service.answers(run, "similar", ModelQuery((id,), k))
     return Alike(run=run.name, entity=Thing.of(run.entities, id), answers=answers)
 
 
@@ -174,7 +174,7 @@ async def scores(context: AskedRun, asked: Triples) -> Scores:
 async def _score(service: Service, run: ServedRun, triple: tuple[str | int, str | int, str | int]) -> Score:
     head, relation, tail = triple
     ids = await service.entity(run, head), await service.relation(run, relation), await service.entity(run, tail)
-    [answer] = await service.answers(run, "triple", Question(ids, k=1))
+    [answer] = await service.answers(run, "triple", ModelQuery(ids, k=1))
     graph = run.run.graph
     return Score(
         head=Thing.of(graph.entities, ids[0]),

@@ -1,4 +1,4 @@
-"""Answer sets: what a threshold promises, which triples it is made from, and what is in a set."""
+"""Prediction sets: what a threshold promises, which triples it is made from, and what is in a set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.filters import KnownAnswers
-from dualkg.inference.prediction_sets import PredictionSets, enough_for, quantile
+from dualkg.inference.prediction_sets import PredictionSets, min_triples_for, quantile
 from dualkg.inference.reliability import evaluate_coverage
 from tests.conftest import graph_of
 
@@ -44,18 +44,18 @@ def test_the_place_of_the_quantile(num, coverage, place):
 
 def test_too_few_promise_nothing():
     assert quantile(np.arange(8.0), 0.9) == math.inf
-    assert enough_for(0.9) == 50
-    assert enough_for(0.99) == 99
+    assert min_triples_for(0.9) == 50
+    assert min_triples_for(0.99) == 99
 
 
 def test_thresholds_are_of_the_relation_or_of_all_rare_ones():
     relations = np.repeat([0, 1, 2, 3], [60, 60, 30, 30])
     nonconformity = np.stack([10.0 * relations, 10.0 * relations + 1])
     sets = PredictionSets(nonconformity, relations, 5)
-    assert [sets.has_own(relation) for relation in range(5)] == [True, True, False, False, False]
+    assert [sets.has_own_threshold(relation) for relation in range(5)] == [True, True, False, False, False]
     assert [sets.threshold(relation, "tail") for relation in range(5)] == [0, 10, 30, 30, 30]
     assert sets.threshold(1, "head") == 11
-    assert not sets.has_own(0, coverage=0.99)
+    assert not sets.has_own_threshold(0, coverage=0.99)
     few = PredictionSets(nonconformity[:, :130], relations[:130], 5)
     assert few.threshold(2, "tail", coverage=0.5) == 10  # ten rare ones are too few, so it is made from all
 
@@ -64,7 +64,7 @@ def test_thresholds_are_of_the_relation_or_of_all_rare_ones():
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_a_set_has_what_is_at_most_as_odd_as_the_threshold(small_graph, side, reciprocal):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7, reciprocal=reciprocal)
-    sets, known = PredictionSets.fitted(model, small_graph), KnownAnswers.of(small_graph)
+    sets, known = PredictionSets.fit(model, small_graph), KnownAnswers.of(small_graph)
     head, relation_id, tail = small_graph.train[0].tolist()
     entity = head if side == "tail" else tail
     given_, relation = torch.tensor([entity]), torch.tensor([relation_id])
@@ -83,7 +83,7 @@ def test_a_set_has_what_is_at_most_as_odd_as_the_threshold(small_graph, side, re
 
 def test_more_coverage_keeps_what_less_has(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
-    sets, known = PredictionSets.fitted(model, small_graph), KnownAnswers.of(small_graph)
+    sets, known = PredictionSets.fit(model, small_graph), KnownAnswers.of(small_graph)
     small, large = (sets.of(model, known, 3, 1, coverage=coverage).entities.tolist() for coverage in (0.4, 0.9))
     assert large[: len(small)] == small
     assert len(large) > len(small)
@@ -98,7 +98,7 @@ def test_other_known_answers_are_left_out_before_the_softmax():
     model.load_state_dict(
         {"entities": torch.tensor([[1.0], [9.0], [2.0], [3.0], [8.0], [0.5]]), "relations": torch.tensor([[1.0]])}
     )
-    sets = PredictionSets.fitted(model, graph)
+    sets = PredictionSets.fit(model, graph)
     rivals = {2: [1.0, 0.5], 3: [1.0, 0.5]}
     expected = [math.log(sum(math.exp(s) for s in (own, *rivals[own]))) - own for own in (2, 3)]
     assert sets.nonconformity[0] == pytest.approx(expected, abs=2e-5)
@@ -106,15 +106,15 @@ def test_other_known_answers_are_left_out_before_the_softmax():
 
 def test_on_valid_itself_the_share_is_what_was_asked_for(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
-    sets = PredictionSets.fitted(model, small_graph)
+    sets = PredictionSets.fit(model, small_graph)
     report = evaluate_coverage(sets, model, small_graph, split="valid", coverage=0.8)
-    assert report.by_direction["tail"].share == pytest.approx(17 / 20)  # ⌈21 · 0.8⌉ of 20
-    assert report.whole.num_questions == 40
+    assert report.by_direction["tail"].coverage == pytest.approx(17 / 20)  # ⌈21 · 0.8⌉ of 20
+    assert report.overall.num_queries == 40
 
 
 def test_coverage_counts_the_sets_one_by_one(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
-    sets = PredictionSets.fitted(model, small_graph)
+    sets = PredictionSets.fit(model, small_graph)
     report = evaluate_coverage(sets, model, small_graph, coverage=0.8)
     sizes, hits = [], []
     for head, relation, tail in small_graph.test.tolist():
@@ -126,15 +126,15 @@ def test_coverage_counts_the_sets_one_by_one(small_graph):
             found = sets.of(model, known, given_, relation, side=side, coverage=0.8).entities
             sizes.append(len(found))
             hits.append(answer in found)
-    assert report.whole.share == pytest.approx(np.mean(hits))
-    assert report.whole.mean_size == pytest.approx(np.mean(sizes))
+    assert report.overall.coverage == pytest.approx(np.mean(hits))
+    assert report.overall.mean_size == pytest.approx(np.mean(sizes))
     facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
-    assert facts["by_relation"]["r1"]["own"] is False
-    assert facts["wanted"] == 0.8
+    assert facts["by_relation"]["r1"]["relation_specific"] is False
+    assert facts["target_coverage"] == 0.8
 
 
 def test_saved_and_read_back(small_graph):
-    sets = PredictionSets.fitted(kg.CP(small_graph.shape, dim=2, init_scale=1.0), small_graph)
+    sets = PredictionSets.fit(kg.CP(small_graph.shape, dim=2, init_scale=1.0), small_graph)
     again = PredictionSets.from_dict(json.loads(json.dumps(sets.as_dict())), 4)
     assert np.allclose(again.nonconformity, sets.nonconformity, atol=1e-9)
     assert (again.relations == sets.relations).all()
@@ -143,9 +143,9 @@ def test_saved_and_read_back(small_graph):
 def test_what_cannot_be_asked(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     without = graph_of(small_graph.train, num_entities=30, num_relations=4)
-    with pytest.raises(kg.RequestError, match="Answer sets need withheld triples, and made has no valid triples"):
-        PredictionSets.fitted(model, without)
-    sets = PredictionSets.fitted(model, small_graph)
+    with pytest.raises(kg.RequestError, match="Prediction sets need withheld triples, and made has no valid triples"):
+        PredictionSets.fit(model, without)
+    sets = PredictionSets.fit(model, small_graph)
     with pytest.raises(kg.RequestError, match="A coverage is between 0 and 1, such as 0.9; 90 came"):
         sets.threshold(0, "tail", coverage=90)
     with pytest.raises(kg.RequestError, match="made has no test triples to check prediction sets by"):
@@ -153,4 +153,4 @@ def test_what_cannot_be_asked(small_graph):
     with torch.no_grad():
         model.entities[0] = torch.inf
     with pytest.raises(kg.DivergedError, match="NaN or infinity"):
-        PredictionSets.fitted(model, small_graph)
+        PredictionSets.fit(model, small_graph)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import dualkg as kg
 from dualkg.analysis.figures import draw_reliability
 from dualkg.cli import evaluate, output
-from dualkg.inference.classification import corrupted, read_negatives
+from dualkg.inference.classification import corrupt_triples, read_negatives
 
 app = typer.Typer()
 app.command()(evaluate.calibrate)
@@ -29,8 +29,8 @@ def test_calibrate_prints_and_keeps_what_it_found(run, tmp_path):
     told = CliRunner().invoke(app, ["calibrate", str(run.folder), "--json", "--figure", str(tmp_path / "drawn")])
     assert told.exit_code == 0, told.output
     facts = json.loads(told.stdout)
-    assert facts["calibration"]["whole"]["num_true"] == 40
-    assert facts["coverage"]["whole"]["num_questions"] == 40
+    assert facts["calibration"]["overall"]["num_true"] == 40
+    assert facts["coverage"]["overall"]["num_queries"] == 40
     assert facts["figures"] == [str(tmp_path / "drawn.png"), str(tmp_path / "drawn.svg")]
     assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
     kept = json.loads((run.folder / "calibration.json").read_text())
@@ -70,7 +70,7 @@ def test_classification_with_sampled_negatives(run, capsys):
 def test_classification_with_given_negatives(run, tmp_path, capsys):
     """CoDEx has valid_negatives.txt and test_negatives.txt side by side; naming one finds the other."""
     for split in ("valid", "test"):
-        false = corrupted(run.graph, run.graph.split(split), seed=3).tolist()
+        false = corrupt_triples(run.graph, run.graph.split(split), seed=3).tolist()
         text = "".join(f"e{head}\tr{relation}\te{tail}\n" for head, relation, tail in false)
         (tmp_path / f"{split}_negatives.txt").write_text(text)
     path = tmp_path / "test_negatives.txt"

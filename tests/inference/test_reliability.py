@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference.calibration import Calibration, calibrate
-from dualkg.inference.reliability import LIKELY, Reliability, check_calibration
+from dualkg.inference.reliability import LIKELY, Reliability, evaluate_calibration
 
 
 @given(
@@ -56,7 +56,7 @@ def test_chance_is_what_right_probabilities_leave():
         true = random.random(500) < probabilities
         found = Reliability.of(np.tile(probabilities, 2), np.tile(true, 2), np.ones(1000))
         errors.append(found.ece)
-    assert np.mean(errors) == pytest.approx(found.chance, rel=0.15)
+    assert np.mean(errors) == pytest.approx(found.noise, rel=0.15)
 
 
 def test_no_candidates_give_no_numbers():
@@ -67,22 +67,22 @@ def test_no_candidates_give_no_numbers():
 
 def test_the_report(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
-    report = check_calibration(calibrate(model, small_graph), model, small_graph)
+    report = evaluate_calibration(calibrate(model, small_graph), model, small_graph)
     assert report.split == "test"
-    assert report.whole.num_true == 40
+    assert report.overall.num_true == 40
     assert sum(tally.num_true for tally in report.by_relation.values()) == 40
-    assert report.likely.num_candidates <= report.whole.num_candidates
+    assert report.likely.num_candidates <= report.overall.num_candidates
     facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert facts["likely"]["least_probability"] == LIKELY
     assert set(facts["by_relation"]) == {"r0", "r1", "r2", "r3"}
     expected = sum(tally.expected for tally in report.by_relation.values())
-    assert expected == pytest.approx(sum(one.predicted * one.num_candidates for one in report.whole.bins))
+    assert expected == pytest.approx(sum(one.predicted * one.num_candidates for one in report.overall.bins))
 
 
 def test_what_was_fitted_on_adds_up(small_graph):
     """A logistic fit with an offset predicts as many true candidates as there were, but for the pull of its prior."""
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
-    report = check_calibration(calibrate(model, small_graph), model, small_graph, split="valid")
+    report = evaluate_calibration(calibrate(model, small_graph), model, small_graph, split="valid")
     assert sum(tally.expected for tally in report.by_relation.values()) == pytest.approx(40, rel=0.05)
 
 
@@ -92,4 +92,4 @@ def test_without_test_triples_nothing_is_checked(small_graph):
     graph = graph_of(small_graph.train, small_graph.valid, num_entities=30, num_relations=4)
     sure = Calibration(torch.ones(4), torch.zeros(4, 4), torch.zeros(4, dtype=torch.bool))
     with pytest.raises(kg.RequestError, match="made has no test triples"):
-        check_calibration(sure, kg.CP(graph.shape, dim=2), graph)
+        evaluate_calibration(sure, kg.CP(graph.shape, dim=2), graph)

@@ -40,9 +40,9 @@ def damaged(found: dict, how: str) -> str:
     if how == "no slopes":
         del tables["slopes"]
     elif how == "other relations":
-        for name in ("slopes", "offsets", "own"):
+        for name in ("slopes", "offsets", "relation_specific"):
             tables[name] = tables[name][:2]
-    elif how == "no kinds":
+    elif how == "no patterns":
         tables["offsets"] = [row[0] for row in tables["offsets"]]
     elif how == "falling":
         tables["slopes"][0] = -1.0
@@ -67,7 +67,7 @@ def damaged(found: dict, how: str) -> str:
         ("no slopes", "calibration.json is damaged: there is no 'slopes'"),
         ("no table", "calibration.json is damaged: "),
         ("other relations", "it should have 4 relations, and has 2"),
-        ("no kinds", "each relation should have 4 offsets. Make it again: dualkg calibrate"),
+        ("no patterns", "each relation should have 4 offsets. Make it again: dualkg calibrate"),
         ("falling", "a slope is not above 0"),
         ("uneven", "columns of different lengths"),
         ("unknown relation", "not among the 4 of the graph"),

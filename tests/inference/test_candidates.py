@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.data.graph import SPLITS
 from dualkg.inference import calibration as room
-from dualkg.inference.calibration import draw_candidates
+from dualkg.inference.calibration import sample_candidates
 from tests.conftest import graph_of
 
 
@@ -44,7 +44,7 @@ def all_candidates(graph: kg.Graph, split: str) -> list[tuple[tuple[int, int, in
 def test_all_weights_together_are_all_candidates(seed, num_entities, split):
     graph = random_graph(seed, num_entities=num_entities)
     model = kg.ComplEx(graph.shape, dim=2, init_scale=1.0, seed=seed)
-    drawn = draw_candidates(model, graph, split, seed=seed)
+    drawn = sample_candidates(model, graph, split, seed=seed)
     wanted = all_candidates(graph, split)
     assert drawn.weights.sum() == pytest.approx(len(wanted))
     assert drawn.weights[drawn.true].sum() == sum(true for _, true, _ in wanted)
@@ -55,7 +55,7 @@ def test_all_weights_together_are_all_candidates(seed, num_entities, split):
 
 def test_with_room_for_all_it_is_the_full_list(monkeypatch, small_graph):
     monkeypatch.setattr(room, "BEST", 30)
-    drawn = draw_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
+    drawn = sample_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
     assert (drawn.weights == 1).all()
     listed = sorted(zip(map(tuple, drawn.triples.tolist()), drawn.true.tolist(), strict=True))
     assert listed == sorted((triple, true) for triple, true, _ in all_candidates(small_graph, "valid"))
@@ -64,7 +64,7 @@ def test_with_room_for_all_it_is_the_full_list(monkeypatch, small_graph):
 def test_few_questions_stand_for_all(monkeypatch, small_graph):
     """With one question of each relation and direction the weights still add up, and the true ones are all there."""
     monkeypatch.setattr(room, "NUM_QUESTIONS", 8)
-    drawn = draw_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
+    drawn = sample_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
     wanted = all_candidates(small_graph, "valid")
     assert drawn.weights.sum() == pytest.approx(len(wanted))
     assert drawn.true.sum() == sum(true for _, true, _ in wanted)
@@ -83,21 +83,21 @@ def test_the_mean_evidence_of_the_drawn_is_that_of_all(monkeypatch, small_graph)
         return (scores * weights).sum() / weights.sum()
 
     wanted = np.array([triple for triple, _, _ in all_candidates(small_graph, "valid")])
-    drawn = [draw_candidates(model, small_graph, "valid", seed=seed) for seed in range(40)]
+    drawn = [sample_candidates(model, small_graph, "valid", seed=seed) for seed in range(40)]
     means = [mean_of(one.triples, one.weights) for one in drawn]
     assert np.mean(means) == pytest.approx(mean_of(wanted, np.ones(len(wanted))), abs=4 * np.std(means) / 40**0.5)
 
 
 def test_the_same_seed_draws_the_same(small_graph):
     model = kg.CP(small_graph.shape, dim=2, init_scale=1.0)
-    one, same, other = (draw_candidates(model, small_graph, "valid", seed=seed) for seed in (0, 0, 1))
+    one, same, other = (sample_candidates(model, small_graph, "valid", seed=seed) for seed in (0, 0, 1))
     assert (one.triples == same.triples).all()
     assert one.triples.shape != other.triples.shape or (one.triples != other.triples).any()
 
 
 def test_what_another_split_has_is_no_candidate():
     graph = graph_of([(0, 0, 1)], [(0, 0, 1), (0, 0, 2)], [(0, 0, 3)], num_entities=6)
-    drawn = draw_candidates(kg.CP(graph.shape, dim=2), graph, "valid")
+    drawn = sample_candidates(kg.CP(graph.shape, dim=2), graph, "valid")
     assert {tuple(triple) for triple in drawn.triples[drawn.true].tolist()} == {(0, 0, 2)}
     tails = {tail for head, _, tail in drawn.triples.tolist() if head == 0}
     assert not tails & {1, 3}
@@ -110,7 +110,7 @@ def test_what_another_split_has_is_no_candidate():
 def test_without_withheld_triples_there_are_none(valid, sentence):
     graph = graph_of([(0, 0, 1)], valid, num_entities=3)
     with pytest.raises(kg.RequestError, match=sentence):
-        draw_candidates(kg.CP(graph.shape, dim=2), graph, "valid")
+        sample_candidates(kg.CP(graph.shape, dim=2), graph, "valid")
 
 
 def test_a_diverged_model_is_told(small_graph):
@@ -118,4 +118,4 @@ def test_a_diverged_model_is_told(small_graph):
     with torch.no_grad():
         model.entities[3] = torch.nan
     with pytest.raises(kg.DivergedError, match="NaN or infinity"):
-        draw_candidates(model, small_graph, "valid")
+        sample_candidates(model, small_graph, "valid")

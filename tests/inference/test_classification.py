@@ -15,12 +15,12 @@ from dualkg.inference.calibration import triple_log_probabilities
 from dualkg.inference.classification import (
     ClassificationMetrics,
     area_under_curve,
-    beside,
     best_threshold,
     choose_thresholds,
-    corrupted,
+    corrupt_triples,
     evaluate_classification,
     is_known,
+    matching_valid_file,
     read_negatives,
 )
 from tests.conftest import graph_of
@@ -75,7 +75,7 @@ def test_corrupted_triples_are_false_and_of_the_right_kind(seed):
     random = np.random.default_rng(seed)
     triples = np.unique(np.stack([random.integers(0, n, 60) for n in (12, 2, 12)], axis=1), axis=0)
     graph = graph_of(triples[10:], triples[:5], triples[5:10], num_entities=12, num_relations=2)
-    made = corrupted(graph, triples, seed=seed)
+    made = corrupt_triples(graph, triples, seed=seed)
     assert not is_known(graph, made).any()
     assert (made[:, 1] == triples[:, 1]).all()
     assert ((made != triples).sum(1) == 1).all()
@@ -86,7 +86,7 @@ def test_the_other_entity_has_stood_on_that_side():
     """Of (2, r0, ?) only e5 is of the right kind and false; of (?, r0, 3) none is, so any other entity may come."""
     train = [(head, 0, tail) for head in (0, 1, 2) for tail in (3, 4, 5) if (head, tail) != (2, 5)] + [(6, 1, 7)]
     graph = graph_of(train, num_entities=40)
-    made = corrupted(graph, np.array([(2, 0, 3)] * 100), seed=0)
+    made = corrupt_triples(graph, np.array([(2, 0, 3)] * 100), seed=0)
     other_tail, other_head = made[made[:, 0] == 2], made[made[:, 0] != 2]
     assert {tuple(triple) for triple in other_tail.tolist()} == {(2, 0, 5)}
     assert (other_head[:, 2] == 3).all()
@@ -96,20 +96,20 @@ def test_the_other_entity_has_stood_on_that_side():
 
 def test_a_true_triple_of_the_right_kind_is_passed_over():
     graph = graph_of([(0, 0, 1), (2, 0, 3)], num_entities=30)
-    made = corrupted(graph, np.array([(0, 0, 1)] * 50), seed=1)
+    made = corrupt_triples(graph, np.array([(0, 0, 1)] * 50), seed=1)
     assert {tuple(triple) for triple in made.tolist()} == {(0, 0, 3), (2, 0, 1)}
 
 
 def test_a_graph_with_nothing_false_is_told():
     graph = graph_of([(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)])
     with pytest.raises(kg.RequestError, match=r"\(e0, r0, e0\) cannot be made false"):
-        corrupted(graph, np.array([(0, 0, 0)]))
+        corrupt_triples(graph, np.array([(0, 0, 0)]))
 
 
 def test_the_one_false_triple_is_found():
     triples = [(head, 0, tail) for head in range(12) for tail in range(12) if (head, tail) != (3, 4)]
     graph = graph_of(triples)
-    made = corrupted(graph, np.array([(3, 0, 5)] * 4 + [(2, 0, 4)] * 4), seed=0)
+    made = corrupt_triples(graph, np.array([(3, 0, 5)] * 4 + [(2, 0, 4)] * 4), seed=0)
     assert {tuple(triple) for triple in made.tolist()} == {(3, 0, 4)}
 
 
@@ -127,7 +127,7 @@ def test_the_report(small_graph):
 
 def test_given_negatives_are_judged_by_evidence(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
-    negatives = corrupted(small_graph, small_graph.test, seed=5)[:7]
+    negatives = corrupt_triples(small_graph, small_graph.test, seed=5)[:7]
     report = evaluate_classification(model, small_graph, negatives=negatives)
     assert (report.metrics.num_true, report.metrics.num_false) == (20, 7)
     assert (report.negatives, report.valid_negatives) == ("given", "sampled")
@@ -140,15 +140,15 @@ def test_given_negatives_are_judged_by_evidence(small_graph):
 
 
 def test_negatives_from_a_file(tmp_path, small_graph):
-    wanted = corrupted(small_graph, small_graph.test, seed=5)
+    wanted = corrupt_triples(small_graph, small_graph.test, seed=5)
     lines = [f"e{head}\tr{relation}\te{tail}\n" for head, relation, tail in wanted.tolist()]
     path = tmp_path / "test_negatives.txt"
     path.write_text("".join(lines))
     assert (read_negatives(path, small_graph) == wanted).all()
-    assert beside(path, "test") is None
+    assert matching_valid_file(path, "test") is None
     (tmp_path / "valid_negatives.txt").write_text(lines[0])
-    assert beside(path, "test") == tmp_path / "valid_negatives.txt"
-    assert beside(tmp_path / "mine.tsv", "test") is None
+    assert matching_valid_file(path, "test") == tmp_path / "valid_negatives.txt"
+    assert matching_valid_file(tmp_path / "mine.tsv", "test") is None
 
 
 def test_files_that_are_not_of_false_triples_of_the_graph(tmp_path, small_graph):

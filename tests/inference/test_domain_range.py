@@ -1,4 +1,4 @@
-"""Kinds of triples: by what train has on each side of the relation."""
+"""DomainRange of triples: by what train has on each side of the relation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration import Kinds, calibrate
+from dualkg.inference.calibration import DomainRange, calibrate
 from dualkg.inference.completion import complete
 from tests.conftest import graph_of
-from tests.inference.calibration_data.test_candidates import random_graph
+from tests.inference.test_candidates import random_graph
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -20,11 +20,11 @@ def test_a_kind_tells_which_ends_train_has_there(seed):
     triples = np.array(list(product(range(12), range(3), range(12))))
     heads, tails = ({(row[1], row[column]) for row in graph.train.tolist()} for column in (0, 2))
     wanted = [((r, h) not in heads) + 2 * ((r, t) not in tails) for h, r, t in triples.tolist()]
-    assert Kinds.of(graph)(triples).tolist() == wanted
+    assert DomainRange.of(graph)(triples).tolist() == wanted
 
 
 def test_where_train_is_empty_all_are_new():
-    assert Kinds.of(graph_of((), [(0, 0, 1)], num_entities=3))(np.array([(0, 0, 1)])).tolist() == [3]
+    assert DomainRange.of(graph_of((), [(0, 0, 1)], num_entities=3))(np.array([(0, 0, 1)])).tolist() == [3]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_nonsense_is_not_believed_on_a_small_graph(beads):
     test = {tuple(triple) for triple in graph.test.tolist()}
     hits = [tuple(triple) in test for triple in found.triples.tolist()]
     assert sum(hits[:12]) >= 8
-    assert found.probability.max() <= calibration.ceiling <= 13 / 14  # twelve valid triples vouch for no more
+    assert found.probability.max() <= calibration.max_probability <= 13 / 14  # twelve valid triples vouch for no more
     assert found.probability.sum() < 20
     likely = found.probability[[not graph.entities[head].startswith("bead") for head in found.heads.tolist()]]
     assert likely.max() < 0.75

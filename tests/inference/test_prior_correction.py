@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, Kinds, PriorCorrection, log_odds_of
+from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection, log_odds_of
 from dualkg.inference.completion import complete
 from tests.conftest import graph_of
 
 
-def calibration_of(slope: float, offsets: tuple[float, ...], *, ceiling: float = 1.0, num_relations: int = 1):
+def calibration_of(slope: float, offsets: tuple[float, ...], *, max_probability: float = 1.0, num_relations: int = 1):
     slopes, rows = torch.full((num_relations,), slope), torch.tensor([offsets] * num_relations)
-    return Calibration(slopes, rows, torch.ones(num_relations).bool(), ceiling)
+    return Calibration(slopes, rows, torch.ones(num_relations).bool(), max_probability)
 
 
 def test_shares_by_hand():
@@ -31,30 +31,30 @@ def test_shares_by_hand():
     # Tails: r0 has 2 in train and is asked of 2, 3 and 5; of 1 + 1 known ones 1 is asked, of 5 + 5 new ones 2.
     tails = [[(1 + 1) / (1 + 2), (2 + 1) / (5 + 5)], [(0 + 1) / (1 + 2), (0 + 1) / (5 + 5)]]
     np.testing.assert_allclose(found.tails, tails)
-    # Kinds: both known, a new head, a new tail, both new.
+    # DomainRange: both known, a new head, a new tail, both new.
     means = [(heads[0][h] + tails[0][t]) / 2 for h, t in ((0, 0), (1, 0), (0, 1), (1, 1))]
-    np.testing.assert_allclose(found.shares[0], means)
-    asked = found.of_questions(0, torch.tensor([0, 1]), "head")
+    np.testing.assert_allclose(found.priors[0], means)
+    asked = found.query_priors(0, torch.tensor([0, 1]), "head")
     np.testing.assert_allclose(asked, [heads[0][0], heads[1][1]])
 
 
 def test_a_graph_without_valid_triples_has_shares_too():
     found = PriorCorrection.of(calibration_of(1.0, (0.0,) * 4), graph_of([(0, 0, 1)], [], num_entities=2))
-    assert ((found.shares > 0) & (found.shares <= 1)).all()
+    assert ((found.priors > 0) & (found.priors <= 1)).all()
 
 
 def test_odds_are_the_share_times_those_of_an_answer():
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3)], num_entities=5)
-    calibration = calibration_of(2.0, (1.0, 0.0, -1.0, 3.0), ceiling=0.7)
-    found, log_probability, kinds = (
+    calibration = calibration_of(2.0, (1.0, 0.0, -1.0, 3.0), max_probability=0.7)
+    found, log_probability, patterns = (
         PriorCorrection.of(calibration, graph),
         torch.tensor([-0.5, -1.0, -2.0, -0.1]),
         torch.arange(4),
     )
     relations = torch.zeros(4, dtype=torch.long)
-    answers = calibration.probability(log_probability, relations, kinds)
-    odds = answers / (1 - answers) * found.shares[0]
-    np.testing.assert_allclose(found.probability(log_probability, relations, kinds), odds / (1 + odds), rtol=1e-6)
+    answers = calibration.probability(log_probability, relations, patterns)
+    odds = answers / (1 - answers) * found.priors[0]
+    np.testing.assert_allclose(found.probability(log_probability, relations, patterns), odds / (1 + odds), rtol=1e-6)
 
 
 def test_they_add_up_to_what_is_missing():
@@ -68,7 +68,7 @@ def test_they_add_up_to_what_is_missing():
     graph = graph_of([(0, 0, 1)], [(0, 0, 2)], num_entities=3)
     offset = -1.0 - np.log(0.1)  # the line among those asked
     share = torch.tensor([[0.1, 0.1]], dtype=torch.float64)
-    found = PriorCorrection(calibration_of(2.0, (offset,) * 4), Kinds.of(graph), share, share)
+    found = PriorCorrection(calibration_of(2.0, (offset,) * 4), DomainRange.of(graph), share, share)
     zeros = torch.zeros(len(log_probability), dtype=torch.long)
     sums = found.probability(torch.from_numpy(log_probability), zeros, zeros)
     among_asked = found.calibration.probability(torch.from_numpy(log_probability[asked]), zeros[asked], zeros[asked])
@@ -79,24 +79,27 @@ def test_they_add_up_to_what_is_missing():
 @given(
     slope=st.floats(0.1, 5),
     offsets=st.tuples(*[st.floats(-5, 5)] * 4),
-    ceiling=st.floats(0.3, 1),
-    wanted=st.floats(-12, 3),
+    max_probability=st.floats(0.3, 1),
+    target_coverage=st.floats(-12, 3),
 )
-def test_needed_is_where_each_kind_begins_to_be_so_probable(slope, offsets, ceiling, wanted):
+def test_needed_is_where_each_kind_begins_to_be_so_probable(slope, offsets, max_probability, wanted):
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3), (4, 0, 1)], num_entities=6)
-    found, relation = PriorCorrection.of(calibration_of(slope, offsets, ceiling=ceiling), graph), torch.tensor(0)
-    needed = found.needed(wanted, 0)
+    found, relation = (
+        PriorCorrection.of(calibration_of(slope, offsets, max_probability=max_probability), graph),
+        torch.tensor(0),
+    )
+    needed = found.required_log_probability(wanted, 0)
     for kind in range(4):
         log_probability = needed[kind % 2, kind // 2]
         at, before = found.log_odds(
             torch.stack([log_probability, log_probability - 1e-2]), relation, torch.tensor(kind)
         )
         if log_probability == torch.inf:
-            assert float(found.shares[0, kind].log()) + log_odds_of(ceiling) < wanted
+            assert float(found.priors[0, kind].log()) + log_odds_of(max_probability) < wanted
         else:
             assert float(at) == pytest.approx(wanted, abs=1e-3)
             assert float(before) < wanted
-    assert (found.needed(-np.inf, 0) == -np.inf).all()
+    assert (found.required_log_probability(-np.inf, 0) == -np.inf).all()
 
 
 def test_a_list_prefers_what_is_often_missing():

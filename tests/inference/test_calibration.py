@@ -15,17 +15,17 @@ from dualkg.inference.calibration import (
     LEAST_SLOPE,
     Calibration,
     Candidates,
-    Kinds,
+    DomainRange,
     calibrate,
-    ceiling_of,
-    draw_candidates,
     fit_line,
-    fit_lines,
+    fit_relation_lines,
+    max_supported_probability,
+    sample_candidates,
     triple_log_probabilities,
     values_of,
 )
 from tests.conftest import graph_of
-from tests.inference.calibration_data.test_candidates import all_candidates
+from tests.inference.test_candidates import all_candidates
 
 FLAT = {"centre": CENTRE, "spread": 1e3 * np.eye(5)}
 
@@ -41,20 +41,20 @@ def of_one_kind(log_probability: np.ndarray) -> np.ndarray:
     return np.zeros(len(log_probability), dtype=np.int64)
 
 
-def one(slope: float, *offsets: float, ceiling: float = 1.0) -> Calibration:
-    return Calibration(torch.tensor([slope]), torch.tensor([offsets]), torch.tensor([True]), ceiling)
+def one(slope: float, *offsets: float, max_probability: float = 1.0) -> Calibration:
+    return Calibration(torch.tensor([slope]), torch.tensor([offsets]), torch.tensor([True]), max_probability)
 
 
 @given(
     slope=st.floats(0.001, 20),
     offset=st.floats(-20, 20),
     pair=st.tuples(st.floats(-30, 0), st.floats(-30, 0)).map(sorted),
-    ceiling=st.floats(0.5, 1),
+    max_probability=st.floats(0.5, 1),
 )
-def test_more_evidence_is_never_less_probable(slope, offset, pair, ceiling):
-    calibration, same = one(slope, *[offset] * 4, ceiling=ceiling), torch.tensor([0, 0])
+def test_more_evidence_is_never_less_probable(slope, offset, pair, max_probability):
+    calibration, same = one(slope, *[offset] * 4, max_probability=max_probability), torch.tensor([0, 0])
     less, more = calibration.probability(torch.tensor(pair, dtype=torch.float64), same, same)
-    assert 0 <= less <= more <= ceiling
+    assert 0 <= less <= more <= max_probability
 
 
 def test_the_line_that_made_the_marks_is_found():
@@ -74,9 +74,9 @@ def test_a_tenth_of_the_false_ones_stands_for_all():
     log_probability, true = drawn_by(2.0, 3.0, 40_000)
     kept = true | (np.arange(len(true)) % 10 == 0)
     weights = np.where(true, 1.0, 10.0)[kept]
-    kinds = of_one_kind(log_probability)
-    whole = fit_line(log_probability, kinds, true, np.ones(len(true)), **FLAT)
-    assert fit_line(log_probability[kept], kinds[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
+    patterns = of_one_kind(log_probability)
+    whole = fit_line(log_probability, patterns, true, np.ones(len(true)), **FLAT)
+    assert fit_line(log_probability[kept], patterns[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
 
 
 def test_where_evidence_tells_all_apart_the_line_stays_finite():
@@ -91,11 +91,11 @@ def test_where_evidence_tells_all_apart_the_line_stays_finite():
 def test_few_examples_do_not_make_sure():
     """Three valid triples, all before any false candidate: that is no reason to be as good as sure."""
     log_probability = np.array([-0.1] * 6 + [-4.0] * 60)
-    true, weights, kinds = np.arange(66) < 6, np.ones(66), of_one_kind(log_probability)
+    true, weights, patterns = np.arange(66) < 6, np.ones(66), of_one_kind(log_probability)
     drawn = Candidates(np.zeros((66, 3), dtype=np.int64), true, weights)
-    lines, _ = fit_lines(log_probability, kinds, drawn, 1)
-    ceiling = ceiling_of(values_of(lines[0], log_probability, kinds), true, weights)
-    assert ceiling == pytest.approx(4 / 5)
+    lines, _ = fit_relation_lines(log_probability, patterns, drawn, 1)
+    max_probability = max_supported_probability(values_of(lines[0], log_probability, patterns), true, weights)
+    assert max_probability == pytest.approx(4 / 5)
     sure = values_of(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
     assert 1 / (1 + np.exp(-sure)) < 0.99
 
@@ -103,9 +103,9 @@ def test_few_examples_do_not_make_sure():
 @given(num=st.integers(1, 200), misses=st.integers(0, 200))
 def test_the_ceiling_is_what_so_many_examples_can_vouch_for(num, misses):
     values = np.concatenate([np.linspace(3, 2, 2 * num), np.linspace(1, 0, 2 * misses)])
-    found = ceiling_of(values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
+    found = max_supported_probability(values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
     assert found == pytest.approx((num + 1) / (num + 2))
-    reversed_ = ceiling_of(-values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
+    reversed_ = max_supported_probability(-values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
     assert reversed_ <= found
 
 
@@ -123,7 +123,7 @@ def test_relations_with_more_data_go_further_from_the_shared_line():
     relations = np.concatenate([np.full(len(log_probability), relation) for relation, log_probability, _ in parts])
     log_probability, true = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
     triples = np.stack([relations, relations, relations], axis=1)
-    lines, own = fit_lines(
+    lines, own = fit_relation_lines(
         log_probability, of_one_kind(log_probability), Candidates(triples, true, np.ones(len(true))), 5
     )
     assert own.tolist() == [True, True, True, False, False]
@@ -146,11 +146,13 @@ def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(room, "BEST", 5)
-        drawn = draw_candidates(model, graph, "valid", seed=seed)
+        drawn = sample_candidates(model, graph, "valid", seed=seed)
     assert len(drawn.true) < 0.6 * len(wanted)
-    kinds = Kinds.of(graph)
+    patterns = DomainRange.of(graph)
     lines = [
-        fit_lines(triple_log_probabilities(model, some.triples).double().numpy(), kinds(some.triples), some, 2)[0]
+        fit_relation_lines(
+            triple_log_probabilities(model, some.triples).double().numpy(), patterns(some.triples), some, 2
+        )[0]
         for some in (every, drawn)
     ]
     log_probability = np.quantile(triple_log_probabilities(model, every.triples).numpy(), [0.1, 0.5, 0.9])[:, None]
@@ -161,17 +163,17 @@ def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
 def test_calibrate(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
     calibration = calibrate(model, small_graph)
-    assert calibration.slopes.shape == calibration.own.shape == (4,)
+    assert calibration.slopes.shape == calibration.relation_specific.shape == (4,)
     assert calibration.offsets.shape == (4, 4)
     assert (calibration.slopes > 0).all()
-    assert 0 < calibration.ceiling < 1
-    assert calibration.about["num_true"] == 40
-    assert calibration.about["split"] == "valid"
+    assert 0 < calibration.max_probability < 1
+    assert calibration.metadata["num_true"] == 40
+    assert calibration.metadata["split"] == "valid"
     again = Calibration.from_dict(calibration.as_dict())
     assert torch.equal(again.slopes, calibration.slopes)
-    assert torch.equal(again.own, calibration.own)
-    assert again.ceiling == calibration.ceiling
-    assert again.about == calibration.about
+    assert torch.equal(again.relation_specific, calibration.relation_specific)
+    assert again.max_probability == calibration.max_probability
+    assert again.metadata == calibration.metadata
 
 
 def test_the_model_is_left_as_it_was(small_graph):
