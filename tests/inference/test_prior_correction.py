@@ -80,7 +80,7 @@ def test_they_add_up_to_what_is_missing():
     slope=st.floats(0.1, 5),
     offsets=st.tuples(*[st.floats(-5, 5)] * 4),
     max_probability=st.floats(0.3, 1),
-    target_coverage=st.floats(-12, 3),
+    wanted=st.floats(-12, 3),
 )
 def test_needed_is_where_each_kind_begins_to_be_so_probable(slope, offsets, max_probability, wanted):
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3), (4, 0, 1)], num_entities=6)
