@@ -9,9 +9,8 @@ import argparse
 import json
 from pathlib import Path
 
-import inductive
-
 import completion
+import inductive
 import measuring
 import search
 import serving

@@ -8,15 +8,15 @@ from typing import Any
 
 from dualkg.extras import check_extra
 from dualkg.inference.calibration_store import calibration_for
+from dualkg.inference.completion_check import study as study_completion
+from dualkg.inference.quantization import measure_storage_formats
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.training.api import choose_device
-from paper.completion_study import study as study_completion
 from paper.explanation_study import LeftOut
 from paper.explanation_study import study as study_reasons
 from paper.inductive_study import Measured, counted
 from paper.inductive_study import study as study_newcomers
 from paper.plan import Row, recipe_of, rows_with_recipes
-from paper.quantization_study import measure_storage_formats
 from paper.setting import Setting
 from paper.sheets import Sheet, over_seeds
 

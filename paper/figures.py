@@ -16,13 +16,13 @@ from dualkg.analysis.tsne import Vectors
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.extras import check_extra, needing
+from dualkg.inference.quantization import StoragePoint
 from dualkg.training.api import load_recipe_graph, spread
 from paper.explanation_study import LeftOut
 from paper.inductive_study import Measured, counted
 from paper.plan import Row, spaces_folder
 from paper.plane import FEWEST, MOST, Plane, pick_query, plane_of
 from paper.published import published
-from paper.quantization_study import StoragePoint
 from paper.setting import Setting
 from paper.sheets import Sheet, over_seeds
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dualkg.analysis.records import Record
 from dualkg.evaluation.report import COLUMNS
 from paper.plan import GRAPHS, MAIN, TABLES, Row
 from paper.published import published_metrics
-from paper.records import Record, load_records
+from paper.records import load_records
 from paper.setting import PUBLISHED_GRAPHS
 from paper.sheets import Sheet, mean_and_sd
 from paper.tables import table_sheet, training_cell, training_time

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dualkg.analysis.records import Record, load_record, whatever_seed
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.training.api import OnProgress, load_recipe_graph, train_seeds
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder
 from paper.plan import Row, Table, recipe_of, rows_with_recipes
-from paper.records import Record, load_record, record, whatever_seed
+from paper.records import record
 
 Tell = Callable[[str], None]
 

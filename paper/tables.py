@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dualkg.analysis.records import Record
 from dualkg.evaluation.comparison import compare_ranks
 from paper.plan import GRAPHS, MAIN, MODELS, Table, recipe_of
 from paper.published import COLUMNS, published, published_metrics
-from paper.records import Record
 from paper.sheets import Sheet, duration, mean_and_sd
 
 SAMPLES = 2000  # of a bootstrap: enough for an interval that a page rounds to four digits

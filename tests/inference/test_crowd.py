@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.inference import inductive, inductive_solver
 from dualkg.inference.inductive import FrozenContext, Problem
-from dualkg.inference.inductive_solver import Crowd, least_of_each, minimise, minimise_each, embed_entities
+from dualkg.inference.inductive_solver import Crowd, embed_entities, least_of_each, minimise, minimise_each
 from dualkg.training.registry import describe_regularizer
 from tests.conftest import graph_of
 

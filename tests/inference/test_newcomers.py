@@ -26,7 +26,7 @@ from dualkg.inference.inductive import (
     num_examples,
     queries_of,
 )
-from dualkg.inference.inductive_solver import minimise, plainly, embed_entities
+from dualkg.inference.inductive_solver import embed_entities, minimise, plainly
 from dualkg.training.registry import describe_regularizer
 from paper.inductive_study import Measured, counted, study
 from tests.conftest import graph_of

@@ -8,9 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import inductive
-
 import completion
+import inductive
 
 
 def test_both_ways_find_the_same_rows(tmp_path):

@@ -19,11 +19,11 @@ from dualkg.errors import RequestError
 if TYPE_CHECKING:
     from dualkg.data.graph import Split
     from dualkg.inference.completion import Completion
+    from dualkg.inference.completion_check import Check
     from dualkg.inference.index import StorageFormat
     from dualkg.inference.index_build import IndexKind
+    from dualkg.inference.quantization import StoragePoint
     from dualkg.training.run import Run
-    from paper.completion_study import Check
-    from paper.quantization_study import StoragePoint
 
 
 SHOWN = 10
@@ -100,9 +100,9 @@ def complete_run(path: Path, out: Path, *, device: str | None, **choices: Any) -
 
 def check_run(path: Path, *, top: int, device: str | None, **choices: Any) -> Check:
     from dualkg.inference.calibration_store import ensure_calibration
+    from dualkg.inference.completion_check import sizes_up_to, study
     from dualkg.training.api import choose_device
     from dualkg.training.run import load_run
-    from paper.completion_study import sizes_up_to, study
 
     run = load_run(path)
     model = run.model.to(choose_device(device))
@@ -238,7 +238,7 @@ def forms(
     as_json: options.Json = False,
 ) -> None:
     """Rank a run with its entities kept in fewer bytes."""
-    from paper.quantization_study import SHARES, measure_storage_formats
+    from dualkg.inference.quantization import SHARES, measure_storage_formats
 
     options.set_threads(threads)
     options.check_split(split)

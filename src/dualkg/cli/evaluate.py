@@ -219,8 +219,8 @@ def load_side(path: Path, split: Split) -> Side:
 
 def recorded_side(path: Path, split: Split) -> Side:
     """The runs of a record, whose ranks of the test split it keeps; its triples are those of the graph that is here."""
+    from dualkg.analysis.records import load_record
     from dualkg.training.api import load_recipe_graph
-    from paper.records import load_record
 
     record = load_record(path)
     ranks, graph = record.ranks(), load_recipe_graph(record.recipe)
@@ -237,9 +237,9 @@ def recorded_side(path: Path, split: Split) -> Side:
 
 
 def trained_side(path: Path, split: Split) -> Side:
+    from dualkg.analysis.records import whatever_seed
     from dualkg.evaluation.comparison import of_seeds
     from dualkg.training.recipe import load_recipe
-    from paper.records import whatever_seed
 
     folders = finished_runs(path)
     recipes = [load_recipe(folder.recipe) for folder in folders]
@@ -270,8 +270,8 @@ def name_of(recipe: Recipe) -> str:
 
 def finished_runs(path: Path) -> list[RunFolder]:
     """The run that a folder is, or the finished ones that lie in it."""
+    from dualkg.analysis.records import find_runs
     from dualkg.training.run import RunFolder
-    from paper.records import find_runs
 
     own = RunFolder(path)
     inside = [own] if own.recipe.exists() else [RunFolder(found.parent) for found in path.glob("seed-*/recipe.toml")]

@@ -24,7 +24,7 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import evaluating, full_precision
 from dualkg.files import replacing
 from dualkg.inference.calibration import Calibration, PriorCorrection
-from dualkg.inference.completion_search import Column, TripleColumns, Names, CandidateFilter, TopTriples, Search, State
+from dualkg.inference.completion_search import CandidateFilter, Column, Names, Search, State, TopTriples, TripleColumns
 from dualkg.models.base import Model
 
 SECONDS = 5.0  # between two savings: what a kill may cost

@@ -7,7 +7,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.inference.completion import complete
-from paper.completion_study import sizes_up_to, study
+from dualkg.inference.completion_check import sizes_up_to, study
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import MODELS, every_new_triple, random_calibration, random_graph
 

@@ -7,8 +7,8 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.index import ExactIndex, QueryBatch
+from dualkg.inference.quantization import as_kept, measure_storage_formats
 from paper.figures import draw_storage_formats, short
-from paper.quantization_study import as_kept, measure_storage_formats
 from tests.conftest import graph_of
 
 

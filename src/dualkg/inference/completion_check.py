@@ -11,7 +11,7 @@ import numpy as np
 from dualkg.data.graph import Graph, distinct_triples, triple_keys
 from dualkg.errors import RequestError
 from dualkg.inference.completion import Completion, complete
-from dualkg.inference.completion_search import Column, Ids, CandidateFilter
+from dualkg.inference.completion_search import CandidateFilter, Column, Ids
 from dualkg.models.base import Model
 
 SIZES = (100, 1_000, 10_000, 100_000)
