@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from dualkg.extras import check_extra
+from dualkg.extras import check_figure_packages
 from dualkg.inference.calibration_store import calibration_for
 from dualkg.inference.completion_check import study as study_completion
 from dualkg.inference.quantization import measure_storage_formats
@@ -51,7 +51,7 @@ def calibration(setting: Setting) -> list[Sheet]:
     """How far probabilities learned on valid are from what test finds, and how often prediction sets hold the answer."""
     from dualkg.analysis.figures import draw_reliability
 
-    check_extra()
+    check_figure_packages()
     sheets = []
     for name in setting.graphs:
         graph = setting.graph(name)
@@ -81,7 +81,7 @@ def forms(setting: Setting) -> list[Sheet]:
     """MRR against the bytes that entities are kept in."""
     from paper.figures import draw_storage_formats, short
 
-    check_extra()
+    check_figure_packages()
     graph = setting.graph(GRAPH)
     points = measure_storage_formats(setting.trained(ASKED, graph, 0).model, graph)
     rows = [[point.name, short(point.bytes), *point.metrics.row()[:3]] for point in points]
@@ -96,7 +96,7 @@ def inductive_entities(setting: Setting) -> list[Sheet]:
     """Entities that were withheld and placed by a few of their triples, against training again with those triples."""
     from paper.figures import draw_newcomers
 
-    check_extra()
+    check_figure_packages()
     graph = setting.graph(GRAPH)
     recipe = recipe_of(ASKED, graph.name)
     setting.tell(f"{ASKED.name} on {graph.name}: trained with and without 5 % of the entities.")
@@ -132,7 +132,7 @@ def reasons(setting: Setting) -> list[Sheet]:
     """Test triples before and after training again without what supports them most."""
     from paper.figures import draw_reasons
 
-    check_extra()
+    check_figure_packages()
     graph = setting.graph(SMALL_GRAPH)
     row, *_ = rows_with_recipes((ASKED, SMALL), graph.name)
     setting.tell(f"{row.name} on {graph.name}: trained with and without the reasons of test triples.")

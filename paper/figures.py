@@ -15,7 +15,7 @@ from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
 from dualkg.analysis.tsne import Vectors
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
-from dualkg.extras import check_extra, needing
+from dualkg.extras import check_figure_packages, optional_import
 from dualkg.inference.quantization import StoragePoint
 from dualkg.training.api import load_recipe_graph, spread
 from paper.explanation_study import LeftOut
@@ -249,7 +249,7 @@ def draw_storage_formats(points: Sequence[StoragePoint], *, title: str = "", gra
     """A dot for each dense form, and a line along the shares of zeros; bytes on a logarithmic axis."""
     if not points:
         raise RequestError("A figure of forms needs a point, and none came.")
-    with needing("matplotlib", to="A figure"):
+    with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.ticker import LogLocator
     dense = [point for point in points if point.storage != "sparse"]
     sparse = sorted((point for point in points if point.storage == "sparse"), key=lambda point: point.share)
@@ -309,7 +309,7 @@ def draw_newcomers(found: Sequence[Measured], *, graph: str = "") -> Drawing:
         raise RequestError("A figure of inductive_entities needs some that were placed or trained, and none came.")
     counts = sorted({_number(one) for one in found if one.way in INDUCTIVE_WAYS})
     top = max(getattr(one, view).mrr for one in found for view in PANELS)
-    with needing("matplotlib", to="A figure"):
+    with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.ticker import MultipleLocator
     with figures.in_style():
         figure, panels = figures.sheet(3.7, columns=len(PANELS), gap=0.03, sharey=True)
@@ -367,7 +367,7 @@ def tsne(setting: Setting) -> list[Sheet]:
     """The answers to the ten queries of Appendix D.3 in the plane, and the silhouettes of their queries."""
     from dualkg.analysis.figures import draw_projections
 
-    check_extra()
+    check_figure_packages()
     graph = setting.graph(FIGURES_GRAPH)
     queries = find_queries(graph, published()["tsne_queries"])
     first: dict[str, Projection] = {}
@@ -389,7 +389,7 @@ def tsne(setting: Setting) -> list[Sheet]:
 def plane(setting: Setting) -> list[Sheet]:
     """Figure 1 of models of dim 2: the tails of one query, with and without DURA."""
 
-    check_extra()
+    check_figure_packages()
     graph = setting.graph(FIGURES_GRAPH)
     query = pick_query(graph)
     planes = {row.name: plane_of(setting.trained(row, graph, 0).model, graph, query) for row in IN_THE_PLANE}
@@ -415,7 +415,7 @@ def sparsity(setting: Setting) -> list[Sheet]:
     """MRR against the share of zeros, and what tables without zeros take."""
     from dualkg.analysis.figures import draw_sparsity
 
-    check_extra()
+    check_figure_packages()
     graph = setting.graph(FIGURES_GRAPH)
     found: dict[str, list[list[CurvePoint]]] = {}
     for row in (row for rows in SPARSE_PANELS.values() for row in rows):
@@ -446,7 +446,7 @@ def lambdas(setting: Setting) -> list[Sheet]:
     from dualkg.tuning.search import search
     from dualkg.tuning.space import load_space
 
-    check_extra()
+    check_figure_packages()
     sheets = []
     for graph in setting.graphs:
         name = f"{graph.lower()}-complex-dura-weights"

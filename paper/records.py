@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from dualkg.analysis.records import Record, find_runs, load_record, whatever_seed
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import load_ranks
-from dualkg.files import read_json, replacing_folder, write_text
+from dualkg.files import atomic_folder, read_json, write_text
 from dualkg.training.recipe import load_recipe
 from dualkg.training.run import RunFolder
 
@@ -51,7 +51,7 @@ def record(runs: Sequence[Path], folder: Path, *, beside: Record | None = None, 
         "graph": folders[0].saved_reports()["test"]["graph"],
         "runs": [summaries[seed] for seed in sorted(summaries)],
     }
-    with replacing_folder(folder, existing="replace") as fresh:  # never the ranks of one and the recipe of another
+    with atomic_folder(folder, existing="replace") as fresh:  # never the ranks of one and the recipe of another
         _write_ranks(ranks, fresh / "ranks.parquet")
         write_text(fresh / "recipe.toml", whatever_seed(recipes[0]))
         write_text(fresh / "record.json", json.dumps(kept, indent=1, ensure_ascii=False, allow_nan=False) + "\n")

@@ -6,7 +6,7 @@ import difflib
 import random
 
 import dualkg as kg
-from dualkg.errors import LOOKED_AT, closest, num_slips
+from dualkg.errors import LOOKED_AT, close_matches, edit_distance
 
 
 def test_of_many_names_the_same_are_near_as_one_by_one():
@@ -15,14 +15,14 @@ def test_of_many_names_the_same_are_near_as_one_by_one():
     assert len(names) > LOOKED_AT
     for name in ("kitten", "aaaaaaa", names[7] + "x", "x", ""):
         wanted = difflib.get_close_matches(name, names, n=12, cutoff=0.6)
-        wanted.sort(key=lambda match: num_slips(name, match))
-        assert closest(name, names) == wanted[:3]
+        wanted.sort(key=lambda match: edit_distance(name, match))
+        assert close_matches(name, names) == wanted[:3]
 
 
 def test_names_of_other_scripts_and_empty_ones():
     names = [f"город {number}" for number in range(400)] + ["", "東京", "Москва"]
-    assert closest("Масква", names)[0] == "Москва"
-    assert closest("東", names) == ["東京"]
+    assert close_matches("Масква", names)[0] == "Москва"
+    assert close_matches("東", names) == ["東京"]
 
 
 def test_what_a_vocabulary_has_is_told_at_once():

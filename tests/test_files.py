@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dualkg.files import link_or_copy, replacing, replacing_folder, write_text
+from dualkg.files import atomic_folder, atomic_write, link_or_copy, write_text
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_text_is_written_as_utf8(tmp_path: Path) -> None:
 def test_a_failure_leaves_the_former_file_and_nothing_else(tmp_path: Path, failure: type[BaseException]) -> None:
     path = tmp_path / "weights"
     write_text(path, "good")
-    with pytest.raises(failure), replacing(path) as fresh:
+    with pytest.raises(failure), atomic_write(path) as fresh:
         write_half(fresh, failure)
     assert {found.name: found.read_text() for found in tmp_path.iterdir()} == {"weights": "good"}
 
@@ -47,7 +47,7 @@ def test_a_failure_leaves_the_former_file_and_nothing_else(tmp_path: Path, failu
 def test_the_former_file_is_there_until_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     write_text(path, "good")
-    with replacing(path) as fresh:
+    with atomic_write(path) as fresh:
         fresh.write_text("better")
         assert path.read_text() == "good"
     assert path.read_text() == "better"
@@ -55,7 +55,7 @@ def test_the_former_file_is_there_until_the_block_ends(tmp_path: Path) -> None:
 
 def test_files_and_folders_have_the_usual_rights(tmp_path: Path, umask: None) -> None:
     write_text(tmp_path / "file", "text")
-    with replacing_folder(tmp_path / "folder"):
+    with atomic_folder(tmp_path / "folder"):
         pass
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
     assert (tmp_path / "folder").stat().st_mode & 0o777 == 0o750
@@ -63,7 +63,7 @@ def test_files_and_folders_have_the_usual_rights(tmp_path: Path, umask: None) ->
 
 def test_a_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "one"
-    with replacing_folder(path) as fresh:
+    with atomic_folder(path) as fresh:
         (fresh / "recipe").write_text("x")
         assert not path.exists()
     assert (path / "recipe").read_text() == "x"
@@ -71,14 +71,14 @@ def test_a_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), replacing_folder(tmp_path / "one") as fresh:
+    with pytest.raises(RuntimeError), atomic_folder(tmp_path / "one") as fresh:
         write_half(fresh / "recipe", RuntimeError)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_another_process_put_there_first_stays(tmp_path: Path) -> None:
     path = tmp_path / "one"
-    with replacing_folder(path, existing="keep") as fresh:
+    with atomic_folder(path, existing="keep") as fresh:
         (fresh / "mine").write_text("x")
         path.mkdir()
         (path / "theirs").write_text("y")
@@ -88,7 +88,7 @@ def test_a_folder_that_another_process_put_there_first_stays(tmp_path: Path) -> 
 
 def test_a_folder_that_came_meanwhile_is_refused_where_it_must_not_be_lost(tmp_path: Path) -> None:
     path = tmp_path / "one"
-    with pytest.raises(OSError, match="not empty"), replacing_folder(path) as fresh:  # noqa: PT012
+    with pytest.raises(OSError, match="not empty"), atomic_folder(path) as fresh:  # noqa: PT012
         (fresh / "mine").write_text("x")
         path.mkdir()
         (path / "theirs").write_text("y")
@@ -100,11 +100,11 @@ def test_a_folder_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> 
     path = tmp_path / "one"
     path.mkdir()
     (path / "old").write_text("y")
-    with pytest.raises(RuntimeError), replacing_folder(path, existing="replace") as fresh:  # noqa: PT012
+    with pytest.raises(RuntimeError), atomic_folder(path, existing="replace") as fresh:  # noqa: PT012
         (fresh / "new").write_text("x")
         raise RuntimeError
     assert [found.name for found in path.iterdir()] == ["old"]
-    with replacing_folder(path, existing="replace") as fresh:
+    with atomic_folder(path, existing="replace") as fresh:
         (fresh / "new").write_text("x")
     assert [found.name for found in path.iterdir()] == ["new"]
     assert [found.name for found in tmp_path.iterdir()] == ["one"]
@@ -112,7 +112,7 @@ def test_a_folder_is_replaced_only_when_the_new_one_is_whole(tmp_path: Path) -> 
 
 def test_the_working_folder_can_be_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with replacing_folder(Path(), last="a") as fresh:
+    with atomic_folder(Path(), last="a") as fresh:
         for name in ("a", "b"):
             (fresh / name).write_text(name)
     assert sorted(found.name for found in Path.cwd().iterdir()) == ["a", "b"]
@@ -120,14 +120,14 @@ def test_the_working_folder_can_be_filled(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_empty_folder_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    with replacing_folder(tmp_path / "one") as fresh:
+    with atomic_folder(tmp_path / "one") as fresh:
         (fresh / "mine").write_text("x")
     assert [found.name for found in (tmp_path / "one").iterdir()] == ["mine"]
 
 
 def test_a_file_in_the_way_of_a_folder_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "one").write_text("a file")
-    with pytest.raises(OSError), replacing_folder(tmp_path / "one"):
+    with pytest.raises(OSError), atomic_folder(tmp_path / "one"):
         pass
     assert (tmp_path / "one").read_text() == "a file"
     assert len(list(tmp_path.iterdir())) == 1

@@ -164,7 +164,7 @@ def test_unweighted_dura_times_its_triples_is_equation_9(kind):
     norms = [torch.stack([(table * r).abs().square().sum() for r in relations]).sum() for table in (heads, tails)]
     plain = (heads.abs().square() + tails.abs().square()).sum()
     printed = 5 * (norms[0] + norms[1] + 4 * plain)  # |E| Σ_j (‖H Rⱼ‖² + ‖T‖² + ‖T Rⱼᵀ‖² + ‖H‖²)
-    mean = kg.UnweightedDURA(1.0).mean_of_all(model)
+    mean = kg.UnweightedDURA(1.0).mean_over_all_triples(model)
     assert (5 * 5 * 4 * mean).item() == pytest.approx(printed.item(), rel=1e-6)
     assert nuclear_bound(model).dura == pytest.approx(printed.item(), rel=1e-12)
 

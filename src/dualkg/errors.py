@@ -32,7 +32,7 @@ class DivergedError(DualkgError):
     """A loss or a score became NaN or infinite."""
 
 
-def closest(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
+def close_matches(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
     """The names most like `name`, best first; case is ignored."""
     by_folded: dict[str, str] = {}
     for known in names:
@@ -40,7 +40,7 @@ def closest(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
     folded = name.casefold()
     matches = difflib.get_close_matches(folded, _with_its_letters(folded, list(by_folded)), n=4 * most, cutoff=ALIKE)
     # difflib likes long common runs; people make single slips.
-    matches.sort(key=lambda match: num_slips(folded, match))
+    matches.sort(key=lambda match: edit_distance(folded, match))
     return [by_folded[match] for match in matches[:most]]
 
 
@@ -62,7 +62,7 @@ def _with_its_letters(name: str, names: list[str]) -> list[str]:
     return [names[place] for place in best.tolist() if shares[place] >= ALIKE]
 
 
-def num_slips(one: str, other: str) -> int:
+def edit_distance(one: str, other: str) -> int:
     """How many letters must be added, left out or changed to turn one word into the other."""
     above = list(range(len(other) + 1))
     for row, letter in enumerate(one, start=1):
@@ -75,7 +75,7 @@ def num_slips(one: str, other: str) -> int:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """` Did you mean 'Paris'?`, or nothing where no name is near."""
-    matches = [f"'{match}'" for match in closest(name, names)]
+    matches = [f"'{match}'" for match in close_matches(name, names)]
     if not matches:
         return ""
     listed = matches[0] if len(matches) == 1 else f"{', '.join(matches[:-1])} or {matches[-1]}"

@@ -1,4 +1,4 @@
-"""What a missing `analysis` extra is answered with."""
+"""Optional dependencies: a missing one raises an error with the line that installs it."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from contextlib import contextmanager
 
 from dualkg.errors import RequestError
 
+EXTRAS = {
+    "pyoxigraph": "rdf",
+    "optuna": "search",
+    "faiss": "index",
+    "matplotlib": "analysis",
+    "scikit-learn": "analysis",
+    "scipy": "analysis",
+    "openTSNE": "analysis",
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "jinja2": "serve",
+    "prometheus-client": "serve",
+    "rapidfuzz": "serve",
+}
+
 
 @contextmanager
-def needing(package: str, *, to: str) -> Iterator[None]:
-    """Around the import of a package: where it is not there, the line that installs it."""
+def optional_import(package: str, *, purpose: str) -> Iterator[None]:
+    """Wrap the import of an optional package; `purpose` begins the sentence of the error."""
     try:
         yield
     except ImportError:
-        raise RequestError(f"{to} needs {package}. Install it: pip install 'dualkg[analysis]'") from None
+        line = f"pip install 'dualkg[{EXTRAS[package]}]'"
+        raise RequestError(f"{purpose} needs {package}. Install it: {line}") from None
 
 
-def check_extra() -> None:
-    """Ask for what figures need before anything is trained for one."""
-    with needing("matplotlib", to="A figure"):
+def check_figure_packages() -> None:
+    """Raise before a long computation if the packages that draw its figure are missing."""
+    with optional_import("matplotlib", purpose="A figure"):
         import matplotlib.figure  # noqa: F401
-    with needing("scikit-learn", to="A figure"):
+    with optional_import("scikit-learn", purpose="A figure"):
         import sklearn.manifold  # noqa: F401
-
-
-@contextmanager
-def needing_to_serve(package: str) -> Iterator[None]:
-    """Around the import of a package: where it is not there, the line that installs it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise
-        raise RequestError(f"Serving a run needs {package}. Install it: pip install 'dualkg[serve]'") from None

@@ -15,7 +15,7 @@ from dualkg.errors import RequestError
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A new file beside `path` that takes its place when the block ends well, and vanishes when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -32,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_folder(
+def atomic_folder(
     path: Path, *, existing: Literal["refuse", "keep", "replace"] = "refuse", last: str = ""
 ) -> Iterator[Path]:
     """A new folder that becomes `path` when the block ends well, and vanishes when it does not.
@@ -79,7 +79,7 @@ def link_or_copy(source: Path, target: Path) -> None:
     try:
         target.hardlink_to(source)
     except OSError:
-        with replacing(target) as fresh:
+        with atomic_write(target) as fresh:
             shutil.copyfile(source, fresh)
 
 
@@ -92,7 +92,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
-    with replacing(path) as fresh:
+    with atomic_write(path) as fresh:
         fresh.write_text(text, encoding="utf-8")
 
 

@@ -54,7 +54,7 @@ PARTS_OF_RESIDUALS = {
 class PowerSum(Regularizer):
     """Σ share · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex.
 
-    `shares` names the vectors as `Factors` does. All of the paper's regularizers are of this form, so a kernel that
+    `term_weights` names the vectors as `Factors` does. All of the paper's regularizers are of this form, so a kernel that
     knows powers knows them all.
     """
 
@@ -62,24 +62,24 @@ class PowerSum(Regularizer):
 
     @property
     @abstractmethod
-    def shares(self) -> Mapping[str, float]:
+    def term_weights(self) -> Mapping[str, float]:
         """How much each vector of a triple counts; those left out do not."""
 
     def check(self, model: EmbeddingModel) -> None:
         name, kind = type(self).__name__, type(model).__name__
-        if self.shares and not model.euclidean:
+        if self.term_weights and not model.euclidean:
             raise RequestError(
                 f"{name} adds up powers of coordinates, and the numbers of {kind} are not coordinates of a vector "
                 f"space. Train {kind} without a regularizer."
             )
-        if MAPPED & set(self.shares) and not model.has_adjoint:
+        if MAPPED & set(self.term_weights) and not model.has_adjoint:
             raise RequestError(
                 f"{name} asks where a relation takes the head and where it takes the tail, and {kind} does not say "
                 f"both. Use Frobenius, or no regularizer."
             )
 
     def per_triple(self, f: Factors) -> Tensor:
-        terms = [share * self._size(f, name) for name, share in self.shares.items()]
+        terms = [share * self._size(f, name) for name, share in self.term_weights.items()]
         return sum(terms[1:], start=terms[0]) if terms else f.head.new_zeros(len(f.head))
 
     def gradients(self, f: Factors) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class PowerSum(Regularizer):
         Only for diagonal models: of others the gradient of a relation is a matrix for each triple.
         """
         found: dict[str, Tensor] = {}
-        for name, share in self.shares.items():
+        for name, share in self.term_weights.items():
             vectors = getattr(f, name)
             slope = self._slope(f.model, vectors).mul_(share * self.weight / len(vectors))
             for target, sign in PARTS_OF_RESIDUALS.get(name, ((name, 1),)):
@@ -116,7 +116,7 @@ class PowerSum(Regularizer):
 class NoRegularizer(PowerSum):
     """Nothing: the paper's rows without a regularizer."""
 
-    shares: Mapping[str, float] = {}
+    term_weights: Mapping[str, float] = {}
 
     def __init__(self, weight: float = 0.0) -> None:
         super().__init__(0.0)
@@ -125,14 +125,14 @@ class NoRegularizer(PowerSum):
 class Frobenius(PowerSum):
     """‖h‖² + ‖R‖² + ‖t‖²."""
 
-    shares: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
+    term_weights: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
 
 
 class N3(PowerSum):
     """Σ|h|³ + Σ|r|³ + Σ|t|³ (Lacroix et al., 2018)."""
 
     power = 3
-    shares: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
+    term_weights: Mapping[str, float] = {"head": 1.0, "relation": 1.0, "tail": 1.0}
 
     def check(self, model: EmbeddingModel) -> None:
         super().check(model)
@@ -146,7 +146,7 @@ class N3(PowerSum):
 class BasicDURA(PowerSum):
     """‖hR‖² + ‖t‖²: what the dual on the tail side leaves (Section 4.1 of the paper)."""
 
-    shares: Mapping[str, float] = {"mapped_head": 1.0, "tail": 1.0}
+    term_weights: Mapping[str, float] = {"mapped_head": 1.0, "tail": 1.0}
 
 
 class PlainAndMapped(Regularizer):
@@ -169,7 +169,7 @@ class DURA(PlainAndMapped, PowerSum):
     """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²): what the duals on both sides leave; `plain` is λ1, `mapped` λ2."""
 
     @property
-    def shares(self) -> Mapping[str, float]:
+    def term_weights(self) -> Mapping[str, float]:
         return {"head": self.plain, "tail": self.plain, "mapped_head": self.mapped, "mapped_tail": self.mapped}
 
 
@@ -181,13 +181,13 @@ class UnweightedDURA(PlainAndMapped):
 
     def per_triple(self, f: Factors) -> Tensor:
         assert isinstance(f.model, BilinearModel)
-        return self.mean_of_all(f.model).expand(len(f.heads))
+        return self.mean_over_all_triples(f.model).expand(len(f.heads))
 
-    def mean_of_all(self, model: BilinearModel) -> Tensor:
+    def mean_over_all_triples(self, model: BilinearModel) -> Tensor:
         """The mean alone, without `weight`; a scalar. No triple is looked at: sums over the tables are enough."""
         num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
-        heads, mapped_heads = model.sums_of_norms(transposed=False)
-        tails, mapped_tails = model.sums_of_norms(transposed=True)
+        heads, mapped_heads = model.total_squared_norms(transposed=False)
+        tails, mapped_tails = model.total_squared_norms(transposed=True)
         plain, mapped = (heads + tails) / num_entities, (mapped_heads + mapped_tails) / (num_entities * num_relations)
         return self.plain * plain + self.mapped * mapped
 
@@ -210,7 +210,7 @@ class RegP1(PowerSum):
     """‖hR − t‖₁ + ‖tRᵀ − h‖₁ (Reg_p1, Appendix B)."""
 
     power = 1
-    shares: Mapping[str, float] = {"tail_residual": 1.0, "head_residual": 1.0}
+    term_weights: Mapping[str, float] = {"tail_residual": 1.0, "head_residual": 1.0}
 
 
 REGULARIZERS: dict[str, type[Regularizer]] = {
@@ -224,6 +224,6 @@ REGULARIZERS: dict[str, type[Regularizer]] = {
 }
 
 
-def sees_batch_alone(regularizer: Regularizer) -> TypeGuard[PowerSum]:
+def depends_on_batch_only(regularizer: Regularizer) -> TypeGuard[PowerSum]:
     """Whether it is one of ours that is powers of the vectors of a batch, and of nothing else in the tables."""
     return isinstance(regularizer, PowerSum) and type(regularizer) in REGULARIZERS.values()

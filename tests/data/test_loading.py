@@ -14,7 +14,7 @@ import pytest
 from dualkg.data import loading
 from dualkg.data.catalogue import catalogue
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.loading import load_graph, parse_shares
+from dualkg.data.loading import load_graph, parse_split
 from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import compressed, tarred, zipped
 
@@ -267,7 +267,7 @@ def test_a_share_of_nothing_leaves_a_split_empty(dense: Path) -> None:
 
 @pytest.mark.parametrize(("split", "shares"), [("80/10/10", (0.8, 0.1, 0.1)), ("99.8/0.1/0.1", (0.998, 0.001, 0.001))])
 def test_shares_are_percent(split: str, shares: tuple[float, ...]) -> None:
-    assert parse_shares(split) == pytest.approx(shares)
+    assert parse_split(split) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("split", ["80/20", "80/10/20", "0/50/50", "110/-5/-5", "a/b/c", "", "nan/10/10", "inf/0/0"])

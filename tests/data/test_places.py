@@ -88,7 +88,7 @@ def test_a_folder_is_read_by_the_names_of_its_files(folder: Callable[..., Path],
     place = locate(folder(*names))
     assert list(place.splits) == list(SPLITS)
     assert [source.path.name for source in place.splits.values()] == list(names[:3])
-    assert (place.name, place.single, place.labels, place.claims) == ("mine", None, None, None)
+    assert (place.name, place.single, place.labels, place.entry) == ("mine", None, None, None)
 
 
 def test_labels_lie_beside_the_splits(folder: Callable[..., Path]) -> None:
@@ -175,8 +175,8 @@ def test_an_archive_of_several_graphs_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_name_of_a_catalogued_graph_is_a_claim(folder: Callable[..., Path]) -> None:
     place = locate(folder("train.tsv", "valid.tsv", "test.tsv", inside="wn18rr"))
-    assert place.claims is not None
-    assert (place.claims.name, place.fetched) == ("WN18RR", False)
+    assert place.entry is not None
+    assert (place.entry.name, place.fetched) == ("WN18RR", False)
 
 
 @pytest.mark.parametrize("file_name", ["UMLS.tar.gz", "umls.tar.gz", "UMLS.zip"])

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import dualkg as kg
-from dualkg.evaluation.comparison import compare_by, compare_ranks, furthest_apart, holm, in_short, of_seeds
+from dualkg.evaluation.comparison import (
+    compare_by,
+    compare_ranks,
+    holm,
+    largest_differences,
+    short_decimal,
+    stack_mean_ranks,
+)
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import COLUMNS, Metrics
 from tests.conftest import graph_of
@@ -167,7 +174,7 @@ def test_sentences():
     random = np.random.default_rng(0)
     b = random.integers(2, 20, (1, 2, 300)).astype(float)
     ahead = compare_ranks(np.ones_like(b), b)
-    words = f"is better by {in_short(ahead.mrr.difference)} MRR (95 %: {in_short(ahead.mrr.low)} to "
+    words = f"is better by {short_decimal(ahead.mrr.difference)} MRR (95 %: {short_decimal(ahead.mrr.low)} to "
     assert ahead.sentence("ComplEx-DURA", "ComplEx").startswith(f"ComplEx-DURA {words}.8")
     assert compare_ranks(b, np.ones_like(b)).sentence("ComplEx", "CP").startswith(f"CP {words}.8")
     few = compare_ranks(ranks_of(1, 1), ranks_of(2, 2))
@@ -180,7 +187,7 @@ def test_sentences():
     ("number", "text"), [(0.01234, ".0123"), (-0.0011, "−.0011"), (-0.00001, ".0000"), (1, "1.0000"), (-1, "−1.0000")]
 )
 def test_numbers_in_short(number, text):
-    assert in_short(number) == text
+    assert short_decimal(number) == text
 
 
 @pytest.mark.parametrize(
@@ -230,19 +237,19 @@ def test_holm_by_hand():
 def test_the_questions_furthest_apart():
     triples = np.array([[0, 0, 1], [1, 1, 2], [2, 0, 0]], dtype=np.int32)
     a, b = ranks_of(1, 2, 4, heads=[1, 10, 1]), ranks_of(1, 1, 4, heads=[1, 10, 100])
-    first, second = furthest_apart(a, b, triples, most=9)
-    assert (first.head, first.relation, first.tail, first.asked) == (2, 0, 0, "head")
+    first, second = largest_differences(a, b, triples, most=9)
+    assert (first.head, first.relation, first.tail, first.direction) == (2, 0, 0, "head")
     assert (first.rank_a, first.rank_b, first.difference) == pytest.approx((1, 100, 0.99))
-    assert (second.tail, second.asked, second.difference) == (2, "tail", pytest.approx(-0.5))
-    assert furthest_apart(a, b, triples, most=1) == [first]
+    assert (second.tail, second.direction, second.difference) == (2, "tail", pytest.approx(-0.5))
+    assert largest_differences(a, b, triples, most=1) == [first]
     seeds = np.concatenate([ranks_of(1, 1, 1), ranks_of(3, 1, 1)])
-    (only,) = furthest_apart(seeds, ranks_of(1, 1, 1), triples, most=1)
+    (only,) = largest_differences(seeds, ranks_of(1, 1, 1), triples, most=1)
     assert only.rank_a == pytest.approx(1.5)  # 1 / ((1 + ⅓) / 2)
 
 
 def test_ranks_of_seeds_are_stacked_at_the_mean_of_ties():
     one = Ranks(np.array([[0, 0, 1]], dtype=np.int32), np.array([[1], [2]]), np.array([[2], [2]]))
     other = Ranks(np.array([[1, 0, 0]], dtype=np.int32), one.optimistic, one.pessimistic)
-    np.testing.assert_array_equal(of_seeds([one, one]), [[[1.5], [2]]] * 2)
+    np.testing.assert_array_equal(stack_mean_ranks([one, one]), [[[1.5], [2]]] * 2)
     with pytest.raises(kg.RequestError, match="the same triples in the same order"):
-        of_seeds([one, other])
+        stack_mean_ranks([one, other])

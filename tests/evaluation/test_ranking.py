@@ -110,19 +110,19 @@ def test_every_form_of_counting_gives_the_same_ranks(small_graph, form, monkeypa
 
 def test_the_form_of_counting_is_the_fastest_that_is_installed(monkeypatch):
     monkeypatch.setattr(ranking, "WORTH_NUMBA", 100)
-    assert ranking.fastest_count("cpu", 99) is ranking.count_in_torch
-    assert ranking.fastest_count("mps", 100) is ranking.count_in_torch
+    assert ranking.choose_counter("cpu", 99) is ranking.count_with_torch
+    assert ranking.choose_counter("mps", 100) is ranking.count_with_torch
     ranking._compiled_count.cache_clear()
     monkeypatch.setattr("dualkg.kernels.cpu.compile.HAS_NUMBA", False)
-    monkeypatch.setattr(ranking, "obstacle_to_kernels", lambda: "is not installed")
-    assert ranking.fastest_count("cpu", 100) is ranking.count_in_torch
-    assert ranking.fastest_count("cuda", 100) is ranking.count_in_torch
+    monkeypatch.setattr(ranking, "gpu_kernels_unavailable", lambda: "is not installed")
+    assert ranking.choose_counter("cpu", 100) is ranking.count_with_torch
+    assert ranking.choose_counter("cuda", 100) is ranking.count_with_torch
     ranking._compiled_count.cache_clear()
     monkeypatch.undo()
     if importlib.util.find_spec("numba"):
-        from dualkg.kernels.cpu.counting import count_above
+        from dualkg.kernels.cpu.counting import count_better_and_tied
 
-        assert ranking.fastest_count("cpu", 10**12) is count_above
+        assert ranking.choose_counter("cpu", 10**12) is count_better_and_tied
 
 
 def test_blocks_do_not_change_ranks(small_graph, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import Metrics, cardinalities, load_ranks, report_on, save_ranks
+from dualkg.evaluation.report import Metrics, build_report, cardinalities, load_ranks, save_ranks
 from tests.conftest import graph_of
 
 
@@ -53,7 +53,7 @@ def graph() -> kg.Graph:
 
 
 def test_every_view_is_of_the_same_ranks(graph):
-    report = report_on(ranks_of(graph), graph, split="test")
+    report = build_report(ranks_of(graph), graph, split="test")
     assert report.mrr == pytest.approx((1 + 1 / 3 + 1 / 3 + 1 / 6) / 4)
     assert report.optimistic.mrr == pytest.approx((1 + 1 / 2 + 1 / 3 + 1 / 4) / 4)
     assert report.pessimistic.mrr == pytest.approx((1 + 1 / 4 + 1 / 3 + 1 / 8) / 4)
@@ -67,7 +67,7 @@ def test_every_view_is_of_the_same_ranks(graph):
 
 
 def test_a_report_is_json(graph):
-    told = json.loads(report_on(ranks_of(graph), graph, split="test").as_json())
+    told = json.loads(build_report(ranks_of(graph), graph, split="test").as_json())
     assert told["metrics"]["num_queries"] == 4
     assert set(told["by_direction"]) == {"tail", "head"}
 

@@ -20,8 +20,8 @@ def test_it_is_the_mean_of_two_log_softmaxes(monkeypatch, small_graph, name, rec
     found = triple_log_probabilities(model, triples)
     h, r, t = torch.from_numpy(triples).T
     with torch.no_grad():
-        tails = model.ask_tails(h, r).log_softmax(-1).gather(1, t[:, None])[:, 0]
-        heads = model.ask_heads(r, t).log_softmax(-1).gather(1, h[:, None])[:, 0]
+        tails = model.predict_tails(h, r).log_softmax(-1).gather(1, t[:, None])[:, 0]
+        heads = model.predict_heads(r, t).log_softmax(-1).gather(1, h[:, None])[:, 0]
     torch.testing.assert_close(found, (tails + heads) / 2)
 
 

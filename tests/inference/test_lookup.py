@@ -8,7 +8,7 @@ import time
 import pytest
 
 import dualkg as kg
-from dualkg.errors import num_slips
+from dualkg.errors import edit_distance
 from dualkg.inference.names import NameSearch, normalize_name, prefix_edit_distances
 
 NAMES = ["Paris", "Parma", "New Paris", "Comparison", "São Tomé", "Côte-d'Or", "东京", "dog.n.01", "__", "Paris"]
@@ -61,7 +61,7 @@ def test_slips_are_counted_as_one_by_one():
     chance = random.Random(0)
     for _ in range(500):
         word, name = ("".join(chance.choices("abc", k=chance.randint(0, 9))) for _ in range(2))
-        wanted = [num_slips(word, name[:length]) for length in range(len(name) + 1)]
+        wanted = [edit_distance(word, name[:length]) for length in range(len(name) + 1)]
         assert list(prefix_edit_distances(word, name)) == wanted
 
 

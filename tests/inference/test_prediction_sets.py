@@ -69,7 +69,7 @@ def test_a_set_has_what_is_at_most_as_odd_as_the_threshold(small_graph, side, re
     entity = head if side == "tail" else tail
     given_, relation = torch.tensor([entity]), torch.tensor([relation_id])
     with torch.no_grad():
-        scores = (model.ask_tails(given_, relation) if side == "tail" else model.ask_heads(relation, given_))[0]
+        scores = (model.predict_tails(given_, relation) if side == "tail" else model.predict_heads(relation, given_))[0]
     _, there = known(np.array([entity]), np.array([relation_id + (0 if side == "tail" else 4)]))
     assert len(there)
     scores[there] = -torch.inf

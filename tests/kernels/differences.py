@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dualkg.kernels.reference import sums_of_moduli, sums_of_sines
+from dualkg.kernels.pairwise import pairwise_modulus_sums, pairwise_sine_sums
 
 KINDS = ("one number", "two numbers", "sine")
 
@@ -13,8 +13,8 @@ KINDS = ("one number", "two numbers", "sine")
 def sums_of(kind: str, one: Tensor, other: Tensor) -> Tensor:
     """As the kernels have them."""
     if kind == "sine":
-        return sums_of_sines(one, other)
-    return sums_of_moduli(one, other, parts=2 if kind == "two numbers" else 1)
+        return pairwise_sine_sums(one, other)
+    return pairwise_modulus_sums(one, other, parts=2 if kind == "two numbers" else 1)
 
 
 def check_sums(kind: str, batch: int, others: int, dim: int, *, dtype: torch.dtype, device: str) -> None:

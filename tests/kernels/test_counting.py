@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dualkg.evaluation import ranking
-from dualkg.evaluation.ranking import Asked, count_in_torch
+from dualkg.evaluation.ranking import RankTargets, count_with_torch
 from dualkg.kernels.cpu.compile import in_parallel
 
 needs_numba = pytest.mark.skipif(not importlib.util.find_spec("numba"), reason="numba is not installed")
@@ -20,15 +20,15 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
 def form_of(name: str) -> ranking.Count:
     if name == "torch":
-        return count_in_torch
+        return count_with_torch
     if name == "numba":
-        from dualkg.kernels.cpu.counting import count_above
+        from dualkg.kernels.cpu.counting import count_better_and_tied
     else:
-        from dualkg.kernels.gpu.counting import count_above
-    return count_above
+        from dualkg.kernels.gpu.counting import count_better_and_tied
+    return count_better_and_tied
 
 
-def by_definition(scores: torch.Tensor, known: torch.Tensor, asked: Asked) -> list[list[int]]:
+def by_definition(scores: torch.Tensor, known: torch.Tensor, asked: RankTargets) -> list[list[int]]:
     """One candidate at a time."""
     found = []
     for row, answer, first, last in zip(*(values.tolist() for values in asked), strict=True):
@@ -41,13 +41,13 @@ def by_definition(scores: torch.Tensor, known: torch.Tensor, asked: Asked) -> li
     return found
 
 
-def asked_of(answers: list[list[int]], known: list[list[int]]) -> tuple[torch.Tensor, Asked]:
+def asked_of(answers: list[list[int]], known: list[list[int]]) -> tuple[torch.Tensor, RankTargets]:
     """The answers asked of each row, and those known to it, as the kernels take them."""
     rows = torch.tensor([row for row, asked in enumerate(answers) for _ in asked], dtype=torch.int64)
     ends = torch.tensor([0, *(len(found) for found in known)]).cumsum(0)
     joined = torch.tensor([id for found in known for id in sorted(found)], dtype=torch.int32)
     asked = torch.tensor([id for row in answers for id in row], dtype=torch.int64)
-    return joined, Asked(rows, asked, ends[rows], ends[rows + 1])
+    return joined, RankTargets(rows, asked, ends[rows], ends[rows + 1])
 
 
 @st.composite
@@ -69,7 +69,7 @@ def test_counts_are_what_they_are_by_definition(form, drawn):
     assert form_of(form)(scores, known, asked).tolist() == by_definition(scores, known, asked)
 
 
-def wide(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, Asked]:
+def wide(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor, RankTargets]:
     """Rows of more scores than are ever taken at once, a multiple of nothing; the first is asked for much."""
     random = torch.Generator().manual_seed(0)
     num_rows, num_candidates = 7, 9001
@@ -111,7 +111,7 @@ def test_scores_may_be_part_of_more_and_need_gradients(form):
 @forms
 def test_nothing_asked_is_nothing_counted(form):
     nothing, known = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
-    assert form_of(form)(torch.zeros(0, 3), known, Asked(*[nothing] * 4)).shape == (0, 2)
+    assert form_of(form)(torch.zeros(0, 3), known, RankTargets(*[nothing] * 4)).shape == (0, 2)
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])

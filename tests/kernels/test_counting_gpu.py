@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 
 import dualkg as kg
-from dualkg.evaluation.ranking import Asked
+from dualkg.evaluation.ranking import RankTargets
 from tests.kernels.test_counting import DTYPES, by_definition, counts, form_of, wide
 
 pytestmark = [
@@ -19,8 +19,8 @@ pytestmark = [
 ]
 
 
-def on_gpu(scores: torch.Tensor, known: torch.Tensor, asked: Asked) -> torch.Tensor:
-    return form_of("triton")(scores.cuda(), known.cuda(), Asked(*(values.cuda() for values in asked))).cpu()
+def on_gpu(scores: torch.Tensor, known: torch.Tensor, asked: RankTargets) -> torch.Tensor:
+    return form_of("triton")(scores.cuda(), known.cuda(), RankTargets(*(values.cuda() for values in asked))).cpu()
 
 
 @settings(max_examples=100)
@@ -47,19 +47,19 @@ def test_one_bad_score_marks_its_row_alone(place, bad):
 def test_padding_is_never_read_as_a_score():
     scores, known, asked = wide()
     padded = torch.cat([scores, torch.full((len(scores), 3), torch.nan)], dim=1).cuda()
-    asked_there = Asked(*(values.cuda() for values in asked))
+    asked_there = RankTargets(*(values.cuda() for values in asked))
     found = form_of("triton")(padded[:, :-3], known.cuda(), asked_there)
     assert torch.equal(found.cpu(), on_gpu(scores, known, asked))
 
 
 def test_nothing_asked_is_nothing_counted():
     nothing, known = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
-    assert on_gpu(torch.zeros(0, 3), known, Asked(*[nothing] * 4)).shape == (0, 2)
+    assert on_gpu(torch.zeros(0, 3), known, RankTargets(*[nothing] * 4)).shape == (0, 2)
 
 
 def test_counting_waits_for_nothing():
     arrays = [tensor.cuda() for tensor in (wide()[0], wide()[1], *wide()[2])]
-    count, asked = form_of("triton"), Asked(*arrays[2:])
+    count, asked = form_of("triton"), RankTargets(*arrays[2:])
     count(arrays[0], arrays[1], asked)  # compiled here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch says that this mode is new

@@ -15,7 +15,8 @@ from dualkg.kernels.cpu import adagrad, compile, softmax
 from dualkg.kernels.cpu import compile as pool_of_threads
 from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.softmax import softmax_gradient_
-from dualkg.kernels.reference import Targets, has_bf16_products
+from dualkg.kernels.hardware import has_bf16_products
+from dualkg.kernels.targets import Targets
 from dualkg.training.trainer import tiny_numbers_as_zero
 from tests.kernels.differences import KINDS, check_sums, sums_of
 
@@ -58,8 +59,8 @@ def questions_with_several_answers(columns: int) -> tuple[Tensor, Targets]:
 def cross_entropy_in_float64(scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
     """By autograd: the gradient of what all questions add together, and what each adds."""
     exact = scores.double().requires_grad_()
-    terms = targets.shares * (exact.logsumexp(-1)[targets.questions] - exact[targets.questions, targets.entities])
-    losses = torch.zeros(len(exact), dtype=torch.float64, device=exact.device).index_add(0, targets.questions, terms)
+    terms = targets.weights * (exact.logsumexp(-1)[targets.queries] - exact[targets.queries, targets.entities])
+    losses = torch.zeros(len(exact), dtype=torch.float64, device=exact.device).index_add(0, targets.queries, terms)
     (gradient,) = torch.autograd.grad(losses.sum(), exact)
     return gradient, losses.detach()
 
@@ -213,7 +214,7 @@ sys.modules["numba"] = None
 import torch
 from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.softmax import softmax_gradient_
-from dualkg.kernels.distances import sums_of_moduli
+from dualkg.kernels.pairwise import pairwise_modulus_sums
 from dualkg.kernels.targets import Targets
 print(softmax_gradient_(torch.zeros(1, 2), Targets.one_each(torch.tensor([0]), torch.ones(1)), 2).exp().item())
 table, sums = torch.ones(2), torch.zeros(2)

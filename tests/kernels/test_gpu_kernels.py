@@ -7,7 +7,8 @@ import torch
 from torch.nn import functional as F
 
 import dualkg as kg
-from dualkg.kernels.reference import Targets, mixed
+from dualkg.kernels.hashing import splitmix64
+from dualkg.kernels.targets import Targets
 from dualkg.models import MODELS
 from tests.kernels.differences import KINDS, check_sums
 from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, questions_with_several_answers
@@ -29,16 +30,16 @@ def test_softmax_gradient(rows, columns, dtype):
     scores = (torch.randn(rows, padded, device="cuda") * 5).to(dtype)
     scores[:, columns:] = torch.nan  # padding must never be read as a score
     targets = torch.randint(0, columns, (rows, 3), device="cuda")[:, 1]  # not contiguous
-    shares, losses = torch.rand(rows, device="cuda"), torch.full((rows,), torch.nan, device="cuda")
+    weights, losses = torch.rand(rows, device="cuda"), torch.full((rows,), torch.nan, device="cuda")
     exact = scores[:, :columns].double()
     expected = exact.softmax(-1)
     expected[torch.arange(rows), targets] -= 1
-    softmax_gradient_(scores, Targets.one_each(targets, shares), columns, losses)
+    softmax_gradient_(scores, Targets.one_each(targets, weights), columns, losses)
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3
-    expected *= shares[:, None]
+    expected *= weights[:, None]
     torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance)
     assert not scores[:, columns:].any()
-    exact_losses = shares * F.cross_entropy(exact, targets, reduction="none")
+    exact_losses = weights * F.cross_entropy(exact, targets, reduction="none")
     torch.testing.assert_close(losses.double(), exact_losses, rtol=1e-5, atol=1e-5)
 
 
@@ -75,7 +76,7 @@ def test_a_score_that_is_no_number_makes_the_loss_none(columns, bad):
 @pytest.mark.parametrize("with_product", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (50, 4001)])
 def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
-    from dualkg.kernels.gpu.softmax import adagrad_
+    from dualkg.kernels.gpu.adagrad import adagrad_
 
     num_rows, width = shape
     padded = (num_rows + 5, -(-width // 8) * 8)
@@ -114,7 +115,7 @@ def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
 @pytest.mark.parametrize("dim", [1, 33, 600])
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "SimplE", "QuatE"])
 def test_rows_are_mapped(name, dim):
-    from dualkg.kernels.gpu.coordinates import Algebra, map_rows_
+    from dualkg.kernels.gpu.diagonal import Algebra, map_rows_
 
     kind = MODELS[name]
     options = {"normalized": False} if name == "QuatE" else {}
@@ -135,19 +136,19 @@ def test_rows_are_mapped(name, dim):
 @pytest.mark.parametrize("size", [1, 5, 300])
 @pytest.mark.parametrize("dim", [1, 33, 130])
 def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
-    from dualkg.kernels.gpu.matrices import Groups, map_rows_
+    from dualkg.kernels.gpu.matrices import TriplesByRelation, map_rows_
 
     table, matrices = torch.randn(50, dim, device="cuda"), torch.randn(9, dim * dim, device="cuda")
     ids = torch.randint(0, 50, (size, 3), device="cuda")[:, 1]
     relations = torch.randint(0, 9, (size,), device="cuda") // 2 * 2  # some are absent
-    groups = Groups.of(relations, 9)
+    groups = TriplesByRelation.of(relations, 9)
     per_triple = matrices.double().view(9, dim, dim)[relations]
     for transposed in (False, True):
         applied = per_triple.mT if transposed else per_triple
         expected = torch.einsum("bi,bij->bj", table[ids].double(), applied)
         images = torch.full((size, dim), torch.nan, device="cuda")
         halves = torch.full((size, dim + 5), 7.0, dtype=torch.bfloat16, device="cuda")
-        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, images=images, half_images=halves)
+        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, images=images, bf16_output=halves)
         assert near(images, expected, 2e-3)
         assert torch.equal(halves[:, :dim], images.bfloat16())
         assert (halves[:, dim:] == 7).all()
@@ -170,5 +171,5 @@ def test_sums_over_differences(kind, batch, others, dim):
 @pytest.mark.parametrize("shape", [(1,), (5, 7), (1024,), (1025,), (0,), (3, 2049)])
 def test_numbers_are_mixed_as_on_a_cpu(shape):
     bits = torch.randint(-(2**63), 2**63 - 1, shape)
-    assert torch.equal(mixed(bits.cuda()).cpu(), mixed(bits))
-    assert torch.equal(mixed(bits.cuda()[..., ::2]).cpu(), mixed(bits[..., ::2]))
+    assert torch.equal(splitmix64(bits.cuda()).cpu(), splitmix64(bits))
+    assert torch.equal(splitmix64(bits.cuda()[..., ::2]).cpu(), splitmix64(bits[..., ::2]))

@@ -7,15 +7,15 @@ from types import ModuleType
 import pytest
 
 import dualkg as kg
-from dualkg.kernels import reference as gpu
+from dualkg.kernels import hardware as gpu
 from dualkg.training import engines
 
 
 @pytest.fixture(autouse=True)
 def _asked_anew():
-    gpu.obstacle.cache_clear()
+    gpu.gpu_kernels_unavailable.cache_clear()
     yield
-    gpu.obstacle.cache_clear()
+    gpu.gpu_kernels_unavailable.cache_clear()
 
 
 def pretend(monkeypatch, *, triton: bool, compiler: bool, headers: bool, tmp_path) -> None:
@@ -36,12 +36,12 @@ def pretend(monkeypatch, *, triton: bool, compiler: bool, headers: bool, tmp_pat
 )
 def test_what_is_missing_is_said(monkeypatch, tmp_path, there, sentence):
     pretend(monkeypatch, **there, tmp_path=tmp_path)
-    assert sentence in gpu.obstacle()
+    assert sentence in gpu.gpu_kernels_unavailable()
 
 
 def test_nothing_is_missing(monkeypatch, tmp_path):
     pretend(monkeypatch, triton=True, compiler=True, headers=True, tmp_path=tmp_path)
-    assert gpu.obstacle() is None
+    assert gpu.gpu_kernels_unavailable() is None
 
 
 def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
@@ -52,7 +52,7 @@ def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
         def device(self):
             return engines.torch.device("cuda")
 
-    monkeypatch.setattr(engines, "obstacle_to_kernels", lambda: "needs Triton, which is not installed")
+    monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: "needs Triton, which is not installed")
     model = OnGPU(small_graph.shape, dim=2)
     assert engines.choose_engine(kg.Recipe(), model, kg.DURA(0.1)) == "fused"
     with pytest.raises(kg.RequestError, match=r"bf16 on a GPU needs Triton, which is not installed\. Use --set"):

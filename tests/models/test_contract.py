@@ -68,8 +68,8 @@ def test_one_by_one_equals_all_at_once(name, dual, reciprocal):
 def test_heads_are_asked_through_the_inverse_relation_where_there_is_one(name):
     r, t = torch.tensor([1, 2]), torch.tensor([4, 0])
     with_inverse, without = build(name), build(name, reciprocal=False)
-    torch.testing.assert_close(with_inverse.ask_heads(r, t), with_inverse.score_tails(t, r + 3))
-    torch.testing.assert_close(without.ask_heads(r, t), without.score_heads(r, t))
+    torch.testing.assert_close(with_inverse.predict_heads(r, t), with_inverse.score_tails(t, r + 3))
+    torch.testing.assert_close(without.predict_heads(r, t), without.score_heads(r, t))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -141,4 +141,4 @@ def test_norms_of_all_images(name, transposed):
     relations = torch.tensor([4, 0])
     apply, table = (model.map_tail, model.tail_table) if transposed else (model.map_head, model.head_table)
     expected = [apply(table, torch.full((7,), id)).square().sum(-1) for id in (4, 0)]
-    torch.testing.assert_close(model.image_norms(relations, transposed=transposed), torch.stack(expected))
+    torch.testing.assert_close(model.mapped_squared_norms(relations, transposed=transposed), torch.stack(expected))

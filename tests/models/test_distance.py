@@ -51,7 +51,7 @@ def test_rotate_by_hand(norm, expected):
 
 
 def test_mode_by_hand():
-    """(1, 2)∘(−2, ½) − (1, −3) = (−3, 4), of length 5: relations stretch, and may turn about."""
+    """(1, 2)∘(−2, ½) − (1, −3) = (−3, 4), of length 5: relations squared_scale, and may turn about."""
     model = kg.ModE(ONE, dim=2, reciprocal=False, norm=2)
     assert score_of(model, entities=[[1.0, 2.0], [1.0, -3.0]], relations=[[-2.0, 0.5]]) == pytest.approx(-5)
 

@@ -6,13 +6,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.models.factors import Groups, padded_products, products
+from dualkg.models.factors import RelationGroups, padded_products, products
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
 def test_one_padded_product_is_the_products_of_the_groups(relations):
     """And so are their gradients."""
-    groups = Groups(torch.tensor(relations))
+    groups = RelationGroups(torch.tensor(relations))
     random = torch.Generator().manual_seed(len(relations))
     vectors = torch.randn(len(relations), 3, generator=random, dtype=torch.float64, requires_grad=True)
     matrices = torch.randn(len(groups.sizes), 3, 3, generator=random, dtype=torch.float64, requires_grad=True)
@@ -27,6 +27,6 @@ def test_one_padded_product_is_the_products_of_the_groups(relations):
 
 def test_slots_by_hand():
     """Relations 5, 2, 5, 2, 2 make the groups of 2 and 5; with room for four, the second begins at 4."""
-    groups = Groups(torch.tensor([5, 2, 5, 2, 2]))
+    groups = RelationGroups(torch.tensor([5, 2, 5, 2, 2]))
     assert groups.sizes == [3, 2]
     assert groups.slots(4).tolist() == [4, 0, 5, 1, 2]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.kernels.reference import Targets
+from dualkg.kernels.targets import Targets
 from dualkg.losses.dropout import Dropouts
 from dualkg.losses.softmax import CrossEntropy, frequency_weights
 from dualkg.models import BILINEAR, MODELS
@@ -279,7 +279,7 @@ def test_what_looks_at_whole_tables_leaves_the_kernels_of_a_gpu_by_itself(
     model = BILINEAR[name](small_graph.shape, dim=2)
     engine = "fused" if name == "QuatE" else engine  # whose relations are normalized, unless it is told otherwise
     monkeypatch.setattr(BILINEAR[name], "device", torch.device("cuda"))
-    monkeypatch.setattr(engines, "obstacle_to_kernels", lambda: None)
+    monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert engines.choose_engine(kg.Recipe(), model, regularizer) == engine
     if engine == "fused":

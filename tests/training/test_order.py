@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.kernels.reference import mixed
+from dualkg.kernels.hashing import splitmix64
 from dualkg.losses.grouping import Questions
 from dualkg.training.trainer import MOST_TOGETHER, GroupedByQuery, most_queries, shuffled
 
@@ -25,7 +25,7 @@ def splitmix(state: int) -> int:
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
 def test_bits_are_mixed_as_published(states):
     signed = torch.tensor([state - 2**64 if state >= 2**63 else state for state in states])
-    assert [value % 2**64 for value in mixed(signed).tolist()] == [splitmix(state) for state in states]
+    assert [value % 2**64 for value in splitmix64(signed).tolist()] == [splitmix(state) for state in states]
 
 
 @given(st.integers(0, 200), st.integers(0, 2**32 - 1), st.integers(0, 1000))

@@ -13,8 +13,8 @@ import numpy as np
 
 from dualkg.analysis.projection import SHARED, Projection
 from dualkg.errors import RequestError
-from dualkg.extras import needing
-from dualkg.files import replacing
+from dualkg.extras import optional_import
+from dualkg.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +90,7 @@ class Drawing:
         ]
         with in_style():
             for target, metadata in zip(targets, about, strict=True):
-                with replacing(target) as fresh:
+                with atomic_write(target) as fresh:
                     self.figure.savefig(fresh, format=target.suffix[1:], dpi=DOTS_PER_INCH, metadata=metadata)
         return targets
 
@@ -98,7 +98,7 @@ class Drawing:
 @contextmanager
 def in_style() -> Iterator[None]:
     """Draw as the house does, whatever the user has set for pictures of their own."""
-    with needing("matplotlib", to="A figure"):
+    with optional_import("matplotlib", purpose="A figure"):
         import matplotlib.style
     with matplotlib.style.context(["default", STYLE]):
         yield
@@ -106,7 +106,7 @@ def in_style() -> Iterator[None]:
 
 def squares(columns: int, *, legend_rows: int) -> tuple[Figure, list[Axes]]:
     """A white figure of square panels from left to right, with room for titles above and for a legend below."""
-    with needing("matplotlib", to="A figure"):
+    with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.figure import Figure
     margin, between, above, below = 0.1, 0.2, 0.58, 0.3 + 0.195 * legend_rows
     side = min((WIDTH - 2 * margin - between * (columns - 1)) / columns, 5.5)
@@ -119,7 +119,7 @@ def squares(columns: int, *, legend_rows: int) -> tuple[Figure, list[Axes]]:
 
 def sheet(height: float, *, columns: int = 1, gap: float = 0.02, **choices: Any) -> tuple[Figure, list[Axes]]:
     """A white figure as wide as the page, and its panels from left to right."""
-    with needing("matplotlib", to="A figure"):
+    with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=gap)

@@ -48,7 +48,7 @@ def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> N
     head, relation, tail = component_norms(bilinear)
     num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
     with torch.no_grad():  # (9) is the sum that this is the mean of
-        mean = UnweightedDURA(1.0, plain=plain, mapped=mapped).mean_of_all(deepcopy(bilinear).double())
+        mean = UnweightedDURA(1.0, plain=plain, mapped=mapped).mean_over_all_triples(deepcopy(bilinear).double())
     dura = num_entities**2 * num_relations * float(mean)
     return NuclearBound(
         dura=dura,

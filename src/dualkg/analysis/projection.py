@@ -19,8 +19,8 @@ from dualkg.data.filters import Ids, KnownAnswers
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.extras import needing
-from dualkg.files import replacing
+from dualkg.extras import optional_import
+from dualkg.files import atomic_write
 from dualkg.models.base import Model
 from dualkg.training.run import Run, RunFolder
 
@@ -175,7 +175,7 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
 
     It begins at the two principal components, so that what is far apart at large begins far apart.
     """
-    with needing("scikit-learn", to="t-SNE"):
+    with optional_import("scikit-learn", purpose="t-SNE"):
         from sklearn.manifold import TSNE
         from threadpoolctl import threadpool_limits
     if len(vectors) < 3 or vectors.shape[1] < 2:
@@ -195,7 +195,7 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
 
 def silhouette(vectors: Vectors, groups: Ids, *, metric: Metric = "euclidean") -> Silhouette:
     """How well groups part; the vectors of SHARED have no single group and are left out."""
-    with needing("scikit-learn", to="A silhouette"):
+    with optional_import("scikit-learn", purpose="A silhouette"):
         from sklearn.metrics import silhouette_samples
     own = groups != SHARED
     vectors, groups = vectors[own], groups[own]
@@ -246,7 +246,7 @@ def principal(vectors: Vectors, *, axes: int) -> Vectors:
 
 
 def save_map(places: Vectors, path: Path) -> None:
-    with replacing(path) as fresh:
+    with atomic_write(path) as fresh:
         columns = {name: pa.array(places[:, axis].astype(np.float32)) for axis, name in enumerate(("x", "y"))}
         pq.write_table(pa.table(columns), fresh, compression="zstd")
 

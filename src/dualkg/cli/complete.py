@@ -185,7 +185,7 @@ def tell_how_to_ask(run: Run, note: dict[str, Any]) -> None:
     output.err.print(f"\nKept in [bold]{escape(str(run.folder))}[/bold]. Ask it something:", soft_wrap=True)
     head, relation, tail = run.graph.train[-1].tolist()
     place, entity = ("--head", head) if run.graph.entities[head] in note["entities"] else ("--tail", tail)
-    asked = [place, run.graph.entities.spoken(entity), "--relation", run.graph.relations.spoken(relation)]
+    asked = [place, run.graph.entities.text(entity), "--relation", run.graph.relations.text(relation)]
     command = shlex.join(["dualkg", "predict", str(run.folder), *asked])
     output.err.print(f"  {command}", markup=False, soft_wrap=True)
 

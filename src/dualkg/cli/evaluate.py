@@ -15,7 +15,7 @@ from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph, Split, Triples
-    from dualkg.evaluation.comparison import Comparison, Difference, Floats, Part, Question
+    from dualkg.evaluation.comparison import Comparison, Difference, Floats, GroupComparison, QueryDifference
     from dualkg.evaluation.ranking import Ranks
     from dualkg.inference.classification import ClassificationReport
     from dualkg.inference.reliability import CalibrationReport, CoverageReport
@@ -238,7 +238,7 @@ def recorded_side(path: Path, split: Split) -> Side:
 
 def trained_side(path: Path, split: Split) -> Side:
     from dualkg.analysis.records import whatever_seed
-    from dualkg.evaluation.comparison import of_seeds
+    from dualkg.evaluation.comparison import stack_mean_ranks
     from dualkg.training.recipe import load_recipe
 
     folders = finished_runs(path)
@@ -257,7 +257,7 @@ def trained_side(path: Path, split: Split) -> Side:
         seeds=[recipe.training.seed for recipe in recipes],
         graph=graph,
         triples=ranks[0].triples,
-        ranks=of_seeds(ranks),
+        ranks=stack_mean_ranks(ranks),
     )
 
 
@@ -310,7 +310,7 @@ def compare(
     as_json: options.Json = False,
 ) -> None:
     """Tell whether one run is better than another, or within noise: a paired bootstrap over triples."""
-    from dualkg.evaluation.comparison import compare_by, compare_ranks, furthest_apart
+    from dualkg.evaluation.comparison import compare_by, compare_ranks, largest_differences
 
     options.set_threads(threads)
     options.check_split(split)
@@ -318,7 +318,7 @@ def compare(
     a, b = load_sides(run_a, run_b, cast("Split", split))
     whole = compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
     parts = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed) if by else {}
-    apart = furthest_apart(a.ranks, b.ranks, a.triples, most=differences)
+    apart = largest_differences(a.ranks, b.ranks, a.triples, most=differences)
     if as_json:
         facts = {"graph": a.graph.name, "split": split, "seed": seed, "a": a.as_dict(), "b": b.as_dict()}
         facts |= {"sentence": whole.sentence(a.name, b.name), **whole.as_dict()}
@@ -333,7 +333,7 @@ def compare(
         print_questions(apart, a, b)
 
 
-def named(question: Question, graph: Graph) -> dict[str, Any]:
+def named(question: QueryDifference, graph: Graph) -> dict[str, Any]:
     """A question with the names of what it is about."""
     names = {key: graph.entities.label(getattr(question, key)) for key in ("head", "tail")}
     return {**asdict(question), **names, "relation": graph.relations.label(question.relation)}
@@ -353,7 +353,7 @@ def print_comparison(found: Comparison, a: Side, b: Side, *, title: str) -> None
             output.out.print(f"[dim]{escape(side.name)} is the mean of {len(side.seeds)} seeds.[/dim]", soft_wrap=True)
 
 
-def print_parts(parts: dict[str, Part], a: Side, b: Side, *, title: str) -> None:
+def print_parts(parts: dict[str, GroupComparison], a: Side, b: Side, *, title: str) -> None:
     """MRR by a view; bold where it lies outside of noise even for so many looks."""
     table = output.plain_table(title, escape(a.name), escape(b.name), "difference", "95 %", "p", "triples")
     table.columns[0].overflow = "fold"
@@ -367,14 +367,14 @@ def print_parts(parts: dict[str, Part], a: Side, b: Side, *, title: str) -> None
     output.out.print(f"[dim]{note}[/dim]", soft_wrap=True)
 
 
-def print_questions(apart: list[Question], a: Side, b: Side) -> None:
+def print_questions(apart: list[QueryDifference], a: Side, b: Side) -> None:
     table = output.plain_table(
         "question", "answer", f"rank {escape(a.name)}", f"rank {escape(b.name)}", "1/rank", left=2
     )
     table.columns[1].no_wrap = False
     for question in apart:
         names = named(question, a.graph)
-        answer = names.pop(question.asked)
+        answer = names.pop(question.direction)
         asked = {"head": "?", "tail": "?", **names}
         words = f"({asked['head']}, {asked['relation']}, {asked['tail']})"
         ranks = (f"{question.rank_a:,.4g}", f"{question.rank_b:,.4g}")
@@ -385,15 +385,15 @@ def print_questions(apart: list[Question], a: Side, b: Side) -> None:
 
 def _cells(difference: Difference, p_value: float) -> tuple[str, str, str]:
     """The difference, its interval and its p-value; dashes where they are not known."""
-    from dualkg.evaluation.comparison import in_short
+    from dualkg.evaluation.comparison import short_decimal
 
     if math.isnan(p_value):
         return _signed(difference.difference), "–", "–"
-    interval = f"{in_short(difference.low)} to {in_short(difference.high)}"
-    return _signed(difference.difference), interval, in_short(p_value)
+    interval = f"{short_decimal(difference.low)} to {short_decimal(difference.high)}"
+    return _signed(difference.difference), interval, short_decimal(p_value)
 
 
 def _signed(number: float) -> str:
-    from dualkg.evaluation.comparison import in_short
+    from dualkg.evaluation.comparison import short_decimal
 
-    return ("+" if number > 0 else "") + in_short(number)
+    return ("+" if number > 0 else "") + short_decimal(number)

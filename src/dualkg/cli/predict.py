@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from dualkg.cli import options, output
-from dualkg.data.graph import Graph, Split, looping_relations
+from dualkg.data.graph import Graph, Split, relations_with_self_loops
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report
 from dualkg.evaluation.report import evaluate as evaluate_model
@@ -82,7 +82,7 @@ def best_heads(asked: Asked, relation: str, tail: str, *, top: int, known: Known
 
 def _without_itself(answers: list[Prediction], entity: str, relation: str, graph: Graph) -> list[Prediction]:
     """Those that are not the entity that was asked about, unless the graph has that triple, or many such ones."""
-    if graph.relations.id(relation) in looping_relations(graph):
+    if graph.relations.id(relation) in relations_with_self_loops(graph):
         return answers
     itself = graph.entities.id(entity)
     return [answer for answer in answers if answer.id != itself or answer.known]

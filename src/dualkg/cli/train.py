@@ -206,7 +206,7 @@ def tell(run: Run, *, as_json: bool) -> None:
     output.print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
     output.err.print(f"\nKept in [bold]{escape(str(run.folder))}[/bold]. Ask it something:", soft_wrap=True)
     asked = run.graph.test[0] if len(run.graph.test) else run.graph.train[0]
-    head, relation = run.graph.entities.spoken(int(asked[0])), run.graph.relations.spoken(int(asked[1]))
+    head, relation = run.graph.entities.text(int(asked[0])), run.graph.relations.text(int(asked[1]))
     command = shlex.join(["dualkg", "predict", str(run.folder), "--head", head, "--relation", relation])
     output.err.print(f"  {command}", markup=False, soft_wrap=True)
 

@@ -91,12 +91,12 @@ def fetch(entry: Entry) -> list[Source]:
     else:
         file_name = f"{entry.name}.tar.gz"
         paths = [_download(entry, entry.address, file_name, entry.archive_sha256)]
-    with discarding(entry):
+    with discard_on_error(entry):
         return [source for path in paths for source in find_sources(path)]
 
 
 @contextmanager
-def discarding(entry: Entry) -> Iterator[None]:
+def discard_on_error(entry: Entry) -> Iterator[None]:
     """Remove what was fetched for an entry when it proves not to be that graph: the next try fetches again."""
     try:
         yield

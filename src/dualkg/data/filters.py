@@ -14,7 +14,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, distinct_triples
 
 Ids = npt.NDArray[np.int64]
-Many = TypeVar("Many", Ids, Tensor)
+IdsT = TypeVar("IdsT", Ids, Tensor)
 
 
 def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
@@ -25,7 +25,7 @@ def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
 
 
 @dataclass(frozen=True)
-class AnswersOnDevice:
+class KnownAnswerTensors:
     """Known answers where a model is: those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`, in order."""
 
     queries: Tensor
@@ -53,21 +53,21 @@ class KnownAnswers:
         keys = self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         self.queries, self.offsets = keys[starts], np.append(starts, len(keys))
-        self._on: dict[torch.device, AnswersOnDevice] = {}
+        self._on: dict[torch.device, KnownAnswerTensors] = {}
 
     @classmethod
     def of(cls, graph: Graph, splits: Iterable[str] = SPLITS) -> KnownAnswers:
         return cls([graph.split(name) for name in splits], graph.shape)
 
-    def keys(self, entities: Many, relations: Many) -> Many:
+    def keys(self, entities: IdsT, relations: IdsT) -> IdsT:
         """One number a query."""
         return entities * (2 * self.shape.num_relations) + relations
 
-    def on(self, device: torch.device) -> AnswersOnDevice:
+    def on(self, device: torch.device) -> KnownAnswerTensors:
         """The same on a device, brought there once; on a CPU nothing is copied."""
         if device not in self._on:
             arrays = (self.queries, self.offsets, self.answers)
-            self._on[device] = AnswersOnDevice(*(torch.from_numpy(array).to(device) for array in arrays))
+            self._on[device] = KnownAnswerTensors(*(torch.from_numpy(array).to(device) for array in arrays))
         return self._on[device]
 
     def __call__(self, entities: npt.NDArray[np.integer], relations: npt.NDArray[np.integer]) -> tuple[Ids, Ids]:

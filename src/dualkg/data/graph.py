@@ -62,7 +62,7 @@ class Graph:
     fingerprint: str = ""
     catalogued: bool = False
     notes: Notes = Notes()
-    read_by: dict[str, Any] = field(default_factory=dict)  # the choices of a recipe's [data] that it was read by
+    read_options: dict[str, Any] = field(default_factory=dict)  # the choices of a recipe's [data] that it was read by
 
     @property
     def shape(self) -> GraphShape:
@@ -149,7 +149,7 @@ def _num_common(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int
 LOOPS = 0.01  # the least share of a relation's triples that are loops, for another one to be worth asking about
 
 
-def looping_relations(graph: Graph) -> frozenset[int]:
+def relations_with_self_loops(graph: Graph) -> frozenset[int]:
     """The relations by which train relates entities to themselves, more often than by mistake.
 
     By any other an entity is no new answer to a question about it, though models like it: of a relation that is its own

@@ -19,12 +19,12 @@ from dualkg.data.archives import Source, find_sources
 from dualkg.data.columns import Columns, check_columns
 from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Notes, Triples, count_repeats, sorted_distinct, triple_keys
-from dualkg.data.locations import BUNDLED, Place, locate
+from dualkg.data.locations import BUNDLED, Location, locate
 from dualkg.data.splits import split_triples
 from dualkg.data.text import read_labels
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
-from dualkg.files import replacing_folder
+from dualkg.files import atomic_folder
 
 COLUMNS = ("head", "relation", "tail")
 FORMAT = 1  # raised when a folder written before cannot be read any more
@@ -32,7 +32,7 @@ FORMAT = 1  # raised when a folder written before cannot be read any more
 
 def save_graph(graph: Graph, folder: Path) -> None:
     """Write a graph; the folder appears whole or not at all."""
-    with replacing_folder(folder, existing="keep") as fresh:
+    with atomic_folder(folder, existing="keep") as fresh:
         for vocabulary, name in ((graph.entities, "entities"), (graph.relations, "relations")):
             columns = {"name": vocabulary.names}
             if vocabulary.labels is not None:
@@ -128,7 +128,7 @@ def load_graph(
     the cache as long as its bytes and these choices stay the same.
     """
     check_columns(columns)
-    how = How(columns, parse_shares(split), _checked_seed(seed))
+    how = How(columns, parse_split(split), _checked_seed(seed))
     place = locate(graph)
     if labels is not None:
         place = replace(place, labels=_labels_source(labels))
@@ -137,17 +137,17 @@ def load_graph(
     found = _from_cache(kept) if place.source != BUNDLED else None
     if found is None:
         labels_read = read_labels(place.labels) if place.labels else {}
-        with catalogue.discarding(place.claims) if place.claims and place.fetched else nullcontext():
+        with catalogue.discard_on_error(place.entry) if place.entry and place.fetched else nullcontext():
             found = replace(_read(place, how, labels_read), fingerprint=fingerprint)
         if place.source != BUNDLED:
             with suppress(OSError):  # a cache that cannot be written is no reason to fail
                 save_graph(found, kept)
-    read_by: dict[str, object] = {"split": split, "split_seed": seed} if place.single else {}
+    read_options: dict[str, object] = {"split": split, "split_seed": seed} if place.single else {}
     if columns is not None:
-        read_by["columns"] = tuple(columns)
+        read_options["columns"] = tuple(columns)
     if labels is not None:
-        read_by["labels"] = str(labels)
-    return replace(found, source=place.source, read_by=read_by)
+        read_options["labels"] = str(labels)
+    return replace(found, source=place.source, read_options=read_options)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class How:
         return self.columns is None or list(self.columns) == [1, 2, 3]
 
 
-def parse_shares(split: str) -> tuple[float, float, float]:
+def parse_split(split: str) -> tuple[float, float, float]:
     """`80/10/10` → (0.8, 0.1, 0.1)."""
     try:
         parts = [float(part) for part in split.split("/")]
@@ -189,13 +189,13 @@ def _labels_source(path: str | Path) -> Source:
     return sources[0]
 
 
-def _fingerprint(place: Place, how: How) -> str:
+def _fingerprint(place: Location, how: How) -> str:
     """One sum for the bytes that were read and the choices they were read by."""
     files = {"labels": place.labels, **place.files} if place.labels else place.files
     read = {name: [source.fingerprint(), source.suffix, source.compression] for name, source in files.items()}
-    claims = asdict(place.claims) if place.claims else None
+    entry = asdict(place.entry) if place.entry else None
     cut = [how.shares, how.seed] if place.single else []
-    facts = [FORMAT, place.name, claims, read, list(how.columns or []), cut]
+    facts = [FORMAT, place.name, entry, read, list(how.columns or []), cut]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -206,22 +206,22 @@ def _from_cache(folder: Path) -> Graph | None:
     return None
 
 
-def _read(place: Place, how: How, labels: dict[str, str]) -> Graph:
+def _read(place: Location, how: How, labels: dict[str, str]) -> Graph:
     """Read a graph from its files, and see whether the catalogue knows it."""
-    if place.claims and not how.as_published:
+    if place.entry and not how.as_published:
         raise RequestError(
-            f"{place.claims.name} is read as it is published, and columns {tuple(how.columns or ())} were asked for. "
+            f"{place.entry.name} is read as it is published, and columns {tuple(how.columns or ())} were asked for. "
             f"Leave them out; if it is another graph, give {place.where} another name."
         )
     graph = _assemble(place, read_triples(place.files, columns=how.columns), how, labels)
-    if place.claims:
-        catalogue.check(place.claims, graph, place.files, place.where)
-        return replace(graph, name=place.claims.name, catalogued=True)
+    if place.entry:
+        catalogue.check(place.entry, graph, place.files, place.where)
+        return replace(graph, name=place.entry.name, catalogued=True)
     entry = catalogue.identify(graph, place.files) if how.as_published else None
     return replace(graph, name=entry.name, catalogued=True) if entry else graph
 
 
-def _assemble(place: Place, read: ReadTriples, how: How, labels: dict[str, str]) -> Graph:
+def _assemble(place: Location, read: ReadTriples, how: How, labels: dict[str, str]) -> Graph:
     shape = GraphShape(len(read.entities), len(read.relations))
     remarks = list(read.remarks)
     if place.single:

@@ -20,7 +20,7 @@ SPLIT_WORDS = {"train": "train", "valid": "valid", "validation": "valid", "dev":
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """The files of a graph: one for each split, or a single one that is still to be split."""
 
     name: str
@@ -29,7 +29,7 @@ class Place:
     splits: dict[str, Source] = field(default_factory=dict)
     labels: Source | None = None
     single: Source | None = None
-    claims: Entry | None = None  # the catalogue's graph that it says it is
+    entry: Entry | None = None  # the catalogue's graph that it says it is
 
     @property
     def files(self) -> dict[str, Source]:
@@ -37,10 +37,10 @@ class Place:
 
     @property
     def fetched(self) -> bool:
-        return self.claims is not None and self.where == self.claims.address
+        return self.entry is not None and self.where == self.entry.address
 
 
-def locate(graph: str | Path) -> Place:
+def locate(graph: str | Path) -> Location:
     """Find a graph by its name, or by the path of a folder, an archive or a file of triples."""
     text = str(graph)
     path = Path(text).expanduser()
@@ -50,11 +50,11 @@ def locate(graph: str | Path) -> Place:
     if named and (entry := find_entry(text)):
         found = _in_data_folder(entry.name)
         if found is None:
-            return _of_sources(fetch(entry), name=entry.name, source=entry.name, where=entry.address, claims=entry)
-        return _of_path(found, name=entry.name, source=entry.name, claims=entry)
+            return _of_sources(fetch(entry), name=entry.name, source=entry.name, where=entry.address, entry=entry)
+        return _of_path(found, name=entry.name, source=entry.name, entry=entry)
     if _exists(path):
         name = stem(path)
-        return _of_path(path, name=name, source=text, claims=find_entry(name))
+        return _of_path(path, name=name, source=text, entry=find_entry(name))
     if named and (found := _in_data_folder(text)):
         return _of_path(found, name=text, source=text)
     raise _unknown(text, path)
@@ -111,17 +111,17 @@ def _in_data_folder(name: str) -> Path | None:
     return next((here[file_name] for file_name in wanted if file_name in here), None)
 
 
-def _of_path(path: Path, *, name: str, source: str, claims: Entry | None = None) -> Place:
+def _of_path(path: Path, *, name: str, source: str, entry: Entry | None = None) -> Location:
     if path.is_dir():
-        return _of_folder(path, name=name, source=source, claims=claims)
+        return _of_folder(path, name=name, source=source, entry=entry)
     sources = find_sources(path)
     if len(sources) > 1 and _by_split(sources, str(path)):
-        return _of_sources(sources, name=name, source=source, where=str(path), claims=claims)
+        return _of_sources(sources, name=name, source=source, where=str(path), entry=entry)
     single = sources[0] if len(sources) == 1 else one_source(path)
-    return Place(name, source, str(path), labels=_labels_among(sources), single=single, claims=claims)
+    return Location(name, source, str(path), labels=_labels_among(sources), single=single, entry=entry)
 
 
-def _of_folder(folder: Path, *, name: str, source: str, claims: Entry | None = None) -> Place:
+def _of_folder(folder: Path, *, name: str, source: str, entry: Entry | None = None) -> Location:
     paths = [path for path in sorted(folder.iterdir()) if _split_word(path.name) or _is_labels(path.name)]
     files = [path for path in paths if not path.is_dir()]
     in_files = {_split_word(path.name) for path in files}
@@ -130,12 +130,12 @@ def _of_folder(folder: Path, *, name: str, source: str, claims: Entry | None = N
             raise DataError(f"{path} is a folder; a file of triples was expected. Name the file {path.name}.tsv.")
     inner = [path for path in folder.iterdir() if path.is_dir() and _looks_like_graph(path)]
     if not paths and len(inner) == 1:  # as an archive unpacks
-        return _of_folder(inner[0], name=name, source=source, claims=claims)
+        return _of_folder(inner[0], name=name, source=source, entry=entry)
     sources = [one_source(path) for path in files]
-    return _of_sources(sources, name=name, source=source, where=str(folder), claims=claims)
+    return _of_sources(sources, name=name, source=source, where=str(folder), entry=entry)
 
 
-def _of_sources(sources: list[Source], *, name: str, source: str, where: str, claims: Entry | None = None) -> Place:
+def _of_sources(sources: list[Source], *, name: str, source: str, where: str, entry: Entry | None = None) -> Location:
     splits = _by_split(sources, where)
     missing = [split for split in SPLITS if split not in splits]
     if missing:
@@ -145,7 +145,7 @@ def _of_sources(sources: list[Source], *, name: str, source: str, where: str, cl
             f"name the file itself."
         )
     ordered = {str(split): splits[split] for split in SPLITS}
-    return Place(name, source, where, ordered, labels=_labels_among(sources), claims=claims)
+    return Location(name, source, where, ordered, labels=_labels_among(sources), entry=entry)
 
 
 def _labels_among(sources: Iterable[Source]) -> Source | None:

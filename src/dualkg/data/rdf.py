@@ -11,6 +11,7 @@ import pyarrow as pa
 from dualkg.data.archives import Source
 from dualkg.data.columns import Columns, Reader, block_of
 from dualkg.errors import DataError, RequestError
+from dualkg.extras import optional_import
 
 NUM_TRIPLES = 1 << 17
 LABEL = "http://www.w3.org/2000/01/rdf-schema#label"
@@ -44,7 +45,8 @@ class RdfReader(Reader):
             self.remarks.append(f"{self.source.name}: {_counted(skipped)} skipped.")
 
     def _parsed(self) -> Iterator[Any]:
-        ox = _pyoxigraph(self.source.name)
+        with optional_import("pyoxigraph", purpose=f"{self.source.name} is RDF, and reading it"):
+            import pyoxigraph as ox
         rdf_format = ox.RdfFormat.TURTLE if self.source.suffix == ".ttl" else ox.RdfFormat.N_TRIPLES
         with self.source.open() as stream:
             try:
@@ -77,16 +79,6 @@ class RdfReader(Reader):
         if place < self._places.get(name, 3):
             self.labels[name], self._places[name] = triple.object.value, place
         return True
-
-
-def _pyoxigraph(name: str) -> Any:
-    try:
-        import pyoxigraph
-    except ImportError:
-        raise RequestError(
-            f"{name} is RDF, and reading it needs pyoxigraph. Install it: pip install 'dualkg[rdf]'"
-        ) from None
-    return pyoxigraph
 
 
 def _block(found: list[tuple[str, str, str]]) -> pa.RecordBatch:

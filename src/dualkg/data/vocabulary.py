@@ -56,7 +56,7 @@ class Vocabulary:
         found = self.labels[id].as_py() if self.labels is not None else None
         return found or self[id]
 
-    def spoken(self, id: int) -> str:
+    def text(self, id: int) -> str:
         """The label where it stands for this one alone, so that it can be asked by; else the name."""
         label = self.label(id)
         return label if self._ids.get(label, id) == id and len(self._ids_of_label.get(label, [id])) == 1 else self[id]
@@ -82,7 +82,7 @@ class Vocabulary:
             ids.setdefault(label.casefold(), []).extend(found)
         return ids
 
-    def ids_but_for_case(self, name: str) -> list[int]:
+    def ids_ignoring_case(self, name: str) -> list[int]:
         """Those whose name or label this is, capitals aside."""
         return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
 
@@ -96,7 +96,7 @@ class Vocabulary:
             return self._checked(int(name))
         if (id := self._ids.get(name)) is not None:
             return id
-        ids = self._ids_of_label.get(name) or self.ids_but_for_case(name)
+        ids = self._ids_of_label.get(name) or self.ids_ignoring_case(name)
         if len(ids) == 1:
             return ids[0]
         if ids:

@@ -17,7 +17,7 @@ import torch
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import COLUMNS, DIRECTIONS, cardinalities, gains
+from dualkg.evaluation.report import COLUMNS, DIRECTIONS, cardinalities, metric_values
 
 Floats = npt.NDArray[np.float64]
 
@@ -82,14 +82,14 @@ class Comparison:
         found = self.mrr
         if math.isnan(found.low):
             count = f"{self.num_triples:,} {'triple is' if self.num_triples == 1 else 'triples are'}"
-            return f"{count} too few to tell the difference of {in_short(found.difference)} MRR from noise."
+            return f"{count} too few to tell the difference of {short_decimal(found.difference)} MRR from noise."
         low, high = found.low, found.high
         if found.within_noise:
-            inside = f"(95 %: {in_short(low)} to {in_short(high)})"
-            return f"The difference of {in_short(found.difference)} is within noise {inside}."
+            inside = f"(95 %: {short_decimal(low)} to {short_decimal(high)})"
+            return f"The difference of {short_decimal(found.difference)} is within noise {inside}."
         ahead, (low, high) = (a, (low, high)) if low > 0 else (b, (-high, -low))
-        by = in_short(abs(found.difference))
-        return f"{ahead} is better by {by} MRR (95 %: {in_short(low)} to {in_short(high)})."
+        by = short_decimal(abs(found.difference))
+        return f"{ahead} is better by {by} MRR (95 %: {short_decimal(low)} to {short_decimal(high)})."
 
     def as_dict(self) -> dict[str, Any]:
         metrics = {name: getattr(self, name).as_dict() for name in COLUMNS.values()}
@@ -100,7 +100,7 @@ class Comparison:
 def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> Comparison:
     """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each; seeds may differ in number.
 
-    What a query gains is its mean over seeds. Triples are drawn again, with replacement, as many as there are.
+    What a query metric_values is its mean over seeds. Triples are drawn again, with replacement, as many as there are.
     """
     a, b = _checked(a, "A"), _checked(b, "B")
     if a.shape[1:] != b.shape[1:]:
@@ -112,7 +112,7 @@ def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0)
         raise RequestError(f"A 95 % interval needs at least {FEWEST_SAMPLES} samples; {samples} were asked for.")
     if seed < 0:
         raise RequestError(f"A seed is at least 0; {seed} came.")
-    gained_a, gained_b = (gains(ranks).mean(axis=(1, 2)) for ranks in (a, b))  # (num_metrics, num_triples)
+    gained_a, gained_b = (metric_values(ranks).mean(axis=(1, 2)) for ranks in (a, b))  # (num_metrics, num_triples)
     gap = gained_a - gained_b
     gap[np.isclose(gained_a, gained_b, rtol=ROUNDING, atol=0)] = 0  # a mean over seeds depends on their order
     means, whole = _bootstrap(np.ascontiguousarray(gap.T), samples, seed), gap.mean(axis=1)
@@ -141,7 +141,7 @@ def check_comparable(one: tuple[str, Graph, Triples], other: tuple[str, Graph, T
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupComparison:
     """One of several parts that were compared, with the p-value of its MRR corrected for how many there are."""
 
     comparison: Comparison
@@ -154,14 +154,14 @@ class Part:
 
 def compare_by(
     a: Floats, b: Floats, triples: Triples, graph: Graph, *, view: str, samples: int = 10_000, seed: int = 0
-) -> dict[str, Part]:
+) -> dict[str, GroupComparison]:
     """The same by direction, relation or cardinality, most triples first."""
     found = {
         name: compare_ranks(a[where], b[where], samples=samples, seed=seed)
         for name, where in _parts(triples, graph, view)
     }
     corrected = holm([one.mrr.p_value for one in found.values()])
-    parts = {name: Part(one, p) for (name, one), p in zip(found.items(), corrected, strict=True)}
+    parts = {name: GroupComparison(one, p) for (name, one), p in zip(found.items(), corrected, strict=True)}
     return dict(sorted(parts.items(), key=lambda item: -item[1].comparison.num_triples))
 
 
@@ -176,7 +176,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Question:
+class QueryDifference:
     """A query that two runs answer differently: ids, what is asked for, and the rank of the answer in each.
 
     Of several seeds a rank is the harmonic mean, so that `difference` is 1/`rank_a` − 1/`rank_b`.
@@ -185,15 +185,17 @@ class Question:
     head: int
     relation: int
     tail: int
-    asked: str
+    direction: str
     rank_a: float
     rank_b: float
     difference: float
 
 
-def furthest_apart(a: Floats, b: Floats, triples: Triples, *, most: int) -> list[Question]:
+def largest_differences(a: Floats, b: Floats, triples: Triples, *, most: int) -> list[QueryDifference]:
     """The queries on which two runs differ most in reciprocal rank, largest first."""
-    inverse_a, inverse_b = (gains(_checked(ranks, whose))[0].mean(axis=0) for ranks, whose in ((a, "A"), (b, "B")))
+    inverse_a, inverse_b = (
+        metric_values(_checked(ranks, whose))[0].mean(axis=0) for ranks, whose in ((a, "A"), (b, "B"))
+    )
     gap = (inverse_a - inverse_b).reshape(-1)
     order = np.argsort(-np.abs(gap), kind="stable")[:most]
     found = []
@@ -201,11 +203,11 @@ def furthest_apart(a: Floats, b: Floats, triples: Triples, *, most: int) -> list
         direction, row = divmod(place, len(triples))
         of_a, of_b = (float(1 / inverse[direction, row]) for inverse in (inverse_a, inverse_b))
         head, relation, tail = triples[row].tolist()
-        found.append(Question(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(gap[place])))
+        found.append(QueryDifference(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(gap[place])))
     return found
 
 
-def of_seeds(ranks: Sequence[Ranks]) -> Floats:
+def stack_mean_ranks(ranks: Sequence[Ranks]) -> Floats:
     """The mean ranks of runs that differ in their seed alone, `(num_seeds, 2, num_triples)`."""
     first, *others = ranks
     if any(not np.array_equal(first.triples, other.triples) for other in others):
@@ -213,7 +215,7 @@ def of_seeds(ranks: Sequence[Ranks]) -> Floats:
     return np.stack([one.mean for one in ranks])
 
 
-def in_short(number: float) -> str:
+def short_decimal(number: float) -> str:
     """`.0123`, `−.0011`: four places, and no 0 before them."""
     digits = f"{abs(number):.4f}"
     sign = "−" if number < 0 and float(digits) else ""
@@ -235,7 +237,7 @@ def _bootstrap(gap: Floats, samples: int, seed: int) -> Floats:
     def draw(size: int, source: np.random.SeedSequence) -> Floats:
         rows = np.random.default_rng(source).integers(0, num_triples, (size, num_triples))
         means: Floats = ones @ gap.take(rows, axis=0) / num_triples
-        means[np.abs(means) < ROUNDING] = 0  # gains and losses that cancel
+        means[np.abs(means) < ROUNDING] = 0  # metric_values and losses that cancel
         return means
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:

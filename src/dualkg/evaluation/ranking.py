@@ -17,7 +17,7 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.errors import DivergedError
-from dualkg.kernels.reference import obstacle as obstacle_to_kernels
+from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.models.base import Model
 
 Counts = npt.NDArray[np.int64]
@@ -63,11 +63,11 @@ def rank(
     triples, device = graph.split(split), model.device
     known = known or KnownAnswers.of(graph)
     order, blocks = _queries(triples, known, device)
-    count = fastest_count(device.type, 2 * len(triples) * graph.shape.num_entities)
+    count = choose_counter(device.type, 2 * len(triples) * graph.shape.num_entities)
     answers = known.on(device).answers
     counts = torch.empty(len(order), 2, dtype=torch.int32, device=device)
     done = 0
-    with full_precision(), evaluating(model):
+    with full_precision(), eval_mode(model):
         for block in blocks:
             places = order[done : done + len(block.asked.rows)]
             counts[places] = count(block.scores(model), answers, block.asked)
@@ -75,7 +75,7 @@ def rank(
             if progress:
                 progress(done, len(order))
     found = counts.cpu().numpy().astype(np.int64)
-    refuse_nonfinite(found, lambda place: _as_asked(triples, place))
+    check_finite(found, lambda place: _as_asked(triples, place))
     better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
     return Ranks(triples, better + 1, better + tied + 1)
 
@@ -83,7 +83,7 @@ def rank(
 # -- queries ------------------------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
+class RankTargets(NamedTuple):
     """Answers asked of rows of scores, `(num_asked,)` each; those of one row stand together.
 
     Known to the row are `known[first:last]`, of an array that belongs to no row alone.
@@ -100,13 +100,13 @@ class _Block(NamedTuple):
 
     given: Tensor
     relations: Tensor
-    asked: Asked
+    asked: RankTargets
     backward: bool
 
     def scores(self, model: Model) -> Tensor:
         if self.backward:
-            return model.ask_heads(self.relations, self.given)
-        return model.ask_tails(self.given, self.relations)
+            return model.predict_heads(self.relations, self.given)
+        return model.predict_tails(self.given, self.relations)
 
 
 def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tuple[Tensor, Iterator[_Block]]:
@@ -123,7 +123,7 @@ def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tup
     distinct, rows, repeats = torch.unique_consecutive(keys[order], return_inverse=True, return_counts=True)
     relation, entity = distinct // num_entities, distinct % num_entities
     first, last = (ends[rows] for ends in known.on(device).ranges(known.keys(entity, relation)))
-    asked = Asked(rows, answers[order], first, last)
+    asked = RankTargets(rows, answers[order], first, last)
     num_forward = int((relation < num_relations).sum())
     size = _block_size(num_entities, device)
     starts = [*range(0, num_forward, size), *range(num_forward, len(distinct), size), len(distinct)]
@@ -132,7 +132,7 @@ def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tup
     def blocks() -> Iterator[_Block]:
         for (start, stop), (begin, end) in zip(pairwise(starts), pairwise(offsets), strict=True):
             backward = start >= num_forward
-            part = Asked(*(values[begin:end] for values in asked))
+            part = RankTargets(*(values[begin:end] for values in asked))
             yield _Block(
                 entity[start:stop],
                 relation[start:stop] - (num_relations if backward else 0),
@@ -175,7 +175,7 @@ def full_precision() -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(model: Model) -> Iterator[None]:
+def eval_mode(model: Model) -> Iterator[None]:
     """The model for a while as it answers, not as it learns: batch normalisation is another thing in the two."""
     was_training = model.training
     model.eval()
@@ -187,31 +187,31 @@ def evaluating(model: Model) -> Iterator[None]:
 
 # -- counts -------------------------------------------------------------------------------------------------
 
-Count = Callable[[Tensor, Tensor, Asked], Tensor]
+Count = Callable[[Tensor, Tensor, RankTargets], Tensor]
 
 
-def fastest_count(kind: str, num_comparisons: int) -> Count:
-    """The form of `count_in_torch` for a kind of device: Triton's or numba's where that is installed."""
+def choose_counter(kind: str, num_comparisons: int) -> Count:
+    """The form of `count_with_torch` for a kind of device: Triton's or numba's where that is installed."""
     if kind == "cpu" and num_comparisons < WORTH_NUMBA:
-        return count_in_torch
-    return _compiled_count(kind) or count_in_torch
+        return count_with_torch
+    return _compiled_count(kind) or count_with_torch
 
 
 @cache
 def _compiled_count(kind: str) -> Count | None:
-    if kind == "cuda" and obstacle_to_kernels() is None:
-        from dualkg.kernels.gpu.counting import count_above as on_gpu
+    if kind == "cuda" and gpu_kernels_unavailable() is None:
+        from dualkg.kernels.gpu.counting import count_better_and_tied as on_gpu
 
         return on_gpu
     if kind == "cpu":
         from dualkg.kernels.cpu.compile import HAS_NUMBA
-        from dualkg.kernels.cpu.counting import count_above as on_cpu
+        from dualkg.kernels.cpu.counting import count_better_and_tied as on_cpu
 
         return on_cpu if HAS_NUMBA else None
     return None
 
 
-def count_in_torch(scores: Tensor, known: Tensor, asked: Asked) -> Tensor:
+def count_with_torch(scores: Tensor, known: Tensor, asked: RankTargets) -> Tensor:
     """How many candidates stand above each answer, and how many beside it, `(num_asked, 2)`; known ones do not count.
 
     The answer itself is among neither, whether it is known or not. Where a row has a score that is NaN or infinite,
@@ -219,12 +219,12 @@ def count_in_torch(scores: Tensor, known: Tensor, asked: Asked) -> Tensor:
     """
     finite = torch.isfinite(scores.amax(1)) & torch.isfinite(scores.amin(1))
     step = max(1, PIECE_ELEMENTS // scores.shape[1])
-    pieces = (Asked(*piece) for piece in zip(*(torch.split(values, step) for values in asked), strict=True))
+    pieces = (RankTargets(*piece) for piece in zip(*(torch.split(values, step) for values in asked), strict=True))
     counts = torch.cat([_count_piece(scores, known, piece) for piece in pieces])
     return counts.masked_fill_(~finite[asked.rows, None], -1)
 
 
-def _count_piece(scores: Tensor, known: Tensor, asked: Asked) -> Tensor:
+def _count_piece(scores: Tensor, known: Tensor, asked: RankTargets) -> Tensor:
     rows, answers, first, last = asked
     values = scores[rows]
     target = values.gather(1, answers[:, None])
@@ -240,7 +240,7 @@ def _count_piece(scores: Tensor, known: Tensor, asked: Asked) -> Tensor:
     return torch.stack([better, tied], dim=1)
 
 
-def refuse_nonfinite(counts: Counts, query: Callable[[int], str]) -> None:
+def check_finite(counts: Counts, query: Callable[[int], str]) -> None:
     """NaN compares as false with everything and would rank first, so it must never be counted."""
     bad = np.flatnonzero(counts[:, 0] < 0)
     if len(bad):

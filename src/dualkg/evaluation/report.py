@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
-from dualkg.evaluation.ranking import Asked, Ranks, evaluating, fastest_count, full_precision, rank, refuse_nonfinite
-from dualkg.files import replacing
+from dualkg.evaluation.ranking import Ranks, RankTargets, check_finite, choose_counter, eval_mode, full_precision, rank
+from dualkg.files import atomic_write
 from dualkg.models.base import Model
 
 CARDINALITIES = ("1-1", "1-N", "N-1", "N-N", "unseen")
@@ -50,7 +50,7 @@ COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_a
 """What tables show, by its title."""
 
 
-def gains(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def metric_values(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """What each rank adds to the means of `COLUMNS`, `(4, …)`: 1/rank, and 1 where it is within 1, 3 and 10."""
     return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
 
@@ -73,7 +73,7 @@ class Metrics:
         if not len(ranks):
             nan = float("nan")
             return cls(nan, nan, nan, nan, nan, num_queries=0)
-        mrr, at_1, at_3, at_10 = (float(values.mean()) for values in gains(ranks))
+        mrr, at_1, at_3, at_10 = (float(values.mean()) for values in metric_values(ranks))
         return cls(mrr, float(ranks.mean()), at_1, at_3, at_10, num_queries=len(ranks))
 
     def as_dict(self) -> dict[str, float | None]:
@@ -103,16 +103,16 @@ def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test") -> 
     num_relations, triples, device = graph.shape.num_relations, graph.split(split), model.device
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
     known, first, last = (found.to(device) for found in _known_between(triples, graph))
-    count = fastest_count(device.type, len(triples) * num_relations)
+    count = choose_counter(device.type, len(triples) * num_relations)
     counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
-    with full_precision(), evaluating(model):
+    with full_precision(), eval_mode(model):
         for start in range(0, len(triples), BLOCK):
             block = slice(start, start + BLOCK)
             scores = model.score_relations(heads[block], tails[block])[:, :num_relations]
             rows = torch.arange(len(scores), device=device)
-            counts[block] = count(scores, known, Asked(rows, relations[block], first[block], last[block]))
+            counts[block] = count(scores, known, RankTargets(rows, relations[block], first[block], last[block]))
     found = counts.cpu().numpy().astype(np.int64)
-    refuse_nonfinite(found, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
+    check_finite(found, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
     better, tied = found.T
     return Metrics.of(better + 1 + tied / 2)
 
@@ -181,10 +181,10 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Rank a split and report on it."""
-    return report_on(rank(model, graph, split=split, known=known, progress=progress), graph, split=split)
+    return build_report(rank(model, graph, split=split, known=known, progress=progress), graph, split=split)
 
 
-def report_on(ranks: Ranks, graph: Graph, *, split: Split) -> Report:
+def build_report(ranks: Ranks, graph: Graph, *, split: Split) -> Report:
     """Look at ranks as a whole, at their bounds, and by direction, relation and cardinality."""
     mean = ranks.mean
     relation = ranks.triples[:, 1]
@@ -219,7 +219,7 @@ def save_ranks(ranks: Ranks, path: Path) -> None:
     columns["direction"] = pa.DictionaryArray.from_arrays(directions, pa.array(DIRECTIONS))
     columns["optimistic"] = ranks.optimistic.reshape(-1).astype(np.int32)
     columns["pessimistic"] = ranks.pessimistic.reshape(-1).astype(np.int32)
-    with replacing(path) as fresh:
+    with atomic_write(path) as fresh:
         pq.write_table(pa.table(columns), fresh, compression="zstd")
 
 

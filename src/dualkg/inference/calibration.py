@@ -17,7 +17,7 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
 from dualkg.errors import RequestError
-from dualkg.evaluation.ranking import evaluating, full_precision, refuse_nonfinite
+from dualkg.evaluation.ranking import check_finite, eval_mode, full_precision
 from dualkg.models.base import Model, Side
 
 
@@ -75,9 +75,9 @@ def query_block_size(model: Model) -> int:
 def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
     """Triples `(n, 3)` of ids → their log_probability `(n,)`; a question is scored once, however many triples share it."""
     heads, relations, tails = np.asarray(triples, dtype=np.int64).T
-    with full_precision(), evaluating(model):
-        of_tails = _log_probabilities(model, model.ask_tails, (heads, relations), tails)
-        of_heads = _log_probabilities(model, model.ask_heads, (relations, tails), heads)
+    with full_precision(), eval_mode(model):
+        of_tails = _log_probabilities(model, model.predict_tails, (heads, relations), tails)
+        of_heads = _log_probabilities(model, model.predict_heads, (relations, tails), heads)
     return (of_tails + of_heads) / 2
 
 
@@ -136,7 +136,7 @@ def sample_candidates(model: Model, graph: Graph, split: Split, *, seed: int = 0
     answered = with_reciprocals(_only_in(graph, split), graph.shape.num_relations).astype(np.int64)
     questions = _questions(answered, known)
     random = np.random.default_rng(seed)
-    with full_precision(), evaluating(model):
+    with full_precision(), eval_mode(model):
         false, weights = _draw_false(model, questions, known, random)
     triples = np.concatenate([answered, false])
     backward = triples[:, 1] >= graph.shape.num_relations
@@ -225,20 +225,18 @@ def _best_first(model: Model, given: Ids, relations: Ids, known: KnownAnswers) -
         if rows.any():
             scores[rows] = ask(model, entities[rows], patterns[rows] % num_relations).to(scores.dtype)
     finite = torch.isfinite(scores).all(1).cpu().numpy()
-    refuse_nonfinite(
-        np.where(finite, 0, -1)[:, None], lambda row: f"({given[row]}, {relations[row] % num_relations}, ?)"
-    )
+    check_finite(np.where(finite, 0, -1)[:, None], lambda row: f"({given[row]}, {relations[row] % num_relations}, ?)")
     rows_known, answers = (torch.from_numpy(ids).to(model.device) for ids in known(given, relations))
     scores[rows_known, answers] = -torch.inf
     return scores.argsort(dim=1, descending=True)
 
 
 def _ask_tails(model: Model, given: Tensor, relations: Tensor) -> Tensor:
-    return model.ask_tails(given, relations)
+    return model.predict_tails(given, relations)
 
 
 def _ask_heads(model: Model, given: Tensor, relations: Tensor) -> Tensor:
-    return model.ask_heads(relations, given)
+    return model.predict_heads(relations, given)
 
 
 def _places(num_false: Ids, bands: list[int], random: np.random.Generator) -> tuple[Ids, Floats]:
@@ -533,7 +531,7 @@ class CachedLogProbabilities:
     def __call__(self, triples: Ids) -> Tensor:
         model = self._model
         heads, relations, tails = torch.from_numpy(np.ascontiguousarray(triples)).to(model.device).unbind(1)
-        with full_precision(), evaluating(model):
+        with full_precision(), eval_mode(model):
             forward = backward = model.score(heads, relations, tails)
             if model.reciprocal:
                 backward = model.score(tails, relations + model.shape.num_relations, heads)
@@ -554,6 +552,10 @@ class CachedLogProbabilities:
                 torch.tensor(ids, device=self._model.device) for ids in list(zip(*block, strict=True))[1:]
             )
             asks_tails = side == "tail"
-            scores = self._model.ask_tails(entity, relation) if asks_tails else self._model.ask_heads(relation, entity)
+            scores = (
+                self._model.predict_tails(entity, relation)
+                if asks_tails
+                else self._model.predict_heads(relation, entity)
+            )
             self._sums.update(zip(block, scores.logsumexp(-1).tolist(), strict=True))
         return torch.tensor([self._sums[key] for key in keys], device=self._model.device)

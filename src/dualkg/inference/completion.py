@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.evaluation.ranking import evaluating, full_precision
-from dualkg.files import replacing
+from dualkg.evaluation.ranking import eval_mode, full_precision
+from dualkg.files import atomic_write
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion_search import CandidateFilter, Column, Names, Search, State, TopTriples, TripleColumns
 from dualkg.models.base import Model
@@ -80,7 +80,7 @@ class CompletionCheckpoint:
         tensors = {name: torch.from_numpy(column) for name, column in state.pool.found._asdict().items()}
         if state.asked is not None:
             tensors["asked"] = state.asked.cpu()
-        with replacing(self.path) as fresh:
+        with atomic_write(self.path) as fresh:
             about = {"num_done": str(state.num_done), "choices": json.dumps(self.choices)}
             save_file(tensors, fresh, metadata=about)
         self._saved = time.monotonic()
@@ -185,7 +185,7 @@ class Completion:
     def save(self, path: str | Path) -> Path:
         """Write the table as TSV or Parquet, as the file's ending says."""
         path = check_file(path, self.graph)
-        with replacing(path) as fresh:
+        with atomic_write(path) as fresh:
             WRITERS[path.suffix.lower()](self.table(), fresh)
         return path
 
@@ -206,7 +206,7 @@ def check_file(path: str | Path, graph: Graph) -> Path:
                     f"file cannot hold. Write Parquet instead, to {path.with_suffix('.parquet')}."
                 )
     try:
-        with replacing(path) as fresh:
+        with atomic_write(path) as fresh:
             fresh.touch()
             raise _WritableError
     except _WritableError:
@@ -282,7 +282,7 @@ def complete(
         else None
     )
     state = saved.load(state) if saved else state
-    with full_precision(), evaluating(model):
+    with full_precision(), eval_mode(model):
         state = _run(search, state, saved, on_progress)
     if saved:
         saved.remove()

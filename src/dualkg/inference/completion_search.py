@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import SPLITS, Graph, Triples, looping_relations
+from dualkg.data.graph import SPLITS, Graph, Triples, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DivergedError
 from dualkg.inference.calibration import PriorCorrection, log_odds_of
@@ -77,7 +77,7 @@ class CandidateFilter:
 
     @cached_property
     def _looping(self) -> frozenset[int]:
-        return looping_relations(self.graph)
+        return relations_with_self_loops(self.graph)
 
     @cached_property
     def _known(self) -> ByRelation:
@@ -155,9 +155,9 @@ def log_sums(scores: Tensor) -> Tensor:
 @cache
 def _kernel() -> Callable[[Tensor], Tensor] | None:
     from dualkg.kernels.cpu.compile import HAS_NUMBA
-    from dualkg.kernels.cpu.softmax import log_sums_by_row
+    from dualkg.kernels.cpu.softmax import logsumexp_rows
 
-    return log_sums_by_row if HAS_NUMBA else None
+    return logsumexp_rows if HAS_NUMBA else None
 
 
 EITHER = (0, 1)
@@ -402,9 +402,9 @@ class Queries:
         """Of every entity as answer, `(batch, num_entities)`."""
         relations = torch.full_like(given, self.relation)
         if self.side == "tail":
-            scores = self.model.ask_tails(given, relations)
+            scores = self.model.predict_tails(given, relations)
         else:
-            scores = self.model.ask_heads(relations, given)
+            scores = self.model.predict_heads(relations, given)
         normalizers = log_sums(scores)
         self.normalizers[given], self.largest[given] = normalizers, scores.amax(-1) - normalizers
         if not bool(normalizers.isfinite().all()):

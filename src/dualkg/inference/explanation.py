@@ -124,7 +124,7 @@ class NamedTriple:
     def of(cls, triple: Ids, graph: Graph) -> NamedTriple:
         head, relation, tail = triple
         kinds = ((graph.entities, head), (graph.relations, relation), (graph.entities, tail))
-        spoken = ", ".join(kind.spoken(id) for kind, id in kinds)
+        spoken = ", ".join(kind.text(id) for kind, id in kinds)
         return cls(graph.entities[head], graph.relations[relation], graph.entities[tail], f"({spoken})")
 
 
@@ -239,7 +239,7 @@ def similar_entities(triple: Ids, model: Model, graph: Graph, *, k: int) -> tupl
         best = cosines.topk(min(k, len(others)))
         for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             other = int(others[place])
-            spoken = f"{graph.entities.spoken(other)} is like {graph.entities.spoken(entity)}"
+            spoken = f"{graph.entities.text(other)} is like {graph.entities.text(entity)}"
             known = NamedTriple.of(_ids(triples[place]), graph)
             found.append(SimilarEntity(graph.entities[other], side, cosine, known, spoken))
     return tuple(sorted((one for one in found if one.cosine > 0), key=lambda one: -one.cosine)[:k])

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.files import replacing_folder
+from dualkg.files import atomic_folder
 from dualkg.training.run import Run
 
 Tables = dict[str, npt.NDArray[np.float32]]
@@ -26,7 +26,7 @@ def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} exists already. Name a new folder with --out.")
     tables = {name: value.detach().cpu().numpy() for name, value in run.model.embedding.state_dict().items()}
-    with replacing_folder(folder) as fresh:
+    with atomic_folder(folder) as fresh:
         FORMATS[format](tables, run, fresh)
         for vocabulary, name in ((run.graph.entities, "entities"), (run.graph.relations, "relations")):
             text = json.dumps(row_names(vocabulary, name, run), ensure_ascii=False, indent=0)

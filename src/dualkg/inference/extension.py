@@ -24,7 +24,7 @@ from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import read_json, write_text
 from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.inference.inductive_solver import embed_entities
-from dualkg.models.base import Model, blank
+from dualkg.models.base import Model, skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.recipe import Recipe
@@ -130,7 +130,7 @@ def extended_by_ids(
 def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     """The same model with more entities: rows `(num_new, num_rows, width)` below those it has."""
     shape = GraphShape(model.shape.num_entities + len(rows), model.shape.num_relations)
-    with blank():
+    with skip_initialization():
         larger = type(model)(shape, **model.config)  # type: ignore[arg-type]
     larger = larger.to(model.device, model.head_table.dtype)
     tables = dict(model.state_dict())
@@ -154,7 +154,7 @@ class Finder:
         self.vocabulary = vocabulary
 
     def __call__(self, name: Name) -> int | None:
-        if isinstance(name, str) and not self.vocabulary.ids_but_for_case(name):
+        if isinstance(name, str) and not self.vocabulary.ids_ignoring_case(name):
             return None
         return self.vocabulary.id(name)
 

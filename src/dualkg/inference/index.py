@@ -136,7 +136,12 @@ def metric_of(model: Model) -> Metric:
         return "inner product"
     if isinstance(model, Dual) and model.side == "tail" and both_ways:
         return "euclidean"
-    if isinstance(model, NormModel) and model.norm != 1 and not model.meets_between and (both_ways or model.isometric):
+    if (
+        isinstance(model, NormModel)
+        and model.norm != 1
+        and not model.maps_both_sides
+        and (both_ways or model.isometric)
+    ):
         return "euclidean"
     raise RequestError(
         f"An index finds the largest inner products, or the smallest Euclidean distances from one table; "
@@ -152,7 +157,7 @@ def _why_not(model: Model) -> str:
         return f"the dual of {name} without reciprocal relations measures to where each relation takes the heads"
     if isinstance(model, NormModel) and model.norm == 1:
         return f"{name} with norm 1 adds up absolute differences"
-    if isinstance(model, NormModel) and not model.meets_between:
+    if isinstance(model, NormModel) and not model.maps_both_sides:
         return f"{name} without reciprocal relations measures to where each relation takes the heads"
     return f"{name} scores otherwise"
 

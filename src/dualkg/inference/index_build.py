@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
-from dualkg.evaluation.ranking import evaluating
-from dualkg.files import read_json, replacing_folder, write_text
+from dualkg.evaluation.ranking import eval_mode
+from dualkg.files import atomic_folder, read_json, write_text
 from dualkg.inference.index import (
     ExactIndex,
     Index,
@@ -359,7 +359,7 @@ def build_index(
     tables = tables_of(model)
     for side, table in tables.items():
         exact = ExactIndex.build(table, metric)
-        with evaluating(model):
+        with eval_mode(model):
             queries, held_out = _vectors(model, graph, side, exact, seed=seed)
         started = time.perf_counter()
         index = _built(exact, queries, kind=kind, recall=recall, storage=storage)
@@ -474,7 +474,7 @@ def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
     """Write an index, whole or not at all; what comes back knows how many bytes its files have."""
     folder = Path(folder)
     check_free(folder)
-    with replacing_folder(folder, last=ABOUT) as fresh:
+    with atomic_folder(folder, last=ABOUT) as fresh:
         for side, one in index.indexes.items():
             (fresh / side).mkdir()
             one.save(fresh / side)

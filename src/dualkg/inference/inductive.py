@@ -21,7 +21,7 @@ from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.factors import Factors, rows
-from dualkg.regularizers import DURA, PowerSum, Regularizer, sees_batch_alone
+from dualkg.regularizers import DURA, PowerSum, Regularizer, depends_on_batch_only
 from dualkg.training.recipe import Recipe
 from dualkg.training.registry import build_regularizer
 
@@ -346,9 +346,9 @@ class Penalty:
         A sum of absolute values (RegP1) is not smooth, and one over all entities (UnweightedDURA) is not of examples:
         in their place there is the ridge alone.
         """
-        if not sees_batch_alone(regularizer) or regularizer.power == 1 or not regularizer.weight:
+        if not depends_on_batch_only(regularizer) or regularizer.power == 1 or not regularizer.weight:
             return cls(None, RIDGE)
-        shares = regularizer.shares
+        shares = regularizer.term_weights
         enough = regularizer.power == 2 and min(shares.get("head", 0.0), shares.get("tail", 0.0)) > 0
         return cls(regularizer, 0.0 if enough else RIDGE)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError
-from dualkg.evaluation.ranking import evaluating, full_precision
+from dualkg.evaluation.ranking import eval_mode, full_precision
 from dualkg.evaluation.report import DIRECTIONS
 from dualkg.inference.calibration import Floats, Ids, query_block_size
 from dualkg.models.base import Model, Side
@@ -161,12 +161,12 @@ def without_others(model: Model, triples: Ids, side: Side, known: KnownAnswers) 
 @torch.no_grad()
 def _asked(model: Model, triples: Ids, side: Side) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of scores of all entities, and the answers."""
-    with full_precision(), evaluating(model):
+    with full_precision(), eval_mode(model):
         for start in range(0, len(triples), query_block_size(model)):
             block = torch.from_numpy(triples[start : start + query_block_size(model)]).to(model.device)
             heads, relations, tails = block.unbind(1)
             asks_tails = side == "tail"
-            scores = model.ask_tails(heads, relations) if asks_tails else model.ask_heads(relations, tails)
+            scores = model.predict_tails(heads, relations) if asks_tails else model.predict_heads(relations, tails)
             if not bool(torch.isfinite(scores).all()):
                 raise DivergedError(
                     "The model scores NaN or infinity for some question, so it has no probabilities. Its training has "

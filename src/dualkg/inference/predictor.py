@@ -106,7 +106,7 @@ class Predictor:
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Answer (head, relation, ?), best first."""
         h, r = self.graph.entities.id(head), self.graph.relations.id(relation)
-        scores = self.model.ask_tails(self._ids(h), self._ids(r))[0]
+        scores = self.model.predict_tails(self._ids(h), self._ids(r))[0]
         answers = self._best(scores, self.graph.entities, self.splits_of(h, r), k=k, known=known)
         return self._with_probabilities(answers, lambda id: (h, r, id))
 
@@ -114,7 +114,7 @@ class Predictor:
     def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Answer (?, relation, tail), best first."""
         r, t = self.graph.relations.id(relation), self.graph.entities.id(tail)
-        scores = self.model.ask_heads(self._ids(r), self._ids(t))[0]
+        scores = self.model.predict_heads(self._ids(r), self._ids(t))[0]
         inverse = r + self.graph.shape.num_relations
         answers = self._best(scores, self.graph.entities, self.splits_of(t, inverse), k=k, known=known)
         return self._with_probabilities(answers, lambda id: (id, r, t))
@@ -342,7 +342,7 @@ def _likeliest(predictor: Predictor, entity: int, *, number: int) -> Ids:
     for relations in torch.split(every, query_block_size(model)):
         given = torch.full_like(relations, entity)
         for backward in (False, True):
-            scores = model.ask_heads(relations, given) if backward else model.ask_tails(given, relations)
+            scores = model.predict_heads(relations, given) if backward else model.predict_tails(given, relations)
             likely = scores.log_softmax(-1)
             if predictor.prior_correction is not None:
                 open_ = predictor.prior_correction.query_priors(entity, relations.cpu(), "tail" if backward else "head")
@@ -416,12 +416,12 @@ class BatchedPredictor:
 
     def _tails(self, questions: Sequence[Query]) -> list[list[Prediction]]:
         heads, relations = self._columns(questions)
-        scores = self.model.ask_tails(heads, relations)
+        scores = self.model.predict_tails(heads, relations)
         return self._with_probabilities(self._best_entities(scores, questions), questions, lambda g, id: (*g, id))
 
     def _heads(self, questions: Sequence[Query]) -> list[list[Prediction]]:
         relations, tails = self._columns(questions)
-        scores = self.model.ask_heads(relations, tails)
+        scores = self.model.predict_heads(relations, tails)
         inverse = self.graph.shape.num_relations
         rotated = [Query((q.given[1], q.given[0] + inverse), q.k, q.known) for q in questions]
         return self._with_probabilities(self._best_entities(scores, rotated), questions, lambda g, id: (id, *g))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.kernels.reference import STEP, chained, mixed, shifted
+from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.grouping import Questions
 from dualkg.models.factors import Factors
 
@@ -34,9 +34,9 @@ class Dropout:
         With `questions`, the vectors are of those: `(questions, width)`.
         """
         places = torch.arange(len(f.heads), device=like.device) if questions is None else questions.first
-        start = chained(2 * self.seed + backward, places, f.heads[places], f.tails[places])
-        drawn = mixed(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
-        kept: Tensor = shifted(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
+        start = hash_columns(2 * self.seed + backward, places, f.heads[places], f.tails[places])
+        drawn = splitmix64(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
+        kept: Tensor = shift_right(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
         return kept.to(like.dtype) / (1 - self.share)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dualkg.errors import RequestError
-from dualkg.kernels.reference import STEP, chained, mixed, shifted
+from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.softmax import TrainingAnswers
 from dualkg.models.base import Model, Side
 from dualkg.models.factors import Factors
@@ -36,9 +36,9 @@ class Draws:
     @classmethod
     def of(cls, f: Factors, *, seed: int) -> Draws:
         places = torch.arange(len(f.heads), device=f.heads.device)
-        each = chained(seed, places, f.heads, f.relations, f.tails)
-        batch = mixed(each.sum())
-        return cls(mixed(each + batch), batch)
+        each = hash_columns(seed, places, f.heads, f.relations, f.tails)
+        batch = splitmix64(each.sum())
+        return cls(splitmix64(each + batch), batch)
 
     def at(self, rows: Tensor) -> Draws:
         """Those of some triples of the batch."""
@@ -46,11 +46,11 @@ class Draws:
 
     def others(self) -> Draws:
         """Numbers that have nothing to do with these."""
-        return Draws(mixed(~self.each), mixed(~self.batch))
+        return Draws(splitmix64(~self.each), splitmix64(~self.batch))
 
     def sides(self) -> Tensor:
         """A number of `DIGITS` binary digits for each triple, `(batch,)`: from column 0, which no candidate has."""
-        return shifted(mixed(self.each), 64 - DIGITS)
+        return shift_right(splitmix64(self.each), 64 - DIGITS)
 
     def entities(self, num: int, num_entities: int, *, redraw: int = 0) -> Tensor:
         """Entities for each triple, `(batch, num)`, others with each `redraw`."""
@@ -64,7 +64,7 @@ class Draws:
     def _entities(start: Tensor, num: int, num_entities: int, redraw: int) -> Tensor:
         columns = torch.arange(1 + redraw * num, 1 + (redraw + 1) * num, device=start.device)
         # A remainder of 63 bits: what it prefers among a million entities, it prefers by 1 in 10^13.
-        return shifted(mixed(start + columns * STEP), 1) % num_entities
+        return shift_right(splitmix64(start + columns * STEP), 1) % num_entities
 
 
 @dataclass(frozen=True)

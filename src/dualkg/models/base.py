@@ -18,17 +18,17 @@ from dualkg.models.factors import Factors, rows
 
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
-_blank: ContextVar[bool] = ContextVar("blank", default=False)
+_skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", default=False)
 
 
 @contextmanager
-def blank() -> Iterator[None]:
+def skip_initialization() -> Iterator[None]:
     """Models that are made meanwhile have zeros for noise: drawing it takes seconds, and other weights come at once."""
-    token = _blank.set(True)
+    token = _skip_initialization.set(True)
     try:
         yield
     finally:
-        _blank.reset(token)
+        _skip_initialization.reset(token)
 
 
 class Model(nn.Module, ABC):
@@ -74,11 +74,11 @@ class Model(nn.Module, ABC):
         """Ids `(batch,)` twice → a score for every relation id, `(batch, num_relation_ids)`."""
         return self.relation_scores(self.factors(heads, None, tails))
 
-    def ask_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
+    def predict_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
         """Answer (head, relation, ?), relations as the graph numbers them."""
         return self.score_tails(heads, relations)
 
-    def ask_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
+    def predict_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
         """Answer (?, relation, tail), through the inverse relation where there is one."""
         if self.reciprocal:
             return self.score_tails(tails, relations + self.shape.num_relations)
@@ -174,7 +174,7 @@ class EmbeddingModel(Model):
         """Refuse tables that this machine could not hold, before they are made."""
         num_tables = 2 if self.two_entity_tables else 1
         numbers = self.shape.num_entities * width * num_tables
-        numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_numbers(self.dim)
+        numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_parameters(self.dim)
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 4 * numbers > there:
             raise RequestError(
@@ -204,7 +204,7 @@ class EmbeddingModel(Model):
         """How many real numbers a relation has."""
         return dim * self.numbers_per_coordinate
 
-    def num_shared_numbers(self, dim: int) -> int:
+    def num_shared_parameters(self, dim: int) -> int:
         """How many real numbers belong to no entity and no relation."""
         return 0
 
@@ -234,7 +234,7 @@ class EmbeddingModel(Model):
 
     def init_noise(self, rows: int, width: int) -> Tensor:
         """Numbers drawn from N(0, 1)·`init_scale`, or uniformly with Xavier's bound."""
-        if _blank.get():
+        if _skip_initialization.get():
             return torch.zeros(rows, width)
         if self.init_scale == "xavier":
             return nn.init.xavier_uniform_(torch.empty(rows, width), generator=self._random)
@@ -254,7 +254,7 @@ class EmbeddingModel(Model):
         zero = squared == 0
         return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
-    def map_by_every_relation(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
+    def map_by_all_relations(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
         """Where each relation takes heads, or tails, in turn: never batch × relations × width at once."""
         apply = self.map_tail if transposed else self.map_head
         for relation in range(self.num_relation_ids):

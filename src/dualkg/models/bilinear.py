@@ -43,16 +43,16 @@ class BilinearModel(EmbeddingModel):
         return image @ chosen.T if candidates.dim() == 1 else (chosen @ image.unsqueeze(-1)).squeeze(-1)
 
     def relation_scores(self, f: Factors) -> Tensor:
-        return torch.stack([(image * f.tail).sum(-1) for image in self.map_by_every_relation(f.head)], dim=-1)
+        return torch.stack([(image * f.tail).sum(-1) for image in self.map_by_all_relations(f.head)], dim=-1)
 
-    def image_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
+    def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
         """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for some relations: `(num_relations asked, num_entities)`."""
         table, apply = (self.tail_table, self.map_tail) if transposed else (self.head_table, self.map_head)
         images = (apply(table, relation.expand(len(table))) for relation in relations)
         return torch.stack([image.square().sum(-1) for image in images])
 
-    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+    def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """Σ‖h‖² over all heads, and Σ‖h R‖² over all heads and relations; or those of tails, t and t Rᵀ."""
         table = self.tail_table if transposed else self.head_table
         relations = torch.arange(self.num_relation_ids, device=table.device)
-        return table.square().sum(), self.image_norms(relations, transposed=transposed).sum()
+        return table.square().sum(), self.mapped_squared_norms(relations, transposed=transposed).sum()

@@ -22,7 +22,9 @@ class DiagonalModel(BilinearModel):
     """
 
     diagonal = True
-    one_modulus = True  # whether the numbers of a coordinate have one modulus, which products multiply: |x·r| = |x||r|
+    multiplicative_modulus = (
+        True  # whether the numbers of a coordinate have one modulus, which products multiply: |x·r| = |x||r|
+    )
 
     @staticmethod
     @abstractmethod
@@ -51,34 +53,34 @@ class DiagonalModel(BilinearModel):
         rotated = self.conjugate(self._parts(rows(self.multipliers, relations)))
         return self._joined(self.times(self._parts(tail), rotated))
 
-    def relation_between(self, head: Tensor, tail: Tensor) -> Tensor:
+    def relation_query(self, head: Tensor, tail: Tensor) -> Tensor:
         """The row q with ⟨h R, t⟩ = ⟨q, r⟩, `(batch, width)`."""
         return self._joined(self.times(self.conjugate(self._parts(head)), self._parts(tail)))
 
     def relation_scores(self, f: Factors) -> Tensor:
         """The score is linear in the numbers that a relation multiplies by, so all relations are one product."""
-        return self.relation_between(f.head, f.tail) @ self.multipliers.T
+        return self.relation_query(f.head, f.tail) @ self.multipliers.T
 
-    def stretch(self, relation: Tensor) -> Tensor:
+    def squared_scale(self, relation: Tensor) -> Tensor:
         """What products with rows multiply |x|² of every coordinate by: ‖x·r‖² = Σᵢ |xᵢ|² stretchᵢ."""
         return self.squared_modulus(relation)
 
-    def image_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
-        """A relation stretches each coordinate, whatever entity it is of, so all norms are one product."""
+    def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
+        """A relation squared_scales each coordinate, whatever entity it is of, so all norms are one product."""
         table = self.tail_table if transposed else self.head_table
-        stretches = self._stretches(rows(self.multipliers, relations), transposed=transposed)
-        return stretches @ self.squared_modulus(table).T
+        squared_scales = self._squared_scales(rows(self.multipliers, relations), transposed=transposed)
+        return squared_scales @ self.squared_modulus(table).T
 
-    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """Coordinate by coordinate: Σ|hᵢ|² times the sum of what relations stretch it by."""
+    def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+        """Coordinate by coordinate: Σ|hᵢ|² times the sum of what relations squared_scale it by."""
         of_entities = self.squared_modulus(self.tail_table if transposed else self.head_table).sum(0)
-        return of_entities.sum(), of_entities @ self._stretches(self.multipliers, transposed=transposed).sum(0)
+        return of_entities.sum(), of_entities @ self._squared_scales(self.multipliers, transposed=transposed).sum(0)
 
-    def _stretches(self, relation: Tensor, *, transposed: bool) -> Tensor:
-        return self.stretch(self._joined(self.conjugate(self._parts(relation))) if transposed else relation)
+    def _squared_scales(self, relation: Tensor, *, transposed: bool) -> Tensor:
+        return self.squared_scale(self._joined(self.conjugate(self._parts(relation))) if transposed else relation)
 
     def squared_modulus(self, vectors: Tensor) -> Tensor:
-        if not self.one_modulus:
+        if not self.multiplicative_modulus:
             return vectors.square()
         first, *others = (part.square() for part in self._parts(vectors))
         return sum(others, start=first)
@@ -153,10 +155,10 @@ class QuatE(DiagonalModel):
         modulus = self.modulus(self.relations)
         return self.relations / modulus.masked_fill(modulus == 0, 1.0).repeat(1, self.numbers_per_coordinate)
 
-    def stretch(self, relation: Tensor) -> Tensor:
+    def squared_scale(self, relation: Tensor) -> Tensor:
         """A rotation keeps every length. What autograd made of that would be rounding, and Adagrad would follow it."""
-        stretch = super().stretch(relation)
-        return stretch.detach() if self.normalized else stretch
+        squared_scale = super().squared_scale(relation)
+        return squared_scale.detach() if self.normalized else squared_scale
 
     @staticmethod
     def times(x: "Any", r: "Any") -> "Any":
@@ -180,7 +182,7 @@ class SimplE(DiagonalModel):
     """
 
     numbers_per_coordinate = 2
-    one_modulus = False
+    multiplicative_modulus = False
 
     @staticmethod
     def times(x: "Any", r: "Any") -> "Any":
@@ -190,6 +192,6 @@ class SimplE(DiagonalModel):
     def conjugate(x: "Any") -> "Any":
         return x[1], x[0]
 
-    def stretch(self, relation: Tensor) -> Tensor:
+    def squared_scale(self, relation: Tensor) -> Tensor:
         """Numbers change places in a product, but each is multiplied by the one that stands in its own place."""
         return relation.square() / 4

@@ -14,11 +14,11 @@ from torch.utils.checkpoint import checkpoint
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
-from dualkg.kernels import reference as kernels
-from dualkg.models.base import EmbeddingModel, InitScale, Side, blank
+from dualkg.kernels import pairwise as kernels
+from dualkg.models.base import EmbeddingModel, InitScale, Side, skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
-from dualkg.models.factors import Factors, Groups, mapped_by, rows
+from dualkg.models.factors import Factors, RelationGroups, multiply_groups, rows
 
 Norm = Literal[1, 2, "squared"]
 BilinearT = TypeVar("BilinearT", bound=BilinearModel)
@@ -26,17 +26,17 @@ BilinearT = TypeVar("BilinearT", bound=BilinearModel)
 DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
 
 
-def in_parts(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
+def chunked_distances(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
     """Distances from each of `(batch, width)` to each of `(n, width)`, a part of the second at a time: `(batch, n)`.
 
     A backward pass makes the differences of each part again, rather than keep batch × n × width of them.
     """
     size = max(1, DIFFERENCES[one.device.type] // max(one.numel(), 1))
     parts = other.split(size)  # type: ignore[no-untyped-call]
-    return torch.cat([made_again(distance, one.unsqueeze(1), part) for part in parts], dim=-1)
+    return torch.cat([checkpointed(distance, one.unsqueeze(1), part) for part in parts], dim=-1)
 
 
-def made_again(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
+def checkpointed(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
     """What a function gives, of which nothing is kept for a backward pass: that calls it again."""
     if not torch.is_grad_enabled():
         return function(one, other)
@@ -47,16 +47,16 @@ def made_again(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other:
 class DistanceModel(EmbeddingModel):
     """A model that scores by −d(where the relation takes the head, the tail).
 
-    Where `meets_between`, the relation moves the tail too, and the two meet in a third place. Where `isometric`, the
+    Where `maps_both_sides`, the relation moves the tail too, and the two meet in a third place. Where `isometric`, the
     distance from the mapped head to the tail is that from the head to the mapped tail, so that heads are looked for
     as tails are.
     """
 
-    meets_between = False
+    maps_both_sides = False
     isometric = False
     default_init_scale: InitScale = 1e-2
 
-    def fresh_signs(self, rows: int, width: int) -> Tensor:
+    def random_signs(self, rows: int, width: int) -> Tensor:
         """1 or −1, the same for a relation and its inverse. Training hardly leads a multiplier through 0."""
         num_relations = self.shape.num_relations
         drawn = 2.0 * torch.randint(0, 2, (num_relations, width), generator=self._random) - 1
@@ -68,13 +68,13 @@ class DistanceModel(EmbeddingModel):
 
     def distances(self, one: Tensor, other: Tensor) -> Tensor:
         """From each of `(batch, width)` to each of `(n, width)`: `(batch, n)`."""
-        return in_parts(self.distance, one, other)
+        return chunked_distances(self.distance, one, other)
 
     def triple_scores(self, f: Factors) -> Tensor:
         return -self.distance(f.mapped_head, self._target(f))
 
     def tail_scores(self, f: Factors) -> Tensor:
-        if self.meets_between:
+        if self.maps_both_sides:
             return -self._to_images(f.mapped_head, f.relations, self.tail_table, "tail")
         return -self.distances(f.mapped_head, self.tail_table)
 
@@ -84,17 +84,17 @@ class DistanceModel(EmbeddingModel):
         return -self._to_images(self._target(f), f.relations, self.head_table, "head")
 
     def relation_scores(self, f: Factors) -> Tensor:
-        heads = self.map_by_every_relation(f.head)
-        if not self.meets_between:
+        heads = self.map_by_all_relations(f.head)
+        if not self.maps_both_sides:
             return torch.stack([-self.distance(image, f.tail) for image in heads], dim=-1)
-        tails = self.map_by_every_relation(f.tail, transposed=True)
+        tails = self.map_by_all_relations(f.tail, transposed=True)
         return torch.stack([-self.distance(*images) for images in zip(heads, tails, strict=True)], dim=-1)
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        if self.meets_between and candidates.dim() == 1:
+        if self.maps_both_sides and candidates.dim() == 1:
             points = f.mapped_head if side == "tail" else f.mapped_tail
             return -self._to_images(points, f.relations, f.candidates(candidates, side=side), side)
-        if self.meets_between or (side == "head" and not self.isometric):  # without asking a GPU for sizes
+        if self.maps_both_sides or (side == "head" and not self.isometric):  # without asking a GPU for sizes
             return super().candidate_scores(f, candidates, side)
         chosen = f.candidates(candidates, side=side)
         image = f.mapped_head if side == "tail" else f.mapped_tail
@@ -103,7 +103,7 @@ class DistanceModel(EmbeddingModel):
         return -self.distance(image.unsqueeze(1), chosen)
 
     def _target(self, f: Factors) -> Tensor:
-        return f.mapped_tail if self.meets_between else f.tail
+        return f.mapped_tail if self.maps_both_sides else f.tail
 
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
         """Where each of some relations, `(num_relations,)`, takes vectors `(n, width)` of a side."""
@@ -116,13 +116,13 @@ class DistanceModel(EmbeddingModel):
 
     def _to_images(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
         """From each point to where its relation takes every row of a table; a table is mapped once a relation."""
-        groups = Groups(relations)
+        groups = RelationGroups(relations)
 
         def to_images(take: Callable[[Tensor], Tensor], group: Tensor, vectors: Tensor) -> Tensor:
             return self.distances(group, take(vectors))
 
         pairs = zip(groups.of(points), self.maps_of(groups.distinct, side), strict=True)
-        found = [made_again(partial(to_images, take), group, table) for group, take in pairs]
+        found = [checkpointed(partial(to_images, take), group, table) for group, take in pairs]
         return groups.joined(found, empty=points.new_zeros(0, len(table)))
 
 
@@ -156,8 +156,8 @@ class NormModel(DistanceModel):
         if self.norm == "squared":
             squares: Tensor = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
             return squares - 2 * one @ other.T
-        if self.norm == 1 and kernels.apply_to(one):
-            return kernels.sums_of_moduli(one, other, parts=self.numbers_per_coordinate)
+        if self.norm == 1 and kernels.available_for(one):
+            return kernels.pairwise_modulus_sums(one, other, parts=self.numbers_per_coordinate)
         if self.norm == 2 or self.numbers_per_coordinate == 1:
             # By differences: from products, the distance of near vectors would be what rounding leaves of it.
             return torch.cdist(one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist")
@@ -166,7 +166,7 @@ class NormModel(DistanceModel):
 
 def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) -> BilinearT:
     """A bilinear model with the entities of a distance model, and these relations."""
-    with blank():
+    with skip_initialization():
         found = kind(model.shape, dim=model.dim, reciprocal=model.reciprocal)
     found.load_state_dict({"entities": model.entities, "relations": relations})
     return found.to(model.entities)
@@ -181,7 +181,7 @@ class AngleModel(DistanceModel):
 
     half_turn: Tensor
 
-    def fresh_angles(self, rows: int, width: int) -> Tensor:
+    def random_angles(self, rows: int, width: int) -> Tensor:
         """Stored angles anywhere on the circle."""
         if isinstance(self.init_scale, str) or not self.init_scale > 0:
             raise RequestError(
@@ -207,7 +207,7 @@ class ModE(NormModel):
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """Near 1 or −1."""
-        return nn.Parameter(self.fresh_signs(rows, width) + self.init_noise(rows, width))
+        return nn.Parameter(self.random_signs(rows, width) + self.init_noise(rows, width))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         return head * rows(self.relations, relations)
@@ -237,7 +237,7 @@ class RotatE(NormModel, AngleModel):
         return dim
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        return nn.Parameter(self.fresh_angles(rows, width))
+        return nn.Parameter(self.random_angles(rows, width))
 
     def relation_norms(self, relations: Tensor) -> Tensor:
         return self.entities.new_full((len(relations),), float(self.dim))
@@ -270,7 +270,7 @@ class SE(NormModel):
     A row of a relation holds both matrices.
     """
 
-    meets_between = True
+    maps_both_sides = True
 
     def relation_width(self, dim: int) -> int:
         return 2 * dim * dim
@@ -295,15 +295,15 @@ class SE(NormModel):
         """Squared, by products for all relations at once: ‖p − t R‖² = ‖p‖² − 2 (p Rᵀ)·t + ‖t R‖²."""
         if self.norm != "squared":
             return super()._to_images(points, relations, table, side)
-        groups = Groups(relations)
+        groups = RelationGroups(relations)
         matrices = self._matrices(groups.distinct, side)
-        back = mapped_by(matrices.transpose(1, 2), groups, points)
+        back = multiply_groups(matrices.transpose(1, 2), groups, points)
         lengths = rows(squared_lengths(table, matrices), torch.searchsorted(groups.distinct, relations.contiguous()))
         return points.square().sum(-1, keepdim=True) + lengths - 2 * back @ table.T
 
     def _mapped(self, vectors: Tensor, relations: Tensor, side: Side) -> Tensor:
-        groups = Groups(relations)
-        return mapped_by(self._matrices(groups.distinct, side), groups, vectors)
+        groups = RelationGroups(relations)
+        return multiply_groups(self._matrices(groups.distinct, side), groups, vectors)
 
     def _matrices(self, relations: Tensor, side: Side) -> Tensor:
         return rows(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, 0 if side == "head" else 1]
@@ -312,7 +312,7 @@ class SE(NormModel):
 def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
     """‖t R‖² of each row of `(n, width)` under each of `(num_matrices, width, width)`: `(num_matrices, n)`."""
     size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
-    parts = [made_again(_squared_lengths, table, part) for part in matrices.split(size)]  # type: ignore[no-untyped-call]
+    parts = [checkpointed(_squared_lengths, table, part) for part in matrices.split(size)]  # type: ignore[no-untyped-call]
     return torch.cat(parts)
 
 

@@ -60,13 +60,13 @@ class Dual(Model):
     def relation_scores(self, f: Factors) -> Tensor:
         """The norm of the mapped vector varies with the relation, so it stays."""
         moved, fixed = (f.head, f.tail) if self.side == "tail" else (f.tail, f.head)
-        images = self.primal.map_by_every_relation(moved, transposed=self.side == "head")
+        images = self.primal.map_by_all_relations(moved, transposed=self.side == "head")
         return torch.stack([-_norms(image - fixed) for image in images], dim=-1)
 
     def _norms_of_all(self, relations: Tensor) -> Tensor:
         """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row a query, computed once a relation."""
         distinct, position = torch.unique(relations, return_inverse=True)
-        return rows(self.primal.image_norms(distinct, transposed=self.side == "head"), position)
+        return rows(self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position)
 
 
 def _norms(vectors: Tensor) -> Tensor:

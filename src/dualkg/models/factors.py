@@ -101,7 +101,7 @@ def _given(ids: Tensor | None, what: str) -> Tensor:
 MOST_PADDING = 32  # rows with their padding for each row, up to which a GPU multiplies all groups at once
 
 
-class Groups:
+class RelationGroups:
     """The rows of a batch by their relation ids `(batch,)`; `distinct` are the relations in the order of the groups."""
 
     def __init__(self, relations: Tensor) -> None:
@@ -125,20 +125,20 @@ class Groups:
         return rows(torch.cat(list(parts)), torch.argsort(self.order)) if parts else empty
 
 
-def mapped_by(matrices: Tensor, groups: Groups, vectors: Tensor) -> Tensor:
+def multiply_groups(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
     """Each vector times the matrix of its relation, `(num_groups, width, width)`, one for each group."""
     if vectors.is_cuda and groups.sizes and len(groups.sizes) * max(groups.sizes) <= MOST_PADDING * len(vectors):
         return padded_products(matrices, groups, vectors)
     return products(matrices, groups, vectors)
 
 
-def products(matrices: Tensor, groups: Groups, vectors: Tensor) -> Tensor:
+def products(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
     """Group by group."""
     parts = [group @ matrix for group, matrix in zip(groups.of(vectors), matrices.unbind(), strict=True)]
     return groups.joined(parts, empty=vectors)
 
 
-def padded_products(matrices: Tensor, groups: Groups, vectors: Tensor) -> Tensor:
+def padded_products(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
     """All groups in one product, filled up with zeros to the largest: on a GPU many calls cost more than zeros do."""
     num_groups, largest = len(groups.sizes), max(groups.sizes)
     slots = groups.slots(largest)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
-from dualkg.kernels import reference as kernels
+from dualkg.kernels import pairwise as kernels
 from dualkg.models.base import Side
-from dualkg.models.distance import AngleModel, in_parts
+from dualkg.models.distance import AngleModel, chunked_distances
 from dualkg.models.factors import Factors, rows
 
 ROUNDING = 8  # how many units of the last digit of what it is the difference of a squared distance is in doubt
 
 
 class HAKE(AngleModel):
-    """Entities in polar coordinates, relations stretch and turn them (Zhang et al., 2020).
+    """Entities in polar coordinates, relations scale and turn them (Zhang et al., 2020).
 
     −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
     an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned. They begin
@@ -25,7 +25,7 @@ class HAKE(AngleModel):
     size of the numbers in the tables, and one learning rate moves b as far, for its size, as it moves the angles.
     """
 
-    meets_between = True
+    maps_both_sides = True
     euclidean = False
     score_arrays = 8
     numbers_per_coordinate = 2
@@ -34,37 +34,37 @@ class HAKE(AngleModel):
         self, shape: GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **config: Any
     ) -> None:
         super().__init__(shape, **config)
-        self.usual_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
+        self.initial_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
         self.scales = nn.Parameter(torch.tensor([modulus_weight, phase_weight * self.half_turn.item()]))
 
     @property
     def config(self) -> dict[str, object]:
-        return {**super().config, **self.usual_weights}
+        return {**super().config, **self.initial_weights}
 
     def relation_width(self, dim: int) -> int:
         return 3 * dim
 
     def table(self, rows: int, width: int) -> nn.Parameter:
         moduli = self.init_noise(rows, width // 2)
-        return nn.Parameter(torch.cat([moduli, self.fresh_angles(rows, width // 2)], dim=-1))
+        return nn.Parameter(torch.cat([moduli, self.random_angles(rows, width // 2)], dim=-1))
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """It begins by stretching nothing: r_m is 1 and r_b is 0."""
         ones, zeros = torch.ones(rows, self.dim), torch.zeros(rows, self.dim)
-        return nn.Parameter(torch.cat([ones, zeros, self.fresh_angles(rows, self.dim)], dim=-1))
+        return nn.Parameter(torch.cat([ones, zeros, self.random_angles(rows, self.dim)], dim=-1))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        (modulus, phase), (stretch, bias, turn) = head.chunk(2, dim=-1), self._relation(relations)
-        return torch.cat([modulus * (stretch + bias), phase + turn], dim=-1)
+        (modulus, phase), (scale, bias, turn) = head.chunk(2, dim=-1), self._relation(relations)
+        return torch.cat([modulus * (scale + bias), phase + turn], dim=-1)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         (modulus, phase), (_, bias, _) = tail.chunk(2, dim=-1), self._relation(relations)
         return torch.cat([modulus * (1 - bias), phase], dim=-1)
 
     def _relation(self, relations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        stretch, bias, turn = rows(self.relations, relations).chunk(3, dim=-1)
-        stretch = stretch.abs()
-        return stretch, torch.maximum(bias.clamp(max=1.0), -stretch), turn
+        scale, bias, turn = rows(self.relations, relations).chunk(3, dim=-1)
+        scale = scale.abs()
+        return scale, torch.maximum(bias.clamp(max=1.0), -scale), turn
 
     def entity_vectors(self) -> Tensor:
         """Moduli, and points on the circle: the same whatever turn an angle was stored with."""
@@ -85,36 +85,36 @@ class HAKE(AngleModel):
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         chosen = f.candidates(candidates, side=side)
-        points, stretch = self._asked(f, side)
+        points, scale = self._asked(f, side)
         if candidates.dim() == 1:
-            return -self._to_stretched(points, stretch, chosen)
+            return -self._to_stretched(points, scale, chosen)
         moduli, phases = chosen.chunk(2, dim=-1)
-        return -self.distance(points.unsqueeze(1), torch.cat([moduli * stretch.unsqueeze(1), phases], dim=-1))
+        return -self.distance(points.unsqueeze(1), torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1))
 
     def _asked(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
         """Where an answer should be, `(batch, width)`, once its moduli are stretched by `(batch, dim)`."""
-        stretch, bias, turn = self._relation(f.relations)
+        scale, bias, turn = self._relation(f.relations)
         if side == "tail":
             return f.mapped_head, 1 - bias
         modulus, phase = f.mapped_tail.chunk(2, dim=-1)
-        return torch.cat([modulus, phase - turn], dim=-1), stretch + bias
+        return torch.cat([modulus, phase - turn], dim=-1), scale + bias
 
-    def _to_stretched(self, points: Tensor, stretch: Tensor, table: Tensor) -> Tensor:
+    def _to_stretched(self, points: Tensor, scale: Tensor, table: Tensor) -> Tensor:
         """From each point to every row of a table, its moduli stretched as the point's relation does it.
 
         ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y², so that no row is stretched; angles are not stretched at all.
         """
         (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), table.chunk(2, dim=-1)
-        added = modulus.square().sum(-1, keepdim=True) + stretch.square() @ moduli.square().T
-        squared = added - 2 * (modulus * stretch) @ moduli.T
+        added = modulus.square().sum(-1, keepdim=True) + scale.square() @ moduli.square().T
+        squared = added - 2 * (modulus * scale) @ moduli.T
         near = squared <= ROUNDING * torch.finfo(added.dtype).eps * added
         apart = squared.masked_fill(near, 1.0).sqrt().masked_fill(near, 0.0)
         return self._weighted(apart, self._sines_of_all(phase, phases))
 
     def _sines_of_all(self, one: Tensor, other: Tensor) -> Tensor:
-        if kernels.apply_to(one):
-            return kernels.sums_of_sines(self.angles(one) / 2, self.angles(other) / 2)
-        return in_parts(lambda phase, part: self._sines(phase - part), one, other)
+        if kernels.available_for(one):
+            return kernels.pairwise_sine_sums(self.angles(one) / 2, self.angles(other) / 2)
+        return chunked_distances(lambda phase, part: self._sines(phase - part), one, other)
 
     def _sines(self, phase: Tensor) -> Tensor:
         return (self.angles(phase) / 2).sin().abs().sum(-1)

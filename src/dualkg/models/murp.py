@@ -25,7 +25,7 @@ class MuRP(DistanceModel):
     of all pairs are made of products: no vector t ⊕ r exists for a tail and a relation.
     """
 
-    meets_between = True
+    maps_both_sides = True
     euclidean = False
     score_arrays = 20
 
@@ -44,7 +44,7 @@ class MuRP(DistanceModel):
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """R begins near the identity, or with `signs` near 1 or −1 in each coordinate."""
         noise = self.init_noise(rows, width)
-        noise[:, : self.dim] += self.fresh_signs(rows, self.dim) if self.signs else 1
+        noise[:, : self.dim] += self.random_signs(rows, self.dim) if self.signs else 1
         return nn.Parameter(noise)
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dualkg.models.base import InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Groups, mapped_by, rows
+from dualkg.models.factors import RelationGroups, multiply_groups, rows
 
 
 class RESCAL(BilinearModel):
@@ -27,7 +27,7 @@ class RESCAL(BilinearModel):
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         return self._grouped(tail, relations, transposed=True)
 
-    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+    def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """Through the Gram matrix G = HᵀH, without an image of any entity: Σ‖h R‖² is the trace of Rᵀ G R."""
         table = self.tail_table if transposed else self.head_table
         matrices = self.relations.view(-1, self.dim, self.dim)
@@ -43,6 +43,6 @@ class RESCAL(BilinearModel):
             matrix.copy_(axes.T @ matrix @ axes)
 
     def _grouped(self, vectors: Tensor, relations: Tensor, *, transposed: bool) -> Tensor:
-        groups = Groups(relations)
+        groups = RelationGroups(relations)
         matrices = rows(self.relations, groups.distinct).view(-1, self.dim, self.dim)
-        return mapped_by(matrices.mT if transposed else matrices, groups, vectors)
+        return multiply_groups(matrices.mT if transposed else matrices, groups, vectors)

@@ -12,7 +12,7 @@ from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
 from dualkg.models.base import InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors, Groups, mapped_by, rows
+from dualkg.models.factors import Factors, RelationGroups, multiply_groups, rows
 
 
 class TuckER(BilinearModel):
@@ -52,7 +52,7 @@ class TuckER(BilinearModel):
     def relation_width(self, dim: int) -> int:
         return self.relation_dim
 
-    def num_shared_numbers(self, dim: int) -> int:
+    def num_shared_parameters(self, dim: int) -> int:
         return self.relation_dim * dim * dim
 
     def matrices(self, relations: Tensor) -> Tensor:
@@ -67,13 +67,13 @@ class TuckER(BilinearModel):
     def _mapped(self, head: Tensor, relations: Tensor) -> Tensor:
         if head.is_cuda and self.training and self.batch_norm:  # without, there are kernels
             return through_core(head, rows(self.relations, relations), self.core)
-        groups = Groups(relations)
-        return mapped_by(self.matrices(groups.distinct), groups, head)
+        groups = RelationGroups(relations)
+        return multiply_groups(self.matrices(groups.distinct), groups, head)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         self._check_linear()
-        groups = Groups(relations)
-        return mapped_by(self.matrices(groups.distinct).mT, groups, tail)
+        groups = RelationGroups(relations)
+        return multiply_groups(self.matrices(groups.distinct).mT, groups, tail)
 
     def relation_scores(self, f: Factors) -> Tensor:
         if self.batch_norm and self.training:
@@ -88,7 +88,7 @@ class TuckER(BilinearModel):
         norms = self.matrices(distinct).square().sum((1, 2))
         return rows(norms.unsqueeze(-1), position).squeeze(-1)
 
-    def sums_of_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+    def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """Through the Gram matrices of entities and relations, G and C: Σ‖h R‖² = Σₖₗ Cₖₗ tr(Wₖᵀ G Wₗ)."""
         self._check_linear()
         table, core = (self.tail_table, self.core.mT) if transposed else (self.head_table, self.core)

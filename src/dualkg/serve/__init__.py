@@ -6,10 +6,10 @@ and answered in a typed shape (shapes/). Pages for people are in pages/.
 
 from __future__ import annotations
 
-from dualkg.extras import needing_to_serve
+from dualkg.extras import optional_import
 from dualkg.serve.limits import Limits
 
-with needing_to_serve("fastapi"):
+with optional_import("fastapi", purpose="Serving a run"):
     import fastapi  # noqa: F401
 
 from dualkg.serve.app import application

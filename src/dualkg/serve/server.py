@@ -18,7 +18,7 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from dualkg.errors import RequestError
-from dualkg.extras import needing_to_serve
+from dualkg.extras import optional_import
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import is_loopback
 
@@ -123,7 +123,7 @@ def address_of(listening: socket.socket) -> str:
 
 def server_for(app: FastAPI, *, limits: Limits) -> uvicorn.Server:
     """uvicorn with bounds on what it holds for a request that is not whole yet, and on how many there are."""
-    with needing_to_serve("uvicorn"):
+    with optional_import("uvicorn", purpose="Serving a run"):
         import uvicorn
     sys.setswitchinterval(SWITCH)
     return uvicorn.Server(

@@ -15,7 +15,7 @@ from fastapi import Request
 
 from dualkg.analysis.projection import entity_map
 from dualkg.analysis.tsne import Vectors
-from dualkg.data.graph import looping_relations
+from dualkg.data.graph import relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.inference.calibration_store import load_calibration
@@ -82,7 +82,7 @@ class ServedRun:
     @cached_property
     def looping(self) -> frozenset[int]:
         """The relations by which an entity may be its own answer."""
-        return looping_relations(self.run.graph)
+        return relations_with_self_loops(self.run.graph)
 
     def id_of(self, vocabulary: Vocabulary, name: str | int) -> int:
         """The id of a name; where there is none, the command line's sentence and the nearest names."""

@@ -104,7 +104,7 @@ def train(
     regularizer = regularizer or NoRegularizer()
     sections = {
         "data": Data.model_validate(
-            {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_by}
+            {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_options}
         ),
         "model": describe_model(model),
         "regularizer": describe_regularizer(regularizer),

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.files import replacing
+from dualkg.files import atomic_write
 
 
 @dataclass
@@ -43,7 +43,7 @@ def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dic
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise DivergedError(f"{name} holds NaN or infinity, so it was not saved; {path.name} is as it was.")
     tensors = {name: value.cpu().contiguous() for name, value in found.items()}
-    with replacing(path) as fresh:
+    with atomic_write(path) as fresh:
         try:
             save_file(tensors, fresh, metadata={"about": json.dumps(about)})
         except SafetensorError as error:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.kernels.reference import has_bf16_products
-from dualkg.kernels.reference import obstacle as obstacle_to_kernels
+from dualkg.kernels.hardware import gpu_kernels_unavailable, has_bf16_products
 from dualkg.losses import AnyLoss
 from dualkg.losses.softmax import CrossEntropy
 from dualkg.models.base import Model
@@ -53,10 +52,10 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
             raise RequestError("The reference engine trains in float32; bf16 was asked for. Use --engine fast.")
         return "plain"
     on_gpu = model.device.type == "cuda"
-    obstacle = _obstacle_to_bf16(recipe, model, regularizer)
-    if precision == "bf16" and obstacle:
-        raise RequestError(f"bf16 {obstacle}. Use --set training.precision=float32.")
-    if obstacle or precision in ("float32", "tf32"):
+    reason = _obstacle_to_bf16(recipe, model, regularizer)
+    if precision == "bf16" and reason:
+        raise RequestError(f"bf16 {reason}. Use --set training.precision=float32.")
+    if reason or precision in ("float32", "tf32"):
         return "fused"
     return "kernels" if on_gpu else "fused bf16"
 
@@ -91,7 +90,7 @@ def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) ->
         return "is for tables of float32"
     if model.device.type == "cpu":
         return None if has_bf16_products() else "is not what this processor multiplies, and would be slow"
-    if missing := obstacle_to_kernels():
+    if missing := gpu_kernels_unavailable():
         return f"on a GPU {missing}"
     if torch.cuda.get_device_capability(model.device) < (8, 0):
         return "is not what this GPU multiplies"

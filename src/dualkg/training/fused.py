@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dualkg.kernels.reference import Targets
+from dualkg.kernels.targets import Targets
 from dualkg.losses.grouping import Questions
 from dualkg.losses.softmax import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
@@ -21,7 +21,7 @@ from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.distance import NormModel
 from dualkg.models.dual import Dual
 from dualkg.models.factors import Factors
-from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
+from dualkg.regularizers import PowerSum, Regularizer, depends_on_batch_only
 from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
 
 Form = Literal["products", "squared distances"]
@@ -38,7 +38,7 @@ def scores_are(model: Model) -> Form | None:
         fits = type(model) is Dual and model.side == "tail" and model.reciprocal
         return "squared distances" if fits else None
     if isinstance(held, NormModel) and model is held and _inherits(held, NormModel):
-        fits = held.norm == "squared" and not held.meets_between and (held.reciprocal or held.isometric)
+        fits = held.norm == "squared" and not held.maps_both_sides and (held.reciprocal or held.isometric)
         return "squared distances" if fits else None
     return None
 
@@ -203,12 +203,12 @@ def _softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
         from dualkg.kernels.cpu.softmax import softmax_gradient_
 
         return softmax_gradient_(scores, targets, scores.shape[1])
-    questions = targets.questions
+    questions = targets.queries
     places, losses = (questions, targets.entities), torch.zeros_like(scores[:, 0])
-    weights = torch.zeros_like(losses).index_add_(0, questions, targets.shares)
-    losses.index_add_(0, questions, targets.shares * (scores.logsumexp(dim=-1)[questions] - scores[places]))
+    weights = torch.zeros_like(losses).index_add_(0, questions, targets.weights)
+    losses.index_add_(0, questions, targets.weights * (scores.logsumexp(dim=-1)[questions] - scores[places]))
     torch.softmax(scores, dim=-1, out=scores)
-    scores.mul_(weights[:, None]).index_put_(places, -targets.shares, accumulate=True)
+    scores.mul_(weights[:, None]).index_put_(places, -targets.weights, accumulate=True)
     return losses
 
 
@@ -251,7 +251,7 @@ class FusedStep:
         self.tables = Bf16Tables(model, optimizer) if half else Float32Tables(model, optimizer, squared=squared)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
         # Of classes that are not ours we cannot know what else they do with the ids of relations, or with the tables.
-        ours = type(model) in MODELS.values() and sees_batch_alone(regularizer)
+        ours = type(model) in MODELS.values() and depends_on_batch_only(regularizer)
         large = model.relations.shape[1] > model.entities.shape[1]
         linear = isinstance(model, DiagonalModel) and model.linear_in_relations
         self.direct = ours and linear and not loss.relation_weight
@@ -329,11 +329,11 @@ class FusedStep:
         )
         assert to_mapped_head is not None
         to_head = _sum(to.get("head"), model.map_tail(to_mapped_head, f.relations))
-        to_relation = _sum(to.get("relation"), model.relation_between(f.head, to_mapped_head))
+        to_relation = _sum(to.get("relation"), model.relation_query(f.head, to_mapped_head))
         to_tail = to.get("tail")
         if to_mapped_tail is not None:
             to_tail = _sum(to_tail, model.map_head(to_mapped_tail, f.relations))
-            to_relation = _sum(to_relation, model.relation_between(to_mapped_tail, f.tail))
+            to_relation = _sum(to_relation, model.relation_query(to_mapped_tail, f.tail))
         assert to_relation is not None
         self._add_rows(f, to_head, to_tail)
         model.relations.grad = torch.zeros_like(model.relations).index_add_(0, f.relations, to_relation)

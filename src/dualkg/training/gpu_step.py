@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dualkg.kernels.reference import Targets, products_in
+from dualkg.kernels.hardware import matmul_precision
+from dualkg.kernels.targets import Targets
 from dualkg.losses.grouping import Questions
 from dualkg.losses.softmax import CrossEntropy
 from dualkg.models import MODELS
@@ -21,12 +22,12 @@ from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.factors import Factors
 from dualkg.models.rescal import RESCAL
 from dualkg.models.tucker import TuckER
-from dualkg.regularizers import PowerSum, Regularizer, sees_batch_alone
+from dualkg.regularizers import PowerSum, Regularizer, depends_on_batch_only
 from dualkg.training.fused import Workspace
 from dualkg.training.optimizers import AnyOptimizer
 
 if TYPE_CHECKING:
-    from dualkg.kernels.gpu.coordinates import RowSums
+    from dualkg.kernels.gpu.diagonal import RowGradients
 
 
 @cache
@@ -65,14 +66,14 @@ class Table:
         self.scores, self.images = Workspace(), Workspace()
 
     @property
-    def row_sums(self) -> RowSums:
-        from dualkg.kernels.gpu.coordinates import RowSums
+    def row_sums(self) -> RowGradients:
+        from dualkg.kernels.gpu.diagonal import RowGradients
 
-        return RowSums(self.parameter.detach(), self.rows, self.stamps)
+        return RowGradients(self.parameter.detach(), self.rows, self.stamps)
 
     def update(self, now: Tensor, rate: Tensor, eps: float) -> None:
         """Step the table."""
-        from dualkg.kernels.gpu.softmax import adagrad_
+        from dualkg.kernels.gpu.adagrad import adagrad_
 
         adagrad_(
             self.parameter.detach(),
@@ -124,7 +125,7 @@ class Vectors(ABC):
 
     def shares(self, size: int) -> Mapping[str, float]:
         """The regularizer's shares of one triple, its weight and the mean over the batch in them."""
-        return {name: share * self.regularizer.weight / size for name, share in self.regularizer.shares.items()}
+        return {name: share * self.regularizer.weight / size for name, share in self.regularizer.term_weights.items()}
 
     @property
     @abstractmethod
@@ -156,7 +157,7 @@ class Coordinates(Vectors):
     """Relations that act on each coordinate alone."""
 
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
-        from dualkg.kernels.gpu.coordinates import Algebra
+        from dualkg.kernels.gpu.diagonal import Algebra
 
         super().__init__(step, regularizer)
         model = step.model
@@ -167,23 +168,23 @@ class Coordinates(Vectors):
 
     @property
     def num_blocks(self) -> int:
-        from dualkg.kernels.gpu.coordinates import num_blocks
+        from dualkg.kernels.gpu.diagonal import num_blocks
 
         return num_blocks(self.step.model.dim)
 
     def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
-        from dualkg.kernels.gpu.coordinates import map_rows_
+        from dualkg.kernels.gpu.diagonal import map_rows_
 
         asked = batch if questions is None else batch[questions.first]
         map_rows_(images, asked, self.table(given), self.relations, algebra=self.algebra, column=given)
 
     def pair(self, batch: Tensor, images: Tensor) -> None:
-        from dualkg.kernels.gpu.coordinates import pair_rows_
+        from dualkg.kernels.gpu.diagonal import map_pairs_
 
-        pair_rows_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
+        map_pairs_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
 
     def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
-        from dualkg.kernels.gpu.coordinates import add_gradients_
+        from dualkg.kernels.gpu.diagonal import add_gradients_
 
         add_gradients_(
             batch,
@@ -192,7 +193,7 @@ class Coordinates(Vectors):
             tails=self.tails.row_sums,
             now=self.step.now,
             upstream=scored.images,
-            shares=self.shares(len(batch)),
+            weights=self.shares(len(batch)),
             power=self.regularizer.power,
             algebra=self.algebra,
             penalties=penalties,
@@ -214,9 +215,11 @@ class Matrices(Vectors):
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
         self.mapped, self.to_mapped = (Workspace(), Workspace()), (Workspace(), Workspace())
-        self.half_images = Workspace()
+        self.bf16_output = Workspace()
         # t Rᵀ is needed where heads are asked for, and where the regularizer looks at it.
-        self.maps_tails = len(step.sides) == 2 or bool({"mapped_tail", "head_residual"} & regularizer.shares.keys())
+        self.maps_tails = len(step.sides) == 2 or bool(
+            {"mapped_tail", "head_residual"} & regularizer.term_weights.keys()
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -230,18 +233,18 @@ class Matrices(Vectors):
 
     def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
         """All are mapped, for the regularizer and the matrices ask for all."""
-        from dualkg.kernels.gpu.matrices import Groups
+        from dualkg.kernels.gpu.matrices import TriplesByRelation
 
         if given == 0:
-            self.groups = Groups.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
+            self.groups = TriplesByRelation.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
         if questions is None:
             self._map(batch, given, images)
             return
-        half_images = self.half_images.of(len(batch), images.shape[1], images)
-        self._map(batch, given, half_images)
-        images.copy_(half_images[questions.first])
+        bf16_output = self.bf16_output.of(len(batch), images.shape[1], images)
+        self._map(batch, given, bf16_output)
+        images.copy_(bf16_output[questions.first])
 
-    def _map(self, batch: Tensor, given: int, half_images: Tensor | None) -> None:
+    def _map(self, batch: Tensor, given: int, bf16_output: Tensor | None) -> None:
         from dualkg.kernels.gpu.matrices import map_rows_
 
         map_rows_(
@@ -251,16 +254,16 @@ class Matrices(Vectors):
             transposed=given == 2,
             ids=batch[:, given],
             images=self._buffers(self.mapped, len(batch))[given // 2],
-            half_images=half_images,
+            bf16_output=bf16_output,
         )
 
     def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
-        from dualkg.kernels.gpu.matrices import add_image_gradients_, map_rows_
+        from dualkg.kernels.gpu.matrices import add_mapped_gradients_, map_rows_
 
         if self.maps_tails and len(scored.images) == 1:
             self._map(batch, 2, None)
         to_mapped = self._buffers(self.to_mapped, len(batch))
-        add_image_gradients_(
+        add_mapped_gradients_(
             batch,
             heads=self.heads.row_sums,
             tails=self.tails.row_sums,
@@ -268,7 +271,7 @@ class Matrices(Vectors):
             to_mapped=to_mapped,
             now=self.step.now,
             upstream=scored.images,
-            shares=self.shares(len(batch)),
+            weights=self.shares(len(batch)),
             power=self.regularizer.power,
             with_tails=self.maps_tails,
             penalties=penalties,
@@ -322,16 +325,16 @@ class Mixtures(Matrices):
 
     def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
         if given == 0:
-            with products_in("tf32"):
+            with matmul_precision("tf32"):
                 torch.mm(self.rows, self.core, out=self.relations)
         super().map(batch, given, images, questions)
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
-        from dualkg.kernels.gpu.softmax import adagrad_
+        from dualkg.kernels.gpu.adagrad import adagrad_
 
         self.slopes.zero_()
         self._pass_over_matrices(batch, penalty, self.slopes, step=False)
-        with products_in("tf32"):
+        with matmul_precision("tf32"):
             of_rows, of_core = torch.mm(self.slopes, self.core.T), torch.mm(self.rows.T, self.slopes)
         for table, sums, slope in zip((self.rows, self.core), self.sums, (of_rows, of_core), strict=True):
             adagrad_(
@@ -388,7 +391,7 @@ class Bf16Step:
     @staticmethod
     def applies_to(model: Model, regularizer: Regularizer, *, predicts_relations: bool) -> bool:
         """Whether model and regularizer are ours, so that kernels know what they do, and look at the batch alone."""
-        if type(model) not in MODELS.values() or not sees_batch_alone(regularizer):
+        if type(model) not in MODELS.values() or not depends_on_batch_only(regularizer):
             return False
         if isinstance(model, RESCAL | TuckER):
             formed = model.num_relation_ids * model.dim**2 if isinstance(model, TuckER) else 0
@@ -398,7 +401,7 @@ class Bf16Step:
         return (
             isinstance(model, DiagonalModel)
             and model.linear_in_relations
-            and (model.one_modulus or regularizer.power == 2)
+            and (model.multiplicative_modulus or regularizer.power == 2)
         )
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:

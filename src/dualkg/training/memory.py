@@ -148,7 +148,7 @@ def _sampled(need: Need, recipe: Recipe, model: Model, *, num_examples: int) -> 
 def _scores_for_all_at_once(model: Model) -> bool:
     """Whether the same candidates for all triples have one vector each, not one for every triple."""
     if isinstance(model, DistanceModel):
-        return model.meets_between or model.reciprocal or model.isometric
+        return model.maps_both_sides or model.reciprocal or model.isometric
     return isinstance(model, BilinearModel)
 
 

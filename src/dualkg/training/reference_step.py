@@ -10,7 +10,7 @@ from dualkg.models.distance import ModE, RotatE, TransE
 from dualkg.models.hake import HAKE
 from dualkg.models.murp import MuRP
 from dualkg.models.tucker import TuckER
-from dualkg.regularizers import Regularizer, sees_batch_alone
+from dualkg.regularizers import Regularizer, depends_on_batch_only
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 
@@ -69,7 +69,7 @@ class CapturedStep(ReferenceStep):
             and model.device.type == "cuda"
             and (model.reciprocal or (recipe.loss.samples and recipe.loss.sides == "both"))
             and type(model) in MODELS
-            and sees_batch_alone(regularizer)
+            and depends_on_batch_only(regularizer)
             and (not isinstance(model, TuckER) or model.batch_norm)
         )
 

@@ -22,9 +22,9 @@ from dualkg.data.graph import SPLITS, Graph, Split
 from dualkg.data.loading import load_saved_graph, save_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate, load_ranks, save_ranks
-from dualkg.evaluation.report import report_on as make_report
-from dualkg.files import link_or_copy, read_json, replacing_folder, write_text
-from dualkg.models.base import Model, blank
+from dualkg.evaluation.report import build_report as make_report
+from dualkg.files import atomic_folder, link_or_copy, read_json, write_text
+from dualkg.models.base import Model, skip_initialization
 from dualkg.training.checkpoint import load_weights, read_weights, save_weights
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.registry import build_model
@@ -205,7 +205,7 @@ class RunFolder:
         A run that is overwritten goes only when the new one is there to take its place.
         """
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
-        with replacing_folder(self.path, existing=existing, last=self.recipe.name) as path:
+        with atomic_folder(self.path, existing=existing, last=self.recipe.name) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
             write_text(fresh.environment, json.dumps(environment, indent=1))
@@ -268,7 +268,7 @@ def load_run(path: str | Path) -> Run:
     if not folder.finished:
         raise RequestError(f"The run {folder.path} is not finished. {folder.how_to_go_on()}")
     recipe, graph = load_recipe(folder.recipe), folder.load_graph()
-    with blank():
+    with skip_initialization():
         model = build_model(recipe.model, graph.shape, seed=recipe.training.seed)
     load_weights(model, read_weights(folder.weights), source=folder.weights)
     history = read_json(folder.history) if folder.history.exists() else []

@@ -25,7 +25,8 @@ from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.evaluation.report import evaluate
-from dualkg.kernels.reference import STEP, mixed, products_in
+from dualkg.kernels.hardware import matmul_precision
+from dualkg.kernels.hashing import STEP, splitmix64
 from dualkg.losses.grouping import asks_anew
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
@@ -163,8 +164,8 @@ def most_queries(triples: Tensor, batch_size: int) -> int:
 
 
 def _drawn(numbers: Tensor, *, seed: int, epoch: int) -> Tensor:
-    start = int(mixed(mixed(torch.tensor(seed) * STEP) + torch.tensor(epoch) * STEP))
-    return mixed(numbers * STEP + start)
+    start = int(splitmix64(splitmix64(torch.tensor(seed) * STEP) + torch.tensor(epoch) * STEP))
+    return splitmix64(numbers * STEP + start)
 
 
 @contextmanager
@@ -356,7 +357,7 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end. The model then holds the weights to keep."""
-        precision = products_in(self.recipe.training.precision)
+        precision = matmul_precision(self.recipe.training.precision)
         with self.stop.listening(), tiny_numbers_as_zero(), current(self.model.device), precision:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()

@@ -48,8 +48,8 @@ def test_what_an_index_finds_is_what_the_model_scores_best(kind, config):
     given, relations = torch.arange(12), torch.arange(12) % 3
     tables = tables_of(model)
     for questions, scores in (
-        (QueryBatch.for_tails(model, given, relations), model.ask_tails(given, relations)),
-        (QueryBatch.for_heads(model, relations, given), model.ask_heads(relations, given)),
+        (QueryBatch.for_tails(model, given, relations), model.predict_tails(given, relations)),
+        (QueryBatch.for_heads(model, relations, given), model.predict_heads(relations, given)),
     ):
         table = tables.get(questions.side, tables["tail"])
         found = ExactIndex.build(table, metric_of(model)).search(questions.vectors, 12)

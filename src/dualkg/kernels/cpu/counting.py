@@ -11,7 +11,7 @@ from dualkg.kernels.cpu.compile import compiled, in_parallel
 CHUNK = 4096  # scores that stay in the nearest cache while all answers of a row are compared with them
 
 
-def count_above(scores: Tensor, known: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+def count_better_and_tied(scores: Tensor, known: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     """Counts `(num_asked, 2)` for `asked`: row, answer, and where the row's known answers begin and end.
 
     −1 where a score of the row is NaN or infinite.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dualkg.kernels.cpu.compile import HAS_NUMBA, bits_of, compiled, in_parallel, narrowed, widened
-from dualkg.kernels.reference import Targets
+from dualkg.kernels.targets import Targets
 
 BLOCK = 256  # rows that the plain form takes at a time: few enough to have bfloat16 in float32 beside it
 CHUNK = 1024  # numbers summed in float32 before the sum goes on in float64
@@ -25,9 +25,9 @@ MANTISSA, BITS_OF_ONE = np.int32(23), np.int32(0x3F800000)
 
 
 def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
-    """Overwrite scores `(questions, padded columns)` by the gradient of Σ share · −log softmax(scores)[target].
+    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log softmax(scores)[target].
 
-    Only the first `num_columns` are scores; the rest become 0. What each question adds is returned, `(questions,)`.
+    Only the first `num_columns` are scores; the rest become 0. What each query adds is returned, `(queries,)`.
     """
     if not HAS_NUMBA or scores.dtype not in (torch.float32, torch.bfloat16):
         return _in_blocks(scores, targets, num_columns)
@@ -37,7 +37,7 @@ def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Ten
         (num_rows, width), stride = scores.shape, scores.stride(0)
         flat = bits_of(scores.as_strided(((num_rows - 1) * stride + width,), (1,)))
         of_targets = (
-            array.contiguous().numpy() for array in (targets.entities, targets.shares.float(), targets.starts)
+            array.contiguous().numpy() for array in (targets.entities, targets.weights.float(), targets.starts)
         )
         arrays = flat, *of_targets, losses.numpy()
         in_parallel(_halves if flat.dtype == np.uint16 else _floats, num_rows, *arrays, num_columns, width, stride)
@@ -51,21 +51,23 @@ def _in_blocks(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
     for first in range(0, len(scores), BLOCK):
         block, loss = (rows[first : first + BLOCK] for rows in (scores, losses))
         values, found = block[:, :num_columns].to(exact), targets.part(first, first + len(block))
-        questions, shares = found.questions, found.shares.to(exact)
-        places, top = (questions, found.entities), values.amax(dim=-1)
-        weights = loss.new_zeros(len(block)).index_add_(0, questions, shares)
-        loss.zero_().index_add_(0, questions, shares * (top[questions] - values[places]))
+        queries, weights = found.queries, found.weights.to(exact)
+        places, top = (queries, found.entities), values.amax(dim=-1)
+        query_weights = loss.new_zeros(len(block)).index_add_(0, queries, weights)
+        loss.zero_().index_add_(0, queries, weights * (top[queries] - values[places]))
         torch.softmax(values, dim=-1, out=values)
-        loss -= weights * values.amax(dim=-1).log()  # the largest is one in the sum, so this is the sum's logarithm
-        values *= weights[:, None]
-        values.index_put_(places, -shares, accumulate=True)
+        loss -= (
+            query_weights * values.amax(dim=-1).log()
+        )  # the largest is one in the sum, so this is the sum's logarithm
+        values *= query_weights[:, None]
+        values.index_put_(places, -weights, accumulate=True)
         block[:, :num_columns] = values
         block[:, num_columns:] = 0
     return losses
 
 
 @compiled()
-def _floats(first, last, scores, targets, shares, starts, losses, num_columns, width, stride):
+def _floats(first, last, scores, targets, weights, starts, losses, num_columns, width, stride):
     """Rows of float32, each overwritten at every pass."""
     for row in range(first, last):
         start, begin, end = row * stride, starts[row], starts[row + 1]
@@ -73,20 +75,20 @@ def _floats(first, last, scores, targets, shares, starts, losses, num_columns, w
         top = np.int32(_largest(values.view(np.int32), np.int32(0x7FFFFFFF))).view(np.float32)
         weight = distance = 0.0
         for place in range(begin, end):
-            weight += shares[place]
-            distance += shares[place] * (top - values[targets[place]])
+            weight += weights[place]
+            distance += weights[place] * (top - values[targets[place]])
         total = 0.0
         for column in range(0, num_columns, CHUNK):
             total += _exponentials(values[column : column + CHUNK], top)
         losses[row] = distance + weight * np.log(total)
         _scale(values, np.float32(weight / total))
         for place in range(begin, end):
-            values[targets[place]] -= shares[place]
+            values[targets[place]] -= weights[place]
         scores[start + num_columns : start + width] = ZERO
 
 
 @compiled()
-def _halves(first, last, scores, targets, shares, starts, losses, num_columns, width, stride):
+def _halves(first, last, scores, targets, weights, starts, losses, num_columns, width, stride):
     """Rows of bfloat16, given as their bits; between two passes a row is kept in float32."""
     values = np.empty(num_columns, np.float32)
     for row in range(first, last):
@@ -95,15 +97,15 @@ def _halves(first, last, scores, targets, shares, starts, losses, num_columns, w
         top = widened(np.uint16(_largest(bits.view(np.int16), np.int16(0x7FFF))))
         weight = distance = 0.0
         for place in range(begin, end):
-            weight += shares[place]
-            distance += shares[place] * (top - widened(bits[targets[place]]))
+            weight += weights[place]
+            distance += weights[place] * (top - widened(bits[targets[place]]))
         total = 0.0
         for column in range(0, num_columns, CHUNK):
             total += _exponentials_of_halves(bits[column : column + CHUNK], values[column : column + CHUNK], top)
         losses[row] = distance + weight * np.log(total)
         if weight > 0.0:
             for place in range(begin, end):  # before all is scaled, so that one that comes twice counts twice
-                values[targets[place]] -= np.float32(shares[place] / weight * total)
+                values[targets[place]] -= np.float32(weights[place] / weight * total)
         _scale_to_halves(values, np.float32(weight / total), bits)
         scores[start + num_columns : start + width] = 0
 
@@ -153,23 +155,23 @@ def _exponentials_of_halves(bits, values, top):
 
 
 @compiled()
-def _scale(values, share):
+def _scale(values, weight):
     for place in range(len(values)):
-        values[place] *= share
+        values[place] *= weight
 
 
 @compiled()
-def _scale_to_halves(values, share, bits):
+def _scale_to_halves(values, weight, bits):
     for place in range(len(values)):
-        bits[place] = narrowed(values[place] * share)
+        bits[place] = narrowed(values[place] * weight)
 
 
-__all__ = ["HAS_NUMBA", "log_sums_by_row"]
+__all__ = ["HAS_NUMBA", "logsumexp_rows"]
 
 DIGITS = np.int32(0x7FFFFFFF)
 
 
-def log_sums_by_row(scores: Tensor) -> Tensor:
+def logsumexp_rows(scores: Tensor) -> Tensor:
     """Scores `(batch, n)` in float32, each row in one piece → `(batch,)`."""
     sums = torch.empty(len(scores))
     in_parallel(_rows, len(scores), scores.numpy(), sums.numpy())

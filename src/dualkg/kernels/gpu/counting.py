@@ -13,7 +13,7 @@ KNOWN_BLOCK = 256  # most queries have few known answers
 
 # Blocks of answers begin anywhere, and a kernel for each alignment would be compiled for nothing.
 @triton.jit(do_not_specialize_on_alignment=["rows", "answers", "firsts", "lasts"])
-def _count_above(
+def _count_better_and_tied(
     scores,
     known,
     rows,
@@ -61,7 +61,7 @@ def _count_above(
     tl.store(counts + 2 * item + 1, tl.where(finite, num_tied, -1))
 
 
-def count_above(scores: Tensor, known: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+def count_better_and_tied(scores: Tensor, known: Tensor, asked: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
     """Counts `(num_asked, 2)` for `asked`: row, answer, and where the row's known answers begin and end.
 
     −1 where a score of the row is NaN or infinite.
@@ -74,5 +74,5 @@ def count_above(scores: Tensor, known: Tensor, asked: tuple[Tensor, Tensor, Tens
     kind = tl.float64 if scores.dtype == torch.float64 else tl.float32
     if len(rows):
         with torch.cuda.device_of(scores):  # type: ignore[no-untyped-call]
-            _count_above[(len(rows),)](*arguments, KIND=kind, BLOCK=BLOCK, KNOWN_BLOCK=KNOWN_BLOCK)
+            _count_better_and_tied[(len(rows),)](*arguments, KIND=kind, BLOCK=BLOCK, KNOWN_BLOCK=KNOWN_BLOCK)
     return counts

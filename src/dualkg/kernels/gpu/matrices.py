@@ -12,25 +12,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dualkg.kernels.gpu.coordinates import RowSums, power_and_slope
-from dualkg.kernels.gpu.softmax import adagrad
+from dualkg.kernels.gpu.adagrad import adagrad
+from dualkg.kernels.gpu.diagonal import RowGradients, power_and_slope
 
 ROWS, INNER, TILE = 16, 64, 64  # triples, summed numbers and columns that a program multiplies at once
-STRANDS = 4  # programs that share the triples of one relation
+STRANDS = 4  # programs that weight the triples of one relation
 
 
-class Groups(NamedTuple):
+class TriplesByRelation(NamedTuple):
     """The triples of a batch in the order of their relations, and where each relation starts, `(relations + 1,)`."""
 
     order: Tensor
     starts: Tensor
 
     @staticmethod
-    def of(relations: Tensor, num_relations: int) -> Groups:
+    def of(relations: Tensor, num_relations: int) -> TriplesByRelation:
         """Sort without asking how many relations there are, so that the host need not wait."""
         narrow = torch.int16 if num_relations < 2**15 else torch.int32  # fewer digits to sort by
         sorted_ids, order = torch.sort(relations.to(narrow))
-        return Groups(
+        return TriplesByRelation(
             order, torch.searchsorted(sorted_ids, torch.arange(num_relations + 1, dtype=narrow, device=order.device))
         )
 
@@ -44,7 +44,7 @@ def _map(
     order,
     starts,
     images,
-    half_images,
+    bf16_output,
     half_stride,
     rows,
     dim,
@@ -91,25 +91,25 @@ def _map(
         else:
             tl.store(images + triple[:, None].to(tl.int64) * dim + column[None, :], summed, mask=inside)
         if HALF:
-            at = half_images + triple[:, None].to(tl.int64) * half_stride + column[None, :]
-            tl.store(at, summed.to(half_images.dtype.element_ty), mask=inside)
+            at = bf16_output + triple[:, None].to(tl.int64) * half_stride + column[None, :]
+            tl.store(at, summed.to(bf16_output.dtype.element_ty), mask=inside)
 
 
 def map_rows_(
     vectors: Tensor,
     matrices: Tensor,
-    groups: Groups,
+    groups: TriplesByRelation,
     *,
     transposed: bool,
     ids: Tensor | None = None,
     images: Tensor | None = None,
-    half_images: Tensor | None = None,
+    bf16_output: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> None:
     """Multiply each triple's vector by the matrix of its relation, or by the transpose.
 
     With `images` `(batch, dim)`, vectors are the rows `ids` of a table and the products are written there, and rounded
-    to `half_images`. With `rows`, vectors are one a triple and the products are added to the rows `ids`.
+    to `bf16_output`. With `rows`, vectors are one a triple and the products are added to the rows `ids`.
     """
     dim = vectors.shape[1]
     num_relations = len(groups.starts) - 1
@@ -120,14 +120,14 @@ def map_rows_(
         matrices,
         *groups,
         vectors if images is None else images,
-        vectors if half_images is None else half_images,
-        0 if half_images is None else half_images.stride(0),
+        vectors if bf16_output is None else bf16_output,
+        0 if bf16_output is None else bf16_output.stride(0),
         vectors if rows is None else rows,
         dim,
         TRANSPOSED=transposed,
         GATHER=rows is None and ids is not None,
         SCATTER=rows is not None,
-        HALF=half_images is not None,
+        HALF=bf16_output is not None,
         ROWS=ROWS,
         INNER=INNER,
         TILE=TILE,
@@ -217,9 +217,9 @@ def _image_gradients(
 
 
 @triton.jit
-def _penalty(x, share, POWER: tl.constexpr):
+def _penalty(x, weight, POWER: tl.constexpr):
     power, slope = power_and_slope(x * x, POWER)
-    return share * power, share * slope * x
+    return weight * power, weight * slope * x
 
 
 @triton.jit
@@ -276,9 +276,9 @@ def _update(
                 right = tl.load(tail_table + tail + column[None, :], mask=in_columns, other=0.0)
                 slope = tl.dot(tl.trans(left), right, slope)
         if NORM:
-            share = of_relation * (end - begin).to(tl.float32)
-            slope += 2.0 * share * value
-            tl.atomic_add(norms, share * tl.sum(tl.sum(value * value, axis=1), axis=0), sem="relaxed")
+            weight = of_relation * (end - begin).to(tl.float32)
+            slope += 2.0 * weight * value
+            tl.atomic_add(norms, weight * tl.sum(tl.sum(value * value, axis=1), axis=0), sem="relaxed")
         if STEP:
             value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
             tl.store(sums + at, seen, mask=inside)
@@ -292,16 +292,16 @@ def num_blocks(dim: int) -> int:
     return int(triton.cdiv(dim, WIDE))
 
 
-def add_image_gradients_(
+def add_mapped_gradients_(
     batch: Tensor,
     *,
-    heads: RowSums,
-    tails: RowSums,
+    heads: RowGradients,
+    tails: RowGradients,
     mapped: tuple[Tensor, Tensor],
     to_mapped: tuple[Tensor, Tensor],
     now: Tensor,
     upstream: list[Tensor],
-    shares: Mapping[str, float],
+    weights: Mapping[str, float],
     power: int,
     with_tails: bool,
     penalties: Tensor,
@@ -330,7 +330,7 @@ def add_image_gradients_(
         batch if places is None else places,
         dim,
         upstream[0].stride(0),
-        *(float(shares.get(name, 0.0)) for name in names),
+        *(float(weights.get(name, 0.0)) for name in names),
         POWER=power,
         TAILS=with_tails,
         BOTH=len(upstream) == 2,
@@ -342,7 +342,7 @@ def add_image_gradients_(
 def update_matrices_(
     matrices: Tensor,
     sums: Tensor,
-    groups: Groups,
+    groups: TriplesByRelation,
     batch: Tensor,
     *,
     tables: tuple[Tensor, Tensor],

@@ -351,7 +351,7 @@ def _slot(context: Asked, part: Part, question: PageQuestion, found: AskedAnswer
     name = question.names[part] if part != question.find else None
     thing: Thing | None = getattr(found.question, part) if found else None
     vocabulary = context.run.relations if part == "relation" else context.run.entities
-    text = shown(vocabulary.spoken(thing.id)) if thing else name
+    text = shown(vocabulary.text(thing.id)) if thing else name
     field = tag(
         "input",
         id=part,

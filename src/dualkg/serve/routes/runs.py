@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 
 from dualkg.analysis.sparsity import storage_of
 from dualkg.errors import RequestError
-from dualkg.evaluation.comparison import check_comparable, compare_ranks, furthest_apart, of_seeds
+from dualkg.evaluation.comparison import check_comparable, compare_ranks, largest_differences, stack_mean_ranks
 from dualkg.serve.limits import LONGEST_NAME
 from dualkg.serve.routes.queries import AskedRun, Served, router
 from dualkg.serve.schemas import (
@@ -145,7 +145,7 @@ def _compared(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:
     of_a, of_b = (side.run.report_on("test").ranks for side in (a, b))
     graph = a.run.graph
     check_comparable((a.name, graph, of_a.triples), (b.name, b.run.graph, of_b.triples))
-    ranks_a, ranks_b = of_seeds([of_a]), of_seeds([of_b])
+    ranks_a, ranks_b = stack_mean_ranks([of_a]), stack_mean_ranks([of_b])
     found = compare_ranks(ranks_a, ranks_b, samples=SAMPLES)
     questions = [
         DifferingQuestion.model_validate(
@@ -153,13 +153,13 @@ def _compared(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:
                 "head": Thing.of(graph.entities, one.head),
                 "relation": Thing.of(graph.relations, one.relation),
                 "tail": Thing.of(graph.entities, one.tail),
-                "asked": one.asked,
+                "asked": one.direction,
                 "rank_a": one.rank_a,
                 "rank_b": one.rank_b,
                 "difference": one.difference,
             }
         )
-        for one in furthest_apart(ranks_a, ranks_b, of_a.triples, most=most)
+        for one in largest_differences(ranks_a, ranks_b, of_a.triples, most=most)
     ]
     return Comparison(
         a=a.name,

@@ -30,7 +30,7 @@ class Algebra(NamedTuple):
         return Algebra(num_numbers, triton.jit(times), triton.jit(conjugate))
 
 
-class RowSums(NamedTuple):
+class RowGradients(NamedTuple):
     """A table, the sum of its rows' gradients, and a stamp for each row that has one."""
 
     table: Tensor
@@ -49,11 +49,11 @@ def _load(vectors, row, coordinate, dim, stride, NUM: tl.constexpr):
 
 
 @triton.jit
-def _plus(x, y, share, NUM: tl.constexpr):
-    """x + share · y."""
-    found = (x[0] + share * y[0],)
+def _plus(x, y, weight, NUM: tl.constexpr):
+    """x + weight · y."""
+    found = (x[0] + weight * y[0],)
     for part in tl.static_range(1, NUM):
-        found = found + (x[part] + share * y[part],)
+        found = found + (x[part] + weight * y[part],)
     return found
 
 
@@ -74,13 +74,13 @@ def power_and_slope(squared, POWER: tl.constexpr):
 
 
 @triton.jit
-def _penalty(value, gradient, x, share, POWER: tl.constexpr, NUM: tl.constexpr):
-    """Add share · |x|^power to the value and its gradient to the gradient."""
+def _penalty(value, gradient, x, weight, POWER: tl.constexpr, NUM: tl.constexpr):
+    """Add weight · |x|^power to the value and its gradient to the gradient."""
     squared = x[0] * x[0]
     for part in tl.static_range(1, NUM):
         squared += x[part] * x[part]
     power, slope = power_and_slope(squared, POWER)
-    return value + share * power, _plus(gradient, x, share * slope, NUM)
+    return value + weight * power, _plus(gradient, x, weight * slope, NUM)
 
 
 @triton.jit
@@ -241,7 +241,7 @@ def map_rows_(
     )
 
 
-def pair_rows_(images: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, algebra: Algebra) -> None:
+def map_pairs_(images: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, algebra: Algebra) -> None:
     """Write h̄·t of a contiguous batch into rows of `images`: ⟨h r, t⟩ is ⟨r, h̄·t⟩."""
     dim = heads.shape[1] // algebra.num_numbers
     _pair[(len(batch), num_blocks(dim))](images, batch, heads, tails, dim, *algebra, BLOCK=BLOCK)
@@ -250,12 +250,12 @@ def pair_rows_(images: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, a
 def add_gradients_(
     batch: Tensor,
     *,
-    heads: RowSums,
-    relations: RowSums,
-    tails: RowSums,
+    heads: RowGradients,
+    relations: RowGradients,
+    tails: RowGradients,
     now: Tensor,
     upstream: list[Tensor],
-    shares: Mapping[str, float],
+    weights: Mapping[str, float],
     power: int,
     algebra: Algebra,
     penalties: Tensor,
@@ -264,7 +264,7 @@ def add_gradients_(
 ) -> None:
     """Add to the rows of all tables what loss and regularizer ask of them.
 
-    `upstream` is what h R, and t Rᵀ if it was scored too, got from that; `shares` are the regularizer's, by the names
+    `upstream` is what h R, and t Rᵀ if it was scored too, got from that; `weights` are the regularizer's, by the names
     of `Factors`; `penalties` `(batch · num_blocks,)` receives its value in pieces. With `places` only some triples had
     an image scored: they say in which row of `upstream` that is, or −1. `pairs` is what h̄·t got from being scored.
     """
@@ -289,9 +289,9 @@ def add_gradients_(
         batch if places is None else places,
         dim,
         upstream[0].stride(0),
-        *(float(shares.get(name, 0.0)) for name in names),
+        *(float(weights.get(name, 0.0)) for name in names),
         POWER=power,
-        GAPS=bool({"tail_residual", "head_residual"} & shares.keys()),
+        GAPS=bool({"tail_residual", "head_residual"} & weights.keys()),
         BOTH=len(upstream) == 2,
         SOME=places is not None,
         PAIRS=pairs is not None,

@@ -1,0 +1,102 @@
+"""Adagrad, with the table's low-precision copy, in one pass."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+WIDEST = 4096  # numbers of a row that a program steps; of narrower rows it takes several
+
+
+@triton.jit
+def adagrad(value, seen, slope, rate, eps):
+    """The value and the sum of squares after a step."""
+    seen += slope * slope
+    return value - rate * slope / (tl.sqrt(seen) + eps), seen
+
+
+@triton.jit
+def _update(
+    table,
+    sums,
+    product,
+    rows,
+    stamps,
+    now,
+    copy,
+    rate,
+    eps,
+    num_rows,
+    width,
+    padded_width,
+    HAS_PRODUCT: tl.constexpr,
+    HAS_COPY: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    stamped = tl.load(stamps + row, mask=row < num_rows, other=0) == tl.load(now)
+    inside = (row < num_rows)[:, None] & (column < width)[None, :]
+    touched = inside & stamped[:, None]
+    if not HAS_PRODUCT:
+        if tl.sum(stamped.to(tl.int32), axis=0) == 0:
+            return
+        inside = touched
+    at = row[:, None].to(tl.int64) * width + column[None, :]
+    padded = row[:, None].to(tl.int64) * padded_width + column[None, :]
+    slope = tl.load(rows + at, mask=touched, other=0.0)
+    if HAS_PRODUCT:
+        slope += tl.load(product + padded, mask=inside, other=0.0).to(tl.float32)
+    value = tl.load(table + at, mask=inside, other=0.0)
+    seen = tl.load(sums + at, mask=inside, other=0.0)
+    value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
+    tl.store(rows + at, tl.zeros_like(slope), mask=touched)
+    tl.store(sums + at, seen, mask=inside)
+    tl.store(table + at, value, mask=inside)
+    if HAS_COPY:
+        tl.store(copy + padded, value.to(copy.dtype.element_ty), mask=inside)
+
+
+def adagrad_(
+    table: Tensor,
+    sums: Tensor,
+    *,
+    product: Tensor | None,
+    rows: Tensor,
+    stamps: Tensor,
+    now: Tensor,
+    copy: Tensor | None,
+    rate: Tensor,
+    eps: float,
+) -> None:
+    """Step a float32 table `(num_rows, width)` by `product` plus `rows`, and write its `copy`.
+
+    `product` and `copy` may be padded below and to the right. A row of `rows` counts if its stamp is `now`, and is
+    then set to 0; without a product, rows that do not count are passed over. Learning rate and `now` are read on the
+    device, so that a captured step can change them.
+    """
+    num_rows, width = table.shape
+    columns = min(triton.next_power_of_2(width), WIDEST)
+    block_rows = max(1, 1024 // columns)
+    padded = [other for other in (product, copy) if other is not None]
+    _update[(triton.cdiv(num_rows, block_rows), triton.cdiv(width, columns))](
+        table,
+        sums,
+        table if product is None else product,
+        rows,
+        stamps,
+        now,
+        table if copy is None else copy,
+        rate,
+        eps,
+        num_rows,
+        width,
+        padded[0].stride(0) if padded else width,
+        HAS_PRODUCT=product is not None,
+        HAS_COPY=copy is not None,
+        ROWS=block_rows,
+        COLUMNS=columns,
+        num_warps=max(2, columns * block_rows // 512),
+    )

@@ -1,0 +1,54 @@
+"""What this machine can compute with: Triton kernels, bfloat16 products, TF32 products."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+
+@cache
+def gpu_kernels_unavailable() -> str | None:
+    """Why kernels cannot be compiled here, as the end of a sentence: Triton starts them by a bit of C."""
+    if find_spec("triton") is None:
+        return "needs Triton, which is not installed"
+    if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc") if name):
+        return "needs a C compiler, which Triton calls; neither gcc nor clang is here"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return "needs the headers of Python (Debian's python3-dev), which Triton compiles against"
+    return None
+
+
+BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is ARM's
+
+
+@cache
+def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor itself multiplies matrices of bfloat16; not known, so False, where Linux does not say."""
+    if not description.is_file():
+        return False
+    for line in description.read_text(encoding="utf-8", errors="replace").splitlines():
+        key, _, flags = line.partition(":")
+        if key.strip() in ("flags", "Features"):
+            return not BF16_FLAGS.isdisjoint(flags.split())
+    return False
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """With "tf32", products of float32 on a GPU are for a while in TF32; with anything else, as they were."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    if precision == "tf32":
+        matmul.fp32_precision = "tf32"
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = before

@@ -1,0 +1,68 @@
+"""Sums over coordinates of a function of the difference, for all pairs of rows, without an array of the differences.
+
+A coordinate is one number or two; a row holds all its first numbers, then all its second ones. The function is the
+modulus, |d|, or |sin d|. Both are even, so what gives the gradient of one side gives that of the other.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualkg.kernels.hardware import gpu_kernels_unavailable
+
+
+def available_for(vectors: Tensor) -> bool:
+    """Whether there is a kernel for such vectors here."""
+    if vectors.is_cuda:
+        return vectors.dtype == torch.float32 and gpu_kernels_unavailable() is None
+    from dualkg.kernels.cpu import compile  # here, for it imports numba
+
+    return compile.HAS_NUMBA and vectors.dtype in (torch.float32, torch.float64)
+
+
+def pairwise_modulus_sums(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
+    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, by coordinates of some numbers: `(batch, n)`."""
+    found: Tensor = _Sums.apply(one, other, parts, False)  # type: ignore[no-untyped-call]
+    return found
+
+
+def pairwise_sine_sums(one: Tensor, other: Tensor) -> Tensor:
+    """Σ|sin(x − y)| for each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
+    found: Tensor = _Sums.apply(one, other, 2, True)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Sums(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, one: Tensor, other: Tensor, parts: int, sine: bool) -> Tensor:
+        one, other = (_sines_and_cosines(angles) if sine else angles.contiguous() for angles in (one, other))
+        ctx.save_for_backward(one, other)
+        ctx.choices = {"parts": parts, "sine": sine}
+        found: Tensor = _kernels(one).sums(one, other, **ctx.choices)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        (one, other), (slope,) = ctx.saved_tensors, upstream
+        gradient = _kernels(one).gradient
+        to_one = gradient(one, other, slope, **ctx.choices) if ctx.needs_input_grad[0] else None
+        to_other = gradient(other, one, slope.T, **ctx.choices) if ctx.needs_input_grad[1] else None
+        return to_one, to_other, None, None
+
+
+def _sines_and_cosines(angles: Tensor) -> Tensor:
+    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+def _kernels(vectors: Tensor) -> ModuleType:
+    if vectors.is_cuda:
+        from dualkg.kernels.gpu import pairwise as on_gpu
+
+        return on_gpu
+    from dualkg.kernels.cpu import pairwise as on_cpu
+
+    return on_cpu
