@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.errors import RequestError
-from dualkg.inference.inductive import FrozenContext, Problem
+from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
 from dualkg.models.base import Model, Side
 from dualkg.training.recipe import Recipe
 
@@ -66,19 +66,20 @@ def score_slope(entity: int, triple: tuple[int, int, int], context: FrozenContex
 
 def score_drops(entity: int, triples: Triples, slope: Tensor, context: FrozenContext) -> npt.NDArray[np.float64]:
     """By how much what has this gradient in an entity's rows falls without each of its triples, `(num_triples,)`."""
-    problem = Problem.of(entity, torch.from_numpy(triples).long().to(slope.device), context)
-    if not problem.roles:
+    ids = torch.from_numpy(triples).long().to(slope.device)
+    problem = EmbeddingProblem.of(ids.new_tensor([entity]), ids, context, negative_weight=1.0)
+    if not problem.groups:
         return np.zeros(len(triples))
     with torch.enable_grad():
-        rows = nudged(context.rows_of(entity)).requires_grad_()
+        rows = nudged(context.rows_of(entity)[None]).requires_grad_()
         (gradient,) = torch.autograd.grad(problem(rows), rows, create_graph=True)
 
         def curved(direction: Tensor) -> Tensor:
             return torch.autograd.grad(gradient, rows, direction, retain_graph=True)[0]
 
-        moved = solved(curved, slope)
+        moved = solved(curved, slope[None])
         # Σᵢ wᵢ ∇lᵢ is linear in w: its product with the solution has ∇lᵢ · solution as gradient in wᵢ.
-        losses = problem.losses(rows)
+        losses = problem.triple_losses(rows, len(triples))
         weights = torch.zeros_like(losses).requires_grad_()
         (summed,) = torch.autograd.grad(losses, rows, weights, create_graph=True)
         (rises,) = torch.autograd.grad((summed * moved).sum(), weights)

@@ -111,7 +111,7 @@ def extended_by_ids(
     shape = GraphShape(len(graph.entities) + len(names), len(graph.relations))
     triples = distinct_triples(triples, shape)
     train = np.concatenate([graph.train, triples])
-    context = context.with_inductive_entities(len(names), train)
+    context = context.with_new_entities(len(names), train)
     rows = embed_entities(triples, context)
     larger = replace(
         graph,
