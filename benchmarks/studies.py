@@ -1,4 +1,4 @@
-"""Trials a minute of `dualkg search`, with one process and with several side by side.
+"""Trials a minute of `dualkg tune`, with one process and with several side by side.
 
 A grid over λ of ComplEx with DURA, on graphs so small that one training leaves most of a GPU idle, and on FB15k-237,
 where it does not. Starting the processes is part of the time, as it is of a search's.
@@ -43,8 +43,8 @@ JOBS = {
 
 def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, Any]:
     """A search from its beginning to its end."""
-    from dualkg.tuning.search import search
     from dualkg.tuning.space import space_from
+    from dualkg.tuning.tune import tune
 
     asked = Job(**job)
     space = {
@@ -57,7 +57,7 @@ def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, An
     }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "study"
-        found = search(space_from(space, source="the benchmark"), out=out, device=device, jobs=processes)
+        found = tune(space_from(space, source="the benchmark"), out=out, device=device, jobs=processes)
     return {"per_minute": found.per_minute, "finished": len(found.ranked)}
 
 

@@ -443,8 +443,8 @@ def sparsity(setting: Setting) -> list[Sheet]:
 
 def lambdas(setting: Setting) -> list[Sheet]:
     """MRR on valid over λ1 and λ2, a grid of trainings; called again, it goes on where it was."""
-    from dualkg.tuning.search import search
     from dualkg.tuning.space import load_space
+    from dualkg.tuning.tune import tune
 
     check_figure_packages()
     sheets = []
@@ -453,12 +453,12 @@ def lambdas(setting: Setting) -> list[Sheet]:
         space = load_space(spaces_folder() / f"{name}.toml")
         setting.tell(f"{space.num_trials} trainings of {space.base.model.name} on {graph}.")
         kept = setting.records / "searches" / f"{graph.lower()}-complex-dura-weights"
-        result = search(
+        result = tune(
             space, out=setting.runs / "searches" / f"{graph.lower()}-complex-dura-weights", device=setting.device
         )
         result.write(kept)
         found = {
-            (float(row.values["regularizer.plain"]), float(row.values["regularizer.mapped"])): row.mrr
+            (float(row.params["regularizer.plain"]), float(row.params["regularizer.mapped"])): row.mrr
             for row in result.ranked
             if row.mrr is not None
         }

@@ -1,4 +1,4 @@
-"""Spaces: what they say, and what they are told where they say it wrong."""
+"""Search spaces: what they contain, and the errors for mistakes in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dualkg.models import MODELS
 from dualkg.training.registry import build_regularizer
 from dualkg.tuning.space import Range, load_space, space_from
 
-SHIPPED = sorted((Path(__file__).parents[2] / "paper" / "spaces").rglob("*.toml"))
+SHIPPED = sorted((Path(__file__).parents[2] / "paper" / "spaces").glob("*.toml"))
 
 
 def space(text: str):
@@ -33,9 +33,9 @@ LISTS = st.fixed_dictionaries(
 
 @settings(max_examples=40)
 @given(lists=LISTS, seed=st.integers(0, 2**32 - 1))
-def test_a_grid_has_every_point_once(lists, seed):
+def test_grid_contains_every_point_once(lists, seed):
     found = space_from({"space": lists, "search": {"seed": seed}}, source="it")
-    points = [tuple(found.point(slot).values()) for slot in range(found.num_trials)]
+    points = [tuple(found.point(number).values()) for number in range(found.num_trials)]
     assert len(points) == found.num_points
     assert set(points) == set(product(*lists.values()))
     recipe = found.recipe(found.point(0))
@@ -44,7 +44,7 @@ def test_a_grid_has_every_point_once(lists, seed):
 
 @settings(max_examples=40)
 @given(lists=LISTS)
-def test_dots_may_be_quoted_or_not(lists):
+def test_dotted_names_may_be_quoted_or_nested(lists):
     nested: dict = {}
     for name, values in lists.items():
         table, key = name.split(".")
@@ -52,13 +52,13 @@ def test_dots_may_be_quoted_or_not(lists):
     assert space_from({"space": nested}, source="it") == space_from({"space": lists}, source="it")
 
 
-def test_fewer_trials_than_points():
+def test_number_of_trials_of_a_grid():
     found = space('[space]\n"model.dim" = [1, 2, 3]\n[search]\ntrials = 2')
     assert (found.num_points, found.num_trials) == (3, 2)
     assert space('[space]\n"model.dim" = [1, 2, 3]\n[search]\ntrials = 9').num_trials == 3
 
 
-def test_a_range_is_of_the_numbers_that_the_recipe_takes():
+def test_range_has_the_number_type_of_the_recipe():
     found = space(
         '[space]\n"loss.frequency_weight" = { low = 0, high = 1 }\n'
         '"model.dim" = { low = 100, high = 1000, step = 100 }\n[search]\nmethod = "random"\ntrials = 3'
@@ -71,7 +71,7 @@ def test_a_range_is_of_the_numbers_that_the_recipe_takes():
     assert found.num_points is None
 
 
-def test_a_recipe_by_its_path_with_changes(tmp_path):
+def test_base_recipe_by_path_with_changes(tmp_path):
     (tmp_path / "base.toml").write_text('[model]\nname = "CP"\ndim = 7\n')
     (tmp_path / "space.toml").write_text(
         'recipe = "base.toml"\n[training]\nepochs = 3\n[space]\n"model.dim" = [1, 2]\n[search]\nname = "mine"\n'
@@ -80,7 +80,7 @@ def test_a_recipe_by_its_path_with_changes(tmp_path):
     assert (found.name, found.base.model.name, found.base.model.dim, found.base.training.epochs) == ("mine", "CP", 7, 3)
 
 
-def test_validation_is_as_often_as_pruning_wants_and_stays_out_of_the_winner():
+def test_validation_interval_of_trials_and_of_the_best_recipe():
     found = space('[training]\nepochs = 40\n[space]\n"model.dim" = [1, 2]')
     assert found.trial_recipe({"model.dim": 1}).validation.every == 4
     assert found.recipe({"model.dim": 1}).validation.every == 0
@@ -96,7 +96,7 @@ def test_validation_is_as_often_as_pruning_wants_and_stays_out_of_the_winner():
     [
         ('[space]\n"training.epoch" = [1]', "training.epoch is not a choice of [training]. Did you mean 'epochs'?"),
         ('[space]\n"trainin.epochs" = [1]', "trainin is not a table of a recipe. Did you mean 'training'?"),
-        ('[spaec]\n"model.dim" = [1]', "spaec is not a table of a space. Did you mean 'space'?"),
+        ('[spaec]\n"model.dim" = [1]', "spaec is not a table of a search space. Did you mean 'space'?"),
         (
             '[space]\n"model.dim" = []',
             "model.dim should be a list of values, [1, 2], or a range, { low = 1, high = 2 };",
@@ -106,30 +106,33 @@ def test_validation_is_as_often_as_pruning_wants_and_stays_out_of_the_winner():
         ('[space]\n"model.dim" = [0]', "model.dim should be greater than or equal to 1; 0 came."),
         ('[space]\n"model.dim" = [3, 3]', "model.dim lists 3 twice"),
         ('[space]\n"regularizer.weight" = [1, 1.0]', "regularizer.weight lists 1.0 twice"),
-        ("[space]", "[space] should name what to search"),
-        ("", "[space] should name what to search"),
+        ("[space]", "[space] is empty; it should list values to try"),
+        ("", "[space] is empty; it should list values to try"),
         ('[space]\n"model.dim" = { low = 1, high = 9 }', "model.dim is a range, and a grid needs a list of values."),
         ('[space]\n"model.dim" = { low = 1 }', "model.dim has no high; a range is written"),
-        ('[space]\n"model.dim" = { low = 9, high = 1 }', "model.dim should go from low up to a larger high; 9 to 1"),
-        ('[space]\n"model.dim" = { low = 1, high = 9, lgo = true }', "model.dim.lgo is not a choice of model.dim. Did"),
-        ('[space]\n"regularizer.weight" = { low = 0, high = 9, log = true }', "should have a low above 0 and no step"),
+        ('[space]\n"model.dim" = { low = 9, high = 1 }', "model.dim should have low < high; got 9 and 1."),
+        ('[space]\n"model.dim" = { low = 1, high = 9, lgo = true }', "model.dim.lgo is not a key of model.dim. Did"),
+        (
+            '[space]\n"regularizer.weight" = { low = 0, high = 9, log = true }',
+            "should have low > 0 and no step; got low = 0.0",
+        ),
         ('[space]\n"data.graph" = ["world"]', "data.graph cannot be searched"),
         ('[space]\n"validation.every" = [1]', "validation.every cannot be searched"),
         ('[space]\n"model.dim" = [1]\n[search]\nmethod = "gird"', "search.method should be 'grid', 'tpe' or 'random'"),
-        ('[space]\n"model.dim" = [1]\n[search]\nmehtod = "grid"', "search.mehtod is not a choice of search. Did you"),
-        ('[space]\n"model.dim" = [1]\n[search]\nmethod = "tpe"', "tpe draws without end, so [search] should say how"),
-        ('recipe = 5\n[space]\n"model.dim" = [1]', "recipe should be the path of a recipe"),
+        ('[space]\n"model.dim" = [1]\n[search]\nmehtod = "grid"', "search.mehtod is not a key of search. Did you"),
+        ('[space]\n"model.dim" = [1]\n[search]\nmethod = "tpe"', 'method = "tpe" needs a number of trials'),
+        ('recipe = 5\n[space]\n"model.dim" = [1]', "recipe should be a path"),
         ('recipe = "nowhere.toml"\n[space]\n"model.dim" = [1]', "nowhere.toml cannot be read"),
         ('[training]\nepoch = 3\n[space]\n"model.dim" = [1]', "training.epoch is not a choice of [training]."),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(text, sentence):
-    with pytest.raises(kg.RequestError) as told:
+def test_mistakes_are_refused_with_a_sentence(text, sentence):
+    with pytest.raises(kg.RequestError) as error:
         space(text)
-    assert sentence in str(told.value)
+    assert sentence in str(error.value)
 
 
-def test_files_that_are_no_spaces(tmp_path):
+def test_files_that_are_not_search_spaces(tmp_path):
     with pytest.raises(kg.RequestError, match="cannot be read"):
         load_space(tmp_path / "nowhere.toml")
     (tmp_path / "bad.toml").write_text("= 3")
@@ -138,7 +141,7 @@ def test_files_that_are_no_spaces(tmp_path):
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_every_shipped_space_can_be_searched(path, small_graph):
+def test_every_space_of_the_paper_can_be_searched(path, small_graph):
     found = load_space(path)
     recipe = found.trial_recipe(found.point(found.num_trials - 1))
     model = MODELS[recipe.model.name](small_graph.shape, dim=4)
@@ -162,7 +165,7 @@ CHOSEN = {  # k, batch, λ, λ1, λ2 of the paper's table of hyper-parameters
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_the_paper_s_grids_hold_what_it_chose(name):
+def test_grids_of_the_paper_contain_its_choices(name):
     found = load_space(Path(__file__).parents[2] / "paper" / "spaces" / f"{name}.toml")
     keys = ("model.dim", "training.batch_size", "regularizer.weight", "regularizer.plain", "regularizer.mapped")
     for key, value in zip(keys, CHOSEN[name], strict=True):

@@ -17,7 +17,7 @@ from dualkg.cli.complete import complete, extend
 from dualkg.cli.evaluate import calibrate, check_task, compare, evaluate_task
 from dualkg.cli.predict import explain
 from dualkg.cli.serve import serve
-from dualkg.cli.train import search
+from dualkg.cli.train import tune
 from dualkg.errors import DualkgError
 
 NEW_OBJECTS = 1_000_000  # that are made before garbage is looked for among them
@@ -155,7 +155,7 @@ def resume(
     run_resume(run, device=device, threads=threads, as_json=as_json)
 
 
-app.command()(search)
+app.command()(tune)
 
 
 @app.command()

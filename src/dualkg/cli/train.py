@@ -26,11 +26,10 @@ from dualkg.training.recipe import Recipe, load_recipe, parse_changes
 from dualkg.training.run import Run, RunFolder
 
 if TYPE_CHECKING:
-    from dualkg.tuning.search import SearchProgress
-    from dualkg.tuning.study import SearchResult
+    from dualkg.tuning.results import TuningProgress, TuningResult
 
 
-def search(
+def tune(
     space: Annotated[Path, typer.Argument(metavar="SPACE", help="A space (.toml): a recipe, and what to try in it.")],
     out: Annotated[Path | None, typer.Option(help="The search's folder (default: runs/search-NAME)")] = None,
     storage: Annotated[
@@ -43,14 +42,14 @@ def search(
 ) -> None:
     """Search for the recipe with the best validation MRR; called again, it goes on."""
     from dualkg.training.trainer import InterruptedRunError
-    from dualkg.tuning.search import search as run_search
     from dualkg.tuning.space import load_space
+    from dualkg.tuning.tune import tune as run_search
 
     options.set_threads(threads)
     asked = load_space(space)
-    out = out or Path("runs") / f"search-{asked.name}"
+    out = out or Path("runs") / f"tune-{asked.name}"
     output.err.print(
-        f"[dim]{asked.num_trials:,} trials ({asked.choice.method}) of {escape(asked.base.model.name)} on "
+        f"[dim]{asked.num_trials:,} trials ({asked.settings.method}) of {escape(asked.base.model.name)} on "
         f"{escape(asked.base.data.graph)}, kept in {escape(str(out))}.[/dim]"
     )
     try:
@@ -58,30 +57,28 @@ def search(
             result = run_search(asked, out=out, device=device, storage=storage, jobs=jobs, on_progress=on_progress)
     except InterruptedRunError as error:
         again = shlex.join(["dualkg", *sys.argv[1:]])
-        raise InterruptedRunError(f"{error} Go on with: {again}") from None
+        raise InterruptedRunError(f"{error} Resume with: {again}") from None
     if result.best is None:
-        why = next((row.why for row in result.trials if row.why), "all were pruned")
-        raise DualkgError(f"No trial came to its end; see {out / 'trials.csv'}. The first: {why}")
+        why = next((row.error for row in result.trials if row.error), "all were pruned")
+        raise DualkgError(f"No trial finished; see {out / 'trials.csv'}. The first error: {why}")
     if as_json:
         output.print_json({"folder": str(out), **result.as_dict()})
     else:
         _print(result, out)
 
 
-def _print(result: SearchResult, out: Path) -> None:
+def _print(result: TuningResult, out: Path) -> None:
     table = output.plain_table("trial", "valid MRR", *_short(list(result.space.dimensions)))
     for row in result.ranked[:10]:
         values = [
-            escape(f"{row.values[name]:g}" if _number(row.values[name]) else str(row.values[name]))
+            escape(f"{row.params[name]:g}" if _number(row.params[name]) else str(row.params[name]))
             for name in result.space.dimensions
         ]
         table.add_row(str(row.number), f"{row.mrr:.4f}", *values)
     output.out.print(table)
     output.out.print()
     if result.importance is None:
-        output.out.print(
-            "[dim]How much each choice matters is told from 8 finished trials of different choices on.[/dim]"
-        )
+        output.out.print("[dim]How much each choice matters needs 8 finished trials.[/dim]")
     else:
         weights = output.plain_table("choice", "importance")
         for name, share in result.importance.items():
@@ -107,7 +104,7 @@ def _number(value: object) -> bool:
 
 
 @contextmanager
-def _watching(title: str) -> Iterator[Callable[[SearchProgress], None]]:
+def _watching(title: str) -> Iterator[Callable[[TuningProgress], None]]:
     """A bar of trials on stderr, with the best so far; nothing where stderr is no terminal."""
     bar = Progress(
         TextColumn("{task.description}"),
@@ -120,7 +117,7 @@ def _watching(title: str) -> Iterator[Callable[[SearchProgress], None]]:
     )
     task = bar.add_task(escape(title), total=None, facts="")
 
-    def on_progress(event: SearchProgress) -> None:
+    def on_progress(event: TuningProgress) -> None:
         facts = "" if event.best is None else f"best valid MRR {event.best:.4f}"
         if event.training:
             facts += f"  epoch {event.training.epoch}/{event.training.epochs}  loss {event.training.loss:.3f}"

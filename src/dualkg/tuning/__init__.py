@@ -1,9 +1,9 @@
-"""Search over recipes: a full grid, or sampled; many processes may share one."""
+"""Hyperparameter tuning with Optuna: a search space, a study that processes share, and the best recipe."""
 
 from __future__ import annotations
 
-from dualkg.tuning.search import SearchProgress, search
-from dualkg.tuning.space import Space, load_space, space_from
-from dualkg.tuning.study import SearchResult, TrialRow
+from dualkg.tuning.results import TrialResult, TuningProgress, TuningResult
+from dualkg.tuning.space import SearchSpace, load_space, space_from
+from dualkg.tuning.tune import tune
 
-__all__ = ["SearchProgress", "SearchResult", "Space", "TrialRow", "load_space", "search", "space_from"]
+__all__ = ["SearchSpace", "TrialResult", "TuningProgress", "TuningResult", "load_space", "space_from", "tune"]

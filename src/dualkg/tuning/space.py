@@ -1,4 +1,4 @@
-"""A space: a recipe, and what may be chosen otherwise in it, as validated TOML."""
+"""Search spaces: a base recipe, the values to try for some of its keys, and a search method, as validated TOML."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from dualkg.training.recipe import Recipe, Section, load_recipe, put, read_table
 
 Value = bool | int | float | str
 SectionT = TypeVar("SectionT", bound=Section)
-OWN_TABLES = ("recipe", "space", "search")
+TABLES = ("recipe", "space", "search", *Recipe.model_fields)
 
 
 class Range(Section):
-    """Numbers from `low` to `high`, both included; `step` keeps to a raster, `log` draws magnitudes alike."""
+    """Numbers from `low` to `high` inclusive, in steps of `step` or on a log scale."""
 
     low: int | float
     high: int | float
@@ -30,8 +30,8 @@ class Range(Section):
     step: int | float | None = Field(None, gt=0)
 
 
-class SearchChoice(Section):
-    """How the space is searched. A grid has as many trials as points, unless `trials` says fewer."""
+class SearchSettings(Section):
+    """The search method. A grid has one trial per point, unless `trials` is smaller."""
 
     method: Literal["grid", "tpe", "random"] = "grid"
     trials: int | None = Field(None, ge=1)
@@ -43,193 +43,182 @@ class SearchChoice(Section):
 
 
 @dataclass(frozen=True)
-class Space:
-    """A base recipe, the choices to be made by their dotted names, and how to search them."""
+class SearchSpace:
+    """A base recipe, the values of its keys to try (by dotted name), and how to search them."""
 
     name: str
     base: Recipe
     dimensions: dict[str, tuple[Value, ...] | Range]
-    choice: SearchChoice
+    settings: SearchSettings
 
     @property
     def num_points(self) -> int | None:
-        """How many different recipes there are; None where some choice is a range."""
+        """Number of different recipes, or None if a dimension is a range."""
         sizes = [len(values) for values in self.dimensions.values() if isinstance(values, tuple)]
         return math.prod(sizes) if len(sizes) == len(self.dimensions) else None
 
     @property
     def num_trials(self) -> int:
-        if self.choice.method == "grid":
-            assert self.num_points is not None
-            return min(self.num_points, self.choice.trials or self.num_points)
-        assert self.choice.trials is not None
-        return self.choice.trials
+        numbers = [self.settings.trials, self.num_points if self.settings.method == "grid" else None]
+        return min(number for number in numbers if number is not None)
 
     @cached_property
     def _order(self) -> list[int]:
-        """A grid is gone through in a drawn order: its first trials are then fair to be pruned by."""
+        """A grid is searched in random order, so that its first trials are a fair baseline for pruning."""
         assert self.num_points is not None
-        return random.Random(self.choice.seed).sample(range(self.num_points), self.num_points)
+        return random.Random(self.settings.seed).sample(range(self.num_points), self.num_points)
 
-    def point(self, slot: int) -> dict[str, Value]:
-        """The choices of a grid's trial; each point belongs to one slot."""
-        rest, values = self._order[slot], {}
+    def point(self, number: int) -> dict[str, Value]:
+        """The hyperparameters of a trial of a grid; every point belongs to one number."""
+        rest, values = self._order[number], {}
         for name, choices in self.dimensions.items():
             assert isinstance(choices, tuple)
-            rest, place = divmod(rest, len(choices))
-            values[name] = choices[place]
+            rest, position = divmod(rest, len(choices))
+            values[name] = choices[position]
         return values
 
-    def recipe(self, values: Mapping[str, Value]) -> Recipe:
-        """The recipe with these choices: what is written down for a winner."""
-        if self.base.validation.every:  # then it may decide when training ends
-            return self.trial_recipe(values)
-        return self.base.with_changes(values)
+    def recipe(self, params: Mapping[str, Value]) -> Recipe:
+        """The recipe with these hyperparameters, as it is written for the best trial."""
+        if self.base.validation.every:  # validation may decide when training ends
+            return self.trial_recipe(params)
+        return self.base.with_changes(params)
 
-    def trial_recipe(self, values: Mapping[str, Value]) -> Recipe:
-        """The same, ranked on the validation split often enough to be pruned, and at its end."""
-        epochs = self.base.with_changes(values).training.epochs
-        every = self.base.validation.every or (max(1, epochs // 10) if self.choice.prune else epochs)
-        return self.base.with_changes({**values, "validation.every": self.choice.validate_every or every})
+    def trial_recipe(self, params: Mapping[str, Value]) -> Recipe:
+        """The same, validated often enough for pruning, and at the end."""
+        epochs = self.base.with_changes(params).training.epochs
+        every = self.base.validation.every or (max(1, epochs // 10) if self.settings.prune else epochs)
+        return self.base.with_changes({**params, "validation.every": self.settings.validate_every or every})
 
     @property
-    def warm_up(self) -> int:
-        """Epochs before which nothing is pruned."""
-        return self.choice.prune_after or max(1, self.base.training.epochs // 4)
+    def warmup_epochs(self) -> int:
+        """Epochs before a trial may be pruned."""
+        return self.settings.prune_after or max(1, self.base.training.epochs // 4)
 
     def as_dict(self) -> dict[str, Any]:
-        """All that a trial's result depends on; more trials may be asked for later."""
+        """Everything that the result of a trial depends on; the number of trials may grow later."""
         dimensions = {
             name: list(values) if isinstance(values, tuple) else values.model_dump(exclude_none=True)
             for name, values in self.dimensions.items()
         }
-        search = self.choice.model_dump(exclude={"trials", "name"})
-        found: dict[str, Any] = json.loads(
-            json.dumps({"recipe": self.base.model_dump(exclude_none=True), "space": dimensions, "search": search})
-        )
-        return found
+        search = self.settings.model_dump(exclude={"trials", "name"})
+        tables = {"recipe": self.base.model_dump(exclude_none=True), "space": dimensions, "search": search}
+        plain: dict[str, Any] = json.loads(json.dumps(tables))
+        return plain
 
 
-def load_space(path: str | Path) -> Space:
-    """Read and validate a space; a recipe that it names is looked for beside it."""
+def load_space(path: str | Path) -> SearchSpace:
+    """Read and validate a search space; the path of its `recipe` is relative to the file."""
     path = Path(path)
-    tables = read_tables(path)
-    return space_from(tables, source=str(path), name=_name_of(path), folder=path.parent)
+    return space_from(read_tables(path), source=str(path), name=path.stem, folder=path.parent)
 
 
-def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", folder: Path = Path()) -> Space:
-    """Validate tables as a space; the first thing wrong is told in a sentence."""
+def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", folder: Path = Path()) -> SearchSpace:
+    """Validate tables as a search space; raise `RequestError` for the first mistake."""
     for table in tables:
-        if table not in (known := (*OWN_TABLES, *Recipe.model_fields)):
-            near = did_you_mean(table, known) or f" There are: {', '.join(known)}."
-            raise RequestError(f"{source}: {table} is not a table of a space.{near}")
-    base = _base(tables, source, folder)
-    choice = _validated(SearchChoice, tables.get("search", {}), name="search", source=source)
-    asked = tables.get("space", {})
-    if not isinstance(asked, dict) or not asked:
-        raise RequestError(f'{source}: [space] should name what to search, as "model.dim" = [100, 200]; it is empty.')
-    dimensions = {key: _dimension(base, key, value, source=source) for key, value in _flat(asked)}
+        if table not in TABLES:
+            hint = did_you_mean(table, TABLES) or f" Known tables: {', '.join(TABLES)}."
+            raise RequestError(f"{source}: {table} is not a table of a search space.{hint}")
+    base = _base_recipe(tables, source, folder)
+    settings = _validate(SearchSettings, tables.get("search", {}), name="search", source=source)
+    space = tables.get("space", {})
+    if not isinstance(space, dict) or not space:
+        raise RequestError(f'{source}: [space] is empty; it should list values to try, as "model.dim" = [100, 200].')
+    dimensions = {key: _dimension(base, key, value, source=source) for key, value in _flatten(space)}
     for key, values in dimensions.items():
-        if isinstance(values, Range) and choice.method == "grid":
+        if isinstance(values, Range) and settings.method == "grid":
             raise RequestError(
                 f"{source}: {key} is a range, and a grid needs a list of values. List them, or search with "
                 f'method = "tpe" or "random".'
             )
-    if choice.method != "grid" and choice.trials is None:
+    if settings.method != "grid" and settings.trials is None:
         raise RequestError(
-            f"{source}: {choice.method} draws without end, so [search] should say how often: trials = 50."
+            f'{source}: method = "{settings.method}" needs a number of trials: set trials = 50 in [search].'
         )
-    return Space(choice.name or name, base, dimensions, choice)
+    return SearchSpace(settings.name or name, base, dimensions, settings)
 
 
-def _base(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe:
-    """The recipe that is named, if one is, with the choices that stand beside it."""
+def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe:
+    """The recipe that the file names, if any, changed by the recipe tables of the file itself."""
     inline = {key: value for key, value in tables.items() if key in Recipe.model_fields}
-    named = tables.get("recipe")
-    if named is None:
+    path = tables.get("recipe")
+    if path is None or not all(isinstance(section, dict) for section in inline.values()):
         return recipe_from(inline, source=source)
-    if not isinstance(named, str):
-        came = json.dumps(named, default=str)
-        raise RequestError(f'{source}: recipe should be the path of a recipe, as recipe = "mine.toml"; {came} came.')
-    merged = load_recipe(folder / named).model_dump(exclude_none=True)
+    if not isinstance(path, str):
+        raise RequestError(f'{source}: recipe should be a path, as recipe = "mine.toml"; got {_json(path)}.')
+    merged = load_recipe(folder / path).model_dump(exclude_none=True)
     for table, section in inline.items():
-        if not isinstance(section, dict):
-            return recipe_from(inline, source=source)  # which refuses it
         for key, value in section.items():
             put(merged, f"{table}.{key}", value)
     return recipe_from(merged, source=source)
 
 
-def _flat(tables: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Dotted names with their choices, whether the dots were quoted or not."""
-    found: list[tuple[str, Any]] = []
+def _flatten(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted names with their values, whether the TOML quotes the dots or nests tables."""
+    pairs: list[tuple[str, Any]] = []
     for key, value in tables.items():
         nested = isinstance(value, dict) and value and not {"low", "high"} & value.keys()
-        found += _flat(value, f"{above}{key}.") if nested else [(f"{above}{key}", value)]
-    return found
+        pairs += _flatten(value, f"{prefix}{key}.") if nested else [(f"{prefix}{key}", value)]
+    return pairs
 
 
-def _dimension(base: Recipe, name: str, asked: Any, *, source: str) -> tuple[Value, ...] | Range:
-    if name.startswith(("data.", "validation.")):
-        table = name.partition(".")[0]
+def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> tuple[Value, ...] | Range:
+    table = name.partition(".")[0]
+    if table in ("data", "validation"):
         raise RequestError(
-            f"{source}: {name} cannot be searched: trials are compared by their MRR on one validation split, "
-            f"ranked alike. Set it in [{table}] instead."
+            f"{source}: {name} cannot be searched, because trials are compared by the MRR of one validation split. "
+            f"Set it in [{table}] instead."
         )
-    if isinstance(asked, dict) and asked:
-        return _range(base, name, asked, source=source)
-    if not isinstance(asked, list) or not asked or any(isinstance(value, (dict, list)) for value in asked):
-        came = json.dumps(asked, ensure_ascii=False, default=str)
+    if isinstance(value, dict) and value:
+        return _range(base, name, value, source=source)
+    if not isinstance(value, list) or not value or any(isinstance(one, (dict, list)) for one in value):
         raise RequestError(
-            f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = 2 }}; {came} came."
+            f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = 2 }}; "
+            f"got {_json(value)}."
         )
-    values = tuple(_checked(base, name, value, source=source) for value in asked)
+    values = tuple(_convert(base, name, one, source=source) for one in value)
     if len(set(values)) < len(values):
-        twice = next(value for value in values if values.count(value) > 1)
-        raise RequestError(f"{source}: {name} lists {json.dumps(twice)} twice; each value should stand there once.")
+        repeated = next(one for one in values if values.count(one) > 1)
+        raise RequestError(f"{source}: {name} lists {_json(repeated)} twice; list each value once.")
     return values
 
 
-def _range(base: Recipe, name: str, asked: dict[str, Any], *, source: str) -> Range:
-    found = _validated(Range, asked, name=name, source=source)
-    low, high = (_checked(base, name, value, source=source) for value in (found.low, found.high))
+def _range(base: Recipe, name: str, value: dict[str, Any], *, source: str) -> Range:
+    limits = _validate(Range, value, name=name, source=source)
+    low, high = (_convert(base, name, number, source=source) for number in (limits.low, limits.high))
     if isinstance(low, (bool, str)) or isinstance(high, (bool, str)) or low >= high:
-        raise RequestError(f"{source}: {name} should go from low up to a larger high; {low} to {high} came.")
-    if found.log and (low <= 0 or found.step):
-        wrong = f"{low} came" if low <= 0 else f"step = {found.step} came beside it"
-        raise RequestError(f"{source}: {name} with log = true should have a low above 0 and no step; {wrong}.")
-    return found.model_copy(update={"low": low, "high": high})
+        raise RequestError(f"{source}: {name} should have low < high; got {low} and {high}.")
+    if limits.log and (low <= 0 or limits.step):
+        wrong = f"low = {low}" if low <= 0 else f"step = {limits.step}"
+        raise RequestError(f"{source}: {name} with log = true should have low > 0 and no step; got {wrong}.")
+    return limits.model_copy(update={"low": low, "high": high})
 
 
-def _checked(base: Recipe, name: str, value: Any, *, source: str) -> Value:
-    """A value as the recipe takes it: 0 of a weight becomes 0.0, so a range knows what numbers it is of."""
+def _convert(base: Recipe, name: str, value: Any, *, source: str) -> Value:
+    """Validate a value and convert it to the type of the recipe: a weight of 0 becomes 0.0."""
     tables = base.model_dump(exclude_none=True)
     put(tables, name, value)
-    found: Any = recipe_from(tables, source=source).model_dump()
+    converted: Any = recipe_from(tables, source=source).model_dump()
     for part in name.split("."):
-        found = found[part]
-    checked: Value = found
+        converted = converted[part]
+    checked: Value = converted
     return checked
 
 
-def _validated(kind: type[SectionT], asked: Any, *, name: str, source: str) -> SectionT:
+def _validate(section: type[SectionT], value: Any, *, name: str, source: str) -> SectionT:
     try:
-        return kind.model_validate(asked)
+        return section.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
     key = str(first["loc"][0]) if first["loc"] else ""
     where = f"{name}.{key}" if key else name
     if first["type"] == "extra_forbidden":
-        near = did_you_mean(key, kind.model_fields) or f" There are: {', '.join(kind.model_fields)}."
-        raise RequestError(f"{source}: {where} is not a choice of {name}.{near}")
+        hint = did_you_mean(key, section.model_fields) or f" Known keys: {', '.join(section.model_fields)}."
+        raise RequestError(f"{source}: {where} is not a key of {name}.{hint}")
     if first["type"] == "missing":
         raise RequestError(f"{source}: {name} has no {key}; a range is written {{ low = 1, high = 2 }}.")
-    came = json.dumps(first["input"], ensure_ascii=False, default=str)
-    raise RequestError(f"{source}: {where} should be {first['msg'].removeprefix('Input should be ')}; {came} came.")
+    rule = first["msg"].removeprefix("Input should be ")
+    raise RequestError(f"{source}: {where} should be {rule}; got {_json(first['input'])}.")
 
 
-def _name_of(path: Path) -> str:
-    """`spaces/paper/wn18rr-cp.toml` → paper-wn18rr-cp."""
-    folders = path.resolve().parts[:-1]
-    below = folders[len(folders) - folders[::-1].index("spaces") :] if "spaces" in folders else ()
-    return "-".join([*below, path.stem])
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

@@ -1,194 +1,164 @@
-"""What a search found: its trials, its winner, and what mattered."""
+"""The Optuna study of a search: its database, the trials that count, and the worker that runs them."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import threading
+import dataclasses
+import multiprocessing
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
+import numpy as np
 import optuna
 import sqlalchemy
-from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+import torch
+from optuna.exceptions import ExperimentalWarning, TrialPruned, UpdateFinishedTrialError
+from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
+from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from dualkg.errors import RequestError
-from dualkg.files import write_text
-from dualkg.training.recipe import Recipe
-from dualkg.tuning.space import Space, Value
+from dualkg.data.graph import Graph
+from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.training.registry import build_model, build_regularizer
+from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
+from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
+from dualkg.tuning.space import Range, SearchSpace, Value
 
-if TYPE_CHECKING:
-    import optuna
+optuna.logging.set_verbosity(optuna.logging.ERROR)  # progress and failures are reported by dualkg
+experimental = partial(warnings.catch_warnings, action="ignore", category=ExperimentalWarning)
 
-
-DONE = ("finished", "pruned", "failed")
-ENOUGH_TO_WEIGH = 8  # finished trials, below which the importance of a choice is hearsay
-
-
-@dataclass(frozen=True)
-class TrialRow:
-    """One trial; `mrr` is of the validation split, of a pruned trial the last that was seen."""
-
-    number: int
-    outcome: str
-    mrr: float | None
-    seconds: float | None
-    values: dict[str, Value]
-    why: str = ""
+HEARTBEAT_SECONDS = 5
+GRACE_SECONDS = 40  # a running trial without a heartbeat for this long is failed and retried
+MIN_TRIALS_FOR_IMPORTANCE = 8
+ERROR = "error"  # user attribute: why a trial failed
 
 
-@dataclass(frozen=True)
-class SearchResult:
-    """The trials of a search in the order they were made.
-
-    `importance` is None where too few came to their end; `per_minute` is of the call that made this result.
-    """
-
-    space: Space
-    graph: str
-    trials: tuple[TrialRow, ...]
-    importance: dict[str, float] | None
-    per_minute: float | None = None
-
-    @property
-    def num_done(self) -> int:
-        return sum(row.outcome in DONE for row in self.trials)
-
-    @property
-    def ranked(self) -> list[TrialRow]:
-        """The trials that came to their end, best first."""
-        finished = [row for row in self.trials if row.outcome == "finished" and row.mrr is not None]
-        return sorted(finished, key=lambda row: (-(row.mrr or 0.0), row.number))
-
-    @property
-    def best(self) -> TrialRow | None:
-        return next(iter(self.ranked), None)
-
-    @property
-    def recipe(self) -> Recipe | None:
-        """The recipe of the winner."""
-        return self.space.recipe(self.best.values) if self.best else None
-
-    def as_dict(self) -> dict[str, Any]:
-        outcomes = [row.outcome for row in self.trials]
-        return {
-            "search": self.space.name,
-            "graph": self.graph,
-            "method": self.space.choice.method,
-            "split": "valid",
-            "trials": self.space.num_trials,
-            **{name: outcomes.count(name) for name in DONE},
-            "seconds": round(sum(row.seconds or 0.0 for row in self.trials), 3),
-            "trials_per_minute": self.per_minute,
-            "best": _told(self.best) if self.best else None,
-            "top": [_told(row) for row in self.ranked[:10]],
-            "importance": self.importance,
-        }
-
-    def write(self, out: Path) -> None:
-        """best.toml, trials.csv and summary.json."""
-        if self.recipe and self.best:
-            about = f"# Trial {self.best.number} of the search {self.space.name}: MRR {self.best.mrr:.4f} on valid.\n"
-            write_text(out / "best.toml", about + self.recipe.as_toml())
-        table = io.StringIO()
-        writer = csv.writer(table, lineterminator="\n")
-        writer.writerow(["number", "outcome", "mrr", "seconds", *self.space.dimensions, "why"])
-        for row in self.trials:
-            values = [row.values.get(name, "") for name in self.space.dimensions]
-            writer.writerow([row.number, row.outcome, row.mrr, row.seconds, *values, row.why])
-        write_text(out / "trials.csv", table.getvalue())
-        write_text(out / "summary.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
-
-
-def _told(row: TrialRow) -> dict[str, Any]:
-    return {"number": row.number, "mrr": row.mrr, "seconds": row.seconds, "values": row.values}
-
-
-def collect(study: optuna.Study, space: Space, *, graph: str) -> SearchResult:
-    """Read what a study holds."""
-
-    trials = sorted(Ledger(study, space.num_trials).rows().values(), key=lambda trial: trial.number)
-    rows = tuple(
-        TrialRow(
+def collect(study: optuna.Study, space: SearchSpace, *, graph: str) -> TuningResult:
+    """Read the results of a study."""
+    trials = tuple(
+        TrialResult(
             trial.number,
-            outcome(trial),
+            state_of(trial),
             trial.value if trial.values else None,
             round(trial.duration.total_seconds(), 3) if trial.duration else None,
             trial.params,
-            trial.user_attrs.get(WHY, ""),
+            trial.user_attrs.get(ERROR, ""),
         )
-        for trial in trials
+        for trial in sorted(current_trials(study, space.num_trials).values(), key=lambda trial: trial.number)
     )
-    return SearchResult(space, graph, rows, _importance(study, rows))
+    return TuningResult(space, graph, trials, _importance(study, trials))
 
 
-def _importance(study: optuna.Study, rows: tuple[TrialRow, ...]) -> dict[str, float] | None:
-    """The share of each choice in reaching the best tenth of the trials (PED-ANOVA)."""
+def _importance(study: optuna.Study, trials: tuple[TrialResult, ...]) -> dict[str, float] | None:
+    """PED-ANOVA importance of each hyperparameter that differs between finished trials; they sum to 1."""
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
-    finished = [row.values for row in rows if row.outcome == "finished"]
-    names = [name for name in (finished[0] if finished else {}) if len({values[name] for values in finished}) > 1]
-    if len(finished) < ENOUGH_TO_WEIGH or not names:
+    finished = [trial.params for trial in trials if trial.state == "finished"]
+    names = [name for name in (finished[0] if finished else {}) if len({params[name] for params in finished}) > 1]
+    if len(finished) < MIN_TRIALS_FOR_IMPORTANCE or not names:
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of too few trials, which is told otherwise
-        found = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)
-    return {name: round(share, 4) for name, share in found.items()}
+    with warnings.catch_warnings(action="ignore"):  # of few trials, which the command line says itself
+        importance = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)
+    return {name: round(share, 4) for name, share in importance.items()}
 
 
-BEAT_SECONDS = 5.0
-DEAD_AFTER_SECONDS = 40.0
-AGAIN, WHY, BEAT = "again", "why", "beat"
+def state_of(trial: FrozenTrial) -> str:
+    """finished, pruned, failed, running, waiting; or lost, if its process ended before the trial did."""
+    if trial.state == TrialState.FAIL:
+        return "failed" if ERROR in trial.user_attrs else "lost"
+    return {TrialState.COMPLETE: "finished"}.get(trial.state, trial.state.name.lower())
 
 
-def open_study(space: Space, url: str, *, data: str, where: str) -> optuna.Study:
-    """The study of this space, made or found; one of another space in its place is refused."""
-    storage = _open_storage(url)
+def trials_by_slot(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
+    """The trial that counts for each slot: the first that is not lost, or else the last.
+
+    The n-th trial that is not a retry has slot n, and a retry has the slot of the trial it repeats. All processes
+    agree on this without a lock, as neither ever changes. When two processes retry one trial, the first retry counts.
+    """
+    slots: dict[int, int] = {}
+    chosen: dict[int, FrozenTrial] = {}
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        slot = slots.setdefault(trial.system_attrs.get("failed_trial", trial.number), len(slots))
+        if slot not in chosen or state_of(chosen[slot]) == "lost":
+            chosen[slot] = trial
+    return chosen
+
+
+def current_trials(study: optuna.Study, num_trials: int) -> dict[int, FrozenTrial]:
+    """The trial that counts for each slot of a search; another process may have made one too many at the end."""
+    found = trials_by_slot(study.get_trials(deepcopy=False))
+    return {slot: trial for slot, trial in found.items() if slot < num_trials}
+
+
+def retry_lost_trials(study: optuna.Study, num_trials: int) -> None:
+    """Queue the trials again whose process was interrupted or killed."""
+    with experimental():
+        retry = RetryHeartbeatStaleTrialCallback()
+    for trial in current_trials(study, num_trials).values():
+        if state_of(trial) == "lost":
+            retry(study, deepcopy(trial))
+
+
+def fail_stale_trials(study: optuna.Study, storage: RDBStorage) -> None:
+    """Fail the trials without a recent heartbeat.
+
+    Optuna ignores a trial whose process was killed before its first heartbeat, so one is recorded for it here.
+    """
+    with storage.engine.connect() as connection:
+        alive = set(connection.execute(sqlalchemy.text("SELECT trial_id FROM trial_heartbeats")).scalars())
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if trial._trial_id not in alive:
+            storage.record_heartbeat(trial._trial_id)
+    with experimental():
+        optuna.storages.fail_stale_trials(study)
+
+
+def open_study(space: SearchSpace, storage: RDBStorage, *, data: str, where: str) -> optuna.Study:
+    """Create or load the study of a space; refuse one of the same name that searches another space or other data."""
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if space.settings.prune:
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=space.warmup_epochs)
     study = optuna.create_study(
-        storage=storage,
-        study_name=space.name,
-        direction="maximize",
-        load_if_exists=True,
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=space.warm_up)
-        if space.choice.prune
-        else optuna.pruners.NopPruner(),
+        storage=storage, study_name=space.name, direction="maximize", load_if_exists=True, pruner=pruner
     )
     ours = {**space.as_dict(), "data": data}
     if "dualkg" not in study.user_attrs:
         study.set_user_attr("dualkg", ours)
-    theirs: dict[str, Any] = study.user_attrs["dualkg"]
-    differing = [f"[{key}]" if key != "data" else "the data" for key in ours if ours[key] != theirs.get(key)]
-    if differing:
+    saved: dict[str, Any] = study.user_attrs["dualkg"]
+    different = ["the data" if key == "data" else f"[{key}]" for key in ours if ours[key] != saved.get(key)]
+    if different:
         raise RequestError(
-            f"{where} holds a search named '{space.name}' of another space: {' and '.join(differing)} "
-            f"{'is' if len(differing) == 1 else 'are'} not the same. Use another --out, or another name in [search]."
+            f"{where} holds a search named '{space.name}' with a different setup: {' and '.join(different)} "
+            f"{'differs' if len(different) == 1 else 'differ'}. Use another --out, or another name in [search]."
         )
     return study
 
 
-def url_of(path: Path) -> str:
-    """The URL of an SQLite file, whatever characters its name has."""
+def sqlite_url(path: Path) -> str:
+    """The URL of an SQLite file; special characters in its name are quoted."""
     return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
 
 
-def _open_storage(url: str) -> optuna.storages.RDBStorage:
-    """Open a database; several processes may be making its tables at this event."""
-    arguments: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
+def open_storage(url: str) -> RDBStorage:
+    """Open a database; retried, as several processes may be creating its tables at the same time."""
+    connect: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
     problem: Exception | None = None
     for _ in range(5):
         try:
-            storage = optuna.storages.RDBStorage(url, engine_kwargs=arguments)
+            with experimental():
+                storage = RDBStorage(
+                    url, engine_kwargs=connect, heartbeat_interval=HEARTBEAT_SECONDS, grace_period=GRACE_SECONDS
+                )
         except sqlalchemy.exc.ArgumentError:
-            raise RequestError(f"A storage is a database's URL, as sqlite:///study.db; '{url}' came.") from None
+            raise RequestError(
+                f"--storage should be the URL of a database, such as sqlite:///study.db; got '{url}'."
+            ) from None
         except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
-            raise RequestError(f"The storage needs a driver that is not installed here: {error}") from None
+            raise RequestError(f"The storage needs a database driver that is not installed: {error}") from None
         except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
             problem = error
             time.sleep(0.3)
@@ -199,12 +169,12 @@ def _open_storage(url: str) -> optuna.storages.RDBStorage:
 
 
 def _lock_before_reading(engine: sqlalchemy.Engine) -> None:
-    """SQLite locks no rows: two processes could both read that a trial waits, and both take it."""
+    """Begin SQLite transactions with a lock: it has no row locks, so two processes could take the same trial."""
     if engine.dialect.name != "sqlite":
         return
 
     def connect(connection: Any, record: object) -> None:
-        connection.isolation_level = None  # or Python would begin transactions by itself, and later
+        connection.isolation_level = None  # otherwise Python begins transactions itself, without a lock
 
     def begin(connection: sqlalchemy.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -214,94 +184,134 @@ def _lock_before_reading(engine: sqlalchemy.Engine) -> None:
     sqlalchemy.event.listen(engine, "begin", begin)
 
 
-@contextmanager
-def beating(trial: Trial) -> Iterator[None]:
-    """Let others see that a trial is at work."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        number = 0
-        while not ended.wait(BEAT_SECONDS):
-            number += 1
-            with suppress(StorageInternalError, UpdateFinishedTrialError):  # told to the trial itself, if it lasts
-                trial.set_user_attr(BEAT, number)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+class FailedTrialError(DualkgError):
+    """A trial failed; the reason is saved with it, and the search continues."""
 
 
-def slots(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """The newest trial of every slot, from what never changes: numbers, and context a trial follows."""
-    newest: dict[int, FrozenTrial] = {}
-    slot_of: dict[int, int] = {}
-    for trial in sorted(trials, key=lambda trial: trial.number):
-        followed = trial.user_attrs.get(AGAIN)
-        slot = len(newest) if followed is None else slot_of.get(followed, -1)
-        if followed is not None and (slot < 0 or newest[slot].number != followed):
-            continue  # two processes let the same trial be followed; the first counts
-        newest[slot] = trial
-        slot_of[trial.number] = slot
-    return newest
+class RedundantTrialError(DualkgError):
+    """Another process runs this trial."""
 
 
-def outcome(trial: FrozenTrial) -> str:
-    """finished, pruned, failed, running, waiting; or lost, where its process ended before it did."""
-    if trial.state == TrialState.FAIL:
-        return "failed" if WHY in trial.user_attrs else "lost"
-    return {TrialState.COMPLETE: "finished"}.get(trial.state, trial.state.name.lower())
+class Worker:
+    """Runs trials of a study until none is left."""
+
+    def __init__(
+        self,
+        space: SearchSpace,
+        graph: Graph,
+        url: str,
+        device: str,
+        *,
+        where: str = "The storage",
+        on_progress: Callable[[TuningProgress], None] | None = None,
+    ) -> None:
+        self.storage = open_storage(url)
+        self.study = open_study(space, self.storage, data=graph.fingerprint, where=where)
+        self.space, self.graph, self.device = space, graph, device
+        self.on_progress = on_progress or (lambda progress: None)
+        self.progress = TuningProgress(0, space.num_trials, None)
+
+    def run(self) -> None:
+        """Run trials; at the end wait for those of other processes, in case one is killed."""
+        while True:
+            parent = multiprocessing.parent_process()
+            if parent is not None and not parent.is_alive():
+                raise InterruptedRunError("The process that started this one has ended.")
+            retry_lost_trials(self.study, self.space.num_trials)
+            states = self.report_progress()
+            if len(states) < self.space.num_trials or "waiting" in states:
+                self._run_trial()
+            elif "running" in states:
+                fail_stale_trials(self.study, self.storage)
+                time.sleep(1)
+            else:
+                return
+
+    def report_progress(self) -> list[str]:
+        """Report the progress of all processes; return the states of the trials."""
+        trials = current_trials(self.study, self.space.num_trials).values()
+        states = [state_of(trial) for trial in trials]
+        values = [trial.value for trial in trials if state_of(trial) == "finished" and trial.value is not None]
+        self.progress = TuningProgress(
+            sum(state in DONE for state in states), self.space.num_trials, max(values, default=None)
+        )
+        self.on_progress(self.progress)
+        return states
+
+    def _run_trial(self) -> None:
+        try:
+            self.study.optimize(self._objective, n_trials=1, catch=(FailedTrialError, RedundantTrialError))
+        except (UpdateFinishedTrialError, ValueError) as error:
+            # Without heartbeats for a while, as on a suspended machine, another process has failed and retried it.
+            if isinstance(error, ValueError) and "Cannot tell a" not in str(error):
+                raise
+        if self.device != "cpu":
+            torch.cuda.empty_cache()  # other processes may share this GPU
+
+    def _objective(self, trial: Trial) -> float:
+        trials = current_trials(self.study, self.space.num_trials)
+        slot = next((slot for slot, one in trials.items() if one.number == trial.number), None)
+        if slot is None:
+            raise RedundantTrialError("Another process runs this trial.")
+        self.study.sampler = sampler_for(self.space, slot)
+        params = {name: suggest(trial, name, choices) for name, choices in self.space.dimensions.items()}
+        for other in trials.values():
+            if other.params == params and state_of(other) == "finished" and other.value is not None:
+                return other.value  # sampled twice, trained once
+        try:
+            return self._train(trial, params)
+        except (RequestError, DivergedError) as error:
+            reason = str(error)
+        except torch.OutOfMemoryError:
+            reason = f"{self.device} is out of memory. Search smaller dimensions and batches, or use fewer --jobs."
+        trial.set_user_attr(ERROR, reason)
+        raise FailedTrialError(reason)
+
+    def _train(self, trial: Trial, params: Mapping[str, Value]) -> float:
+        """Train one recipe and return its validation MRR, reporting it to the pruner on the way."""
+        recipe = self.space.trial_recipe(params)
+        model = build_model(recipe.model, self.graph.shape, seed=recipe.training.seed).to(torch.device(self.device))
+        trainer = Trainer(model, self.graph, recipe, build_regularizer(recipe.regularizer))
+        num_reported = 0
+
+        def on_progress(event: ProgressEvent) -> None:
+            nonlocal num_reported
+            history = trainer.progress.history
+            if len(history) > num_reported:
+                num_reported = len(history)
+                if "valid_mrr" in history[-1]:
+                    trial.report(history[-1]["valid_mrr"], step=num_reported)
+                    if trial.should_prune():
+                        raise TrialPruned
+            # The counts are those before this trial: reading the storage takes longer than a training step.
+            self.on_progress(dataclasses.replace(self.progress, training=event))
+
+        trainer.on_progress = on_progress
+        trainer.run()
+        if recipe.validation.keep == "best":
+            return trainer.progress.best_mrr
+        return float(trainer.progress.history[-1]["valid_mrr"])
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How far a search is; `work` is open, or busy where others are at the last of it, or done."""
+def sampler_for(space: SearchSpace, slot: int) -> BaseSampler:
+    """A sampler seeded by the slot of a trial, so that processes and interruptions do not change what is sampled.
 
-    num_done: int
-    num_trials: int
-    best: float | None
-    work: Literal["open", "busy", "done"]
+    Optuna's GridSampler may give one point to two processes; fixing the point of a slot does not.
+    """
+    seed = int(np.random.SeedSequence([space.settings.seed, slot]).generate_state(1)[0])
+    with experimental():
+        match space.settings.method:
+            case "grid":
+                return PartialFixedSampler(space.point(slot), RandomSampler(seed))
+            case "random":
+                return RandomSampler(seed)
+            case _:
+                return TPESampler(seed=seed, constant_liar=True)
 
 
-class Ledger:
-    """Which slots of a study are done, and which are still to be taken."""
-
-    def __init__(self, study: optuna.Study, num_slots: int) -> None:
-        self.study = study
-        self.num_slots = num_slots
-        self._seen: dict[int, tuple[int, float]] = {}
-
-    def rows(self) -> dict[int, FrozenTrial]:
-        """The newest trial of each slot of this search; a process that came too late made one beyond."""
-        found = slots(self.study.get_trials(deepcopy=False))
-        return {slot: trial for slot, trial in found.items() if slot < self.num_slots}
-
-    def bury_the_dead(self) -> None:
-        """Let trials be done again whose process was stopped, or killed."""
-        for trial in self.rows().values():
-            if outcome(trial) == "lost":
-                self.study.enqueue_trial(trial.params, user_attrs={AGAIN: trial.number})
-            elif outcome(trial) == "running" and self._is_dead(trial):
-                with suppress(UpdateFinishedTrialError):  # another process may bury it, too
-                    self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
-
-    def _is_dead(self, trial: FrozenTrial) -> bool:
-        """Whether its beat has stood still for long, by the clock of this process alone: others' may be wrong."""
-        now, beat = time.monotonic(), trial.user_attrs.get(BEAT, 0)
-        seen, since = self._seen.get(trial.number, (-1, now))
-        if seen != beat:
-            self._seen[trial.number] = (beat, now)
-            return False
-        return now - since > DEAD_AFTER_SECONDS
-
-    def standing(self) -> Standing:
-        rows = self.rows().values()
-        outcomes = [outcome(trial) for trial in rows]
-        values = [trial.value for trial in rows if outcome(trial) == "finished" and trial.value is not None]
-        work: Literal["open", "busy", "done"] = "busy" if "running" in outcomes else "done"
-        if len(rows) < self.num_slots or {"waiting", "lost"} & set(outcomes):
-            work = "open"
-        return Standing(sum(told in DONE for told in outcomes), self.num_slots, max(values, default=None), work)
+def suggest(trial: Trial, name: str, choices: tuple[Value, ...] | Range) -> Value:
+    if isinstance(choices, tuple):
+        return choices[choices.index(trial.suggest_categorical(name, choices))]
+    if isinstance(choices.low, float) or isinstance(choices.step, float):
+        return trial.suggest_float(name, choices.low, choices.high, step=choices.step, log=choices.log)
+    return trial.suggest_int(name, choices.low, int(choices.high), step=int(choices.step or 1), log=choices.log)

@@ -1,0 +1,136 @@
+"""Tune a recipe: run the trials of a study in one or several processes and return the best."""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.data.loading import load_saved_graph, save_graph
+from dualkg.errors import DualkgError, RequestError
+from dualkg.training.api import choose_device, load_recipe_graph
+from dualkg.training.run import RunFolder
+from dualkg.training.trainer import InterruptedRunError
+from dualkg.tuning.results import TuningProgress, TuningResult
+from dualkg.tuning.space import SearchSpace, load_space
+
+if TYPE_CHECKING:
+    from dualkg.tuning.study import Worker
+
+
+def tune(
+    space: SearchSpace | str | Path,
+    *,
+    out: str | Path,
+    graph: Graph | None = None,
+    device: str | torch.device | None = None,
+    storage: str | None = None,
+    jobs: int = 1,
+    on_progress: Callable[[TuningProgress], None] | None = None,
+) -> TuningResult:
+    """Search a space for the recipe with the best validation MRR; called again, it resumes.
+
+    The study is stored in `out`/study.db, or in the database with the URL `storage`, which several machines may share.
+    `jobs` processes train in parallel. The test split is never used.
+    """
+    try:
+        from optuna.exceptions import StorageInternalError
+
+        from dualkg.tuning.study import Worker, collect, sqlite_url
+    except ImportError:
+        raise RequestError("Tuning needs Optuna. Install it: pip install 'dualkg[search]'") from None
+    space = space if isinstance(space, SearchSpace) else load_space(space)
+    graph = graph or load_recipe_graph(space.base)
+    if not len(graph.valid):
+        raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
+    out, device = Path(out), str(choose_device(device))
+    if RunFolder(out).recipe.exists():
+        raise RequestError(f"{out} contains a run; tuning needs a folder of its own: use --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    graph = dataclasses.replace(graph, test=np.empty((0, 3), dtype=np.int32))  # not even to filter by
+    url, where = storage or sqlite_url(out / "study.db"), "The storage" if storage else str(out)
+    worker = Worker(space, graph, url, device, where=where, on_progress=on_progress)
+    started, before = time.monotonic(), collect(worker.study, space, graph=graph.name).num_done
+    try:
+        if jobs == 1:
+            worker.run()
+        else:
+            _run_processes(worker, url, jobs)
+    except (KeyboardInterrupt, InterruptedRunError):
+        result = collect(worker.study, space, graph=graph.name)
+        result.write(out)
+        done = f"{result.num_done} of {space.num_trials} trials are done and saved"
+        raise InterruptedRunError(f"Stopped; {done}.") from None
+    except StorageInternalError as error:
+        raise DualkgError(f"{where} failed: {error.__cause__ or error}. Finished trials are saved in it.") from None
+    result = collect(worker.study, space, graph=graph.name)
+    if result.num_done > before:
+        minutes = (time.monotonic() - started) / 60
+        result = dataclasses.replace(result, per_minute=round((result.num_done - before) / minutes, 2))
+    result.write(out)
+    return result
+
+
+def _run_processes(worker: Worker, url: str, num_jobs: int) -> None:
+    """Run several worker processes, spawned because CUDA does not survive a fork, and wait for them."""
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // num_jobs)
+    with tempfile.TemporaryDirectory() as folder, _signal_handler(signal.SIGTERM, signal.default_int_handler):
+        path = Path(folder) / "graph"
+        save_graph(worker.graph, path)
+        arguments = (worker.space, path, url, worker.device, threads)
+        processes = [context.Process(target=_run_worker, args=arguments) for _ in range(num_jobs)]
+        with _signal_handler(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C reaches them through this process
+            for process in processes:
+                process.start()
+        try:
+            while any(process.is_alive() for process in processes):
+                worker.report_progress()
+                time.sleep(0.5)
+        finally:
+            for process in processes:
+                process.terminate()  # a training stops after its current step
+                process.join()
+    worker.report_progress()
+    num_failed = sum(process.exitcode != 0 for process in processes)
+    if num_failed and worker.progress.num_done < worker.space.num_trials:
+        raise DualkgError(f"{num_failed} of {num_jobs} processes ended early; finished trials are saved.")
+
+
+def _run_worker(space: SearchSpace, path: Path, url: str, device: str, threads: int) -> None:
+    """The main function of a worker process."""
+    from dualkg.tuning.study import Worker
+
+    torch.set_num_threads(threads)
+    try:
+        Worker(space, load_saved_graph(path), url, device).run()
+    except (InterruptedRunError, KeyboardInterrupt):
+        sys.exit(130)
+    except DualkgError as error:
+        print(f"dualkg: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+@contextmanager
+def _signal_handler(number: signal.Signals, handler: Callable[[int, Any], None] | signal.Handlers) -> Iterator[None]:
+    """Replace a signal handler for the duration of a block; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)

@@ -1,0 +1,126 @@
+"""Several processes share a study, also when some of them are killed."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dualkg.tuning.space import space_from
+from dualkg.tuning.tune import tune
+
+SPACE = """
+[data]
+graph = "mine.tsv"
+[model]
+dim = 4
+[training]
+epochs = 30
+batch_size = 50
+[space]
+"model.dim" = [2, 3, 4]
+"training.seed" = [0, 1]
+[search]
+prune = false
+"""
+# Short heartbeats, so that a test need not wait long until a killed process is noticed.
+COMMAND = "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, {grace}\n{patch}"
+# Once a trial is done, stop in the middle of the next and say so by a file.
+PAUSE = """
+import os, pathlib, time
+train = study.Worker._train
+def train_or_pause(self, trial, params):
+    if self.progress.num_done:
+        pathlib.Path(f"{os.getpid()}.paused").touch()
+        time.sleep(10_000)
+    return train(self, trial, params)
+study.Worker._train = train_or_pause
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [f"thing{i}\t{kind}\t{kind}{i % 4}\n" for kind in ("colour", "shape") for i in range(60)]
+    (tmp_path / "mine.tsv").write_text("".join(rows))
+    (tmp_path / "mine.toml").write_text(SPACE)
+    return tmp_path
+
+
+def start(folder: Path, *, grace: int, patch: str = "") -> subprocess.Popen[bytes]:
+    code = COMMAND.format(grace=grace, patch=patch) + "\nfrom dualkg.cli import main; main()"
+    words = [sys.executable, "-c", code, "tune", "mine.toml", "--out", "out", "--threads", "1", "--device", "cpu"]
+    return subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def query(folder: Path, sql: str) -> list[tuple]:
+    try:
+        with closing(sqlite3.connect(folder / "out" / "study.db", timeout=30)) as database:
+            return database.execute(sql).fetchall()
+    except sqlite3.OperationalError:
+        return []  # the tables do not exist yet
+
+
+def finished_points(folder: Path) -> Counter:
+    rows = query(
+        folder,
+        "select t.trial_id, param_name, param_value from trials t join trial_params p on p.trial_id = t.trial_id "
+        "where state = 'COMPLETE'",
+    )
+    points: dict[int, dict] = {}
+    for number, name, value in rows:
+        points.setdefault(number, {})[name] = value
+    return Counter(tuple(sorted(point.items())) for point in points.values())
+
+
+def kill_when_paused(folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+    while len(list(folder.glob("*.paused"))) < len(processes):
+        if any(process.poll() is not None for process in processes):
+            raise AssertionError(f"a process ended early: {[process.communicate() for process in processes]}")
+        time.sleep(0.05)
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_two_killed_processes_lose_and_repeat_nothing(folder: Path):
+    # The long grace period: neither may take the other for dead on a busy machine.
+    processes = [start(folder, grace=3600, patch=PAUSE), start(folder, grace=3600, patch=PAUSE)]
+    kill_when_paused(folder, processes)
+    before = finished_points(folder)
+    assert len(query(folder, "select 1 from trials where state = 'RUNNING'")) == 2
+    resumed = start(folder, grace=1)
+    _, err = resumed.communicate()
+    assert resumed.returncode == 0, err.decode()
+    after = finished_points(folder)
+    assert len(after) == 6
+    assert set(after.values()) == {1}
+    assert before.keys() < after.keys()
+    states = Counter(state for (state,) in query(folder, "select state from trials"))
+    assert states == {"COMPLETE": 6, "FAIL": 2}
+
+
+def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path):
+    paused = start(folder, grace=3600, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE)
+    kill_when_paused(folder, [paused])
+    assert not query(folder, "select 1 from trial_heartbeats")
+    resumed = start(folder, grace=1)
+    _, err = resumed.communicate()
+    assert resumed.returncode == 0, err.decode()
+    assert set(finished_points(folder).values()) == {1}
+    assert len(finished_points(folder)) == 6
+
+
+def test_parallel_jobs(small_graph, tmp_path):
+    tables = {"training": {"epochs": 2}, "model": {"dim": 4}, "space": {"training.seed": [0, 1, 2]}}
+    space = space_from(tables, source="it", name="it")
+    events = []
+    result = tune(space, out=tmp_path, graph=small_graph, jobs=2, device="cpu", on_progress=events.append)
+    assert [trial.state for trial in result.trials] == ["finished"] * 3
+    assert {trial.params["training.seed"] for trial in result.trials} == {0, 1, 2}
+    assert events

@@ -1,0 +1,256 @@
+"""Tuning: every trial runs once, selected by the validation split, whatever is interrupted or fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from functools import partial
+from itertools import pairwise
+
+import optuna
+import pytest
+
+import dualkg as kg
+from dualkg.cli.main import main
+from dualkg.training.recipe import load_recipe
+from dualkg.training.trainer import InterruptedRunError
+from dualkg.tuning.space import space_from
+from dualkg.tuning.study import trials_by_slot
+from dualkg.tuning.tune import tune
+
+BASE = {"model": {"name": "CP", "dim": 4}, "training": {"epochs": 2, "batch_size": 100}}
+
+
+def space(choices, **settings):
+    return space_from({**BASE, "space": choices, "search": settings}, source="it", name="it")
+
+
+FOUR = space({"model.dim": [2, 3], "optimizer.learning_rate": [0.1, 0.3]})
+
+
+def trials_in(out):
+    study = optuna.load_study(study_name="it", storage=f"sqlite:///{out / 'study.db'}")
+    return study.trials
+
+
+def test_grid_writes_its_results_and_repeats_nothing_when_called_again(small_graph, tmp_path):
+    events = []
+    result = tune(FOUR, out=tmp_path, graph=small_graph, on_progress=events.append)
+    assert len({tuple(row.params.items()) for row in result.trials}) == 4
+    assert {row.state for row in result.trials} == {"finished"}
+    assert result.best.mrr == max(row.mrr for row in result.trials)
+    assert load_recipe(tmp_path / "best.toml") == result.recipe == FOUR.recipe(result.best.params)
+    assert json.loads((tmp_path / "summary.json").read_text()) == result.as_dict()
+    table = (tmp_path / "trials.csv").read_text().splitlines()
+    assert table[0] == "number,state,mrr,seconds,model.dim,optimizer.learning_rate,error"
+    assert len(table) == 5
+    assert result.importance is None
+    assert (events[-1].num_done, events[-1].num_trials, events[-1].best) == (4, 4, result.best.mrr)
+    assert any(event.training for event in events)
+    again = tune(FOUR, out=tmp_path, graph=small_graph)
+    assert again.trials == result.trials
+    assert len(trials_in(tmp_path)) == 4
+
+
+class Poison:
+    """A split that cannot be read."""
+
+    def _refuse(self, *names, **choices):
+        raise AssertionError("the test split was used")
+
+    __getattr__ = __len__ = __getitem__ = __iter__ = __array__ = _refuse
+
+
+def test_objective_equals_training_and_the_test_split_is_never_used(small_graph, tmp_path):
+    poisoned = dataclasses.replace(small_graph, test=Poison())
+    result = tune(space({"optimizer.learning_rate": [0.1, 0.3]}), out=tmp_path, graph=poisoned)
+    run = kg.train_recipe(result.recipe, graph=dataclasses.replace(small_graph, test=small_graph.test[:0]))
+    assert run.reports["valid"].mrr == pytest.approx(result.best.mrr, abs=1e-6)
+
+
+def test_unpromising_trials_are_pruned(small_graph, tmp_path):
+    choices = {"optimizer.learning_rate": [0.5, 0.4, 1e-6, 2e-6], "training.seed": [0, 1, 2]}
+    wide = space({**choices, "training.epochs": [3]}, validate_every=1, prune_after=1)
+    result = tune(wide, out=tmp_path, graph=small_graph)
+    states = Counter(row.state for row in result.trials)
+    assert states["pruned"] >= 1
+    assert states["finished"] >= 5
+    pruned = [row for row in result.trials if row.state == "pruned"]
+    assert all(row.mrr is not None and row.mrr < result.best.mrr for row in pruned)
+    whole = tune(space({**choices, "training.epochs": [1]}, prune=False), out=tmp_path / "whole", graph=small_graph)
+    assert {row.state for row in whole.trials} == {"finished"}
+    assert set(whole.importance) == set(choices)
+    assert sum(whole.importance.values()) == pytest.approx(1, abs=1e-3)
+
+
+def test_error_of_a_failed_trial_is_saved_and_the_search_continues(small_graph, tmp_path):
+    choices = {"regularizer.name": ["N3", "DURA"], "optimizer.learning_rate": [0.1, 1e30], "optimizer.name": ["SGD"]}
+    tables = {"model": {"name": "RESCAL", "dim": 3}, "regularizer": {"weight": 0.1}, "training": {"epochs": 3}}
+    result = tune(space_from({**tables, "space": choices}, source="it"), out=tmp_path, graph=small_graph)
+    errors = {
+        (row.params["regularizer.name"], row.params["optimizer.learning_rate"]): row.error for row in result.trials
+    }
+    assert "those of RESCAL are not" in errors["N3", 0.1]
+    assert "those of RESCAL are not" in errors["N3", 1e30]
+    assert "diverged" in errors["DURA", 1e30]
+    assert errors["DURA", 0.1] == ""
+    assert "diverged" in (tmp_path / "trials.csv").read_text()
+    assert result.as_dict()["failed"] == 3
+    assert result.best.params["regularizer.name"] == "DURA"
+
+
+@pytest.mark.parametrize("method", ["tpe", "random"])
+def test_sampled_search_stays_in_its_ranges_and_can_be_extended(small_graph, tmp_path, method):
+    choices = {
+        "optimizer.learning_rate": {"low": 1e-2, "high": 1, "log": True},
+        "model.dim": {"low": 2, "high": 6, "step": 2},
+        "training.seed": [0, 1],
+    }
+    short = tune(space(choices, method=method, trials=2), out=tmp_path, graph=small_graph)
+    longer = tune(space(choices, method=method, trials=4), out=tmp_path, graph=small_graph)
+    assert longer.trials[:2] == short.trials
+    assert len(longer.trials) == 4
+    for row in longer.trials:
+        assert 1e-2 <= row.params["optimizer.learning_rate"] <= 1
+        assert row.params["model.dim"] in (2, 4, 6)
+    assert len({row.params["optimizer.learning_rate"] for row in longer.trials}) == 4
+    whole = tune(space(choices, method=method, trials=4), out=tmp_path / "whole", graph=small_graph)
+    assert [row.params for row in whole.trials] == [row.params for row in longer.trials]
+
+
+def test_params_sampled_twice_are_trained_once(small_graph, tmp_path):
+    choices = {"model.dim": [2, 3]}
+    epochs = []
+    result = tune(
+        space(choices, method="random", trials=4),
+        out=tmp_path,
+        graph=small_graph,
+        on_progress=lambda event: epochs.append(event.training.epoch) if event.training else None,
+    )
+    assert len({(row.params["model.dim"], row.mrr) for row in result.trials}) == 2
+    assert len(result.trials) == 4
+    assert sum(after < before for before, after in pairwise(epochs)) == 1
+
+
+def test_ctrl_c_saves_finished_trials_and_the_rest_is_done_later(small_graph, tmp_path):
+    def stop(event):
+        if event.num_done == 2 and event.training:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(InterruptedRunError, match="Stopped; 2 of 4 trials are done and saved"):
+        tune(FOUR, out=tmp_path, graph=small_graph, on_progress=stop)
+    assert json.loads((tmp_path / "summary.json").read_text())["finished"] == 2
+    result = tune(FOUR, out=tmp_path, graph=small_graph)
+    assert len({tuple(row.params.items()) for row in result.trials}) == 4
+    states = Counter(trial.state.name for trial in trials_in(tmp_path))
+    assert states == {"COMPLETE": 4, "FAIL": 1}
+
+
+def test_one_trial_counts_for_each_slot():
+    def trial(number, state="FAIL", error=None, retry_of=None):
+        made = optuna.trial.create_trial(
+            state=optuna.trial.TrialState[state],
+            value=0.5 if state == "COMPLETE" else None,
+            user_attrs={"error": error} if error else {},
+            system_attrs={} if retry_of is None else {"failed_trial": retry_of},
+        )
+        made.number = number
+        return made
+
+    def chosen(*trials):
+        return {slot: one.number for slot, one in trials_by_slot(reversed(trials)).items()}
+
+    assert chosen(trial(0), trial(1), trial(2, "RUNNING", retry_of=0), trial(3, "WAITING", retry_of=0)) == {0: 2, 1: 1}
+    assert chosen(trial(0), trial(1, "COMPLETE"), trial(2, retry_of=0), trial(3, retry_of=0), trial(4)) == {
+        0: 3,
+        1: 1,
+        2: 4,
+    }
+    assert chosen(trial(0, error="diverged"), trial(1, "COMPLETE", retry_of=0)) == {0: 0}
+
+
+def test_another_space_in_the_same_folder_is_refused(small_graph, tmp_path):
+    tune(space({"model.dim": [2]}), out=tmp_path, graph=small_graph)
+    with pytest.raises(kg.RequestError, match=r"with a different setup: \[space\] differs. Use another --out"):
+        tune(space({"model.dim": [3]}), out=tmp_path, graph=small_graph)
+    with pytest.raises(kg.RequestError, match="the data differs"):
+        tune(space({"model.dim": [2]}), out=tmp_path, graph=dataclasses.replace(small_graph, fingerprint="other"))
+
+
+def test_requests_that_are_refused(small_graph, tmp_path):
+    with pytest.raises(kg.RequestError, match="made has no validation triples, and tuning selects by their MRR"):
+        tune(FOUR, out=tmp_path, graph=dataclasses.replace(small_graph, valid=small_graph.valid[:0]))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.toml").touch()
+    with pytest.raises(kg.RequestError, match="contains a run; tuning needs a folder of its own"):
+        tune(FOUR, out=tmp_path / "run", graph=small_graph)
+    with pytest.raises(kg.RequestError, match="--storage should be the URL of a database"):
+        tune(FOUR, out=tmp_path, graph=small_graph, storage="nonsense")
+    with pytest.raises(kg.RequestError, match="needs a database driver that is not installed"):
+        tune(FOUR, out=tmp_path, graph=small_graph, storage="postgresql://nowhere/x")
+    with pytest.raises(kg.RequestError, match="The storage cannot be opened: unable to open database file"):
+        tune(FOUR, out=tmp_path, graph=small_graph, storage=f"sqlite:///{tmp_path}/nowhere/x.db")
+
+
+def test_without_optuna_the_error_is_the_install_line(small_graph, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "dualkg.tuning.study")
+    with pytest.raises(kg.RequestError, match=r"Install it: pip install 'dualkg\[search\]'"):
+        tune(FOUR, out=tmp_path / "out", graph=small_graph)
+    assert not (tmp_path / "out").exists()
+
+
+SPACE = """
+[model]
+dim = 2
+[regularizer]
+weight = 0.1
+[training]
+epochs = 1
+batch_size = 2000
+[space]
+"regularizer.name" = ["DURA", "N3"]
+"""
+
+
+def type_in(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
+    try:
+        main()
+    except SystemExit as end:
+        return end.code or 0
+    return 0
+
+
+def test_tune_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(SPACE)
+    assert type_in(monkeypatch, "tune", "mine.toml") == 0
+    told = capsys.readouterr()
+    assert "valid MRR" in told.out
+    assert "DURA" in told.out
+    assert "8 finished trials" in told.out
+    assert "dualkg train runs/tune-mine/best.toml" in told.err
+    assert type_in(monkeypatch, "tune", "mine.toml", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["finished"], found["folder"]) == (2, "runs/tune-mine")
+    (tmp_path / "mine.toml").write_text(SPACE.replace("dim = 2", "dim = 2\noptions = { colour = 1 }"))
+    assert type_in(monkeypatch, "tune", "mine.toml", "--out", "bad") == 1
+    assert "No trial finished; see bad/trials.csv. The first error: ComplEx cannot be made" in capsys.readouterr().err
+
+
+def test_ctrl_c_prints_the_command_that_resumes(tmp_path, monkeypatch, capsys, request):
+    # A process started in the background may ignore SIGINT.
+    request.addfinalizer(
+        partial(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+    )
+    (tmp_path / "mine.toml").write_text(SPACE)
+    monkeypatch.setattr("dualkg.tuning.study.Worker.run", lambda self: os.kill(os.getpid(), signal.SIGINT))
+    words = ("tune", tmp_path / "mine.toml", "--out", tmp_path / "out")
+    assert type_in(monkeypatch, *words) == 130
+    told = capsys.readouterr().err
+    assert f"Resume with: dualkg tune {tmp_path / 'mine.toml'} --out {tmp_path / 'out'}" in told
