@@ -238,13 +238,13 @@ def test_the_page_says_what_applies_to_which_model():
 
 
 def test_the_page_counts_the_numbers_of_entities_and_relations():
-    said = {**table("bilinear model | h R"), **table("distance model | the head goes to")}
+    said = {**table("bilinear model | h R"), **table("distance model | mapped head")}
     assert list(said) == list(MODELS)
     for name, row in said.items():
         model, dim = MODELS[name](SHAPE, dim=3, **({"relation_dim": 5} if name == "TuckER" else {})), 3
         counted = {"dim": dim, "dim²": dim * dim, "relation_dim": 5}
         entity = sum(table.shape[1] for table in model.parameters() if table.shape[0] == SHAPE.num_entities)
-        for found, column in ((entity, "numbers an entity"), (model.relations.shape[1], "numbers a relation")):
+        for found, column in ((entity, "parameters per entity"), (model.relations.shape[1], "parameters per relation")):
             assert _count(row[column], counted) == found, f"{name}, {column}"
 
 
