@@ -16,7 +16,7 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile --durations=15
 
 test-slow: $(READY)
 	$(BIN)/pytest -m slow

@@ -1,4 +1,4 @@
-"""What all tests share: a cache of their own, small graphs, and the benchmark graphs where they are."""
+"""Shared by all tests: a cache folder for the session, few threads, commands, small graphs, the benchmark graphs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared
 
 @pytest.fixture(scope="session", autouse=True)
 def _own_cache(tmp_path_factory: pytest.TempPathFactory):
-    """No test reads or writes the user's cache, or finds archives it did not ask for."""
+    """Keep the user's cache and archives out of the tests; each worker of pytest-xdist has a cache folder."""
     patch = pytest.MonkeyPatch()
     patch.setenv("DUALKG_CACHE", str(tmp_path_factory.mktemp("cache")))
     patch.delenv("DUALKG_DATA", raising=False)
@@ -34,21 +34,28 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _two_threads():
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+def _few_threads():
+    """Two threads, or one for each worker of pytest-xdist and for each process that its tests start."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(1 if workers > 1 else min(2, os.cpu_count() or 1))
+    patch = pytest.MonkeyPatch()
+    if workers > 1:
+        patch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    patch.undo()
 
 
 @pytest.fixture
 def data_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of benchmark archives, named to dualkg as users name it."""
+    """The folder of benchmark archives, named in DUALKG_DATA as users name it."""
     if not DATA.is_dir():
         pytest.skip(f"the benchmark archives are not here: name their folder in DUALKG_DATA ({DATA} is missing)")
     monkeypatch.setenv("DUALKG_DATA", str(DATA))
     return DATA
 
 
-class Typed(NamedTuple):
-    """How a command ended, and what it printed."""
+class CommandResult(NamedTuple):
+    """The exit status of a command, and its output."""
 
     code: int
     out: str
@@ -60,11 +67,11 @@ class Typed(NamedTuple):
 
 
 @pytest.fixture
-def typed(capsys, monkeypatch) -> Callable[..., Typed]:
-    """Types a command as people do: `typed("train", "world")`."""
+def run_cli(capsys, monkeypatch) -> Callable[..., CommandResult]:
+    """Run a command in this process: `run_cli("train", "world")`."""
     monkeypatch.setenv("COLUMNS", "120")
 
-    def run(*words: object) -> Typed:
+    def run(*words: object) -> CommandResult:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
         try:
@@ -74,7 +81,7 @@ def typed(capsys, monkeypatch) -> Callable[..., Typed]:
             code = int(end.code or 0)
         out, err = capsys.readouterr()
         assert "Traceback" not in err
-        return Typed(code, out, err)
+        return CommandResult(code, out, err)
 
     return run
 

@@ -1,22 +1,25 @@
-"""The house plan, held against the imports."""
+"""The architecture: package order, sizes, imports, declared dependencies, package data, public names."""
 
 from __future__ import annotations
 
 import ast
 import importlib
+import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import dualkg
 
 SOURCE = Path(dualkg.__file__).parent
-# A room may import only rooms before it. The foundation knows no room.
-FOUNDATION = ["errors", "files"]
-ROOMS = [
+# A package may import only packages before it. The base modules are importable by all and import no package.
+BASE = ["errors", "files", "extras"]
+PACKAGES = [
     "kernels",
     "data",
     "models",
@@ -24,69 +27,134 @@ ROOMS = [
     "losses",
     "evaluation",
     "training",
-    "search",
+    "tuning",
     "analysis",
-    "answers",
-    "reproduce",
+    "inference",
     "serve",
     "cli",
 ]
+MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 150, 20_000
+# Distributions whose import name differs from their own.
+IMPORT_NAMES = {
+    "scikit-learn": "sklearn",
+    "faiss-cpu": "faiss",
+    "prometheus-client": "prometheus_client",
+    "opentsne": "openTSNE",
+}
+# Declared and never imported: uvicorn loads uvloop by itself.
+NOT_IMPORTED = {"uvloop"}
+# Triton is part of PyTorch's CUDA build, and is used only where it is installed.
+NOT_DECLARED = {"triton"}
 
 
-def room_of(path: Path) -> str:
-    return path.relative_to(SOURCE).with_suffix("").parts[0]
+@cache
+def trees() -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 
-def imported_rooms(path: Path) -> set[str]:
+def imported_modules(tree: ast.AST) -> set[str]:
+    """The dotted names that a module imports, wherever in it."""
     names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {name.split(".")[1] for name in names if name.startswith("dualkg.")}
+    return names
 
 
-def test_rooms_import_only_rooms_to_their_left():
-    order = FOUNDATION + ROOMS
+def project() -> dict[str, Any]:
+    return tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_packages_import_only_packages_to_their_left():
+    order = BASE + PACKAGES
     wrong = []
-    for path in SOURCE.rglob("*.py"):
-        room = room_of(path)
-        if room in ("__init__", "__main__"):
+    for path, tree in trees().items():
+        package = path.relative_to(SOURCE).with_suffix("").parts[0]
+        if package in ("__init__", "__main__"):
             continue
-        assert room in order, f"{path} is in no room of the plan"
-        allowed = [room, *(FOUNDATION if room in FOUNDATION else order[: order.index(room)])]
-        wrong += [f"{path.relative_to(SOURCE)} imports {other}" for other in imported_rooms(path) - set(allowed)]
+        assert package in order, f"{path} is in no package of the layout"
+        allowed = BASE if package in BASE else [*order[: order.index(package)], package]
+        imported = {name.split(".")[1] for name in imported_modules(tree) if name.startswith("dualkg.")}
+        wrong += [f"{path.relative_to(SOURCE)} imports {other}" for other in imported - {*allowed, "__version__"}]
     assert not wrong
+
+
+def test_modules_of_a_package_do_not_import_each_other_in_a_circle():
+    """Type-checking imports count too: a circle of types is a circle of ideas."""
+    modules = {
+        ".".join(("dualkg", *path.relative_to(SOURCE).with_suffix("").parts)): tree for path, tree in trees().items()
+    }
+    modules = {name: tree for name, tree in modules.items() if not name.endswith("__init__")}
+    imports = {
+        name: {other for other in modules if any(f"{one}.".startswith(f"{other}.") for one in imported_modules(tree))}
+        - {name}
+        for name, tree in modules.items()
+    }
+    reachable = {name: set(others) for name, others in imports.items()}
+    for _ in range(len(PACKAGES)):
+        for others in reachable.values():
+            others |= {far for near in others for far in imports[near]}
+    in_circles = {name for name, others in reachable.items() if name in others}
+    assert not in_circles
 
 
 def test_the_command_line_does_no_arithmetic():
     wrong = [
         path
-        for path in (SOURCE / "cli").glob("*.py")
-        if {"torch", "numpy"}
-        & {node.names[0].name for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import)}
+        for path, tree in trees().items()
+        if path.parent == SOURCE / "cli"
+        and {"torch", "numpy"} & {node.names[0].name for node in tree.body if isinstance(node, ast.Import)}
     ]
     assert not wrong
 
 
-def test_files_stay_small():
-    long = {
-        str(path.relative_to(SOURCE)): lines
+def test_files_and_the_whole_stay_small():
+    lines = {
+        str(path.relative_to(SOURCE)): len(path.read_text(encoding="utf-8").splitlines())
         for path in SOURCE.rglob("*.py")
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > 320
     }
-    assert not long
+    assert {name: number for name, number in lines.items() if number > MOST_LINES} == {}
+    assert len(lines) <= MOST_FILES
+    assert sum(lines.values()) <= MOST_LINES_IN_ALL
+
+
+def test_init_files_only_re_export():
+    """A docstring, imports and `__all__`; tables of what a package offers may stand beside them."""
+    allowed = (ast.Expr, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign, ast.With)
+    wrong = [
+        f"{path.relative_to(SOURCE)}, line {node.lineno}"
+        for path, tree in trees().items()
+        if path.name == "__init__.py" and path.parent != SOURCE
+        for node in tree.body
+        if not isinstance(node, allowed)
+    ]
+    assert not wrong
+
+
+def test_third_party_imports_are_declared_and_declared_packages_are_imported():
+    declared_by_extra = project()["project"]["optional-dependencies"]
+    lists = [project()["project"]["dependencies"]]
+    lists += [names for extra, names in declared_by_extra.items() if extra not in ("dev", "world")]
+    distributions = {re.split(r"[<>=;\[ ]", line)[0].lower() for names in lists for line in names}
+    declared = {IMPORT_NAMES.get(name, name) for name in distributions}
+    imported = {name.split(".")[0] for tree in trees().values() for name in imported_modules(tree)}
+    third_party = imported - set(sys.stdlib_module_names) - {"dualkg", "__future__"}
+    assert third_party - declared == NOT_DECLARED & third_party
+    assert declared - third_party == NOT_IMPORTED & declared
 
 
 def loaded_by(code: str) -> set[str]:
-    """The modules that a fresh process has after some lines."""
-    shown = f"{code}\nimport sys\nprint(*sys.modules)"
-    return set(subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout.split())
+    """The modules that a fresh process has imported after running `code`."""
+    printed = f"{code}\nimport sys\nprint(*sys.modules)"
+    return set(
+        subprocess.run([sys.executable, "-c", printed], capture_output=True, text=True, check=True).stdout.split()
+    )
 
 
 def test_importing_is_light():
-    """Nothing heavy but torch, and no extra; and nothing at all before a name is asked for."""
+    """`import dualkg` loads nothing heavy, and the first name that is used loads torch and no extra."""
     assert not {"torch", "numpy", "pyarrow", "pydantic"} & loaded_by("import dualkg")
     loaded = loaded_by("import dualkg; dualkg.train")
     assert "torch" in loaded
@@ -105,24 +173,27 @@ def test_importing_is_light():
         "faiss",
         "fastapi",
         "uvicorn",
+        "jinja2",
+        "rapidfuzz",
         "rich",
         "typer",
     }
     assert not heavy & loaded
 
 
-def test_help_is_given_without_torch():
+def test_help_is_printed_without_torch():
     assert not {"torch", "pyarrow", "pydantic"} & loaded_by("import dualkg.cli")
 
 
-def test_public_names_are_those_of_the_rooms_that_type_checkers_see():
-    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+def test_public_names_are_those_that_type_checkers_see():
+    tree = trees()[SOURCE / "__init__.py"]
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module.startswith("dualkg")]
     seen = {alias.name: node.module for node in imports for alias in node.names}
     assert set(seen) == set(dualkg.__all__) <= set(dir(dualkg))
-    for name, room in seen.items():
-        assert getattr(dualkg, name) is getattr(importlib.import_module(room), name)
-        assert getattr(dualkg, room.split(".")[1]) is importlib.import_module(room)
+    for name, module in seen.items():
+        package = module.split(".")[1]
+        assert getattr(dualkg, name) is getattr(importlib.import_module(module), name)
+        assert getattr(dualkg, package) is importlib.import_module(f"dualkg.{package}")
     with pytest.raises(AttributeError, match="module 'dualkg' has no attribute 'ComplEks'"):
         _ = dualkg.ComplEks
 
@@ -190,22 +261,18 @@ def test_the_public_surface():
     assert all(hasattr(dualkg, name) for name in dualkg.__all__)
 
 
-def test_what_is_no_code_is_packed_too():
-    """An installed copy reads the same files as a clone."""
-    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    patterns = project["tool"]["setuptools"]["package-data"]["dualkg"]
+def test_data_files_are_package_data():
+    """An installed copy reads the same files as a clone: catalogue, `world`, recipes, templates, static files."""
+    assert "data-files" not in project()["tool"]["setuptools"]
+    patterns = project()["tool"]["setuptools"]["package-data"]["dualkg"]
     packed = {path for pattern in patterns for path in SOURCE.glob(pattern)}
+    assert all(any(SOURCE.glob(pattern)) for pattern in patterns)
     needed = {
         path
         for path in SOURCE.rglob("*")
         if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
     }
     assert needed <= packed
-
-
-def test_recipes_are_package_data_and_nothing_is_installed_outside_the_package():
-    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
-    setuptools = project["tool"]["setuptools"]
-    assert "recipes/*/*.toml" in setuptools["package-data"]["dualkg"]
-    assert "data-files" not in setuptools
-    assert (SOURCE / "recipes" / "umls" / "complex-dura.toml").exists()
+    assert {"recipes/umls/complex-dura.toml", "serve/static/style.css", "data/catalogue.json"} <= {
+        path.relative_to(SOURCE).as_posix() for path in packed
+    }

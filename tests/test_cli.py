@@ -18,9 +18,9 @@ from tests.conftest import graph_of
 
 
 @pytest.fixture
-def dualkg(typed, monkeypatch, tmp_path):
+def dualkg(run_cli, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    return typed
+    return run_cli
 
 
 QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1)

@@ -10,11 +10,11 @@ import dualkg as kg
 
 
 @pytest.fixture
-def dualkg(typed, monkeypatch, tmp_path, small_graph):
+def dualkg(run_cli, monkeypatch, tmp_path, small_graph):
     """Types a command in a folder that holds a run of CP."""
     monkeypatch.chdir(tmp_path)
     kg.train(kg.CP(small_graph.shape, dim=5), small_graph, epochs=1, batch_size=50, out="run")
-    return typed
+    return run_cli
 
 
 def test_sparsify_then_ask(dualkg, tmp_path):

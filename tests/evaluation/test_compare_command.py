@@ -40,10 +40,10 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def dualkg(typed, monkeypatch, runs):
+def dualkg(run_cli, monkeypatch, runs):
     """Types a command in the folder of the runs."""
     monkeypatch.chdir(runs)
-    return typed
+    return run_cli
 
 
 def test_one_is_better(dualkg):

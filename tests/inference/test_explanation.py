@@ -148,16 +148,16 @@ def test_refusals(people, small_graph):
         explain(kg.RotatE(small_graph.shape, dim=2), small_graph, (0, 0, 1))
 
 
-def test_the_command(typed, people, tmp_path):
+def test_the_command(run_cli, people, tmp_path):
     replace(people).save(tmp_path / "people")
     question = ("--head", "p0", "--relation", "speaks", "--tail", "French", "--device", "cpu")
-    told = typed("explain", tmp_path / "people", *question, "--top", 2)
+    told = run_cli("explain", tmp_path / "people", *question, "--top", 2)
     assert told.code == 0, told.err
     assert told.out.splitlines()[1].startswith("Because (p0, lives_in, France) is known: without it the score falls by")
-    facts = typed("explain", tmp_path / "people", *question, "--json").json
+    facts = run_cli("explain", tmp_path / "people", *question, "--json").json
     assert facts["triple"]["tail"] == "French"
     assert facts["supporting_triples"][0]["triple"]["relation"] == "lives_in"
-    wrong = typed("explain", tmp_path / "people", *question[:4], "--tail", "Frensh")
+    wrong = run_cli("explain", tmp_path / "people", *question[:4], "--tail", "Frensh")
     assert (wrong.code, "Did you mean 'French'?" in wrong.err) == (2, True)
 
 

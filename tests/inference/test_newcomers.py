@@ -462,8 +462,8 @@ def kept(beads, tmp_path):
     return tmp_path
 
 
-def test_a_file_extends_a_run_that_can_be_asked(typed, kept):
-    told = typed("extend", kept / "beads", kept / "new.tsv", "--out", kept / "more", "--device", "cpu", "--json")
+def test_a_file_extends_a_run_that_can_be_asked(run_cli, kept):
+    told = run_cli("extend", kept / "beads", kept / "new.tsv", "--out", kept / "more", "--device", "cpu", "--json")
     assert told.code == 0, told.err
     note = json.loads((kept / "more" / "extension.json").read_text(encoding="utf-8"))
     assert note == told.json["extension"]
@@ -474,19 +474,19 @@ def test_a_file_extends_a_run_that_can_be_asked(typed, kept):
         "1 triple is left out: the run knows both entities, and is not trained again.",
         "No triple leads from 'Egypt', 'lost', 'alone' to an entity that the run knows: left out.",
     ]
-    asked = typed("predict", kept / "more", "--head", "bead 70", "--relation", "shape", "--top", 1, "--json")
+    asked = run_cli("predict", kept / "more", "--head", "bead 70", "--relation", "shape", "--top", 1, "--json")
     assert asked.json["answers"][0]["name"] == "shape 2"
     run = kg.load_run(kept / "more")
     assert run.report.metrics.num_queries == 2 * len(run.graph.test)
     assert kg.evaluate(run.model, run.graph).mrr == pytest.approx(run.report.mrr)
 
 
-def test_what_is_told_of_an_extension(typed, kept):
-    told = typed("extend", kept / "beads", kept / "new.tsv", "--out", kept / "more", "--device", "cpu")
+def test_what_is_told_of_an_extension(run_cli, kept):
+    told = run_cli("extend", kept / "beads", kept / "new.tsv", "--out", kept / "more", "--device", "cpu")
     assert [" ".join(line.split()) for line in told.out.splitlines()[:3]] == ["new triples", "bead 70 2", "bead 71 2"]
     assert "Kept in" in told.err
     assert "dualkg predict" in told.err
-    again = typed("extend", kept / "beads", kept / "new.tsv", "--out", kept / "more")
+    again = run_cli("extend", kept / "beads", kept / "new.tsv", "--out", kept / "more")
     assert (again.code, "exists already. Name a new folder with --out" in again.err) == (2, True)
     kg.training.RunFolder(kept / "more").check_free(overwrite=True)
 
@@ -499,14 +499,14 @@ def test_an_extended_run_can_be_extended(kept):
     assert list(note["before"]["entities"]) == ["bead 70", "bead 71", "colour 9"]
 
 
-def test_a_file_without_newcomers_is_refused(typed, kept):
+def test_a_file_without_newcomers_is_refused(run_cli, kept):
     (kept / "old.tsv").write_text("bead 3\tcolour\tcolour 2\n", encoding="utf-8")
-    told = typed("extend", kept / "beads", kept / "old.tsv", "--out", kept / "more")
+    told = run_cli("extend", kept / "beads", kept / "old.tsv", "--out", kept / "more")
     assert told.code == 2
     assert "joins no new entity to the 52 that the run knows. 1 triple is left out: the run knows both" in told.err
     assert not (kept / "more").exists()
     (kept / "odd.tsv").write_text("x\tcolor\tcolour 2\n", encoding="utf-8")
-    assert "Did you mean 'colour'?" in typed("extend", kept / "beads", kept / "odd.tsv", "--out", kept / "more").err
+    assert "Did you mean 'colour'?" in run_cli("extend", kept / "beads", kept / "odd.tsv", "--out", kept / "more").err
 
 
 # -- the study ----------------------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from tests.paper.conftest import TINY
 
 
 @pytest.fixture
-def dualkg(typed, monkeypatch, tmp_path):
+def dualkg(run_cli, monkeypatch, tmp_path):
     """Types a command in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return typed
+    return run_cli
 
 
 def test_a_table_of_facts_is_shown_and_kept(dualkg, tmp_path):

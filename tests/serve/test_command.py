@@ -14,24 +14,24 @@ import httpx
 import pytest
 
 
-def test_one_request_without_a_port(typed, run_folders):
-    told = typed("serve", run_folders[0], "--get", "/entity/Twenty.json")
+def test_one_request_without_a_port(run_cli, run_folders):
+    told = run_cli("serve", run_folders[0], "--get", "/entity/Twenty.json")
     assert told.code == 0
     assert told.json["entity"]["label"] == "Twenty"
-    told = typed("serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2")
+    told = run_cli("serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2")
     assert [len(told.json["answers"]), told.json["run"]] == [2, "plain"]
 
 
-def test_one_request_with_a_token(typed, run_folders):
-    assert typed("serve", run_folders[0], "--token", "secret", "--get", "/api/runs").json == {"runs": ["calibrated"]}
+def test_one_request_with_a_token(run_cli, run_folders):
+    assert run_cli("serve", run_folders[0], "--token", "secret", "--get", "/api/runs").json == {"runs": ["calibrated"]}
 
 
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [("/entity/Twnty.json", "No entity is named 'Twnty'"), ("/nothing", "There is nothing at this address.")],
 )
-def test_one_wrong_request(typed, run_folders, address, sentence):
-    told = typed("serve", run_folders[0], "--get", address)
+def test_one_wrong_request(run_cli, run_folders, address, sentence):
+    told = run_cli("serve", run_folders[0], "--get", address)
     assert told.code == 2
     assert told.json["error"].startswith(sentence)
 
@@ -45,14 +45,14 @@ def test_one_wrong_request(typed, run_folders, address, sentence):
         (("--seconds", "0"), "A time limit is above 0 seconds; 0 came."),
     ],
 )
-def test_what_cannot_be_served_is_told(typed, run_folders, words, sentence):
-    told = typed("serve", run_folders[0], *words)
+def test_what_cannot_be_served_is_told(run_cli, run_folders, words, sentence):
+    told = run_cli("serve", run_folders[0], *words)
     assert told.code == 2
     assert told.err.startswith(f"dualkg: {sentence}")
 
 
-def test_no_run_is_told_as_ever(typed, tmp_path):
-    told = typed("serve", tmp_path / "none", "--port", 0)
+def test_no_run_is_told_as_ever(run_cli, tmp_path):
+    told = run_cli("serve", tmp_path / "none", "--port", 0)
     assert told.code == 2
     assert "none does not exist" in told.err
 

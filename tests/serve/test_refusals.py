@@ -54,8 +54,8 @@ def test_a_wrong_request_gets_a_sentence(client, where, params, status, sentence
     assert reply.json()["error"].startswith(sentence)
 
 
-def test_the_sentence_is_the_command_line_s(client, typed, run_folders):
-    told = typed("predict", run_folders[0], "--head", "Twnty", "--relation", "likes")
+def test_the_sentence_is_the_command_line_s(client, run_cli, run_folders):
+    told = run_cli("predict", run_folders[0], "--head", "Twnty", "--relation", "likes")
     assert told.code == 2
     reply = client.get("/api/tails", params=TAILS | {"head": "Twnty"})
     assert told.err == f"dualkg: {reply.json()['error']}\n"

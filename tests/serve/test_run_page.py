@@ -84,9 +84,9 @@ def test_two_graphs_cannot_be_compared_but_are_shown(run_folders, served):
     assert "Where they differ most" not in page
 
 
-def test_the_diagram_where_it_was_checked(typed, run_folders, tmp_path):
+def test_the_diagram_where_it_was_checked(run_cli, run_folders, tmp_path):
     shutil.copytree(run_folders[0], tmp_path / "checked")
-    assert typed("calibrate", tmp_path / "checked").code == 0
+    assert run_cli("calibrate", tmp_path / "checked").code == 0
     _, page = page_of(ServedRuns.load([tmp_path / "checked"], device="cpu"))
     assert "Calibration error" in page
     assert "Answer sets hold" in page
@@ -133,7 +133,7 @@ def test_numbers_as_papers_write_them():
     assert [written("mr", value) for value in (16.42, 1234.5)] == ["16.4", "1,234"]
 
 
-def test_a_program_gets_the_same(typed, run_folders):
-    told = typed("serve", *run_folders, "--get", "/run.json").json
+def test_a_program_gets_the_same(run_cli, run_folders):
+    told = run_cli("serve", *run_folders, "--get", "/run.json").json
     assert told["runs"][0]["reports"] == json.loads((run_folders[0] / "report.json").read_text())
     assert len(told["comparison"]["questions"]) == 20

@@ -37,17 +37,17 @@ def test_all_that_is_kept_of_a_run(client, run_folders):
     assert not client.get("/api/run", params={"run": "plain"}).json()["calibrated"]
 
 
-def test_how_probabilities_held_is_told_where_it_was_checked(typed, untouched_folders, tmp_path):
+def test_how_probabilities_held_is_told_where_it_was_checked(run_cli, untouched_folders, tmp_path):
     shutil.copytree(untouched_folders[0], tmp_path / "checked")
-    assert typed("calibrate", tmp_path / "checked").code == 0
-    told = typed("serve", tmp_path / "checked", "--get", "/api/run").json
+    assert run_cli("calibrate", tmp_path / "checked").code == 0
+    told = run_cli("serve", tmp_path / "checked", "--get", "/api/run").json
     assert told["reliability"]["overall"]["bins"]
     assert told["coverage"]["target_coverage"] == 0.9
 
 
-def test_the_questions_on_which_two_runs_differ_most(client, typed, run_folders):
+def test_the_questions_on_which_two_runs_differ_most(client, run_cli, run_folders):
     found = client.get("/api/compare", params={"most": 5}).json()
-    told = typed("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
+    told = run_cli("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
     assert (found["a"], found["b"], found["split"]) == ("calibrated", "plain", "test")
     assert [q["difference"] for q in found["questions"]] == [q["difference"] for q in told["differences"]]
     assert found["questions"][0]["head"]["label"] == told["differences"][0]["head"]

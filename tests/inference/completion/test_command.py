@@ -1,4 +1,4 @@
-"""`dualkg complete`, typed."""
+"""`dualkg complete`, run_cli."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_list_is_written_and_its_best_are_shown(typed, run, tmp_path):
+def test_a_list_is_written_and_its_best_are_shown(run_cli, run, tmp_path):
     out = tmp_path / "new.tsv"
-    told = typed("complete", run, "--top", 50, "--out", out)
+    told = run_cli("complete", run, "--top", 50, "--out", out)
     assert told.code == 0, told.err
     lines = out.read_text().splitlines()
     assert lines[0].startswith("rank\thead\trelation\ttail\tprobability")
@@ -31,10 +31,10 @@ def test_a_list_is_written_and_its_best_are_shown(typed, run, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["new.tsv"]
 
 
-def test_options_narrow_it(typed, run, tmp_path):
+def test_options_narrow_it(run_cli, run, tmp_path):
     out = tmp_path / "new.parquet"
     words = ("--relation", "r1", "--head", "e3", "--head", "e4", "--types", "--min-probability", 0.0001, "--json")
-    told = typed("complete", run, "--out", out, *words)
+    told = run_cli("complete", run, "--out", out, *words)
     assert told.code == 0, told.err
     rows = pyarrow.parquet.read_table(out).to_pylist()
     assert told.json["triples"] == len(rows) > 0
@@ -43,11 +43,11 @@ def test_options_narrow_it(typed, run, tmp_path):
     assert {row["head"] for row in rows} <= {"e3", "e4"}
 
 
-def test_the_check_is_a_table_and_json(typed, run):
-    told = typed("complete", run, "--check", "--top", 500)
+def test_the_check_is_a_table_and_json(run_cli, run):
+    told = run_cli("complete", run, "--check", "--top", 500)
     assert told.code == 0, told.err
     assert "test triples in it" in told.out
-    found = typed("complete", run, "--check", "--top", 500, "--json").json
+    found = run_cli("complete", run, "--check", "--top", 500, "--json").json
     assert found["sizes"] == [100, 500]
     assert len(found["found"]) == len(found["by_degree"]) == len(found["at_random"]) == 2
 
@@ -64,33 +64,33 @@ def test_the_check_is_a_table_and_json(typed, run):
         (("--check", "--out", "new.tsv"), "--check writes no list"),
     ],
 )
-def test_refusals(typed, run, tmp_path, monkeypatch, words, sentence):
+def test_refusals(run_cli, run, tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
-    told = typed("complete", run, *words)
+    told = run_cli("complete", run, *words)
     assert told.code == 2
     assert sentence in " ".join(told.err.replace("│", " ").split())
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_there_stays(typed, run, tmp_path):
+def test_a_file_that_is_there_stays(run_cli, run, tmp_path):
     (tmp_path / "new.tsv").write_text("mine")
-    told = typed("complete", run, "--out", tmp_path / "new.tsv")
+    told = run_cli("complete", run, "--out", tmp_path / "new.tsv")
     assert (told.code, (tmp_path / "new.tsv").read_text()) == (2, "mine")
     assert "new.tsv exists already" in told.err
 
 
-def test_a_run_that_is_not_finished_is_refused(typed, run, tmp_path):
+def test_a_run_that_is_not_finished_is_refused(run_cli, run, tmp_path):
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "recipe.toml").write_text((run / "recipe.toml").read_text())
-    told = typed("complete", unfinished, "--out", tmp_path / "new.tsv")
+    told = run_cli("complete", unfinished, "--out", tmp_path / "new.tsv")
     assert told.code == 2
     assert f"The run {unfinished} is not finished" in told.err
 
 
-def test_stopped_it_says_how_to_go_on(typed, run, tmp_path, monkeypatch):
+def test_stopped_it_says_how_to_go_on(run_cli, run, tmp_path, monkeypatch):
     out, checkpoint = tmp_path / "new.tsv", tmp_path / "new.tsv.checkpoint"
-    whole = typed("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
+    whole = run_cli("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
     monkeypatch.setitem(completion_search.SCORES, "cpu", 60)
     progress = complete._progress
 
@@ -109,16 +109,16 @@ def test_stopped_it_says_how_to_go_on(typed, run, tmp_path, monkeypatch):
         return manager()
 
     monkeypatch.setattr(complete, "_progress", stopped)
-    told = typed("complete", run, "--top", 20, "--out", out)
+    told = run_cli("complete", run, "--top", 20, "--out", out)
     assert told.code == 130
     assert "stopped. The same command goes on from there" in told.err
     assert checkpoint.exists()
     assert not out.exists()
     monkeypatch.setattr(complete, "_progress", progress)
-    told = typed("complete", run, "--top", 21, "--out", out)
+    told = run_cli("complete", run, "--top", 21, "--out", out)
     assert told.code == 2
     assert "top was 20 and is now 21" in told.err
-    again = typed("complete", run, "--top", 20, "--out", out, "--json").json
+    again = run_cli("complete", run, "--top", 20, "--out", out, "--json").json
     names = [[(row["head"], row["relation"], row["tail"]) for row in one["best"]] for one in (again, whole)]
     assert names[0] == names[1]
     assert not checkpoint.exists()

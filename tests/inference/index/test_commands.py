@@ -1,4 +1,4 @@
-"""`dualkg index` and `dualkg forms`, as they are typed."""
+"""`dualkg index` and `dualkg forms`, as users type them."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ def run(small_graph, tmp_path) -> str:
     return str(made.save(tmp_path / "run"))
 
 
-def typed(*words: str) -> str:
+def run_cli(*words: str) -> str:
     told = CliRunner().invoke(app, words, env={"COLUMNS": "120"}, catch_exceptions=False)
     assert told.exit_code == 0
     return told.stdout
 
 
 def test_an_index_stands_beside_its_run(run):
-    out = typed("index", run, "--kind", "exact", "--form", "bf16")
+    out = run_cli("index", run, "--kind", "exact", "--form", "bf16")
     assert "exact, inner product" in out
     assert "recall@10" in out
     assert "tails and heads" in out
     assert load_index(f"{run}-index").indexes["tail"].table.storage == "bf16"
     kg.load_run(run)
     with pytest.raises(kg.RequestError, match="run-index exists already. Name a new folder with --out"):
-        typed("index", run, "--kind", "exact")
+        run_cli("index", run, "--kind", "exact")
 
 
 def test_a_sparse_run_is_searched_as_it_is_stored(run):
     sparsify(run, share=0.5)
-    typed("index", f"{run}-sparse-0.5", "--kind", "exact")
+    run_cli("index", f"{run}-sparse-0.5", "--kind", "exact")
     assert load_index(f"{run}-sparse-0.5-index").indexes["tail"].table.storage == "sparse"
 
 
 def test_facts_for_programs(run, tmp_path):
-    told = json.loads(typed("index", run, "--kind", "exact", "--out", str(tmp_path / "other"), "--json"))
+    told = json.loads(run_cli("index", run, "--kind", "exact", "--out", str(tmp_path / "other"), "--json"))
     assert told["index"] == str(tmp_path / "other")
     stats = told["tables"]["tail"]["stats"]
     assert stats["recall"] == {"1": 1.0, "10": 1.0, "100": 1.0}
@@ -54,29 +54,29 @@ def test_facts_for_programs(run, tmp_path):
 
 
 def test_forms_in_a_table_and_for_programs(run, tmp_path):
-    out = typed("forms", run, "--shares", "0.5")
+    out = run_cli("forms", run, "--shares", "0.5")
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["float32", "bf16", "int8", "sparse"]
-    told = json.loads(typed("forms", run, "--shares", "0.5,0.9", "--split", "valid", "--json"))
+    told = json.loads(run_cli("forms", run, "--shares", "0.5,0.9", "--split", "valid", "--json"))
     assert [point["name"] for point in told[3:]] == ["sparse 50%", "sparse 90%"]
 
 
 def test_forms_are_drawn(run, tmp_path):
     pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    typed("forms", run, "--shares", "0.5", "--picture", str(tmp_path / "forms.svg"))
+    run_cli("forms", run, "--shares", "0.5", "--picture", str(tmp_path / "forms.svg"))
     assert (tmp_path / "forms.svg").exists()
 
 
 def test_refusals(run):
     with pytest.raises(kg.RequestError, match="An index is exact, ivf, hnsw, sq8; 'tree' was asked for"):
-        typed("index", run, "--kind", "tree")
+        run_cli("index", run, "--kind", "tree")
     with pytest.raises(kg.RequestError, match="--shares is a list of numbers"):
-        typed("forms", run, "--shares", "half")
+        run_cli("forms", run, "--shares", "half")
     with pytest.raises(kg.RequestError, match="--split is one of train, valid, test; 'all' came"):
-        typed("forms", run, "--split", "all")
+        run_cli("forms", run, "--split", "all")
 
 
 def test_a_question_is_answered_through_an_index(run):
-    typed("index", run, "--kind", "exact")
+    run_cli("index", run, "--kind", "exact")
     question = ["predict", run, "--head", "e1", "--relation", "r1", "--json"]
     there = [CliRunner().invoke(whole, [*question, *more]) for more in ([], ["--index", f"{run}-index"])]
     assert [told.exit_code for told in there] == [0, 0]
