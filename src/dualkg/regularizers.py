@@ -13,9 +13,8 @@ from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel
+from dualkg.models.base import EmbeddingModel, Factors
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors
 
 
 class Regularizer(ABC):

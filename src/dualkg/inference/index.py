@@ -20,11 +20,10 @@ from torch import Tensor
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import full_precision
-from dualkg.models.base import Model, Side
+from dualkg.models.base import Factors, Model, Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.distance import NormModel
 from dualkg.models.dual import Dual
-from dualkg.models.factors import Factors
 from dualkg.training.checkpoint import compress, expand
 
 Metric = Literal["inner product", "euclidean"]

@@ -17,9 +17,9 @@ from dualkg.data.filters import with_reciprocals
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import RequestError
 from dualkg.losses.softmax import frequency_weights
-from dualkg.models.base import Model, Side
+from dualkg.models.base import Factors, Model, Side
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors, rows
+from dualkg.models.grouping import lookup
 from dualkg.regularizers import DURA, PowerSum, Regularizer, depends_on_batch_only
 from dualkg.training.recipe import Recipe
 from dualkg.training.registry import build_regularizer
@@ -146,9 +146,9 @@ def training_queries(model: BilinearModel, train: Triples, *, most: int | None =
         keys, queries = torch.unique(given * model.num_relation_ids + relations, return_inverse=True)
         entities, of_queries = keys // model.num_relation_ids, keys % model.num_relation_ids
         if target == "tail":
-            images, candidates = model.map_head(rows(model.head_table, entities), of_queries), model.tail_table
+            images, candidates = model.map_head(lookup(model.head_table, entities), of_queries), model.tail_table
         else:
-            images, candidates = model.map_tail(rows(model.tail_table, entities), of_queries), model.head_table
+            images, candidates = model.map_tail(lookup(model.tail_table, entities), of_queries), model.head_table
         normalizers = log_normalizers(images, candidates)
         yield TrainingQueries(target, entities, images, normalizers, queries, answers, weight)
 
@@ -239,7 +239,7 @@ class FrozenContext:
 
     def vectors(self, entities: Tensor, side: Side) -> Tensor:
         """The rows of entities, known or new, `(batch, width)`."""
-        vectors = rows(self.table(side), entities.clamp(max=self.num_known - 1))
+        vectors = lookup(self.table(side), entities.clamp(max=self.num_known - 1))
         new = entities >= self.num_known
         if bool(new.any()):
             vectors[new] = row_of(self.new_rows[entities[new] - self.num_known], side)

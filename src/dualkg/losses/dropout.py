@@ -8,7 +8,7 @@ from torch import Tensor
 from dualkg.errors import RequestError
 from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.grouping import Questions
-from dualkg.models.factors import Factors
+from dualkg.models.base import Factors
 
 
 class Dropout:

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from dualkg.errors import RequestError
 from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.softmax import TrainingAnswers
-from dualkg.models.base import Model, Side
-from dualkg.models.factors import Factors
+from dualkg.models.base import Factors, Model, Side
 
 NUM_NEGATIVES = 64
 REDRAWS = 2  # how often a known answer is drawn again before it is left without weight

@@ -13,8 +13,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import GraphShape, Triples
 from dualkg.errors import RequestError
 from dualkg.losses.dropout import Dropouts
-from dualkg.models.base import Model
-from dualkg.models.factors import Factors
+from dualkg.models.base import Factors, Model
 
 
 def frequency_weights(train: Triples, num_entities: int, share: float) -> Tensor:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
 from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
 from dualkg.models.dual import Dual
-from dualkg.models.factors import Factors
 from dualkg.models.hake import HAKE
 from dualkg.models.murp import MuRP
 from dualkg.models.rescal import RESCAL

@@ -1,4 +1,4 @@
-"""What every model offers: scores of triples, of all tails, of all heads, of all relations; and tables of vectors."""
+"""The interface of all models: scores of triples and of queries, and the vectors of a batch as losses see them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
-from dualkg.models.factors import Factors, rows
+from dualkg.models.grouping import lookup
 
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
@@ -23,7 +25,7 @@ _skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", defau
 
 @contextmanager
 def skip_initialization() -> Iterator[None]:
-    """Models that are made meanwhile have zeros for noise: drawing it takes seconds, and other weights come at once."""
+    """Build models with zeros in place of random numbers, which take seconds to draw, before loading saved weights."""
     token = _skip_initialization.set(True)
     try:
         yield
@@ -34,8 +36,8 @@ def skip_initialization() -> Iterator[None]:
 class Model(nn.Module, ABC):
     """Scores triples of ids; a higher score is a more plausible triple.
 
-    With `reciprocal` relations, relation `r + num_relations` is the inverse of `r`, and heads are asked for
-    as tails of the inverse.
+    With `reciprocal` relations, relation `r + num_relations` is the inverse of `r`, and heads are predicted as tails of
+    the inverse.
     """
 
     def __init__(self, shape: GraphShape, *, reciprocal: bool = True) -> None:
@@ -44,7 +46,7 @@ class Model(nn.Module, ABC):
         self.reciprocal = reciprocal
 
     def check_shape(self, shape: GraphShape) -> None:
-        """Refuse a graph that the model was not made for: its ids would mean other things."""
+        """Refuse a graph with another number of entities or relations than the model was built for."""
         if tuple(shape) != tuple(self.shape):
             raise RequestError(
                 f"The model was made for {self.shape.num_entities:,} entities and {self.shape.num_relations:,} "
@@ -53,8 +55,12 @@ class Model(nn.Module, ABC):
 
     @property
     def num_relation_ids(self) -> int:
-        """How many relation ids the model knows: twice the graph's with reciprocals."""
+        """The number of relation ids: twice the graph's with reciprocal relations."""
         return self.shape.num_relations * (2 if self.reciprocal else 1)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
 
     # -- scores of ids ------------------------------------------------------------------------------------
 
@@ -75,14 +81,20 @@ class Model(nn.Module, ABC):
         return self.relation_scores(self.factors(heads, None, tails))
 
     def predict_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
-        """Answer (head, relation, ?), relations as the graph numbers them."""
+        """Scores of all entities for the queries (head, relation, ?), `(batch, num_entities)`; relations of the graph."""
         return self.score_tails(heads, relations)
 
     def predict_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
-        """Answer (?, relation, tail), through the inverse relation where there is one."""
+        """Scores of all entities for the queries (?, relation, tail), by the inverse relation where there is one."""
         if self.reciprocal:
             return self.score_tails(tails, relations + self.shape.num_relations)
         return self.score_heads(relations, tails)
+
+    def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
+        """The vectors of a batch of triples, or of queries, where the ids to predict are None."""
+        return Factors(self.embedding, heads, relations, tails)
+
+    # -- to be implemented --------------------------------------------------------------------------------
 
     @property
     @abstractmethod
@@ -92,60 +104,50 @@ class Model(nn.Module, ABC):
     @property
     @abstractmethod
     def config(self) -> dict[str, object]:
-        """What made this model beside the graph's shape: the keywords of its class."""
-
-    def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
-        """The vectors of a batch of triples, or of queries, which leave out what they ask for."""
-        return Factors(self.embedding, heads, relations, tails)
-
-    # -- what a kind of model writes ----------------------------------------------------------------------
+        """The keyword arguments that build this model again, given the graph's shape."""
 
     @abstractmethod
     def triple_scores(self, f: Factors) -> Tensor:
-        """What `score` gives, from vectors that may already be there."""
+        """`score` of a batch whose vectors may already be gathered, `(batch,)`."""
 
     @abstractmethod
     def tail_scores(self, f: Factors) -> Tensor:
-        """What `score_tails` gives."""
+        """`score_tails` of a batch, `(batch, num_entities)`."""
 
     @abstractmethod
     def head_scores(self, f: Factors) -> Tensor:
-        """What `score_heads` gives."""
+        """`score_heads` of a batch, `(batch, num_entities)`."""
 
     @abstractmethod
     def relation_scores(self, f: Factors) -> Tensor:
-        """What `score_relations` gives."""
+        """`score_relations` of a batch, `(batch, num_relation_ids)`."""
+
+    @abstractmethod
+    def entity_vectors(self) -> Tensor:
+        """One row per entity, `(num_entities, …)`, by which entities are compared."""
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        """Scores of some entities as tails, or heads, `(batch, n)`; the same `(n,)` for all, or `(batch, n)` ids."""
+        """Scores of candidate tails, or heads, `(batch, n)`; ids `(n,)` shared by the batch, or `(batch, n)`."""
         batch = len(f.relations)
         candidates = candidates.expand(batch, candidates.shape[-1])
         num = candidates.shape[1]
         repeated = {"tail": f.given_heads, "head": f.given_tails}[side]
         assert repeated is not None
         given, relations = (ids.repeat_interleave(num) for ids in (repeated, f.relations))
-        asked = candidates.reshape(-1)
-        ids = (given, relations, asked) if side == "tail" else (asked, relations, given)
+        predicted = candidates.reshape(-1)
+        ids = (given, relations, predicted) if side == "tail" else (predicted, relations, given)
         return self.score(*ids).view(batch, num)
-
-    @abstractmethod
-    def entity_vectors(self) -> Tensor:
-        """One row an entity, `(num_entities, …)`: what makes two entities similar."""
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
 
 class EmbeddingModel(Model):
-    """A model with a row for every entity and every relation. Regularizers ask of it what its vectors mean."""
+    """A model with a row for every entity and every relation."""
 
-    diagonal = False  # whether a relation acts on each coordinate alone, as N3 asks
-    has_adjoint = False  # whether map_head and map_tail both say where a vector goes, as DURA asks
-    euclidean = True  # whether the numbers of an entity are coordinates, so that their powers add up to norms
-    numbers_per_coordinate = 1  # real numbers that make one coordinate of an embedding
-    two_entity_tables = False  # whether an entity is another vector as tail than as head
-    score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
+    diagonal = False  # whether a relation acts on each coordinate separately, as N3 requires
+    has_adjoint = False  # whether both map_head and map_tail give mapped vectors, as DURA requires
+    euclidean = True  # whether the numbers of an entity are coordinates, so that sums of their powers are norms
+    numbers_per_coordinate = 1  # real numbers of one coordinate: 2 if complex
+    two_entity_tables = False  # whether an entity has one vector as head and another as tail
+    score_arrays = 3  # arrays of batch × entities that autograd keeps for all scores and their softmax
     default_init_scale: InitScale = 1e-3
 
     def __init__(
@@ -171,48 +173,52 @@ class EmbeddingModel(Model):
             self.tails = self.table(self.shape.num_entities, width)
 
     def _check_size(self, width: int) -> None:
-        """Refuse tables that this machine could not hold, before they are made."""
+        """Refuse tables larger than this machine's memory before allocating them."""
         num_tables = 2 if self.two_entity_tables else 1
         numbers = self.shape.num_entities * width * num_tables
         numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_parameters(self.dim)
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if 4 * numbers > there:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if 4 * numbers > memory:
             raise RequestError(
                 f"{type(self).__name__} with dim {self.dim:,} needs {4 * numbers / 2**30:,.1f} GiB for its tables; "
-                f"this machine has {there / 2**30:,.1f}. Choose a smaller dim."
+                f"this machine has {memory / 2**30:,.1f}. Choose a smaller dim."
             )
 
     @property
     def config(self) -> dict[str, object]:
         return {"dim": self.dim, "reciprocal": self.reciprocal, "init_scale": self.init_scale}
 
-    # -- what a kind of model writes ----------------------------------------------------------------------
+    # -- to be implemented --------------------------------------------------------------------------------
 
     @abstractmethod
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → where the relation takes the head."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → the heads mapped by their relations."""
 
     @abstractmethod
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → where the relation takes the tail."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → the tails mapped by their relations."""
 
     def entity_width(self, dim: int) -> int:
-        """How many real numbers an entity has."""
+        """Real numbers per entity."""
         return dim * self.numbers_per_coordinate
 
     def relation_width(self, dim: int) -> int:
-        """How many real numbers a relation has."""
+        """Real numbers per relation."""
         return dim * self.numbers_per_coordinate
 
     def num_shared_parameters(self, dim: int) -> int:
-        """How many real numbers belong to no entity and no relation."""
+        """Real numbers that belong to no entity and no relation."""
         return 0
 
     def squared_modulus(self, vectors: Tensor) -> Tensor:
-        """|x|² of every coordinate; complex models fold their pairs."""
+        """|x|² of every coordinate, `(…, dim)` where coordinates are complex."""
         return vectors.square()
 
-    # -- what it gets -------------------------------------------------------------------------------------
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """New relations, drawn as entities are unless a model overrides it."""
+        return self.table(rows, width)
+
+    # -- provided -----------------------------------------------------------------------------------------
 
     @property
     def embedding(self) -> EmbeddingModel:
@@ -229,24 +235,19 @@ class EmbeddingModel(Model):
         return self.tails if self.two_entity_tables else self.entities
 
     def table(self, rows: int, width: int) -> nn.Parameter:
-        """A table of fresh numbers."""
         return nn.Parameter(self.init_noise(rows, width))
 
     def init_noise(self, rows: int, width: int) -> Tensor:
-        """Numbers drawn from N(0, 1)·`init_scale`, or uniformly with Xavier's bound."""
+        """Numbers drawn from N(0, 1) · `init_scale`, or uniformly within Xavier's bound."""
         if _skip_initialization.get():
             return torch.zeros(rows, width)
         if self.init_scale == "xavier":
             return nn.init.xavier_uniform_(torch.empty(rows, width), generator=self._random)
         return torch.randn(rows, width, generator=self._random) * self.init_scale
 
-    def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        """Fresh relations; as entities are drawn, where a model does not say otherwise."""
-        return self.table(rows, width)
-
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""
-        return rows(self.relations.square().sum(-1, keepdim=True), relations).squeeze(-1)
+        return lookup(self.relations.square().sum(-1, keepdim=True), relations).squeeze(-1)
 
     def modulus(self, vectors: Tensor) -> Tensor:
         """|x| of every coordinate, with gradient 0 where x is 0."""
@@ -255,7 +256,7 @@ class EmbeddingModel(Model):
         return squared.masked_fill(zero, 1.0).sqrt().masked_fill(zero, 0.0)
 
     def map_by_all_relations(self, vectors: Tensor, *, transposed: bool = False) -> Iterator[Tensor]:
-        """Where each relation takes heads, or tails, in turn: never batch × relations × width at once."""
+        """Heads, or tails, mapped by each relation in turn: batch × relations × width never exists at once."""
         apply = self.map_tail if transposed else self.map_head
         for relation in range(self.num_relation_ids):
             yield apply(vectors, torch.full((len(vectors),), relation, device=vectors.device))
@@ -264,3 +265,82 @@ class EmbeddingModel(Model):
         if self.two_entity_tables:
             return torch.cat([self.head_table, self.tail_table], dim=-1)
         return self.entities
+
+
+@dataclass
+class Factors:
+    """The vectors of a batch, `(batch, width)` each, gathered or mapped on first use and then cached."""
+
+    model: EmbeddingModel
+    given_heads: Tensor | None
+    given_relations: Tensor | None
+    given_tails: Tensor | None
+
+    @property
+    def heads(self) -> Tensor:
+        return _given(self.given_heads, "heads")
+
+    @property
+    def relations(self) -> Tensor:
+        return _given(self.given_relations, "relations")
+
+    @property
+    def tails(self) -> Tensor:
+        return _given(self.given_tails, "tails")
+
+    @cached_property
+    def head(self) -> Tensor:
+        return lookup(self.model.head_table, self.heads)
+
+    @cached_property
+    def tail(self) -> Tensor:
+        return lookup(self.model.tail_table, self.tails)
+
+    def candidates(self, ids: Tensor, *, side: Side) -> Tensor:
+        """Rows of candidate tails, or heads, `(…, width)`.
+
+        On its first use by a batch, heads and tails are gathered in the same look-up: the backward pass of each look-up
+        makes a gradient as large as the table.
+        """
+        model = self.model
+        gathered = not {"head", "tail"}.isdisjoint(vars(self))
+        if gathered or model.two_entity_tables or self.given_heads is None or self.given_tails is None:
+            return lookup(model.tail_table if side == "tail" else model.head_table, ids)
+        parts = (self.given_heads, self.given_tails, ids.flatten())
+        found = lookup(model.head_table, torch.cat(parts))
+        self.head, self.tail, chosen = torch.split(found, [len(part) for part in parts])
+        return chosen.view(*ids.shape, -1)
+
+    @cached_property
+    def relation(self) -> Tensor:
+        """The rows of the relations. Only for diagonal models: a matrix per triple must never be gathered."""
+        return lookup(self.model.relations, self.relations)
+
+    @cached_property
+    def relation_norm(self) -> Tensor:
+        """Squared Frobenius norms of the relations, `(batch,)`."""
+        return self.model.relation_norms(self.relations)
+
+    @cached_property
+    def mapped_head(self) -> Tensor:
+        return self.model.map_head(self.head, self.relations)
+
+    @cached_property
+    def mapped_tail(self) -> Tensor:
+        return self.model.map_tail(self.tail, self.relations)
+
+    @property
+    def tail_residual(self) -> Tensor:
+        """h R − t, whose squared norm is minus the score of the dual on the tail's side."""
+        return self.mapped_head - self.tail
+
+    @property
+    def head_residual(self) -> Tensor:
+        """t Rᵀ − h, whose squared norm is minus the score of the dual on the head's side."""
+        return self.mapped_tail - self.head
+
+
+def _given(ids: Tensor | None, name: str) -> Tensor:
+    if ids is None:
+        raise ValueError(f"these factors are of queries that do not give their {name}")
+    return ids

@@ -1,8 +1,7 @@
-"""What a bilinear model gets for its two maps.
+"""Bilinear models: a score ⟨h R, t⟩, written once in terms of the relation's map and its transpose.
 
-A relation is a linear map. A bilinear model writes that map and its transpose, `map_head` and `map_tail`,
-with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of one triple, of all tails, of all heads and of all
-relations, the dual models and the regularizers are all written once, in terms of the two."""
+A model implements `map_head` and `map_tail` with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of triples, tails,
+heads and relations, the dual models and the regularizers follow from the two."""
 
 from __future__ import annotations
 
@@ -11,12 +10,11 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from dualkg.models.base import EmbeddingModel, Side
-from dualkg.models.factors import Factors
+from dualkg.models.base import EmbeddingModel, Factors, Side
 
 
 class BilinearModel(EmbeddingModel):
-    """A model that scores by ⟨h R, t⟩. A built model writes its tables and the two maps."""
+    """A model that scores by ⟨h R, t⟩; subclasses define their tables and the two maps."""
 
     has_adjoint = True
 
@@ -39,17 +37,17 @@ class BilinearModel(EmbeddingModel):
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         chosen = f.candidates(candidates, side=side)
-        image = f.mapped_head if side == "tail" else f.mapped_tail
-        return image @ chosen.T if candidates.dim() == 1 else (chosen @ image.unsqueeze(-1)).squeeze(-1)
+        query = f.mapped_head if side == "tail" else f.mapped_tail
+        return query @ chosen.T if candidates.dim() == 1 else (chosen @ query.unsqueeze(-1)).squeeze(-1)
 
     def relation_scores(self, f: Factors) -> Tensor:
-        return torch.stack([(image * f.tail).sum(-1) for image in self.map_by_all_relations(f.head)], dim=-1)
+        return torch.stack([(mapped * f.tail).sum(-1) for mapped in self.map_by_all_relations(f.head)], dim=-1)
 
     def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
-        """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for some relations: `(num_relations asked, num_entities)`."""
+        """‖h R‖² of all heads, or ‖t Rᵀ‖² of all tails, for relations `(n,)`: `(n, num_entities)`."""
         table, apply = (self.tail_table, self.map_tail) if transposed else (self.head_table, self.map_head)
-        images = (apply(table, relation.expand(len(table))) for relation in relations)
-        return torch.stack([image.square().sum(-1) for image in images])
+        mapped = (apply(table, relation.expand(len(table))) for relation in relations)
+        return torch.stack([vectors.square().sum(-1) for vectors in mapped])
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """Σ‖h‖² over all heads, and Σ‖h R‖² over all heads and relations; or those of tails, t and t Rᵀ."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import GraphShape
+from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors, rows
+from dualkg.models.grouping import lookup
 
 
 class DiagonalModel(BilinearModel):
@@ -47,10 +48,10 @@ class DiagonalModel(BilinearModel):
         return self.multipliers is self.relations
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return self._joined(self.times(self._parts(head), self._parts(rows(self.multipliers, relations))))
+        return self._joined(self.times(self._parts(head), self._parts(lookup(self.multipliers, relations))))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        rotated = self.conjugate(self._parts(rows(self.multipliers, relations)))
+        rotated = self.conjugate(self._parts(lookup(self.multipliers, relations)))
         return self._joined(self.times(self._parts(tail), rotated))
 
     def relation_query(self, head: Tensor, tail: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ class DiagonalModel(BilinearModel):
     def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
         """A relation squared_scales each coordinate, whatever entity it is of, so all norms are one product."""
         table = self.tail_table if transposed else self.head_table
-        squared_scales = self._squared_scales(rows(self.multipliers, relations), transposed=transposed)
+        squared_scales = self._squared_scales(lookup(self.multipliers, relations), transposed=transposed)
         return squared_scales @ self.squared_modulus(table).T
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
 from dualkg.kernels import pairwise as kernels
-from dualkg.models.base import EmbeddingModel, InitScale, Side, skip_initialization
+from dualkg.models.base import EmbeddingModel, Factors, InitScale, Side, skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
-from dualkg.models.factors import Factors, RelationGroups, multiply_groups, rows
+from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
 
 Norm = Literal[1, 2, "squared"]
 BilinearT = TypeVar("BilinearT", bound=BilinearModel)
@@ -121,9 +121,9 @@ class DistanceModel(EmbeddingModel):
         def to_images(take: Callable[[Tensor], Tensor], group: Tensor, vectors: Tensor) -> Tensor:
             return self.distances(group, take(vectors))
 
-        pairs = zip(groups.of(points), self.maps_of(groups.distinct, side), strict=True)
+        pairs = zip(groups.split(points), self.maps_of(groups.distinct, side), strict=True)
         found = [checkpointed(partial(to_images, take), group, table) for group, take in pairs]
-        return groups.joined(found, empty=points.new_zeros(0, len(table)))
+        return groups.join(found, empty=points.new_zeros(0, len(table)))
 
 
 class NormModel(DistanceModel):
@@ -210,7 +210,7 @@ class ModE(NormModel):
         return nn.Parameter(self.random_signs(rows, width) + self.init_noise(rows, width))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return head * rows(self.relations, relations)
+        return head * lookup(self.relations, relations)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         """The transpose, which is the same: where DURA asks for the tail, not where the distance would have it."""
@@ -247,10 +247,10 @@ class RotatE(NormModel, AngleModel):
         return real.square() + imaginary.square()
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return self._turned(head, rows(self.relations, relations))
+        return self._turned(head, lookup(self.relations, relations))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        return self._turned(tail, -rows(self.relations, relations))
+        return self._turned(tail, -lookup(self.relations, relations))
 
     @torch.no_grad()
     def primal(self) -> ComplEx:
@@ -298,7 +298,7 @@ class SE(NormModel):
         groups = RelationGroups(relations)
         matrices = self._matrices(groups.distinct, side)
         back = multiply_groups(matrices.transpose(1, 2), groups, points)
-        lengths = rows(squared_lengths(table, matrices), torch.searchsorted(groups.distinct, relations.contiguous()))
+        lengths = lookup(squared_lengths(table, matrices), torch.searchsorted(groups.distinct, relations.contiguous()))
         return points.square().sum(-1, keepdim=True) + lengths - 2 * back @ table.T
 
     def _mapped(self, vectors: Tensor, relations: Tensor, side: Side) -> Tensor:
@@ -306,7 +306,7 @@ class SE(NormModel):
         return multiply_groups(self._matrices(groups.distinct, side), groups, vectors)
 
     def _matrices(self, relations: Tensor, side: Side) -> Tensor:
-        return rows(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, 0 if side == "head" else 1]
+        return lookup(self.relations, relations).view(-1, 2, self.dim, self.dim)[:, 0 if side == "head" else 1]
 
 
 def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ class TransE(NormModel):
     isometric = True
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return head + rows(self.relations, relations)
+        return head + lookup(self.relations, relations)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        return tail - rows(self.relations, relations)
+        return tail - lookup(self.relations, relations)

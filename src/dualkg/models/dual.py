@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.models.base import Model, Side
+from dualkg.models.base import Factors, Model, Side
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors, rows
+from dualkg.models.grouping import lookup
 
 
 class Dual(Model):
@@ -66,7 +66,7 @@ class Dual(Model):
     def _norms_of_all(self, relations: Tensor) -> Tensor:
         """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row a query, computed once a relation."""
         distinct, position = torch.unique(relations, return_inverse=True)
-        return rows(self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position)
+        return lookup(self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position)
 
 
 def _norms(vectors: Tensor) -> Tensor:

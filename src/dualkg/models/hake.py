@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
 from dualkg.kernels import pairwise as kernels
-from dualkg.models.base import Side
+from dualkg.models.base import Factors, Side
 from dualkg.models.distance import AngleModel, chunked_distances
-from dualkg.models.factors import Factors, rows
+from dualkg.models.grouping import lookup
 
 ROUNDING = 8  # how many units of the last digit of what it is the difference of a squared distance is in doubt
 
@@ -62,7 +62,7 @@ class HAKE(AngleModel):
         return torch.cat([modulus * (1 - bias), phase], dim=-1)
 
     def _relation(self, relations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        scale, bias, turn = rows(self.relations, relations).chunk(3, dim=-1)
+        scale, bias, turn = lookup(self.relations, relations).chunk(3, dim=-1)
         scale = scale.abs()
         return scale, torch.maximum(bias.clamp(max=1.0), -scale), turn
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.data.graph import GraphShape
-from dualkg.models.base import Side
+from dualkg.models.base import Factors, Side
 from dualkg.models.distance import DistanceModel
-from dualkg.models.factors import Factors, rows
+from dualkg.models.grouping import lookup
 
 EDGE = 1 - 1e-5  # how far from the middle a point of the ball may be: at 1, float32 would have it infinitely far
 LEAST = 1e-15  # where a square is nothing but rounding
@@ -64,10 +64,10 @@ class MuRP(DistanceModel):
         return _squared_distance(_dot(gap, gap), _room(one) * _room(other)).squeeze(-1)
 
     def triple_scores(self, f: Factors) -> Tensor:
-        return super().triple_scores(f) + rows(self.biases, f.heads)[:, 0] + rows(self.biases, f.tails)[:, 1]
+        return super().triple_scores(f) + lookup(self.biases, f.heads)[:, 0] + lookup(self.biases, f.tails)[:, 1]
 
     def relation_scores(self, f: Factors) -> Tensor:
-        biases = rows(self.biases, f.heads)[:, 0] + rows(self.biases, f.tails)[:, 1]
+        biases = lookup(self.biases, f.heads)[:, 0] + lookup(self.biases, f.tails)[:, 1]
         return super().relation_scores(f) + biases.unsqueeze(-1)
 
     def tail_scores(self, f: Factors) -> Tensor:
@@ -79,7 +79,7 @@ class MuRP(DistanceModel):
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         if candidates.dim() > 1:
             return super().candidate_scores(f, candidates, side)
-        tangents, biases = f.candidates(candidates, side=side), rows(self.biases, candidates)
+        tangents, biases = f.candidates(candidates, side=side), lookup(self.biases, candidates)
         return self._to_tails(f, tangents, biases) if side == "tail" else self._to_heads(f, tangents, biases)
 
     def _to_tails(self, f: Factors, tangents: Tensor, biases: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class MuRP(DistanceModel):
         y_norm = (norm + between + step_norm).clamp(min=0) / whole
         gap = _dot(x, x) - 2 * product + y_norm
         found = _squared_distance(gap, _room(x) * room * step_room / whole)
-        return biases[:, 1] + rows(self.biases, f.heads)[:, :1] - found
+        return biases[:, 1] + lookup(self.biases, f.heads)[:, :1] - found
 
     def _to_heads(self, f: Factors, tangents: Tensor, biases: Tensor) -> Tensor:
         """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents v."""
@@ -102,13 +102,13 @@ class MuRP(DistanceModel):
         shrink = _shrink(squared)
         product, x_norm = shrink * ((diagonal * y) @ tangents.T), shrink.square() * squared
         found = _squared_distance(x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y))
-        return biases[:, 0] + rows(self.biases, f.tails)[:, 1:] - found
+        return biases[:, 0] + lookup(self.biases, f.tails)[:, 1:] - found
 
     def _diagonal(self, relations: Tensor) -> Tensor:
-        return rows(self.relations, relations)[..., : self.dim]
+        return lookup(self.relations, relations)[..., : self.dim]
 
     def _step(self, relations: Tensor) -> Tensor:
-        return _to_ball(rows(self.relations, relations)[..., self.dim :])
+        return _to_ball(lookup(self.relations, relations)[..., self.dim :])
 
 
 def _dot(one: Tensor, other: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dualkg.models.base import InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import RelationGroups, multiply_groups, rows
+from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
 
 
 class RESCAL(BilinearModel):
@@ -44,5 +44,5 @@ class RESCAL(BilinearModel):
 
     def _grouped(self, vectors: Tensor, relations: Tensor, *, transposed: bool) -> Tensor:
         groups = RelationGroups(relations)
-        matrices = rows(self.relations, groups.distinct).view(-1, self.dim, self.dim)
+        matrices = lookup(self.relations, groups.distinct).view(-1, self.dim, self.dim)
         return multiply_groups(matrices.mT if transposed else matrices, groups, vectors)

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
-from dualkg.models.base import InitScale
+from dualkg.models.base import Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.factors import Factors, RelationGroups, multiply_groups, rows
+from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
 
 
 class TuckER(BilinearModel):
@@ -57,7 +57,7 @@ class TuckER(BilinearModel):
 
     def matrices(self, relations: Tensor) -> Tensor:
         """Of relations that are each named once, for they are formed here: `(num_relations named, dim, dim)`."""
-        mixed = rows(self.relations, relations) @ self.core.flatten(1)
+        mixed = lookup(self.relations, relations) @ self.core.flatten(1)
         return mixed.view(-1, self.dim, self.dim)
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class TuckER(BilinearModel):
 
     def _mapped(self, head: Tensor, relations: Tensor) -> Tensor:
         if head.is_cuda and self.training and self.batch_norm:  # without, there are kernels
-            return through_core(head, rows(self.relations, relations), self.core)
+            return through_core(head, lookup(self.relations, relations), self.core)
         groups = RelationGroups(relations)
         return multiply_groups(self.matrices(groups.distinct), groups, head)
 
@@ -86,7 +86,7 @@ class TuckER(BilinearModel):
     def relation_norms(self, relations: Tensor) -> Tensor:
         distinct, position = torch.unique(relations, return_inverse=True)
         norms = self.matrices(distinct).square().sum((1, 2))
-        return rows(norms.unsqueeze(-1), position).squeeze(-1)
+        return lookup(norms.unsqueeze(-1), position).squeeze(-1)
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """Through the Gram matrices of entities and relations, G and C: Σ‖h R‖² = Σₖₗ Cₖₗ tr(Wₖᵀ G Wₗ)."""

@@ -15,12 +15,11 @@ from dualkg.kernels.targets import Targets
 from dualkg.losses.grouping import Questions
 from dualkg.losses.softmax import CrossEntropy, cross_entropy
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.base import EmbeddingModel, Factors, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.distance import NormModel
 from dualkg.models.dual import Dual
-from dualkg.models.factors import Factors
 from dualkg.regularizers import PowerSum, Regularizer, depends_on_batch_only
 from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
 

@@ -16,10 +16,9 @@ from dualkg.kernels.targets import Targets
 from dualkg.losses.grouping import Questions
 from dualkg.losses.softmax import CrossEntropy
 from dualkg.models import MODELS
-from dualkg.models.base import Model
+from dualkg.models.base import Factors, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
-from dualkg.models.factors import Factors
 from dualkg.models.rescal import RESCAL
 from dualkg.models.tucker import TuckER
 from dualkg.regularizers import PowerSum, Regularizer, depends_on_batch_only

@@ -1,4 +1,4 @@
-"""A batch taken relation by relation."""
+"""Products of a batch grouped by relation."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.models.factors import RelationGroups, padded_products, products
+from dualkg.models.grouping import RelationGroups, multiply_one_by_one, multiply_padded
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
-def test_one_padded_product_is_the_products_of_the_groups(relations):
+def test_the_padded_product_equals_the_products_of_the_groups(relations):
     """And so are their gradients."""
     groups = RelationGroups(torch.tensor(relations))
     random = torch.Generator().manual_seed(len(relations))
@@ -18,15 +18,15 @@ def test_one_padded_product_is_the_products_of_the_groups(relations):
     matrices = torch.randn(len(groups.sizes), 3, 3, generator=random, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(vectors.shape, generator=random, dtype=torch.float64)
     found = []
-    for form in (products, padded_products):
-        image = form(matrices, groups, vectors)
-        found.append([image, *torch.autograd.grad(image, [vectors, matrices], upstream)])
+    for form in (multiply_one_by_one, multiply_padded):
+        product = form(matrices, groups, vectors)
+        found.append([product, *torch.autograd.grad(product, [vectors, matrices], upstream)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_slots_by_hand():
-    """Relations 5, 2, 5, 2, 2 make the groups of 2 and 5; with room for four, the second begins at 4."""
+def test_padded_positions_by_hand():
+    """Relations 5, 2, 5, 2, 2 make the groups of 2 and 5; padded to four, the second begins at 4."""
     groups = RelationGroups(torch.tensor([5, 2, 5, 2, 2]))
     assert groups.sizes == [3, 2]
-    assert groups.slots(4).tolist() == [4, 0, 5, 1, 2]
+    assert groups.padded_positions(4).tolist() == [4, 0, 5, 1, 2]
