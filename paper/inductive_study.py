@@ -18,7 +18,7 @@ from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import rank
 from dualkg.evaluation.report import Metrics
-from dualkg.inference.extension import extended_by_ids, with_rows
+from dualkg.inference.extension import extend_by_ids, with_rows
 from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.models.base import Model
 from dualkg.training.api import train_recipe
@@ -71,7 +71,7 @@ def study(
         for given in counts:
             triples = cut.given(given)
             started = time.perf_counter()
-            larger = extended_by_ids(context, cut.known, cut.names, triples).model
+            larger = extend_by_ids(context, cut.known, cut.names, triples).model
             between = time.perf_counter()
             again = train_recipe(one, graph=cut.with_some(triples), device=device).model
             ways = {"extended": (larger, between - started), "retrained": (again, time.perf_counter() - between)}
@@ -181,7 +181,7 @@ def _among(triples: Triples, num_known: int) -> Triples:
 
 
 def _baselines(context: FrozenContext, num_new: int, *, seed: int) -> Iterator[tuple[str, Tensor]]:
-    tables = (context.model.head_table, context.model.tail_table)[: context.inductive_entities.shape[1]]
+    tables = (context.model.head_table, context.model.tail_table)[: context.new_rows.shape[1]]
     mean, spread = (torch.stack(rows).detach() for rows in zip(*((t.mean(0), t.std(0)) for t in tables), strict=True))
     yield "mean", mean.expand(num_new, -1, -1)
     noise = torch.randn(num_new, *mean.shape, generator=torch.Generator().manual_seed(seed))

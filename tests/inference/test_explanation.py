@@ -10,8 +10,8 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.explanation import explain, influence, score_drops, score_slope, solved
-from dualkg.inference.inductive import FrozenContext, Problem
-from dualkg.inference.inductive_solver import minimise
+from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
+from dualkg.inference.inductive_solver import minimize
 from tests.conftest import graph_of
 
 DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
@@ -36,16 +36,19 @@ def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_gra
     head, relation, tail = 3, 1, 8
     triples = small_graph.train[(small_graph.train[:, [0, 2]] == head).any(1)]
     found = torch.from_numpy(triples).long()
-    rows = minimise(Problem.of(head, found, context), context.rows_of(head))
-    context = with_row(context, head, rows)
+
+    def solved_for(triples):
+        problem = EmbeddingProblem.of(torch.tensor([head]), triples, context, negative_weight=1.0)
+        return minimize(problem, context.rows_of(head)[None])[0]
+
+    context = with_row(context, head, solved_for(found))
     slope = score_slope(head, (head, relation, tail), context)
     falls = score_drops(head, triples, slope, context)
-    problem = Problem.of(head, found, context)
-    rows = minimise(problem, context.rows_of(head))
+    rows = solved_for(found)
     true = []
     for number in range(len(triples)):
-        fewer = Problem.of(head, found[torch.arange(len(found)) != number], context)
-        true.append(float((slope * (rows - minimise(fewer, rows))).sum()))
+        fewer = found[torch.arange(len(found)) != number]
+        true.append(float((slope * (rows - solved_for(fewer))).sum()))
     assert np.corrcoef(falls, true)[0, 1] > 0.98
     assert np.argmax(falls) == np.argmax(true)
 
@@ -144,7 +147,7 @@ def test_refusals(people, small_graph):
         explain(people.model, people.graph, ("p0", "speaks", "Frensh"))
     with pytest.raises(kg.RequestError, match="No relation is named 'speak' among the 2 known. Did you mean 'speaks'"):
         explain(people.model, people.graph, ("p0", "speak", "French"))
-    with pytest.raises(kg.RequestError, match="scores by ⟨h R, t⟩.*This RotatE is none of them"):
+    with pytest.raises(kg.RequestError, match="scores by ⟨h R, t⟩.*RotatE is none of them"):
         explain(kg.RotatE(small_graph.shape, dim=2), small_graph, (0, 0, 1))
 
 

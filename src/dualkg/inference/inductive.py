@@ -174,8 +174,12 @@ class Penalty:
 
     def __call__(self, f: Factors) -> Tensor:
         """The penalty of each example, `(batch,)`."""
-        size = self.ridge * (f.head.square().sum(-1) + f.tail.square().sum(-1))
-        return size if self.regularizer is None else size + self.regularizer.weight * self.regularizer.per_triple(f)
+        terms = []
+        if self.ridge:
+            terms.append(self.ridge * (f.head.square().sum(-1) + f.tail.square().sum(-1)))
+        if self.regularizer is not None:
+            terms.append(self.regularizer.weight * self.regularizer.per_triple(f))
+        return sum(terms[1:], start=terms[0])
 
 
 @dataclass(frozen=True, eq=False)

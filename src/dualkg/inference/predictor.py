@@ -24,7 +24,7 @@ from dualkg.inference.calibration import (
     triple_log_probabilities,
 )
 from dualkg.inference.explanation import Explanation, explain
-from dualkg.inference.extension import NamedTriple, with_inductive_entity
+from dualkg.inference.extension import NamedTriple, add_entity
 from dualkg.inference.inductive import FrozenContext
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.models.base import Model, Side
@@ -168,7 +168,7 @@ class Predictor:
 
         Calibration and prediction sets go with it: they are of the same relations.
         """
-        found = with_inductive_entity(self.model, self.graph, name, triples=triples, context=self._context)
+        found = add_entity(self.model, self.graph, name, triples=triples, context=self._context)
         return Predictor(
             found.model,
             found.graph,
