@@ -69,5 +69,5 @@ def test_a_dual_shares_its_primal_s_parameters():
 
 
 def test_a_dual_has_two_sides():
-    with pytest.raises(kg.RequestError, match="'tail' or 'head'; 'left' was asked for"):
+    with pytest.raises(kg.RequestError, match="'tail' or 'head'; 'left' was given"):
         kg.Dual(model_by_hand("CP"), "left")

@@ -281,9 +281,9 @@ def test_a_distance_has_no_dual_and_no_fused_step(name):
 
 
 def test_choices_that_make_no_sense_are_told():
-    with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; '3' was asked for"):
+    with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; '3' was given"):
         kg.TransE(SHAPE, dim=2, norm=3)
-    with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; 'True' was asked for"):
+    with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; 'True' was given"):
         kg.TransE(SHAPE, dim=2, norm=True)
     with pytest.raises(kg.RequestError, match="RotatE stores angles in units of init_scale"):
         kg.RotatE(SHAPE, dim=2, init_scale="xavier")

@@ -87,7 +87,7 @@ def test_what_needs_the_transpose_is_refused(small_graph):
     model = normalised()
     with pytest.raises(kg.RequestError, match="is not a linear map and has no transpose.*Set batch_norm to false"):
         model.score_heads(BATCH[:, 1], BATCH[:, 2])
-    with pytest.raises(kg.RequestError, match="heads can only be asked for through reciprocal relations"):
+    with pytest.raises(kg.RequestError, match="heads can only be predicted with reciprocal relations"):
         normalised(reciprocal=False)
     with pytest.raises(kg.RequestError, match="A dual is that of a bilinear model"):
         kg.Dual(model)

@@ -1,4 +1,4 @@
-"""Models: what scores a triple. One file a model; `MODELS` is the one place where names become classes."""
+"""Models of link prediction; `MODELS` maps names in recipes to classes."""
 
 from __future__ import annotations
 
@@ -13,22 +13,9 @@ from dualkg.models.rescal import RESCAL
 from dualkg.models.tucker import TuckER
 
 BILINEAR: dict[str, type[BilinearModel]] = {
-    "CP": CP,
-    "DistMult": DistMult,
-    "ComplEx": ComplEx,
-    "RESCAL": RESCAL,
-    "SimplE": SimplE,
-    "QuatE": QuatE,
-    "TuckER": TuckER,
+    model.__name__: model for model in (CP, DistMult, ComplEx, RESCAL, SimplE, QuatE, TuckER)
 }
-DISTANCE: dict[str, type[DistanceModel]] = {
-    "TransE": TransE,
-    "RotatE": RotatE,
-    "ModE": ModE,
-    "SE": SE,
-    "HAKE": HAKE,
-    "MuRP": MuRP,
-}
+DISTANCE: dict[str, type[DistanceModel]] = {model.__name__: model for model in (TransE, RotatE, ModE, SE, HAKE, MuRP)}
 MODELS: dict[str, type[EmbeddingModel]] = {**BILINEAR, **DISTANCE}
 
 __all__ = [

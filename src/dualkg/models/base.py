@@ -81,7 +81,7 @@ class Model(nn.Module, ABC):
         return self.relation_scores(self.factors(heads, None, tails))
 
     def predict_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
-        """Scores of all entities for the queries (head, relation, ?), `(batch, num_entities)`; relations of the graph."""
+        """Scores of all entities for the queries (head, relation, ?), `(batch, num_entities)`."""
         return self.score_tails(heads, relations)
 
     def predict_heads(self, relations: Tensor, tails: Tensor) -> Tensor:

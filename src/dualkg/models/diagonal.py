@@ -1,4 +1,4 @@
-"""ComplEx."""
+"""Diagonal bilinear models: CP, DistMult, ComplEx, QuatE and SimplE."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from dualkg.models.grouping import lookup
 
 
 class DiagonalModel(BilinearModel):
-    """A relation is one row of numbers, and multiplies each coordinate of an entity by its own.
+    """A relation is one row of numbers that multiplies the coordinates of an entity elementwise.
 
-    A coordinate is a tuple of `numbers_per_coordinate` real numbers; a row holds all its first numbers, then all
-    its second ones. A model writes how two coordinates are multiplied, and the conjugate: ⟨x·r, y⟩ = ⟨x, y·r̄⟩ and
-    ⟨x·r, y⟩ = ⟨r, x̄·y⟩. Both are plain arithmetic on `x[0]`, `x[1]`, …, so that kernels compile the same lines.
+    A coordinate is a tuple of `numbers_per_coordinate` real numbers; a row holds the first numbers of all coordinates,
+    then the second ones. A model defines the product of two coordinates and the conjugate, with ⟨x·r, y⟩ = ⟨x, y·r̄⟩
+    and ⟨x·r, y⟩ = ⟨r, x̄·y⟩. Both use plain arithmetic on `x[0]`, `x[1]`, …, so that Triton compiles the same lines.
     """
 
     diagonal = True
-    multiplicative_modulus = (
-        True  # whether the numbers of a coordinate have one modulus, which products multiply: |x·r| = |x||r|
-    )
+    multiplicative_modulus = True  # whether a coordinate has one modulus, with |x·r| = |x||r|
 
     @staticmethod
     @abstractmethod
@@ -39,41 +37,41 @@ class DiagonalModel(BilinearModel):
 
     @property
     def multipliers(self) -> Tensor:
-        """The rows that relations multiply by: those that are stored, or what a model makes of them."""
+        """The rows that entities are multiplied by, `(num_relation_ids, width)`: as stored, or normalized."""
         return self.relations
 
     @property
     def linear_in_relations(self) -> bool:
-        """Whether scores are linear in the stored numbers of a relation, as steps without autograd take them."""
+        """Whether scores are linear in the stored relations, as the fused training step requires."""
         return self.multipliers is self.relations
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         return self._joined(self.times(self._parts(head), self._parts(lookup(self.multipliers, relations))))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        rotated = self.conjugate(self._parts(lookup(self.multipliers, relations)))
-        return self._joined(self.times(self._parts(tail), rotated))
+        conjugate = self.conjugate(self._parts(lookup(self.multipliers, relations)))
+        return self._joined(self.times(self._parts(tail), conjugate))
 
     def relation_query(self, head: Tensor, tail: Tensor) -> Tensor:
         """The row q with ⟨h R, t⟩ = ⟨q, r⟩, `(batch, width)`."""
         return self._joined(self.times(self.conjugate(self._parts(head)), self._parts(tail)))
 
     def relation_scores(self, f: Factors) -> Tensor:
-        """The score is linear in the numbers that a relation multiplies by, so all relations are one product."""
+        """One matrix product, since the score is linear in the multipliers."""
         return self.relation_query(f.head, f.tail) @ self.multipliers.T
 
     def squared_scale(self, relation: Tensor) -> Tensor:
-        """What products with rows multiply |x|² of every coordinate by: ‖x·r‖² = Σᵢ |xᵢ|² stretchᵢ."""
+        """The factors of |x|² in a product with a relation: ‖x·r‖² = Σᵢ |xᵢ|² squared_scaleᵢ."""
         return self.squared_modulus(relation)
 
     def mapped_squared_norms(self, relations: Tensor, *, transposed: bool) -> Tensor:
-        """A relation squared_scales each coordinate, whatever entity it is of, so all norms are one product."""
+        """One matrix product, since a relation scales |xᵢ|² by the same factor for every entity."""
         table = self.tail_table if transposed else self.head_table
         squared_scales = self._squared_scales(lookup(self.multipliers, relations), transposed=transposed)
         return squared_scales @ self.squared_modulus(table).T
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """Coordinate by coordinate: Σ|hᵢ|² times the sum of what relations squared_scale it by."""
+        """Coordinate by coordinate: Σ|hᵢ|² times the sum of the squared scales of all relations."""
         of_entities = self.squared_modulus(self.tail_table if transposed else self.head_table).sum(0)
         return of_entities.sum(), of_entities @ self._squared_scales(self.multipliers, transposed=transposed).sum(0)
 
@@ -136,7 +134,7 @@ class QuatE(DiagonalModel):
     """A relation rotates each quaternion coordinate (Zhang et al., 2019); unless `normalized`, it scales it, too.
 
     A row holds all real parts, then all of i, of j and of k. `dim` counts quaternions. Those of a relation are divided
-    by their modulus when they are used, not where they are stored: regularizers see them as stored. One of 0 stays 0.
+    by their modulus when used, and regularizers see them as stored. A quaternion of modulus 0 stays 0.
     """
 
     numbers_per_coordinate = 4
@@ -157,9 +155,9 @@ class QuatE(DiagonalModel):
         return self.relations / modulus.masked_fill(modulus == 0, 1.0).repeat(1, self.numbers_per_coordinate)
 
     def squared_scale(self, relation: Tensor) -> Tensor:
-        """A rotation keeps every length. What autograd made of that would be rounding, and Adagrad would follow it."""
-        squared_scale = super().squared_scale(relation)
-        return squared_scale.detach() if self.normalized else squared_scale
+        """Detached if normalized: a rotation has scale 1, and its gradient would be rounding that Adagrad amplifies."""
+        squared = super().squared_scale(relation)
+        return squared.detach() if self.normalized else squared
 
     @staticmethod
     def times(x: "Any", r: "Any") -> "Any":
@@ -176,10 +174,11 @@ class QuatE(DiagonalModel):
 
 
 class SimplE(DiagonalModel):
-    """CP in which both vectors of an entity learn from every triple (Kazemi and Poole, 2018).
+    """CP in which every triple updates both vectors of its entities (Kazemi and Poole, 2018).
 
-    The row of an entity holds its numbers as head, then those as tail; the row of a relation its own, r, then those of
-    its inverse, r′. s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as tail⟩). `dim` counts coordinates of a half.
+    The row of an entity holds its vector as head, then as tail; the row of a relation holds r, then r′ of its inverse.
+    s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as tail⟩).
+    `dim` is the length of each.
     """
 
     numbers_per_coordinate = 2
@@ -194,5 +193,5 @@ class SimplE(DiagonalModel):
         return x[1], x[0]
 
     def squared_scale(self, relation: Tensor) -> Tensor:
-        """Numbers change places in a product, but each is multiplied by the one that stands in its own place."""
+        """A product swaps the two halves, and multiplies each number by the one at its own position."""
         return relation.square() / 4

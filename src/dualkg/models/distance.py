@@ -1,4 +1,4 @@
-"""What models share that store angles."""
+"""Distance models: TransE, RotatE, ModE and SE, and what HAKE and MuRP share with them."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
 
 Norm = Literal[1, 2, "squared"]
 BilinearT = TypeVar("BilinearT", bound=BilinearModel)
-# How many differences between two vectors exist at once; a distance makes a few such arrays of them.
+# Numbers in an array of differences of vectors at one time; computing a distance takes a few such arrays.
 DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
 
 
 def chunked_distances(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
-    """Distances from each of `(batch, width)` to each of `(n, width)`, a part of the second at a time: `(batch, n)`.
+    """Distances from each of `(batch, width)` to each of `(n, width)`, a chunk of the second at a time: `(batch, n)`.
 
-    A backward pass makes the differences of each part again, rather than keep batch × n × width of them.
+    The backward pass recomputes the differences of each chunk instead of keeping batch × n × width of them.
     """
     size = max(1, DIFFERENCES[one.device.type] // max(one.numel(), 1))
     parts = other.split(size)  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ def chunked_distances(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor,
 
 
 def checkpointed(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
-    """What a function gives, of which nothing is kept for a backward pass: that calls it again."""
+    """Call a function without saving its intermediate results: the backward pass calls it again."""
     if not torch.is_grad_enabled():
         return function(one, other)
     found: Tensor = checkpoint(function, one, other, use_reentrant=False, preserve_rng_state=False)
@@ -45,11 +45,10 @@ def checkpointed(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, othe
 
 
 class DistanceModel(EmbeddingModel):
-    """A model that scores by −d(where the relation takes the head, the tail).
+    """A model that scores by −d(mapped head, tail).
 
-    Where `maps_both_sides`, the relation moves the tail too, and the two meet in a third place. Where `isometric`, the
-    distance from the mapped head to the tail is that from the head to the mapped tail, so that heads are looked for
-    as tails are.
+    If `maps_both_sides`, the distance is from the mapped head to the mapped tail. If `isometric`, the distance from the
+    mapped head to the tail equals that from the head to the mapped tail, so that heads are scored like tails.
     """
 
     maps_both_sides = False
@@ -57,7 +56,7 @@ class DistanceModel(EmbeddingModel):
     default_init_scale: InitScale = 1e-2
 
     def random_signs(self, rows: int, width: int) -> Tensor:
-        """1 or −1, the same for a relation and its inverse. Training hardly leads a multiplier through 0."""
+        """1 or −1, the same for a relation and its inverse: training rarely changes the sign of a multiplier."""
         num_relations = self.shape.num_relations
         drawn = 2.0 * torch.randint(0, 2, (num_relations, width), generator=self._random) - 1
         return drawn.repeat(rows // max(num_relations, 1), 1)
@@ -75,54 +74,54 @@ class DistanceModel(EmbeddingModel):
 
     def tail_scores(self, f: Factors) -> Tensor:
         if self.maps_both_sides:
-            return -self._to_images(f.mapped_head, f.relations, self.tail_table, "tail")
+            return -self._distances_to_mapped(f.mapped_head, f.relations, self.tail_table, "tail")
         return -self.distances(f.mapped_head, self.tail_table)
 
     def head_scores(self, f: Factors) -> Tensor:
         if self.isometric:
             return -self.distances(f.mapped_tail, self.head_table)
-        return -self._to_images(self._target(f), f.relations, self.head_table, "head")
+        return -self._distances_to_mapped(self._target(f), f.relations, self.head_table, "head")
 
     def relation_scores(self, f: Factors) -> Tensor:
         heads = self.map_by_all_relations(f.head)
         if not self.maps_both_sides:
-            return torch.stack([-self.distance(image, f.tail) for image in heads], dim=-1)
+            return torch.stack([-self.distance(head, f.tail) for head in heads], dim=-1)
         tails = self.map_by_all_relations(f.tail, transposed=True)
-        return torch.stack([-self.distance(*images) for images in zip(heads, tails, strict=True)], dim=-1)
+        return torch.stack([-self.distance(*pair) for pair in zip(heads, tails, strict=True)], dim=-1)
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         if self.maps_both_sides and candidates.dim() == 1:
             points = f.mapped_head if side == "tail" else f.mapped_tail
-            return -self._to_images(points, f.relations, f.candidates(candidates, side=side), side)
-        if self.maps_both_sides or (side == "head" and not self.isometric):  # without asking a GPU for sizes
+            return -self._distances_to_mapped(points, f.relations, f.candidates(candidates, side=side), side)
+        if self.maps_both_sides or (side == "head" and not self.isometric):  # without a transfer from the GPU
             return super().candidate_scores(f, candidates, side)
         chosen = f.candidates(candidates, side=side)
-        image = f.mapped_head if side == "tail" else f.mapped_tail
+        query = f.mapped_head if side == "tail" else f.mapped_tail
         if candidates.dim() == 1:
-            return -self.distances(image, chosen)
-        return -self.distance(image.unsqueeze(1), chosen)
+            return -self.distances(query, chosen)
+        return -self.distance(query.unsqueeze(1), chosen)
 
     def _target(self, f: Factors) -> Tensor:
         return f.mapped_tail if self.maps_both_sides else f.tail
 
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
-        """Where each of some relations, `(num_relations,)`, takes vectors `(n, width)` of a side."""
+        """One function per relation `(num_relations,)` that maps vectors `(n, width)` of a side."""
         apply = self.map_head if side == "head" else self.map_tail
 
-        def taken(relation: Tensor, vectors: Tensor) -> Tensor:
+        def map_vectors(relation: Tensor, vectors: Tensor) -> Tensor:
             return apply(vectors, relation.expand(len(vectors)))
 
-        return [partial(taken, relation) for relation in relations]
+        return [partial(map_vectors, relation) for relation in relations]
 
-    def _to_images(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
-        """From each point to where its relation takes every row of a table; a table is mapped once a relation."""
+    def _distances_to_mapped(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
+        """Distances from each point to all rows of a table mapped by its relation, which is done once per relation."""
         groups = RelationGroups(relations)
 
-        def to_images(take: Callable[[Tensor], Tensor], group: Tensor, vectors: Tensor) -> Tensor:
-            return self.distances(group, take(vectors))
+        def to_mapped(map_vectors: Callable[[Tensor], Tensor], group: Tensor, vectors: Tensor) -> Tensor:
+            return self.distances(group, map_vectors(vectors))
 
         pairs = zip(groups.split(points), self.maps_of(groups.distinct, side), strict=True)
-        found = [checkpointed(partial(to_images, take), group, table) for group, take in pairs]
+        found = [checkpointed(partial(to_mapped, map_vectors), group, table) for group, map_vectors in pairs]
         return groups.join(found, empty=points.new_zeros(0, len(table)))
 
 
@@ -136,7 +135,7 @@ class NormModel(DistanceModel):
         super().__init__(shape, **config)
         self.norm: Norm = norm
         if isinstance(norm, bool) or norm not in (1, 2, "squared"):
-            raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was asked for.")
+            raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was given.")
 
     @property
     def config(self) -> dict[str, object]:
@@ -152,20 +151,20 @@ class NormModel(DistanceModel):
         return difference.square().sum(-1)
 
     def distances(self, one: Tensor, other: Tensor) -> Tensor:
-        """Without an array of all differences, but for the sum of complex moduli where there is no kernel."""
+        """Without an array of all differences, except for sums of complex moduli without a kernel."""
         if self.norm == "squared":
             squares: Tensor = one.square().sum(-1, keepdim=True) + other.square().sum(-1)
             return squares - 2 * one @ other.T
         if self.norm == 1 and kernels.available_for(one):
             return kernels.pairwise_modulus_sums(one, other, parts=self.numbers_per_coordinate)
         if self.norm == 2 or self.numbers_per_coordinate == 1:
-            # By differences: from products, the distance of near vectors would be what rounding leaves of it.
+            # Not by matrix products, whose rounding errors exceed the distance of close vectors.
             return torch.cdist(one, other, p=float(self.norm), compute_mode="donot_use_mm_for_euclid_dist")
         return super().distances(one, other)
 
 
 def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) -> BilinearT:
-    """A bilinear model with the entities of a distance model, and these relations."""
+    """A bilinear model with the entities of a distance model and the given relations."""
     with skip_initialization():
         found = kind(model.shape, dim=model.dim, reciprocal=model.reciprocal)
     found.load_state_dict({"entities": model.entities, "relations": relations})
@@ -173,16 +172,16 @@ def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) ->
 
 
 class AngleModel(DistanceModel):
-    """Stores angles in the numbers of the other coordinates, so that one learning rate moves both alike.
+    """Stores angles in the scale of the other parameters, so that one learning rate suits both.
 
-    `half_turn` is the stored number of the angle π: as far as numbers go that are drawn uniformly with the deviation
-    `init_scale`. It is saved with the tables.
+    `half_turn` is the stored number of the angle π: √3 · `init_scale`, the bound of a uniform distribution whose
+    standard deviation is `init_scale`. It is saved with the tables.
     """
 
     half_turn: Tensor
 
     def random_angles(self, rows: int, width: int) -> Tensor:
-        """Stored angles anywhere on the circle."""
+        """Stored angles, uniform on the circle."""
         if isinstance(self.init_scale, str) or not self.init_scale > 0:
             raise RequestError(
                 f"{type(self).__name__} stores angles in units of init_scale, so that should be a number above 0; it "
@@ -197,9 +196,9 @@ class AngleModel(DistanceModel):
 
 
 class ModE(NormModel):
-    """A relation stretches each coordinate, or turns it about: −‖h∘r − t‖ (Zhang et al., 2020).
+    """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020).
 
-    It is the dual of DistMult, with a norm in place of the square.
+    It is the dual of DistMult, with a norm in place of the squared norm.
     """
 
     has_adjoint = True
@@ -213,20 +212,20 @@ class ModE(NormModel):
         return head * lookup(self.relations, relations)
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """The transpose, which is the same: where DURA asks for the tail, not where the distance would have it."""
+        """The transpose, which equals `map_head`: DURA uses it, the distance does not."""
         return self.map_head(tail, relations)
 
     @torch.no_grad()
     def primal(self) -> DistMult:
-        """The DistMult whose dual this is, but for the norm: the same entities and relations."""
+        """The DistMult model with the same entities and relations, whose dual this is up to the norm."""
         return primal_of(self, DistMult, self.relations)
 
 
 class RotatE(NormModel, AngleModel):
-    """A relation turns each complex coordinate by an angle: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
+    """A relation rotates each complex coordinate by an angle: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
 
-    It is the dual of a ComplEx whose relations have modulus 1, with the norm 1 in place of the square. A row of a
-    relation holds angles; entities are as ComplEx has them.
+    It is the dual of a ComplEx model whose relations have modulus 1, with norm 1 in place of the squared norm. A row of
+    a relation holds angles; entities are stored as in ComplEx.
     """
 
     has_adjoint = True
@@ -247,25 +246,25 @@ class RotatE(NormModel, AngleModel):
         return real.square() + imaginary.square()
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        return self._turned(head, lookup(self.relations, relations))
+        return self._rotated(head, lookup(self.relations, relations))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        return self._turned(tail, -lookup(self.relations, relations))
+        return self._rotated(tail, -lookup(self.relations, relations))
 
     @torch.no_grad()
     def primal(self) -> ComplEx:
-        """The ComplEx whose dual this is, but for the norm: the same entities, relations of modulus 1."""
+        """The ComplEx model with the same entities and relations of modulus 1, whose dual this is up to the norm."""
         angles = self.angles(self.relations)
         relations = torch.cat([angles.cos(), angles.sin()], dim=-1)
         return primal_of(self, ComplEx, relations)
 
-    def _turned(self, vectors: Tensor, stored: Tensor) -> Tensor:
+    def _rotated(self, vectors: Tensor, stored: Tensor) -> Tensor:
         angles = self.angles(stored)
         return torch.cat(ComplEx.times(vectors.chunk(2, dim=-1), (angles.cos(), angles.sin())), dim=-1)
 
 
 class SE(NormModel):
-    """Two matrices of a relation take head and tail to one place: −‖h R₁ − t R₂‖ (structured embeddings, Bordes, 2011).
+    """Structured embeddings: a relation has a matrix for heads and one for tails, −‖h R₁ − t R₂‖ (Bordes et al., 2011).
 
     A row of a relation holds both matrices.
     """
@@ -276,7 +275,7 @@ class SE(NormModel):
         return 2 * dim * dim
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        """Near the identity, so that a relation begins as one that takes an entity to itself."""
+        """Initially near the identity."""
         same = torch.eye(self.dim).flatten().repeat(2)
         return nn.Parameter(same + self.init_noise(rows, width))
 
@@ -287,14 +286,14 @@ class SE(NormModel):
         return self._mapped(tail, relations, "tail")
 
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
-        """By matrices that are fetched once: each look-up has a gradient as large as the table of relations."""
+        """With matrices gathered once: the gradient of each look-up is as large as the table of relations."""
         matrices = self._matrices(relations, side)
-        return [partial(_times, matrix) for matrix in matrices.unbind()]
+        return [partial(torch.matmul, other=matrix) for matrix in matrices.unbind()]
 
-    def _to_images(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
-        """Squared, by products for all relations at once: ‖p − t R‖² = ‖p‖² − 2 (p Rᵀ)·t + ‖t R‖²."""
+    def _distances_to_mapped(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
+        """Squared distances of all relations at once: ‖p − t R‖² = ‖p‖² − 2 (p Rᵀ)·t + ‖t R‖²."""
         if self.norm != "squared":
-            return super()._to_images(points, relations, table, side)
+            return super()._distances_to_mapped(points, relations, table, side)
         groups = RelationGroups(relations)
         matrices = self._matrices(groups.distinct, side)
         back = multiply_groups(matrices.transpose(1, 2), groups, points)
@@ -310,7 +309,7 @@ class SE(NormModel):
 
 
 def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
-    """‖t R‖² of each row of `(n, width)` under each of `(num_matrices, width, width)`: `(num_matrices, n)`."""
+    """‖t R‖² of each row of `(n, width)` and each of `(num_matrices, width, width)`: `(num_matrices, n)`."""
     size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
     parts = [checkpointed(_squared_lengths, table, part) for part in matrices.split(size)]  # type: ignore[no-untyped-call]
     return torch.cat(parts)
@@ -320,14 +319,10 @@ def _squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
     return torch.matmul(table, matrices).square().sum(-1)
 
 
-def _times(matrix: Tensor, vectors: Tensor) -> Tensor:
-    return vectors @ matrix
-
-
 class TransE(NormModel):
-    """A relation is a step from the head to the tail: −‖h + r − t‖ (Bordes et al., 2013).
+    """A relation is a translation from the head to the tail: −‖h + r − t‖ (Bordes et al., 2013).
 
-    A step has no transpose; where it takes the tail is back, to t − r, and DURA is made of that.
+    A translation has no transpose; `map_tail` is its inverse, t − r, and DURA uses that.
     """
 
     has_adjoint = True

@@ -15,13 +15,12 @@ class Dual(Model):
     """Scores by distance after the same map, with the parameters of the model it is the dual of.
 
     side="tail": −‖hR − t‖² = 2⟨hR, t⟩ − ‖hR‖² − ‖t‖²;   side="head": −‖tRᵀ − h‖² = 2⟨hR, t⟩ − ‖tRᵀ‖² − ‖h‖².
-    All scores come from the primal's products and the two norms, so that nothing of size batch × entities ×
-    width ever exists.
+    All scores come from the primal's scores and the two norms, so that nothing of size batch × entities × width exists.
     """
 
     def __init__(self, primal: BilinearModel, side: Side = "tail") -> None:
         if side not in ("tail", "head"):
-            raise RequestError(f"A dual has side 'tail' or 'head'; '{side}' was asked for.")
+            raise RequestError(f"A dual has side 'tail' or 'head'; '{side}' was given.")
         if not (isinstance(primal, BilinearModel) and primal.has_adjoint):
             raise RequestError(
                 f"A dual is that of a bilinear model, whose relations are linear maps with a transpose; this "
@@ -58,13 +57,13 @@ class Dual(Model):
         return doubled - _norms(f.tail)[:, None] - self._norms_of_all(f.relations)
 
     def relation_scores(self, f: Factors) -> Tensor:
-        """The norm of the mapped vector varies with the relation, so it stays."""
+        """By distances: the norm of the mapped vector differs between relations."""
         moved, fixed = (f.head, f.tail) if self.side == "tail" else (f.tail, f.head)
-        images = self.primal.map_by_all_relations(moved, transposed=self.side == "head")
-        return torch.stack([-_norms(image - fixed) for image in images], dim=-1)
+        mapped = self.primal.map_by_all_relations(moved, transposed=self.side == "head")
+        return torch.stack([-_norms(vectors - fixed) for vectors in mapped], dim=-1)
 
     def _norms_of_all(self, relations: Tensor) -> Tensor:
-        """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row a query, computed once a relation."""
+        """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row per query, computed once per relation."""
         distinct, position = torch.unique(relations, return_inverse=True)
         return lookup(self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position)
 

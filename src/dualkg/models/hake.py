@@ -1,4 +1,4 @@
-"""HAKE."""
+"""HAKE: polar coordinates with moduli and phases."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dualkg.models.base import Factors, Side
 from dualkg.models.distance import AngleModel, chunked_distances
 from dualkg.models.grouping import lookup
 
-ROUNDING = 8  # how many units of the last digit of what it is the difference of a squared distance is in doubt
+ROUNDING = 8  # units of the last place by which a squared distance, a difference of two sums, may be wrong
 
 
 class HAKE(AngleModel):
     """Entities in polar coordinates, relations scale and turn them (Zhang et al., 2020).
 
     −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
-    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned. They begin
-    as `modulus_weight`, and as `phase_weight` times the stored number of half a turn, so that both distances are of the
-    size of the numbers in the tables, and one learning rate moves b as far, for its size, as it moves the angles.
+    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned. They are
+    initially `modulus_weight` and `phase_weight` · `half_turn`, so that both distances have the scale of the numbers
+    in the tables, and one learning rate changes b and the angles by similar relative amounts.
     """
 
     maps_both_sides = True
@@ -49,7 +49,7 @@ class HAKE(AngleModel):
         return nn.Parameter(torch.cat([moduli, self.random_angles(rows, width // 2)], dim=-1))
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        """It begins by stretching nothing: r_m is 1 and r_b is 0."""
+        """Initially the identity on moduli: r_m is 1 and r_b is 0."""
         ones, zeros = torch.ones(rows, self.dim), torch.zeros(rows, self.dim)
         return nn.Parameter(torch.cat([ones, zeros, self.random_angles(rows, self.dim)], dim=-1))
 
@@ -67,7 +67,7 @@ class HAKE(AngleModel):
         return scale, torch.maximum(bias.clamp(max=1.0), -scale), turn
 
     def entity_vectors(self) -> Tensor:
-        """Moduli, and points on the circle: the same whatever turn an angle was stored with."""
+        """Moduli, and points on the circle: the same for angles that differ by a full turn."""
         modulus, phase = self.entities.chunk(2, dim=-1)
         angles = self.angles(phase)
         return torch.cat([modulus, angles.cos(), angles.sin()], dim=-1)
@@ -78,28 +78,28 @@ class HAKE(AngleModel):
         return self._weighted(apart, self._sines(phase))
 
     def tail_scores(self, f: Factors) -> Tensor:
-        return -self._to_stretched(*self._asked(f, "tail"), self.tail_table)
+        return -self._distances_to_scaled(*self._query(f, "tail"), self.tail_table)
 
     def head_scores(self, f: Factors) -> Tensor:
-        return -self._to_stretched(*self._asked(f, "head"), self.head_table)
+        return -self._distances_to_scaled(*self._query(f, "head"), self.head_table)
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         chosen = f.candidates(candidates, side=side)
-        points, scale = self._asked(f, side)
+        points, scale = self._query(f, side)
         if candidates.dim() == 1:
-            return -self._to_stretched(points, scale, chosen)
+            return -self._distances_to_scaled(points, scale, chosen)
         moduli, phases = chosen.chunk(2, dim=-1)
         return -self.distance(points.unsqueeze(1), torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1))
 
-    def _asked(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
-        """Where an answer should be, `(batch, width)`, once its moduli are stretched by `(batch, dim)`."""
+    def _query(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
+        """The target point of an answer, `(batch, width)`, after scaling its moduli by `(batch, dim)`."""
         scale, bias, turn = self._relation(f.relations)
         if side == "tail":
             return f.mapped_head, 1 - bias
         modulus, phase = f.mapped_tail.chunk(2, dim=-1)
         return torch.cat([modulus, phase - turn], dim=-1), scale + bias
 
-    def _to_stretched(self, points: Tensor, scale: Tensor, table: Tensor) -> Tensor:
+    def _distances_to_scaled(self, points: Tensor, scale: Tensor, table: Tensor) -> Tensor:
         """From each point to every row of a table, its moduli stretched as the point's relation does it.
 
         ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y², so that no row is stretched; angles are not stretched at all.

@@ -1,4 +1,4 @@
-"""MuRP."""
+"""MuRP: a Poincaré ball."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dualkg.models.base import Factors, Side
 from dualkg.models.distance import DistanceModel
 from dualkg.models.grouping import lookup
 
-EDGE = 1 - 1e-5  # how far from the middle a point of the ball may be: at 1, float32 would have it infinitely far
-LEAST = 1e-15  # where a square is nothing but rounding
-LEAST_ROOM = 1 - EDGE**2  # between a point and the edge
+EDGE = 1 - 1e-5  # the largest norm of a point: at 1, distances in float32 would be infinite
+LEAST = 1e-15  # a square below this is rounding
+LEAST_ROOM = 1 - EDGE**2  # the smallest 1 − ‖x‖² of a point
 
 
 class MuRP(DistanceModel):
     """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t, with R diagonal (Balažević et al., 2019).
 
-    An entity is stored as the tangent at the middle of the ball that leads to it, so that optimizers of flat space
-    serve, and R h is R times that tangent. A row of a relation holds R, then the tangent that leads to r. Distances
-    of all pairs are made of products: no vector t ⊕ r exists for a tail and a relation.
+    An entity is stored as its tangent vector at the origin, so that Euclidean optimizers apply, and R h is R times that
+    tangent. A row of a relation holds R, then the tangent vector of r. Distances of all pairs are computed from matrix
+    products, without a vector t ⊕ r for each tail and relation.
     """
 
     maps_both_sides = True
@@ -30,7 +30,7 @@ class MuRP(DistanceModel):
     score_arrays = 20
 
     def __init__(self, shape: GraphShape, *, signs: bool = False, **config: Any) -> None:
-        self.signs = signs  # before tables are drawn
+        self.signs = signs  # used by `relation_table`, which `super` calls
         super().__init__(shape, **config)
         self.biases = nn.Parameter(torch.zeros(self.shape.num_entities, 2))  # as head, as tail
 
@@ -42,7 +42,7 @@ class MuRP(DistanceModel):
         return 2 * dim
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
-        """R begins near the identity, or with `signs` near 1 or −1 in each coordinate."""
+        """R initially near the identity, or with `signs` near 1 or −1 in each coordinate."""
         noise = self.init_noise(rows, width)
         noise[:, : self.dim] += self.random_signs(rows, self.dim) if self.signs else 1
         return nn.Parameter(noise)
@@ -116,7 +116,7 @@ def _dot(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _shrink(squared_lengths: Tensor) -> Tensor:
-    """What a tangent of a squared length is multiplied by to be the point that it leads to: tanh(‖v‖) / ‖v‖."""
+    """The factor tanh(‖v‖) / ‖v‖ that maps a tangent vector v of this squared length to its point."""
     length = squared_lengths.clamp(min=LEAST).sqrt()
     return length.tanh().clamp(max=EDGE) / length
 
@@ -126,10 +126,10 @@ def _to_ball(tangents: Tensor) -> Tensor:
 
 
 def _room(points: Tensor) -> Tensor:
-    """1 − ‖x‖², which no point of the ball lacks."""
+    """1 − ‖x‖², at least `LEAST_ROOM`."""
     return (1 - _dot(points, points)).clamp(min=LEAST_ROOM)
 
 
 def _squared_distance(gap: Tensor, room: Tensor) -> Tensor:
-    """(2 arsinh √(‖x − y‖² / ((1 − ‖x‖²)(1 − ‖y‖²))))², the product below being the room."""
+    """(2 arsinh √(‖x − y‖² / room))², with room (1 − ‖x‖²)(1 − ‖y‖²)."""
     return 4 * (gap / room).clamp(min=LEAST).sqrt().asinh().square()

@@ -13,7 +13,7 @@ from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
 class RESCAL(BilinearModel):
     """A relation is a full matrix (Nickel et al., 2011).
 
-    A batch is taken relation by relation, so that a matrix is fetched once for all its triples.
+    A batch is grouped by relation, so that a matrix is gathered once for all its triples.
     """
 
     default_init_scale: InitScale = "xavier"
@@ -28,7 +28,7 @@ class RESCAL(BilinearModel):
         return self._grouped(tail, relations, transposed=True)
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
-        """Through the Gram matrix G = HᵀH, without an image of any entity: Σ‖h R‖² is the trace of Rᵀ G R."""
+        """By the Gram matrix G = HᵀH, without mapping any entity: Σ‖h R‖² is the trace of Rᵀ G R."""
         table = self.tail_table if transposed else self.head_table
         matrices = self.relations.view(-1, self.dim, self.dim)
         matrices = matrices.mT if transposed else matrices
@@ -37,7 +37,7 @@ class RESCAL(BilinearModel):
 
     @torch.no_grad()
     def rotate_(self, axes: Tensor) -> None:
-        """Write all vectors in other axes, an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q, and scores stay."""
+        """Change to the basis of an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q; scores stay the same."""
         self.entities.copy_(self.entities @ axes)
         for matrix in self.relations.view(-1, self.dim, self.dim):
             matrix.copy_(axes.T @ matrix @ axes)
