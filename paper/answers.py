@@ -14,8 +14,8 @@ from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.training.api import choose_device
 from paper.explanation_study import LeftOut
 from paper.explanation_study import study as study_reasons
-from paper.inductive_study import Measured, counted
-from paper.inductive_study import study as study_newcomers
+from paper.inductive_study import VIEWS, InductiveResult, count_text
+from paper.inductive_study import study as study_inductive
 from paper.plan import Row, recipe_of, rows_with_recipes
 from paper.setting import Setting
 from paper.sheets import Sheet, over_seeds
@@ -24,7 +24,6 @@ ASKED = Row("ComplEx-DURA", "complex-dura-dim-500")  # whose answers they are
 GRAPH = "FB15k-237"
 SMALL_GRAPH, SMALL = "world", Row("ComplEx-DURA", "complex-dura")  # to be trained a dozen times
 COVERAGE = 0.9
-VIEWS = ("inductive_entities", "asking", "asked_for", "others")
 
 
 def completion(setting: Setting) -> list[Sheet]:
@@ -93,39 +92,39 @@ def forms(setting: Setting) -> list[Sheet]:
 
 
 def inductive_entities(setting: Setting) -> list[Sheet]:
-    """Entities that were withheld and placed by a few of their triples, against training again with those triples."""
-    from paper.figures import draw_newcomers
+    """Entities that were withheld and embedded by a few of their triples, compared with retraining."""
+    from paper.figures import draw_inductive
 
     check_figure_packages()
     graph = setting.graph(GRAPH)
     recipe = recipe_of(ASKED, graph.name)
     setting.tell(f"{ASKED.name} on {graph.name}: trained with and without 5 % of the entities.")
-    found = study_newcomers(graph, recipe, seeds=range(setting.seeds), device=choose_device(setting.device))
+    found = study_inductive(graph, recipe, seeds=range(setting.seeds), device=choose_device(setting.device))
     facts = [one.as_dict() for one in found]
-    columns = ("inductive_entities", "triples of each", "MRR", "asking", "asked for", "others", "seconds", "seeds")
+    columns = ("method", "triples of each", "MRR", "as query", "as answer", "known entities", "seconds", "seeds")
     note = (
-        f"{ASKED.name}. Held-out triples of {counted(found)}: all questions, those that give the "
-        f"inductive_entity, and those whose answer it is; and test triples of the others. Seconds: of a training again, or of "
-        f"placing all inductive_entities."
+        f"{ASKED.name}. Metrics of the held-out triples of {count_text(found)}: of all queries, of those that give the "
+        f"inductive entity, and of those that it answers; and of test triples of known entities. Seconds: of embedding "
+        f"all inductive entities, or of retraining."
     )
-    title = f"New entities: {graph.name}"
-    sheet = Sheet(title, columns, list(_newcomer_rows(found)), facts, [note], num_left=2)
-    return [setting.keep("inductive_entities", sheet, facts, draw_newcomers(found, graph=graph.name), graph=graph)]
+    title = f"Inductive entities: {graph.name}"
+    sheet = Sheet(title, columns, list(_inductive_rows(found)), facts, [note], num_left=2)
+    return [setting.keep("inductive", sheet, facts, draw_inductive(found, graph=graph.name), graph=graph)]
 
 
-def _newcomer_rows(found: list[Measured]) -> Iterator[list[str]]:
-    """One for each way and number of triples, over the seeds."""
+def _inductive_rows(found: list[InductiveResult]) -> Iterator[list[str]]:
+    """A row for each method and number of triples, over the seeds."""
 
-    def kind(one: Measured) -> tuple[str, float]:
-        return one.way, float("inf") if one.given is None else one.given
+    def kind(one: InductiveResult) -> tuple[str, float]:
+        return one.method, float("inf") if one.triples_per_entity is None else one.triples_per_entity
 
-    for (way, given), group in groupby(sorted(found, key=kind), key=kind):
+    for (method, count), group in groupby(sorted(found, key=kind), key=kind):
         ones = list(group)
         views: list[Any] = [[getattr(one, view).mrr for one in ones] for view in VIEWS]
         seconds = sum(one.seconds for one in ones) / len(ones)
-        number = "all" if given == float("inf") else f"{given:.0f}"
+        number = "all" if count == float("inf") else f"{count:.0f}"
         cells = [over_seeds(values) for values in views]
-        yield [way, number, *cells, f"{seconds:.1f}" if seconds else "–", str(len(ones))]
+        yield [method, number, *cells, f"{seconds:.1f}" if seconds else "–", str(len(ones))]
 
 
 def reasons(setting: Setting) -> list[Sheet]:
@@ -151,7 +150,7 @@ def reasons(setting: Setting) -> list[Sheet]:
 
 
 def _reason_rows(found: list[LeftOut]) -> Iterator[list[str]]:
-    """One for each way and number of triples, over the seeds."""
+    """A row for each method and number of triples, over the seeds."""
     for way, count in dict.fromkeys((one.way, one.count) for one in found):
         ones = [one for one in found if (one.way, one.count) == (way, count)]
         numbers = [[one.metrics.mrr for one in ones], [one.metrics.hits_at_1 for one in ones]]

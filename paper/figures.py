@@ -19,7 +19,7 @@ from dualkg.extras import check_figure_packages, optional_import
 from dualkg.inference.quantization import StoragePoint
 from dualkg.training.api import load_recipe_graph, spread
 from paper.explanation_study import LeftOut
-from paper.inductive_study import Measured, counted
+from paper.inductive_study import InductiveResult, count_text
 from paper.plan import Row, spaces_folder
 from paper.plane import FEWEST, MOST, Plane, pick_query, plane_of
 from paper.published import published
@@ -296,18 +296,21 @@ def _index_caption(graph: str) -> str:
 
 
 PANELS = {
-    "asking": ("Asked about", "questions that give a inductive_entity"),
-    "asked_for": ("Asked for", "questions that it answers"),
-    "others": ("The others", "questions of the known alone"),
+    "as_query": ("In the query", "queries that give an inductive entity"),
+    "as_answer": ("The answer", "queries that it answers"),
+    "known": ("Known entities", "queries without inductive entities"),
 }
-INDUCTIVE_WAYS = {"extended": ("placed", figures.ACCENT, -0.05), "retrained": ("trained again", figures.CONTRAST, 0.05)}
+INDUCTIVE_METHODS = {
+    "embedded": ("embedded", figures.ACCENT, -0.05),
+    "retrained": ("retrained", figures.CONTRAST, 0.05),
+}
 
 
-def draw_newcomers(found: Sequence[Measured], *, graph: str = "") -> Drawing:
-    """A line for each way over the triples given, a dot for each seed; a panel for each kind of question."""
-    if not any(one.way in INDUCTIVE_WAYS for one in found):
-        raise RequestError("A figure of inductive_entities needs some that were placed or trained, and none came.")
-    counts = sorted({_number(one) for one in found if one.way in INDUCTIVE_WAYS})
+def draw_inductive(found: Sequence[InductiveResult], *, graph: str = "") -> Drawing:
+    """A line for each method over the number of triples, a dot for each seed; a panel for each kind of query."""
+    if not any(one.method in INDUCTIVE_METHODS for one in found):
+        raise RequestError("A figure of inductive entities needs results of embedding or retraining; there are none.")
+    counts = sorted({_number(one) for one in found if one.method in INDUCTIVE_METHODS})
     top = max(getattr(one, view).mrr for one in found for view in PANELS)
     with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.ticker import MultipleLocator
@@ -317,7 +320,7 @@ def draw_newcomers(found: Sequence[Measured], *, graph: str = "") -> Drawing:
             figures.entitle(axes, *titles)
             _lines(axes, found, view, counts)
             axes.set_xticks(range(len(counts)), ["all" if count == float("inf") else f"{count:g}" for count in counts])
-            axes.set(xlim=(-0.3, len(counts) - 0.7), ylim=(0, 1.08 * top), xlabel="triples of each that are given")
+            axes.set(xlim=(-0.3, len(counts) - 0.7), ylim=(0, 1.08 * top), xlabel="training triples per entity")
             axes.yaxis.grid(True)
             axes.spines["left"].set_visible(False)
         panels[0].set_ylabel("MRR")
@@ -326,28 +329,28 @@ def draw_newcomers(found: Sequence[Measured], *, graph: str = "") -> Drawing:
     return Drawing(figure, _inductive_caption(found, graph))
 
 
-def _lines(axes: Axes, found: Sequence[Measured], view: str, counts: Sequence[float]) -> None:
-    for way, (name, colour, aside) in INDUCTIVE_WAYS.items():
-        seeds = {place + aside: list(_values(found, way, view, count)) for place, count in enumerate(counts)}
+def _lines(axes: Axes, found: Sequence[InductiveResult], view: str, counts: Sequence[float]) -> None:
+    for method, (name, colour, aside) in INDUCTIVE_METHODS.items():
+        seeds = {place + aside: list(_values(found, method, view, count)) for place, count in enumerate(counts)}
         seeds = {place: values for place, values in seeds.items() if values}
         figures.line_of_seeds(axes, seeds, name=name, colour=colour)
-    if at_mean := [getattr(one, view).mrr for one in found if one.way == "mean"]:
+    if at_mean := [getattr(one, view).mrr for one in found if one.method == "mean"]:
         place = fmean(at_mean)
         axes.axhline(place, color=figures.QUIET, linewidth=0.8, linestyle=(0, (4, 3)), label="at the mean", zorder=2)
 
 
-def _values(found: Sequence[Measured], way: str, view: str, count: float) -> Iterator[float]:
-    return (getattr(one, view).mrr for one in found if one.way == way and _number(one) == count)
+def _values(found: Sequence[InductiveResult], method: str, view: str, count: float) -> Iterator[float]:
+    return (getattr(one, view).mrr for one in found if one.method == method and _number(one) == count)
 
 
-def _number(one: Measured) -> float:
-    return float("inf") if one.given is None else one.given
+def _number(one: InductiveResult) -> float:
+    return float("inf") if one.triples_per_entity is None else one.triples_per_entity
 
 
-def _inductive_caption(found: Sequence[Measured], graph: str) -> str:
+def _inductive_caption(found: Sequence[InductiveResult], graph: str) -> str:
     return (
-        f"{counted(found)}{' of ' * bool(graph)}{graph} withheld, and placed by so many of their "
-        f"triples, beside training again with those triples. A dot is a seed. Dashed: inductive_entities at the mean of all rows."
+        f"{count_text(found)}{' of ' * bool(graph)}{graph} are withheld, then embedded by some of their triples, or the "
+        f"model is retrained with those triples. A dot is a seed. Dashed: the mean of all rows for every entity."
     )
 
 

@@ -1,4 +1,4 @@
-"""InductiveEntities against training again: some entities withheld, and placed again by a few of their triples."""
+"""Inductive entities compared with retraining: some entities are withheld, then embedded by a few of their triples."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ from dualkg.training.recipe import Recipe
 COUNTS: tuple[int | None, ...] = (1, 3, 10, None)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """How the held-out triples of the inductive_entities rank, by both questions and by each; and those of the others."""
+VIEWS = ("inductive", "as_query", "as_answer", "known")
 
-    way: str  # retrained, extended, mean or random
+
+@dataclass(frozen=True)
+class InductiveResult:
+    """Ranking metrics of the held-out triples of inductive entities, and of test triples of known entities only."""
+
+    method: str  # embedded, retrained, mean or random
     seed: int
-    given: int | None  # triples of each inductive_entity; None is all
-    num_new: int
-    num_given: int
-    inductive_entities: Metrics
-    asking: Metrics  # (inductive_entity, relation, ?)
-    asked_for: Metrics  # the inductive_entity is the answer
-    others: Metrics
+    triples_per_entity: int | None  # None: all
+    num_entities: int  # inductive ones
+    num_triples: int  # of all inductive entities
+    inductive: Metrics
+    as_query: Metrics  # the inductive entity is given in the query
+    as_answer: Metrics  # it is the answer
+    known: Metrics
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        views = ("inductive_entities", "asking", "asked_for", "others")
-        return {**asdict(self), **{view: getattr(self, view).as_dict() for view in views}}
+        return {**asdict(self), **{view: getattr(self, view).as_dict() for view in VIEWS}}
 
 
 def study(
@@ -55,43 +57,43 @@ def study(
     counts: Sequence[int | None] = COUNTS,
     seeds: Sequence[int] = (0,),
     device: str | torch.device | None = None,
-) -> list[Measured]:
-    """Withhold a share of the entities; place them by so many triples of each, or train again with those triples.
+) -> list[InductiveResult]:
+    """Withhold a share of the entities; embed them by some triples of each, or retrain with those triples.
 
-    InductiveEntities at the mean of all rows, and at rows drawn at random, are what any way has to be better than.
+    The mean of all rows, and random rows, are the baselines.
     """
     if not 0 < share < 1:
         raise RequestError(f"The share of entities to withhold lies between 0 and 1; it is {share}.")
-    found: list[Measured] = []
+    results: list[InductiveResult] = []
     for seed in seeds:
         cut = Cut.of(graph, share, seed=seed)
         one = recipe.with_changes({"training.seed": seed})
         model = with_adjoint(train_recipe(one, graph=cut.known, device=device).model)
         context = FrozenContext.of(model, cut.known, recipe=one)
-        for given in counts:
-            triples = cut.given(given)
+        for count in counts:
+            triples = cut.triples(count)
             started = time.perf_counter()
-            larger = extend_by_ids(context, cut.known, cut.names, triples).model
+            embedded = extend_by_ids(context, cut.known, cut.names, triples).model
             between = time.perf_counter()
-            again = train_recipe(one, graph=cut.with_some(triples), device=device).model
-            ways = {"extended": (larger, between - started), "retrained": (again, time.perf_counter() - between)}
-            for way, (placed, seconds) in ways.items():
-                found.append(cut.measured(placed, way, given=given, num_given=len(triples), seconds=seconds))
-        for way, rows in _baselines(context, len(cut.names), seed=seed):
-            found.append(cut.measured(with_rows(model, rows), way, given=0))
-    return found
+            retrained = train_recipe(one, graph=cut.with_triples(triples), device=device).model
+            seconds = between - started, time.perf_counter() - between
+            results.append(cut.evaluate(embedded, "embedded", count, len(triples), seconds[0]))
+            results.append(cut.evaluate(retrained, "retrained", count, len(triples), seconds[1]))
+        for method, rows in _baselines(context, len(cut.names), seed=seed):
+            results.append(cut.evaluate(with_rows(model, rows), method, 0))
+    return results
 
 
-def counted(found: Sequence[Measured]) -> str:
-    """How many inductive_entities there were, in words: with several seeds they need not be as many each time."""
-    numbers = [one.num_new for one in found]
-    least, most = min(numbers), max(numbers)
-    return f"{most:,} entities" if least == most else f"{least:,} to {most:,} entities"
+def count_text(results: Sequence[InductiveResult]) -> str:
+    """The number of inductive entities; seeds may differ in it."""
+    numbers = [result.num_entities for result in results]
+    low, high = min(numbers), max(numbers)
+    return f"{high:,} entities" if low == high else f"{low:,} to {high:,} entities"
 
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A graph whose last entities are the inductive_entities, and what is left of it without them."""
+    """A graph whose last entities are the inductive ones, and the graph without them."""
 
     whole: Graph
     known: Graph
@@ -99,7 +101,7 @@ class Cut:
 
     @classmethod
     def of(cls, graph: Graph, share: float, *, seed: int) -> Cut:
-        """Withhold entities drawn at random; those that train joins to others of them alone are given back."""
+        """Withhold random entities, except those that train connects only to other withheld ones."""
         random = np.random.default_rng(seed)
         num_entities = len(graph.entities)
         drawn = np.zeros(num_entities, dtype=bool)
@@ -119,48 +121,48 @@ class Cut:
 
     @property
     def names(self) -> list[str]:
-        found: list[str] = self.whole.entities.names.slice(len(self.known.entities)).to_pylist()
-        return found
+        names: list[str] = self.whole.entities.names.slice(len(self.known.entities)).to_pylist()
+        return names
 
-    def given(self, count: int | None) -> Triples:
-        """So many training triples of each inductive_entity, first those with known entities; all where it is None."""
+    def triples(self, count: int | None) -> Triples:
+        """`count` training triples of each inductive entity, those with known entities first; None: all."""
         num_known = len(self.known.entities)
         ends = self.whole.train[:, [0, 2]]
         new = ends >= num_known
         order = np.random.default_rng(self.seed).permutation(len(ends))
         order = order[np.argsort(new[order].all(1), kind="stable")]
         chosen = np.zeros(len(ends), dtype=bool)
-        for inductive_entity in range(num_known, len(self.whole.entities)):
-            mine = order[(ends[order] == inductive_entity).any(1)]
+        for entity in range(num_known, len(self.whole.entities)):
+            mine = order[(ends[order] == entity).any(1)]
             chosen[mine[:count]] = True
         triples: Triples = self.whole.train[chosen]
         return triples
 
-    def with_some(self, triples: Triples) -> Graph:
-        """The whole graph with these training triples of the inductive_entities alone."""
+    def with_triples(self, triples: Triples) -> Graph:
+        """The whole graph with only these training triples of inductive entities."""
         return replace(self.whole, train=np.concatenate([self.known.train, triples]))
 
-    def measured(
-        self, model: Model, way: str, *, given: int | None, num_given: int = 0, seconds: float = 0.0
-    ) -> Measured:
-        """Rank the held-out triples of inductive_entities, of valid and test, and of test those of the others."""
+    def evaluate(
+        self, model: Model, method: str, count: int | None, num_triples: int = 0, seconds: float = 0.0
+    ) -> InductiveResult:
+        """Rank the valid and test triples of inductive entities, and the test triples of known entities."""
         num_known = len(self.known.entities)
         held = np.concatenate([self.whole.valid, self.whole.test])
         held = held[(held[:, [0, 2]] >= num_known).any(1)]
         filtered = KnownAnswers.of(self.whole)
         ranks = rank(model, replace(self.whole, test=held), known=filtered).mean
-        others = rank(model, replace(self.whole, test=self.known.test), known=filtered).mean
+        known = rank(model, replace(self.whole, test=self.known.test), known=filtered).mean
         as_head, as_tail = held[:, 0] >= num_known, held[:, 2] >= num_known
-        return Measured(
-            way=way,
+        return InductiveResult(
+            method=method,
             seed=self.seed,
-            given=given,
-            num_new=len(self.names),
-            num_given=num_given,
-            inductive_entities=Metrics.of(ranks),
-            asking=Metrics.of(np.concatenate([ranks[0][as_head], ranks[1][as_tail]])),
-            asked_for=Metrics.of(np.concatenate([ranks[0][as_tail], ranks[1][as_head]])),
-            others=Metrics.of(others),
+            triples_per_entity=count,
+            num_entities=len(self.names),
+            num_triples=num_triples,
+            inductive=Metrics.of(ranks),
+            as_query=Metrics.of(np.concatenate([ranks[0][as_head], ranks[1][as_tail]])),
+            as_answer=Metrics.of(np.concatenate([ranks[0][as_tail], ranks[1][as_head]])),
+            known=Metrics.of(known),
             seconds=seconds,
         )
 

@@ -24,7 +24,11 @@ def graph() -> kg.Graph:
 
 @pytest.fixture(scope="module")
 def beads() -> kg.Run:
-    """Beads whose colour tells their shape and their maker; trained in seconds."""
+    return train_beads()
+
+
+def train_beads() -> kg.Run:
+    """A model of beads whose colour tells their shape and their maker; trained in seconds."""
     kinds = ("colour", "shape", "maker")
     named = [(f"bead {n}", kind, f"{kind} {n % 4}") for n in range(40) for kind in kinds]
     entities = list(dict.fromkeys(name for head, _, tail in named for name in (head, tail)))
@@ -137,7 +141,9 @@ def folder(beads, tmp_path):
 
 
 def test_a_file_extends_a_run(run_cli, folder):
-    told = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more", "--device", "cpu", "--json")
+    told = run_cli(
+        "extend", folder / "beads", folder / "new.tsv", "--out", folder / "more", "--device", "cpu", "--json"
+    )
     assert told.code == 0, told.err
     note = json.loads((folder / "more" / "extension.json").read_text(encoding="utf-8"))
     assert note == told.json["extension"]
@@ -181,5 +187,6 @@ def test_a_file_without_new_entities_is_refused(run_cli, folder):
     assert not (folder / "more").exists()
     (folder / "odd.tsv").write_text("x\tcolor\tcolour 2\n", encoding="utf-8")
     assert (
-        "Did you mean 'colour'?" in run_cli("extend", folder / "beads", folder / "odd.tsv", "--out", folder / "more").err
+        "Did you mean 'colour'?"
+        in run_cli("extend", folder / "beads", folder / "odd.tsv", "--out", folder / "more").err
     )

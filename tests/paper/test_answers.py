@@ -53,26 +53,26 @@ def test_forms(setting):
     assert (setting.records / "figures" / "forms-world.svg").exists()
 
 
-def test_newcomers(setting, monkeypatch):
+def test_inductive_entities(setting, monkeypatch):
     pytest.importorskip("matplotlib")
     pytest.importorskip("sklearn")
-    study = answers.study
-    monkeypatch.setattr(answers, "study_newcomers", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
+    study = answers.study_inductive
+    monkeypatch.setattr(answers, "study_inductive", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
     [sheet] = answers.inductive_entities(setting)
     assert [row[:2] for row in sheet.rows] == [
-        ["extended", "1"],
-        ["extended", "all"],
+        ["embedded", "1"],
+        ["embedded", "all"],
         ["mean", "0"],
         ["random", "0"],
         ["retrained", "1"],
         ["retrained", "all"],
     ]
-    by_kind = {(one["way"], one["given"]): one for one in kept(setting, "inductive_entities")}
-    assert sheet.rows[1][2] == f"{by_kind['extended', None]['inductive_entities']['mrr']:.4f}"
-    assert sheet.rows[4][5] == f"{by_kind['retrained', 1]['others']['mrr']:.4f}"
-    page = (setting.records / "figures" / "inductive_entities-world.md").read_text(encoding="utf-8")
-    assert f"{by_kind['extended', 1]['num_new']} entities of world withheld" in page
-    assert (setting.records / "figures" / "inductive_entities-world.png").exists()
+    by_kind = {(one["method"], one["triples_per_entity"]): one for one in kept(setting, "inductive")}
+    assert sheet.rows[1][2] == f"{by_kind['embedded', None]['inductive']['mrr']:.4f}"
+    assert sheet.rows[4][5] == f"{by_kind['retrained', 1]['known']['mrr']:.4f}"
+    page = (setting.records / "figures" / "inductive-world.md").read_text(encoding="utf-8")
+    assert f"{by_kind['embedded', 1]['num_entities']} entities of world are withheld" in page
+    assert (setting.records / "figures" / "inductive-world.png").exists()
 
 
 def test_reasons(setting, monkeypatch):
