@@ -1,43 +1,80 @@
-"""From blocks of names to ids: one growing vocabulary of entities and one of relations."""
+"""Triples of names become triples of ids: one growing vocabulary of entities and one of relations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dualkg.data.archives import Source
-from dualkg.data.columns import ROLES, Columns, Reader, check_columns
 from dualkg.data.graph import Triples
 from dualkg.data.rdf import RdfReader
-from dualkg.data.tables import TableReader
+from dualkg.data.readers import ROLES, Columns, ParquetReader, Reader, check_columns
 from dualkg.data.text import TextReader
 from dualkg.errors import DataError
 
-# Names that wait for their ids; each round hashes all known names again, so rounds must be few.
-WAITING = 1_000_000
+READERS: dict[str, type[Reader]] = {".parquet": ParquetReader, ".nt": RdfReader, ".ttl": RdfReader}  # others are text
+MAX_WAITING = 1_000_000  # names waiting for ids; every merge hashes all known names again, so merges must be few
 POSITIONS = 1 << 20
 Ids = npt.NDArray[np.int32]
 
 
-class Encoded(NamedTuple):
-    """Names in the order of their ids, and the triples `(num_triples, 3)` of ids in each split."""
+@dataclass(frozen=True, eq=False)
+class ReadTriples:
+    """Names in the order of their ids, and the triples `(num_triples, 3)` of ids of each source.
+
+    Ids follow the first appearance of a name, heads before tails, in every format.
+    """
 
     entities: pa.StringArray
     relations: pa.StringArray
     triples: dict[str, Triples]
+    labels: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def read_triples(sources: Mapping[str, Source], *, columns: Columns | None = None) -> ReadTriples:
+    """Read the source of each split; `columns` are the names or numbers of head, relation and tail."""
+    check_columns(columns)
+    readers = {split: READERS.get(source.suffix, TextReader)(source, columns) for split, source in sources.items()}
+    if not readers:
+        raise DataError("There is no file of triples to read. Give at least one.")
+    with Encoder() as encoder:
+        for split, reader in readers.items():
+            _encode(encoder, split, reader)
+        entities, relations, triples = encoder.finish()
+    labels: dict[str, str] = {}
+    remarks: list[str] = []
+    # A first line such as `s r t` could be a header or a triple, so say how it was read.
+    if headers := [reader.source.name for reader in readers.values() if reader.header]:
+        listed = headers[0] if len(headers) == 1 else f"{', '.join(headers[:-1])} and {headers[-1]}"
+        remarks.append(f"The first line of {listed} was read as a header.")
+    for reader in readers.values():
+        labels = reader.labels | labels
+        remarks += reader.remarks
+    return ReadTriples(entities, relations, triples, labels, remarks)
+
+
+def _encode(encoder: Encoder, split: str, reader: Reader) -> None:
+    num_triples = 0
+    with closing(reader.blocks()) as blocks:
+        for block in blocks:
+            encoder.add(split, block)
+            num_triples += block.num_rows
+    if not num_triples:
+        why = "".join(f" {remark}" for remark in reader.remarks)
+        raise DataError(f"{reader.source.name} holds no triples; at least one is expected.{why}")
 
 
 class Encoder:
     """Takes blocks in the order of reading, and numbers names by their first appearance.
 
-    A second thread merges each block's names into the vocabulary while the next blocks are parsed.
+    A second thread merges the names of each block into the vocabulary while the next blocks are parsed.
     """
 
     def __init__(self) -> None:
@@ -59,71 +96,69 @@ class Encoder:
         """Take a block of dictionary-encoded head, relation and tail names."""
         self._waiting.append((split, block))
         self._num_waiting += sum(len(block.column(role).dictionary) for role in ROLES)
-        enough = max(WAITING, 2 * len(self._entities))
+        enough = max(MAX_WAITING, 2 * len(self._entities))
         idle = self._merging is None or self._merging.done()
-        # Where parsing runs ahead of merging it must wait, or the blocks would fill the memory.
+        # Parsing that is faster than merging must wait, or the blocks would fill the memory.
         if self._num_waiting > (enough if idle else 2 * enough):
             self._start_merging()
 
-    def finish(self) -> Encoded:
-        """The vocabularies and triples; the ids do not depend on how the files were cut into blocks."""
+    def finish(self) -> tuple[pa.StringArray, pa.StringArray, dict[str, Triples]]:
+        """Entities, relations and the triples of each split; ids do not depend on the size of the blocks."""
         self._start_merging()
-        self._wait()
-        triples = {split: _joined(self._ids, split) for split in list(self._ids)}
+        if self._merging:
+            self._merging.result()
+        triples = {split: _concatenate(self._ids, split) for split in list(self._ids)}
         pa.default_memory_pool().release_unused()
         splits = list(triples.values())
-        entities = _in_order(self._entities, [ids[:, ::2] for ids in splits])
-        relations = _in_order(self._relations, [ids[:, 1:2] for ids in splits])
-        return Encoded(entities, relations, triples)
+        entities = _renumber(self._entities, [ids[:, ::2] for ids in splits])
+        relations = _renumber(self._relations, [ids[:, 1:2] for ids in splits])
+        return entities, relations, triples
 
     def _start_merging(self) -> None:
-        self._wait()
-        blocks, self._waiting, self._num_waiting = self._waiting, [], 0
-        if blocks:
-            self._merging = self._worker.submit(self._merge, blocks)
-
-    def _wait(self) -> None:
-        if self._merging is not None:
+        if self._merging:
             self._merging.result()
-            self._merging = None
+        blocks, self._waiting, self._num_waiting = self._waiting, [], 0
+        self._merging = self._worker.submit(self._merge, blocks) if blocks else None
 
     def _merge(self, blocks: list[tuple[str, pa.RecordBatch]]) -> None:
         ends = [block.column(role) for _, block in blocks for role in ("head", "tail")]
-        self._entities, entity_ids = _merged(self._entities, ends)
+        self._entities, entity_ids = _extend_vocabulary(self._entities, ends)
         links = [block.column("relation") for _, block in blocks]
-        self._relations, relation_ids = _merged(self._relations, links)
-        found = zip(blocks, entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
-        for (split, _), head, relation, tail in found:
+        self._relations, relation_ids = _extend_vocabulary(self._relations, links)
+        merged = zip(blocks, entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
+        for (split, _), head, relation, tail in merged:
             self._ids.setdefault(split, []).append((head, relation, tail))
 
 
-def _merged(known: pa.StringArray, columns: Sequence[pa.DictionaryArray]) -> tuple[pa.StringArray, list[Ids]]:
-    """The known names with the new ones behind them, and each column as ids."""
-    # The known names go first, in a chunk without rows, so that they keep their ids.
+def _extend_vocabulary(
+    known: pa.StringArray, columns: Sequence[pa.DictionaryArray]
+) -> tuple[pa.StringArray, list[Ids]]:
+    """The known names followed by the new ones, and each column as ids."""
+    # The known names come first, in a chunk without rows, so that they keep their ids.
     before = pa.DictionaryArray.from_arrays(pa.array([], pa.int32()), known)
     chunks = pa.chunked_array([before, *columns]).unify_dictionaries().chunks
     return chunks[0].dictionary, [chunk.indices.to_numpy() for chunk in chunks[1:]]
 
 
-def _joined(ids: dict[str, list[tuple[Ids, Ids, Ids]]], split: str) -> Triples:
-    """The triples of a split as one array; its blocks are forgotten."""
+def _concatenate(ids: dict[str, list[tuple[Ids, Ids, Ids]]], split: str) -> Triples:
+    """The triples of a split as one array; its blocks are freed one by one."""
     blocks = ids.pop(split)
     triples: Triples = np.empty((sum(len(heads) for heads, _, _ in blocks), 3), np.int32)
     start = 0
     while blocks:
         block = blocks.pop(0)
         end = start + len(block[0])
-        for place, column in enumerate(block):
-            triples[start:end, place] = column
+        for column, values in enumerate(block):
+            triples[start:end, column] = values
         start = end
     return triples
 
 
-def _in_order(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
-    """Renumber the ids in `columns`, in place, by first appearance, and sort the names alike."""
+def _renumber(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
+    """Renumber the ids in `columns`, in place, by first appearance, and return the names in that order."""
     first = np.empty(len(names), np.int64)
     position = sum(ids.size for ids in columns)
-    # From the last to the first, so that what stays written is the earliest position of each id.
+    # From the last to the first, so that the earliest position of each id is written last.
     for ids in reversed(columns):
         for start in reversed(range(0, len(ids), POSITIONS)):
             backwards = ids[start : start + POSITIONS].reshape(-1)[::-1]
@@ -136,59 +171,3 @@ def _in_order(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
         for start in range(0, len(ids), POSITIONS):
             ids[start : start + POSITIONS] = renumbered[ids[start : start + POSITIONS]]
     return names.take(pa.array(order))
-
-
-# Every other file is taken for TSV.
-READERS: dict[str, type[Reader]] = {".parquet": TableReader, ".nt": RdfReader, ".ttl": RdfReader}
-
-
-@dataclass(frozen=True, eq=False)
-class ReadTriples:
-    """Names in the order of their ids, and for each source its triples `(num_triples, 3)` of ids.
-
-    Ids follow the first appearance of a name, heads before tails, whatever the format.
-    """
-
-    entities: pa.StringArray
-    relations: pa.StringArray
-    triples: dict[str, Triples]
-    labels: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
-
-
-def read_triples(sources: Mapping[str, Source], *, columns: Columns | None = None) -> ReadTriples:
-    """Read each split's source; `columns` are the names or numbers of head, relation and tail."""
-    check_columns(columns)
-    readers = {split: READERS.get(source.suffix, TextReader)(source, columns) for split, source in sources.items()}
-    if not readers:
-        raise DataError("There is no file of triples to read. Give at least one.")
-    with Encoder() as encoder:
-        for split, reader in readers.items():
-            _encode(encoder, split, reader)
-        encoded = encoder.finish()
-    labels: dict[str, str] = {}
-    remarks = _header_remarks(readers.values())
-    for reader in readers.values():
-        labels = reader.labels | labels
-        remarks += reader.remarks
-    return ReadTriples(*encoded, labels, remarks)
-
-
-def _encode(encoder: Encoder, split: str, reader: Reader) -> None:
-    num_triples = 0
-    with closing(reader.blocks()) as blocks:
-        for block in blocks:
-            encoder.add(split, block)
-            num_triples += block.num_rows
-    if not num_triples:
-        why = " ".join(reader.remarks)
-        raise DataError(f"{reader.source.name} holds no triples; at least one is expected.{' ' + why if why else ''}")
-
-
-def _header_remarks(readers: Iterable[Reader]) -> list[str]:
-    """Say which first lines were not read as triples: `s r t` could be either."""
-    names = [reader.source.name for reader in readers if reader.header]
-    if not names:
-        return []
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    return [f"The first line of {listed} was read as a header."]

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from dualkg.data import catalogue
 from dualkg.data.archives import Source, find_sources
-from dualkg.data.columns import Columns, check_columns
 from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Notes, Triples, count_repeats, sorted_distinct, triple_keys
 from dualkg.data.locations import BUNDLED, Location, locate
+from dualkg.data.readers import Columns, check_columns
 from dualkg.data.splits import split_triples
 from dualkg.data.text import read_labels
 from dualkg.data.vocabulary import Vocabulary

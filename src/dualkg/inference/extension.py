@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.archives import one_source
-from dualkg.data.columns import Columns
+from dualkg.data.readers import Columns
 from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
 from dualkg.data.vocabulary import Vocabulary

@@ -110,7 +110,7 @@ def test_ids_do_not_depend_on_how_a_file_is_cut_into_blocks(kit, write: Write, m
     path = write("mine.tsv", as_tsv(triples))
     whole = kit.read(path)
     monkeypatch.setattr(text, "BLOCK_SIZE", 1000)
-    monkeypatch.setattr(encoding, "WAITING", 50)
+    monkeypatch.setattr(encoding, "MAX_WAITING", 50)
     monkeypatch.setattr(encoding, "POSITIONS", 64)
     cut = kit.read(path)
     assert kit.named(whole) == triples

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dualkg.data import tables
+from dualkg.data import readers
 from dualkg.errors import DataError
 
 Table = Callable[[dict[str, object]], Path]
@@ -79,7 +79,7 @@ def invalid(*values: bytes) -> pa.Array:
 def test_a_bad_row_is_named(
     kit, table: Table, monkeypatch: pytest.MonkeyPatch, tails: object, expected: str, num_rows: int
 ) -> None:
-    monkeypatch.setattr(tables, "NUM_ROWS", num_rows)
+    monkeypatch.setattr(readers, "NUM_ROWS", num_rows)
     path = table({"head": ["x"] * 3, "relation": ["r"] * 3, "tail": tails})
     with pytest.raises(DataError) as caught:
         kit.read(path)
