@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from dualkg.cli import main, options, output
+from dualkg.cli import main
+from dualkg.cli.common import (
+    Device,
+    Json,
+    Threads,
+    check_choice,
+    note,
+    note_saved,
+    print_json,
+    print_table,
+    set_threads,
+    stdout,
+    training_progress,
+)
 from dualkg.errors import RequestError
 from dualkg.files import write_text
 
@@ -48,9 +61,9 @@ def reproduce(
     beside_others: Annotated[
         bool, typer.Option("--beside-others", help="Keep that other work shares the device: times are bounds.")
     ] = False,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
+    device: Device = None,
+    threads: Threads = None,
+    as_json: Json = False,
 ) -> None:
     """Reproduce a table or figure of the paper: train what is missing, and show published beside measured."""
     from paper.pages import results_page
@@ -58,13 +71,13 @@ def reproduce(
     from paper.setting import Setting
     from paper.what import REPRODUCTIONS
 
-    options.set_threads(threads)
-    options.check_choice("WHAT", what, list(REPRODUCTIONS))
+    set_threads(threads)
+    check_choice("WHAT", what, list(REPRODUCTIONS))
     if row and what not in TABLES:
         raise RequestError(f"--row is of tables of trainings: {', '.join(TABLES)}. {what} has no rows to choose from.")
     if seeds is not None and what in OF_ONE_SEED:
         raise RequestError(f"--seeds is of what is trained several times; {what} is {OF_ONE_SEED[what]}. Leave it out.")
-    with output.watching(what) as on_progress:
+    with training_progress(what) as on_progress:
         setting = Setting(
             dataset=dataset,
             seeds=3 if seeds is None else seeds,
@@ -73,32 +86,25 @@ def reproduce(
             runs=runs,
             device=device,
             beside_others=beside_others,
-            tell=_tell,
+            tell=note,
             on_progress=on_progress,
         )
         sheets = REPRODUCTIONS[what](setting)
     if as_json:
-        output.print_json([sheet.as_dict() for sheet in sheets])
+        print_json([sheet.as_dict() for sheet in sheets])
     else:
         for sheet in sheets:
             print_sheet(sheet)
     write_text(records / "RESULTS.md", results_page(records))  # after what was asked for: another record may be broken
     if not as_json:
-        output.err.print(f"\nKept in [bold]{escape(str(records))}[/bold].", soft_wrap=True)
+        note_saved(records)
 
 
 def print_sheet(sheet: Sheet) -> None:
-    output.out.print(f"\n[bold]{escape(sheet.title)}[/bold]")
-    table = output.plain_table(*sheet.columns, left=sheet.num_left)
-    for row in sheet.rows:
-        table.add_row(*map(escape, row))
-    output.print_whole(table)
-    for note in sheet.notes:
-        output.out.print(f"[dim]{escape(note)}[/dim]")
-
-
-def _tell(text: str) -> None:
-    output.err.print(f"[dim]{escape(text)}[/dim]", soft_wrap=True)
+    stdout.print(f"\n[bold]{escape(sheet.title)}[/bold]")
+    print_table(sheet.columns, sheet.rows, left=sheet.num_left)
+    for line in sheet.notes:
+        stdout.print(f"[dim]{escape(line)}[/dim]")
 
 
 if __name__ == "__main__":

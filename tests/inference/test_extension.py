@@ -155,7 +155,7 @@ def test_a_file_extends_a_run(run_cli, folder):
         "No triple connects 'Egypt', 'lost', 'alone' to an entity of the run: left out.",
     ]
     asked = run_cli("predict", folder / "more", "--head", "bead 70", "--relation", "shape", "--top", 1, "--json")
-    assert asked.json["answers"][0]["name"] == "shape 2"
+    assert asked.json["predictions"][0]["name"] == "shape 2"
     run = kg.load_run(folder / "more")
     assert run.report.metrics.num_queries == 2 * len(run.graph.test)
     assert kg.evaluate(run.model, run.graph).mrr == pytest.approx(run.report.mrr)
@@ -163,8 +163,8 @@ def test_a_file_extends_a_run(run_cli, folder):
 
 def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
     told = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more", "--device", "cpu")
-    assert [" ".join(line.split()) for line in told.out.splitlines()[:3]] == ["new triples", "bead 70 2", "bead 71 2"]
-    assert "Kept in" in told.err
+    assert [" ".join(line.split()) for line in told.out.splitlines()[:3]] == ["new entity triples", "bead 70 2", "bead 71 2"]
+    assert "Saved to" in told.err
     assert "dualkg predict" in told.err
     again = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more")
     assert (again.code, "exists already. Name a new folder with --out" in again.err) == (2, True)

@@ -50,7 +50,7 @@ def test_a_table_of_trainings_goes_to_the_records(dualkg, recipes, tmp_path, mon
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("nonsense",), "WHAT is one of main, regularizers"),
+        (("nonsense",), "WHAT should be one of main, regularizers"),
         (("main", "--dataset", "FB15"), "'FB15' is no graph of these tables. Did you mean 'FB15k-237'?"),
         (("main", "--seeds", "0"), "--seeds"),
         (("figure1", "--seeds", "2"), "figure1 is drawn from one seed. Leave it out."),

@@ -42,7 +42,7 @@ def test_one_wrong_request(run_cli, run_folders, address, sentence):
         (("--get", "entity"), "An address begins with a slash, such as /entity/France.json; 'entity' came."),
         (("--host", "0.0.0.0"), "On 0.0.0.0 other machines could reach the server. Give them a token with --token,"),
         (("--token", ""), "A token is made of ASCII letters, digits and signs, and is not empty."),
-        (("--seconds", "0"), "A time limit is above 0 seconds; 0 came."),
+        (("--timeout", "0"), "A time limit is above 0 seconds; 0 came."),
     ],
 )
 def test_what_cannot_be_served_is_told(run_cli, run_folders, words, sentence):
@@ -71,7 +71,7 @@ def test_without_the_extra_the_line_that_installs_it(run_folders):
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_tells_its_address_and_ends_when_asked_to(run_folders, end):
     """What is under way when it is stopped is still answered."""
-    words = [sys.executable, "-m", "dualkg", "serve", *map(str, run_folders), "--port", "0", "--log"]
+    words = [sys.executable, "-m", "dualkg", "serve", *map(str, run_folders), "--port", "0", "--access-log"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         address = server.stdout.readline().strip()

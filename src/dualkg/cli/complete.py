@@ -1,283 +1,201 @@
-"""`complete`: the most plausible triples that a graph does not have."""
+"""`complete`, `extend`, `index` and `export`: make new triples, runs, indexes and files from a run."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from typer import Argument, Option
 
-from dualkg.cli import options, output
+from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.data.graph import Split
-    from dualkg.inference.completion import Completion
     from dualkg.inference.completion_check import Check
     from dualkg.inference.index import StorageFormat
     from dualkg.inference.index_build import IndexKind
-    from dualkg.inference.quantization import StoragePoint
-    from dualkg.training.run import Run
+
+NUM_PRINTED = 10
 
 
-SHOWN = 10
-
-
+@cli.command()
 def complete(
-    run: options.RunPath,
-    out: Annotated[Path | None, typer.Option(help="A new file: .tsv or .parquet.")] = None,
-    top: Annotated[int | None, typer.Option(help="How many triples (default: 10,000; with --check 100,000)")] = None,
-    relation: Annotated[list[str] | None, typer.Option(help="Only of this relation; repeatable.")] = None,
-    head: Annotated[list[str] | None, typer.Option(help="Only with this head; repeatable.")] = None,
-    min_probability: Annotated[float, typer.Option(help="None that is less probable.")] = 0.0,
+    run: cli.RunPath,
+    out: Annotated[Path | None, Option(help="New file for the triples: .tsv or .parquet.")] = None,
+    top: Annotated[int | None, Option(help="Number of triples (default: 10,000; with --check 100,000).")] = None,
+    relation: Annotated[list[str] | None, Option(help="Only triples with this relation; repeatable.")] = None,
+    head: Annotated[list[str] | None, Option(help="Only triples with this head; repeatable.")] = None,
+    min_probability: Annotated[float, Option(help="Minimum probability of a triple.")] = 0.0,
     types: Annotated[
-        bool, typer.Option("--types", help="Only heads and tails that the relation has in train.")
+        bool, Option("--types", help="Only heads and tails that the relation has in train (domain and range).")
     ] = False,
-    loops: Annotated[
-        bool, typer.Option("--loops", help="Also triples of an entity with itself; else only where train has such.")
-    ] = False,
+    loops: Annotated[bool, Option("--loops", help="Also self-loops of relations that have none in train.")] = False,
     check: Annotated[
-        bool, typer.Option("--check", help="No list: count the test triples that stand in one made without them.")
+        bool, Option("--check", help="Write no file: count the test triples among predictions made without them.")
     ] = False,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Write the most plausible triples that the graph does not have; stopped, the same command goes on."""
-    options.set_threads(threads)
-    narrowing: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
-    if check:
-        if out is not None or min_probability:
-            raise RequestError("--check writes no list. Leave out --out and --min-probability.")
-        found = check_run(run, top=100_000 if top is None else top, device=device, **narrowing)
-        output.print_json(found.as_dict()) if as_json else print_check(found)
-        return
-    if out is None:
-        raise RequestError("Name a file for the new triples, such as --out new.tsv.")
-    choices = {"top": 10_000 if top is None else top, "min_probability": min_probability, **narrowing}
-    made = complete_run(run, out, device=device, **choices)
-    if as_json:
-        output.print_json({"out": str(out), "triples": len(made), "best": made.table().slice(0, SHOWN).to_pylist()})
-        return
-    print_best(made)
-    output.err.print(f"\n{len(made):,} new triples are in [bold]{escape(str(out))}[/bold].", soft_wrap=True)
-
-
-def complete_run(path: Path, out: Path, *, device: str | None, **choices: Any) -> Completion:
-    """Make the list and write it; beside it, while it is made, what was done so far."""
+    device: cli.Device = None,
+) -> cli.Result:
+    """Write the most probable triples that the graph does not contain; run again after an interrupt, it resumes."""
     from dualkg.inference.calibration_store import ensure_calibration
     from dualkg.inference.completion import check_file
-    from dualkg.inference.completion import complete as make_list
-    from dualkg.training.api import choose_device
-    from dualkg.training.run import load_run
-
-    run = load_run(path)
-    check_file(out, run.graph)
-    model = run.model.to(choose_device(device))
-    checkpoint = out.with_name(f"{out.name}.checkpoint")
-    try:
-        with _progress(f"Completing {run.graph.name}") as on_progress:
-            made = make_list(
-                model,
-                run.graph,
-                calibration=ensure_calibration(run),
-                on_progress=on_progress,
-                checkpoint=checkpoint,
-                **choices,
-            )
-    except KeyboardInterrupt:
-        output.err.print("dualkg: stopped. The same command goes on from there.")
-        raise typer.Exit(130) from None
-    made.save(out)
-    return made
-
-
-def check_run(path: Path, *, top: int, device: str | None, **choices: Any) -> Check:
-    from dualkg.inference.calibration_store import ensure_calibration
+    from dualkg.inference.completion import complete as complete_graph
     from dualkg.inference.completion_check import sizes_up_to, study
-    from dualkg.training.api import choose_device
-    from dualkg.training.run import load_run
 
-    run = load_run(path)
-    model = run.model.to(choose_device(device))
-    with _progress(f"Completing {run.graph.name}") as on_progress:
-        calibration = ensure_calibration(run)
-        return study(
-            model, run.graph, sizes=sizes_up_to(top), calibration=calibration, on_progress=on_progress, **choices
-        )
+    filters: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
+    if check and (out is not None or min_probability):
+        raise RequestError("--check writes no file. Leave out --out and --min-probability.")
+    if not check and out is None:
+        raise RequestError("Name a file for the new triples, such as --out new.tsv.")
+    loaded = cli.load_on_device(run, device)
+    if out is not None:
+        check_file(out, loaded.graph)
+    arguments: dict[str, Any] = {"calibration": ensure_calibration(loaded), **filters}
+    with cli.progress_bar(f"Completing {loaded.graph.name}") as arguments["on_progress"]:
+        if out is None:
+            checked = study(loaded.model, loaded.graph, sizes=sizes_up_to(100_000 if top is None else top), **arguments)
+            return cli.Result(checked.as_dict(), lambda: _print_check(checked))
+        try:
+            made = complete_graph(
+                loaded.model,
+                loaded.graph,
+                top=10_000 if top is None else top,
+                min_probability=min_probability,
+                checkpoint=out.with_name(f"{out.name}.checkpoint"),
+                **arguments,
+            )
+        except KeyboardInterrupt:
+            cli.note("dualkg: stopped. Run the same command again to resume.", style=None)
+            raise typer.Exit(130) from None
+    made.save(out)
+    best = made.table().slice(0, NUM_PRINTED).to_pylist()
 
+    def show() -> None:
+        _print_triples(best)
+        cli.note(f"\n{len(made):,} new triples are saved in {out}.", style=None)
 
-@contextmanager
-def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; nothing where stderr is no terminal."""
-    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
-    bar = Progress(*columns, console=output.err, transient=True)
-    task = bar.add_task(escape(title), total=None)
-    with bar:
-        yield lambda done, whole: bar.update(task, completed=done, total=whole)
-
-
-def print_best(made: Completion) -> None:
-    """The first of a list, by what people call them."""
-    table = output.plain_table("rank", "head", "relation", "tail", "probability", "score", left=4)
-    for column in table.columns[1:4]:  # names may be long, and numbers must stay in sight
-        column.no_wrap, column.overflow = False, "fold"
-    for row in made.table().slice(0, SHOWN).to_pylist():
-        names = (Text(row.get(f"{part}_label") or row[part]) for part in ("head", "relation", "tail"))
-        table.add_row(f"{row['rank']}", *names, f"{row['probability']:.4f}", f"{row['score']:.3f}")
-    output.out.print(table)
-
-
-def print_check(found: Check) -> None:
-    table = output.plain_table("top", "test triples in it", "promised", "by degree", "at random", left=0)
-    for size, hits, promised, degree, chance in zip(
-        found.sizes, found.found, found.expected or (), found.by_degree, found.at_random, strict=True
-    ):
-        table.add_row(f"{size:,}", f"{hits:,}", f"{promised:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}")
-    output.out.print(table)
-    output.out.print(f"\n[dim]{found.num_test:,} test triples among {found.num_triples:,} that could be new[/dim]")
+    return cli.Result({"out": str(out), "triples": len(made), "best": best}, show)
 
 
+def _print_triples(rows: list[dict[str, Any]]) -> None:
+    cli.print_table(
+        ["rank", "head", "relation", "tail", "probability", "score"],
+        [
+            [
+                str(row["rank"]),
+                *(row.get(f"{part}_label") or row[part] for part in ("head", "relation", "tail")),
+                f"{row['probability']:.4f}",
+                f"{row['score']:.3f}",
+            ]
+            for row in rows
+        ],
+        left=4,
+    )
+
+
+def _print_check(check: Check) -> None:
+    columns = zip(check.sizes, check.found, check.expected or (), check.by_degree, check.at_random, strict=True)
+    cli.print_table(
+        ["top", "test triples found", "expected", "by degree", "at random"],
+        [
+            [f"{size:,}", f"{found:,}", f"{expected:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
+            for size, found, expected, degree, chance in columns
+        ],
+        left=0,
+    )
+    cli.stdout.print(f"\n[dim]{check.num_test:,} test triples among {check.num_triples:,} candidates[/dim]")
+
+
+@cli.command()
 def extend(
-    run: options.RunPath,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Triples of the new entities.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="A new folder.")],
-    columns: options.Columns = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Give new entities a place in a trained model, by a few triples of each."""
+    run: cli.RunPath,
+    file: Annotated[Path, Argument(metavar="FILE", help="Triples of the new entities.", show_default=False)],
+    out: Annotated[Path, Option(help="New folder for the extended run.")],
+    columns: cli.Columns = None,
+    device: cli.Device = None,
+) -> cli.Result:
+    """Add unseen entities to a trained run by a few triples of each (inductive, without training)."""
     from dualkg.inference.extension import extend_run
 
-    options.set_threads(threads)
-    made, note = extend_run(run, file, out=out, columns=options.columns_of(columns) if columns else None, device=device)
-    if as_json:
-        reports = {split: report.as_dict() for split, report in made.reports.items()}
-        output.print_json({"run": str(made.folder), "extension": note, "reports": reports})
-        return
-    for sentence in note["remarks"]:
-        output.err.print(f"[dim]{escape(sentence)}[/dim]")
-    print_inductive_entities(note)
-    output.out.print()
-    output.print_metrics({f"{made.graph.name} {split}": report.metrics for split, report in made.reports.items()})
-    tell_how_to_ask(made, note)
+    made, extension = extend_run(
+        run, file, out=out, columns=cli.parse_columns(columns) if columns else None, device=device
+    )
+
+    def show() -> None:
+        for sentence in extension["remarks"]:
+            cli.note(sentence)
+        rows = [[name, f"{number:,}"] for name, number in list(extension["entities"].items())[:NUM_PRINTED]]
+        if extension["num_entities"] > NUM_PRINTED:
+            rows.append([f"and {extension['num_entities'] - NUM_PRINTED:,} more", ""])
+        total = ["all", f"{extension['num_triples']:,}"]
+        cli.print_table(["new entity", "triples"], [*rows, total], bold=lambda row: row is total)
+        cli.stdout.print()
+        cli.print_reports(made)
+        head, relation, tail = made.graph.train[-1].tolist()
+        new = made.graph.entities[head] in extension["entities"]
+        option, entity = ("--head", head) if new else ("--tail", tail)
+        names = [option, made.graph.entities.text(entity), "--relation", made.graph.relations.text(relation)]
+        cli.note_saved(made.folder, next_command=["predict", str(made.folder), *names], purpose="Query it:")
+
+    reports = {split: report.as_dict() for split, report in made.reports.items()}
+    return cli.Result({"run": str(made.folder), "extension": extension, "reports": reports}, show)
 
 
-def print_inductive_entities(note: dict[str, Any], *, most: int = 10) -> None:
-    table = output.plain_table("new", "triples")
-    for name, number in list(note["entities"].items())[:most]:
-        table.add_row(escape(name), f"{number:,}")
-    if note["num_entities"] > most:
-        table.add_row(f"and {note['num_entities'] - most:,} more", "")
-    table.add_row("all", f"{note['num_triples']:,}", style="bold")
-    output.out.print(table)
-
-
-def tell_how_to_ask(run: Run, note: dict[str, Any]) -> None:
-    """A question about the inductive_entity of the last triple."""
-    output.err.print(f"\nKept in [bold]{escape(str(run.folder))}[/bold]. Ask it something:", soft_wrap=True)
-    head, relation, tail = run.graph.train[-1].tolist()
-    place, entity = ("--head", head) if run.graph.entities[head] in note["entities"] else ("--tail", tail)
-    asked = [place, run.graph.entities.text(entity), "--relation", run.graph.relations.text(relation)]
-    command = shlex.join(["dualkg", "predict", str(run.folder), *asked])
-    output.err.print(f"  {command}", markup=False, soft_wrap=True)
-
-
-app = typer.Typer()
-
-
-@app.command()
+@cli.command()
 def index(
-    run: options.RunPath,
-    kind: Annotated[str, typer.Option(help="exact, ivf, hnsw or sq8.")] = "ivf",
+    run: cli.RunPath,
+    kind: Annotated[str, Option(help="exact, ivf, hnsw or sq8.")] = "ivf",
     recall: Annotated[
-        float, typer.Option(help="The share of the best 10, and of the best 100, that ivf, hnsw and sq8 must find.")
+        float, Option(help="Minimum recall@10 and recall@100 of ivf, hnsw and sq8 against the exact index.")
     ] = 0.95,
-    form: Annotated[
-        str | None, typer.Option(help="How exact keeps its table: float32, float16, bf16, int8 or sparse.")
+    storage: Annotated[
+        str | None, Option(help="Storage format of an exact index: float32, float16, bf16, int8 or sparse.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="A new folder (default: RUN-index)")] = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Build an index of a run's entities, and measure it."""
+    out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
+) -> cli.Result:
+    """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
     from dualkg.inference.index_build import build_index, check_free, describe_index, save_index
     from dualkg.training.run import load_run
 
-    options.set_threads(threads)
     folder = out or run.resolve().with_name(f"{run.resolve().name}-index")
     check_free(folder)
     loaded = load_run(run)
-    kept = form or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
+    chosen = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
     built = build_index(
-        loaded.model, loaded.graph, kind=cast("IndexKind", kind), recall=recall, storage=cast("StorageFormat", kept)
+        loaded.model, loaded.graph, kind=cast("IndexKind", kind), recall=recall, storage=cast("StorageFormat", chosen)
     )
     facts = describe_index(save_index(built, folder))
-    if as_json:
-        output.print_json({"index": str(folder), **facts})
-        return
-    print_facts(facts)
-    output.err.print(f"\nKept in [bold]{escape(str(folder))}[/bold].", soft_wrap=True)
+
+    def show() -> None:
+        _print_index(facts)
+        cli.note_saved(folder)
+
+    return cli.Result({"index": str(folder), **facts}, show)
 
 
-@app.command()
-def forms(
-    run: options.RunPath,
-    shares: Annotated[str | None, typer.Option(help="Shares of zeros: 0.5,0.9 (default: 0.5 to 0.9)")] = None,
-    split: options.Split = "test",
-    picture: Annotated[Path | None, typer.Option(help="Also draw them: this file as PNG and as SVG.")] = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Rank a run with its entities kept in fewer bytes."""
-    from dualkg.inference.quantization import SHARES, measure_storage_formats
-
-    options.set_threads(threads)
-    options.check_split(split)
-    wanted = SHARES if shares is None else options.numbers_of("--shares", shares)
-    loaded = options.load_on(run, device)
-    model = loaded.model
-    points = measure_storage_formats(model, loaded.graph, shares=wanted, split=cast("Split", split))
-    if picture:
-        from paper.figures import draw_storage_formats
-
-        name = type(model.embedding).__name__
-        for path in draw_storage_formats(points, title=name, graph=loaded.graph.name).save(picture):
-            output.err.print(f"Drawn in [bold]{escape(str(path))}[/bold].", soft_wrap=True)
-    if as_json:
-        output.print_json([point.as_dict() for point in points])
-    else:
-        print_storage_formats(points)
-
-
-def print_facts(about: dict[str, Any]) -> None:
-    """Recall against the exact index, and what a second, a file and the building come to."""
-    tables = about["tables"]
-    depths = [f"recall@{k}" for k in tables["tail"]["stats"]["recall"]]
-    title = f"{about['kind']}, {about['metric']}"
-    columns = ("questions/s", "exact", "bytes", "built in")
-    table = output.plain_table(title, "entities", *depths, *columns)
-    for side, one in tables.items():
-        facts = one["stats"]
+def _print_index(facts: dict[str, Any]) -> None:
+    tables = facts["tables"]
+    rows = []
+    for side, table in tables.items():
+        stats = table["stats"]
+        recall = [f"{share:.3f}" for share in stats["recall"].values()]
+        rates = [f"{stats[key]:,.0f}" for key in ("queries_per_second", "exact_queries_per_second", "bytes")]
         name = f"{side}s" if len(tables) > 1 else "tails and heads"
-        recall = [f"{share:.3f}" for share in facts["recall"].values()]
-        rates = [f"{facts[key]:,.0f}" for key in ("queries_per_second", "exact_queries_per_second", "bytes")]
-        table.add_row(name, f"{one['shape'][0]:,}", *recall, *rates, f"{facts['build_seconds']:.1f} s")
-    output.print_whole(table)
+        rows.append([name, f"{table['shape'][0]:,}", *recall, *rates, f"{stats['build_seconds']:.1f} s"])
+    recalls = [f"recall@{k}" for k in tables["tail"]["stats"]["recall"]]
+    title = f"{facts['kind']}, {facts['metric']}"
+    cli.print_table([title, "entities", *recalls, "queries/s", "exact queries/s", "bytes", "build time"], rows)
 
 
-def print_storage_formats(points: list[StoragePoint]) -> None:
-    from dualkg.evaluation.report import COLUMNS
+@cli.command(threads=False)
+def export(
+    run: cli.RunPath,
+    out: Annotated[Path, Option(help="New folder.")],
+    format: Annotated[str, Option(help="numpy, tsv or safetensors.")] = "numpy",
+) -> cli.Result:
+    """Write the embeddings to files for other programs."""
+    from dualkg.inference.export import export as write
+    from dualkg.training.run import load_run
 
-    table = output.plain_table("entities as", "bytes", *COLUMNS)
-    for point in points:
-        table.add_row(point.name, f"{point.bytes:,}", *point.metrics.row()[: len(COLUMNS)])
-    output.print_whole(table)
+    paths = [str(path) for path in write(load_run(run), out, format=format)]
+    return cli.Result(paths, lambda: print(*paths, sep="\n"))

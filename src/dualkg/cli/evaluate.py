@@ -1,4 +1,4 @@
-"""`calibrate`, and what `evaluate` does for other tasks than link prediction."""
+"""`evaluate`, `compare` and `calibrate`: how good a run is."""
 
 from __future__ import annotations
 
@@ -7,189 +7,253 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-from rich.markup import escape
+from typer import Argument, Option
 
-from dualkg.cli import options, output
+from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
     from dualkg.data.graph import Graph, Split, Triples
     from dualkg.evaluation.comparison import Comparison, Difference, Floats, GroupComparison, QueryDifference
-    from dualkg.evaluation.ranking import Ranks
+    from dualkg.evaluation.report import Report
     from dualkg.inference.classification import ClassificationReport
+    from dualkg.inference.index import StorageFormat
     from dualkg.inference.reliability import CalibrationReport, CoverageReport
     from dualkg.training.recipe import Recipe
-    from dualkg.training.run import RunFolder
-
+    from dualkg.training.run import Run, RunFolder
 
 TASKS = ("link", "classification", "relation")
+STORAGE = "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % zeros)."
 
 
+@cli.command()
+def evaluate(
+    run: cli.RunPath,
+    split: cli.SplitName = "test",
+    by: cli.By = None,
+    task: Annotated[str, Option(help="link (heads and tails), relation or classification.")] = "link",
+    negatives: Annotated[
+        Path | None, Option(help="File of false triples for --task classification (default: sampled).")
+    ] = None,
+    storage: Annotated[str | None, Option(help=STORAGE)] = None,
+    device: cli.Device = None,
+) -> cli.Result:
+    """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another task."""
+    cli.check_choice("--split", split, cli.SPLITS)
+    cli.check_choice("--by", by, cli.GROUPS)
+    cli.check_choice("--task", task, TASKS)
+    if negatives is not None and task != "classification":
+        raise RequestError("--negatives is for --task classification; the other tasks rank all candidates.")
+    if (by and task == "relation") or (storage and (by or task != "link")):
+        wrong = "--by" if by else f"--task {task}"
+        raise RequestError(f"{'--storage' if storage else '--task relation'} reports totals only. Leave out {wrong}.")
+    if task == "classification" and by not in (None, "relation"):
+        raise RequestError(f"--task classification can be reported by relation; got '{by}'.")
+    loaded = cli.load_on_device(run, device)
+    if not len(loaded.graph.split(split)):
+        raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
+    if storage:
+        return _evaluate_storage(loaded, cast("Split", split), storage)
+    return {"link": _rank, "relation": _rank_relations, "classification": _classify}[task](
+        loaded, cast("Split", split), by, negatives
+    )
+
+
+def _rank(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:
+    from dualkg.evaluation.report import evaluate as rank
+
+    report = rank(run.model, run.graph, split=split)
+    return cli.Result(report.as_dict(), lambda: _print_report(report, by))
+
+
+def _print_report(report: Report, by: str | None) -> None:
+    """All queries, then the bounds if ties make them differ, then a row for each group."""
+    rows = {f"{report.graph} {report.split}": report.metrics}
+    if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
+        rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
+    if report.num_unseen_triples:
+        rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = report.without_unseen
+    cli.print_metrics(rows)
+    if by:
+        cli.stdout.print()
+        cli.print_metrics(dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries)), title=by)
+
+
+def _rank_relations(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:
+    from dualkg.evaluation.report import evaluate_relations
+
+    metrics = evaluate_relations(run.model, run.graph, split=split)
+    data = {"graph": run.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
+    return cli.Result(data, lambda: cli.print_metrics({f"{run.graph.name} {split}, (head, ?, tail)": metrics}))
+
+
+def _classify(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:
+    from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
+
+    valid_file = matching_valid_file(negatives, split) if negatives else None
+    report = evaluate_classification(
+        run.model,
+        run.graph,
+        split=split,
+        negatives=read_negatives(negatives, run.graph) if negatives else None,
+        valid_negatives=read_negatives(valid_file, run.graph) if valid_file else None,
+    )
+    return cli.Result({"task": "classification", **report.as_dict()}, lambda: _print_classification(report, by))
+
+
+def _print_classification(report: ClassificationReport, by: str | None) -> None:
+    groups = {f"{report.graph} {report.split}": report.metrics}
+    if by:
+        groups |= dict(sorted(report.by_relation.items(), key=lambda item: -item[1].num_true))
+    rows = []
+    for name, part in groups.items():
+        shares = [f"{value:.4f}" for value in (part.accuracy, part.f1, part.precision, part.recall)]
+        auc = "–" if part.auc is None else f"{part.auc:.4f}"
+        rows.append([name, *shares, auc, f"{part.num_true:,}", f"{part.num_false:,}"])
+    cli.print_table(["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"], rows)
+    source = "given" if report.negatives == "given" else "sampled, one for each true triple"
+    thresholds = f"chosen on valid with {report.valid_negatives} false triples"
+    cli.stdout.print(f"[dim]False triples: {source}; thresholds: {thresholds}.[/dim]")
+
+
+def _evaluate_storage(run: Run, split: Split, storage: str) -> cli.Result:
+    from dualkg.evaluation.report import COLUMNS
+    from dualkg.inference.index import STORAGE_FORMATS
+    from dualkg.inference.quantization import SHARES, measure_storage_formats
+
+    dense: list[StorageFormat] = []
+    shares: list[float] = []
+    for name, _, share in (text.strip().partition(":") for text in storage.split(",")):
+        cli.check_choice("--storage", name, STORAGE_FORMATS)
+        if name == "sparse":
+            shares += cli.parse_numbers("--storage sparse:SHARE", share) if share else SHARES
+        else:
+            dense.append(cast("StorageFormat", name))
+    points = measure_storage_formats(run.model, run.graph, formats=dense, shares=shares, split=split)
+    rows = [[point.name, f"{point.bytes:,}", *point.metrics.row()[: len(COLUMNS)]] for point in points]
+    data = [point.as_dict() for point in points]
+    return cli.Result(data, lambda: cli.print_table([f"{run.graph.name} {split}", "bytes", *COLUMNS], rows))
+
+
+@cli.command()
 def calibrate(
-    run: options.RunPath,
-    coverage: Annotated[float, typer.Option(help="How often an prediction set shall have the answer.")] = 0.9,
-    figure: Annotated[Path | None, typer.Option(help="Also draw the reliability diagram, as PNG and SVG.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Make again what the run has already.")] = False,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Learn probabilities and prediction sets on valid, keep them with the run, and check them on test."""
+    run: cli.RunPath,
+    coverage: Annotated[float, Option(help="Coverage of the prediction sets to check.")] = 0.9,
+    figure: Annotated[
+        Path | None, Option(help="Also draw the reliability diagram, as PNG and SVG files of this name.")
+    ] = None,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing calibration.")] = False,
+    device: cli.Device = None,
+) -> cli.Result:
+    """Fit probabilities and prediction sets on valid, save them with the run, and check them on test."""
     from dualkg.inference.calibration_store import calibration_for, save_calibration
     from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 
-    options.set_threads(threads)
-    loaded = options.load_on(run, device)
-    model = loaded.model
-    calibration_data = calibration_for(loaded, again=again)
-    held = evaluate_calibration(calibration_data.calibration, model, loaded.graph)
-    sets = evaluate_coverage(calibration_data.prediction_sets, model, loaded.graph, coverage=coverage)
-    checks = {"calibration": held.as_dict(), "coverage": sets.as_dict()}
-    save_calibration(replace(calibration_data, checks=checks), run)
-    drawn = draw(held, figure) if figure else []
-    if as_json:
-        output.print_json({"run": str(run), **checks, "figures": [str(path) for path in drawn]})
-        return
-    print_calibration(held)
-    print_coverage(sets)
-    for path in drawn:
-        output.err.print(f"Drawn: [bold]{escape(str(path))}[/bold]", soft_wrap=True)
+    loaded = cli.load_on_device(run, device)
+    saved = calibration_for(loaded, again=overwrite)
+    report = evaluate_calibration(saved.calibration, loaded.model, loaded.graph)
+    sets = evaluate_coverage(saved.prediction_sets, loaded.model, loaded.graph, coverage=coverage)
+    checks = {"calibration": report.as_dict(), "coverage": sets.as_dict()}
+    save_calibration(replace(saved, checks=checks), run)
+    figures = _draw(report, figure) if figure else []
+
+    def show() -> None:
+        _print_calibration(report)
+        _print_coverage(sets)
+        for path in figures:
+            cli.note(f"Figure: {path}", style=None)
+
+    return cli.Result({"run": str(run), **checks, "figures": [str(path) for path in figures]}, show)
 
 
-def draw(held: CalibrationReport, path: Path) -> list[Path]:
-    """The reliability diagram of the candidates that are at all probable."""
+def _draw(report: CalibrationReport, path: Path) -> list[Path]:
     from dualkg.analysis.figures import draw_reliability
 
-    if not held.likely.bins:
+    if not report.likely.bins:
         raise RequestError(
-            f"No candidate of {held.graph} has a probability of 1 % or more, so there is nothing to draw. "
+            f"No candidate of {report.graph} has a probability of 1 % or more, so there is nothing to draw. "
             f"Train the model longer."
         )
-    points = [(one.predicted, one.observed, one.noise) for one in held.likely.bins]
-    title = f"{held.graph} {held.split}"
-    return draw_reliability({title: points}, graph=title, ece=held.likely.ece).save(path)
+    points = [(one.predicted, one.observed, one.noise) for one in report.likely.bins]
+    title = f"{report.graph} {report.split}"
+    return draw_reliability({title: points}, graph=title, ece=report.likely.ece).save(path)
 
 
-def print_calibration(held: CalibrationReport) -> None:
-    """The errors, then the reliability table."""
-    table = output.plain_table(f"{held.graph} {held.split}", "ECE", "by chance", "Brier", "candidates", "true")
-    for name, part in (("all candidates", held.overall), ("with p ≥ .01", held.likely)):
+def _print_calibration(report: CalibrationReport) -> None:
+    rows = []
+    for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
         numbers = [f"{value:.2e}" if value < 1e-3 else f"{value:.4f}" for value in (part.ece, part.noise, part.brier)]
-        table.add_row(name, *(numbers if part.bins else ["–"] * 3), f"{part.num_candidates:,.0f}", f"{part.num_true:,}")
-    output.out.print(table)
-    output.out.print()
-    table = output.plain_table("predicted", "found", "by chance", "candidates", "true", left=0)
-    for one in held.likely.bins:
-        numbers = [f"{one.predicted:.4f}", f"{one.observed:.4f}", f"± {one.noise:.4f}"]
-        table.add_row(*numbers, f"{one.num_candidates:,.0f}", f"{one.num_true:,}")
-    output.out.print(table)
-    output.out.print()
+        numbers = numbers if part.bins else ["–"] * 3
+        rows.append([name, *numbers, f"{part.num_candidates:,.0f}", f"{part.num_true:,}"])
+    cli.print_table([f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows)
+    cli.stdout.print()
+    rows = []
+    for one in report.likely.bins:
+        shares = [f"{one.predicted:.4f}", f"{one.observed:.4f}", f"± {one.noise:.4f}"]
+        rows.append([*shares, f"{one.num_candidates:,.0f}", f"{one.num_true:,}"])
+    cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
+    cli.stdout.print()
 
 
-def print_coverage(sets: CoverageReport) -> None:
-    """How often prediction sets have the answer: all, by direction, by relation."""
-    table = output.plain_table(
-        f"prediction sets for {sets.target_coverage:.0%}", "coverage", "mean size", "median", "questions", ""
-    )
-    parts = {"all questions": sets.overall, "  for tails": sets.by_direction["tail"]}
-    parts |= {"  for heads": sets.by_direction["head"]}
-    parts |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
-    for name, part in parts.items():
-        sizes = f"{part.mean_size:,.1f}", f"{part.median_size:,.0f}"
+def _print_coverage(sets: CoverageReport) -> None:
+    """Coverage and size of the prediction sets: all, by direction, by relation."""
+    groups = {"all queries": sets.overall, "  for tails": sets.by_direction["tail"]}
+    groups |= {"  for heads": sets.by_direction["head"]}
+    groups |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
+    rows = []
+    for name, part in groups.items():
+        sizes = (f"{part.mean_size:,.1f}", f"{part.median_size:,.0f}")
         own = "own threshold" if part.relation_specific else ""
-        table.add_row(escape(name), f"{part.coverage:.1%}", *sizes, f"{part.num_queries:,}", own)
-    table.columns[-1].justify, table.columns[-1].style = "left", "dim"
-    output.out.print(table)
+        rows.append([name, f"{part.coverage:.1%}", *sizes, f"{part.num_queries:,}", own])
+    title = f"prediction sets for {sets.target_coverage:.0%}"
+    cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
 
 
-def evaluate_task(
-    run: Path,
-    task: str,
-    *,
-    split: str,
-    by: str | None = None,
-    negatives: Path | None = None,
-    device: str | None = None,
-    as_json: bool = False,
-) -> None:
-    """Triple classification or relation prediction of a run, printed."""
-    check_task(task, by=by, negatives=negatives)
-    if task == "relation":
-        _relation_prediction(run, split, device=device, as_json=as_json)
-    else:
-        _classification(run, split, by=by, negatives=negatives, device=device, as_json=as_json)
+SIDE = "Folder of a run, of runs with several seeds, or of a record."
 
 
-def check_task(task: str, *, by: str | None, negatives: Path | None) -> None:
-    """Refuse a task that is not known, and options that it has no use for."""
-    options.check_choice("--task", task, TASKS)
-    if negatives is not None and task != "classification":
-        raise RequestError("--negatives is for --task classification: the other tasks rank against all candidates.")
-    if task == "relation" and by is not None:
-        raise RequestError("--task relation is reported as a whole. Leave out --by.")
-    if task == "classification" and by not in (None, "relation"):
-        raise RequestError(f"--task classification is reported by relation; '{by}' came.")
+@cli.command()
+def compare(
+    run_a: Annotated[Path, Argument(metavar="RUN_A", help=SIDE, show_default=False)],
+    run_b: Annotated[Path, Argument(metavar="RUN_B", help=SIDE, show_default=False)],
+    split: cli.SplitName = "test",
+    by: cli.By = None,
+    differences: Annotated[int, Option(min=0, help="Number of queries with the largest difference to print.")] = 0,
+    samples: Annotated[int, Option(help="Number of bootstrap samples.")] = 10_000,
+    seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
+) -> cli.Result:
+    """Test whether one run is better than another by a paired bootstrap over triples."""
+    from dualkg.evaluation.comparison import check_comparable, compare_by, compare_ranks, largest_differences
 
+    cli.check_choice("--split", split, cli.SPLITS)
+    cli.check_choice("--by", by, cli.GROUPS)
+    a, b = (load_side(path, cast("Split", split)) for path in (run_a, run_b))
+    check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
+    if a.name == b.name:
+        a, b = replace(a, name=str(run_a)), replace(b, name=str(run_b))
+    comparison = compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
+    groups = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed) if by else {}
+    queries = largest_differences(a.ranks, b.ranks, a.triples, most=differences)
 
-def _relation_prediction(path: Path, split: str, *, device: str | None, as_json: bool) -> None:
-    from dualkg.evaluation.report import evaluate_relations
-    from dualkg.training.api import choose_device
-    from dualkg.training.run import load_run
+    def show() -> None:
+        _print_comparison(comparison, a, b, title=f"{a.graph.name} {split}")
+        if by:
+            _print_groups(groups, a, b, title=by)
+        if differences:
+            _print_queries(queries, a, b)
 
-    run = load_run(path)
-    if not len(run.graph.split(split)):
-        raise RequestError(f"The graph of {path} has no {split} triples to rank.")
-    metrics = evaluate_relations(run.model.to(choose_device(device)), run.graph, split=cast("Split", split))
-    if as_json:
-        output.print_json({"graph": run.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()})
-    else:
-        output.print_metrics({f"{run.graph.name} {split}, (head, ?, tail)": metrics})
-
-
-def _classification(
-    path: Path, split: str, *, by: str | None, negatives: Path | None, device: str | None, as_json: bool
-) -> None:
-    from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
-    from dualkg.training.api import choose_device
-    from dualkg.training.run import load_run
-
-    run = load_run(path)
-    for_valid = matching_valid_file(negatives, split) if negatives else None
-    report = evaluate_classification(
-        run.model.to(choose_device(device)),
-        run.graph,
-        split=cast("Split", split),
-        negatives=read_negatives(negatives, run.graph) if negatives else None,
-        valid_negatives=read_negatives(for_valid, run.graph) if for_valid else None,
-    )
-    if as_json:
-        output.print_json({"task": "classification", **report.as_dict()})
-    else:
-        print_classification(report, by=by)
-
-
-def print_classification(report: ClassificationReport, *, by: str | None) -> None:
-    """The whole, then by relation where that was asked for; and where the false triples came from."""
-    columns = ("accuracy", "F1", "precision", "recall", "AUC", "true", "false")
-    table = output.plain_table("", *columns)
-    parts = {f"{report.graph} {report.split}": report.metrics}
+    data = {"graph": a.graph.name, "split": split, "seed": seed, "a": a.as_dict(), "b": b.as_dict()}
+    data |= {"sentence": comparison.sentence(a.name, b.name), **comparison.as_dict()}
     if by:
-        parts |= dict(sorted(report.by_relation.items(), key=lambda item: -item[1].num_true))
-    for name, part in parts.items():
-        shares = [f"{value:.4f}" for value in (part.accuracy, part.f1, part.precision, part.recall)]
-        area = "–" if part.auc is None else f"{part.auc:.4f}"
-        table.add_row(escape(name), *shares, area, f"{part.num_true:,}", f"{part.num_false:,}")
-    output.out.print(table)
-    false = "given" if report.negatives == "given" else "sampled, one for each true one"
-    output.out.print(
-        f"[dim]False triples: {false}; thresholds: chosen on valid, false ones {report.valid_negatives}.[/dim]"
-    )
+        data[f"by_{by}"] = {name: group.as_dict() for name, group in groups.items()}
+    if differences:
+        data["differences"] = [_with_names(query, a.graph) for query in queries]
+    return cli.Result(data, show)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: what it is called, the runs that it is the mean of, and their ranks."""
+    """One side of a comparison: mean ranks of runs of one recipe, `(num_seeds, 2, num_triples)`."""
 
     path: Path
     name: str
@@ -202,189 +266,128 @@ class Side:
         return {"run": str(self.path), "name": self.name, "seeds": self.seeds}
 
 
-def load_sides(run_a: Path, run_b: Path, split: Split) -> tuple[Side, Side]:
-    """Both sides; refused where they are not of the same triples of the same graph."""
-    from dualkg.evaluation.comparison import check_comparable
-
-    a, b = load_side(run_a, split), load_side(run_b, split)
-    check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
-    if a.name == b.name:  # then what they are kept in tells them apart
-        a, b = (replace(side, name=str(side.path)) for side in (a, b))
-    return a, b
-
-
 def load_side(path: Path, split: Split) -> Side:
-    return recorded_side(path, split) if (path / "record.json").exists() else trained_side(path, split)
+    return _load_record(path, split) if (path / "record.json").exists() else _load_runs(path, split)
 
 
-def recorded_side(path: Path, split: Split) -> Side:
-    """The runs of a record, whose ranks of the test split it keeps; its triples are those of the graph that is here."""
+def _load_record(path: Path, split: Split) -> Side:
+    """A record, which has ranks of the test split only; its triples are those of the graph as it is loaded now."""
     from dualkg.analysis.records import load_record
     from dualkg.training.api import load_recipe_graph
 
     record = load_record(path)
     ranks, graph = record.ranks(), load_recipe_graph(record.recipe)
     if split != "test" or ranks is None:
-        kept = "none" if ranks is None else "those of test alone"
+        saved = "none" if ranks is None else "those of test only"
         raise RequestError(
-            f"A record keeps the ranks of test queries, and {path} has {kept}. Compare the runs instead."
+            f"A record has the ranks of the test split, and {path} has {saved}. Compare the runs instead."
         )
     if graph.fingerprint != record.data:
-        raise RequestError(
-            f"{path} was recorded on other data than {graph.name} is here, so its triples are not known."
-        )
-    return Side(path, name_of(record.recipe), record.seeds, graph, graph.test, ranks)
+        raise RequestError(f"{path} was recorded with different data than {graph.name} has here. Compare runs instead.")
+    return Side(path, _recipe_name(record.recipe), record.seeds, graph, graph.test, ranks)
 
 
-def trained_side(path: Path, split: Split) -> Side:
-    from dualkg.analysis.records import whatever_seed
+def _load_runs(path: Path, split: Split) -> Side:
+    """A run, or the finished runs `seed-*` in a folder."""
     from dualkg.evaluation.comparison import stack_mean_ranks
-    from dualkg.training.recipe import load_recipe
-
-    folders = finished_runs(path)
-    recipes = [load_recipe(folder.recipe) for folder in folders]
-    if len({whatever_seed(recipe) for recipe in recipes}) > 1:
-        raise RequestError(f"The runs in {path} are not of one recipe, so they have no mean. Name one of them.")
-    if len({folder.saved_environment.get("data") for folder in folders}) > 1:
-        raise RequestError(f"The runs in {path} are not of the same data, so they have no mean. Name one of them.")
-    graph = folders[0].load_graph()
-    if not len(graph.split(split)):
-        raise RequestError(f"The graph of {path} has no {split} triples to compare by.")
-    ranks = [saved_ranks(folder, split) for folder in folders]
-    return Side(
-        path=path,
-        name=name_of(recipes[0]),
-        seeds=[recipe.training.seed for recipe in recipes],
-        graph=graph,
-        triples=ranks[0].triples,
-        ranks=stack_mean_ranks(ranks),
-    )
-
-
-def name_of(recipe: Recipe) -> str:
-    """ComplEx-DURA, say."""
-    choice, kept_small = recipe.model, recipe.regularizer.name
-    dual = "" if choice.dual == "none" else f"-dual-{choice.dual}"
-    return choice.name + dual + ("" if kept_small == "none" else f"-{kept_small}")
-
-
-def finished_runs(path: Path) -> list[RunFolder]:
-    """The run that a folder is, or the finished ones that lie in it."""
-    from dualkg.analysis.records import find_runs
-    from dualkg.training.run import RunFolder
-
-    own = RunFolder(path)
-    inside = [own] if own.recipe.exists() else [RunFolder(found.parent) for found in path.glob("seed-*/recipe.toml")]
-    if not inside:
-        own.check_is_run()
-    unfinished = [folder for folder in inside if not folder.finished]
-    if len(unfinished) == len(inside):
-        raise RequestError(f"{path} holds no finished run. {unfinished[0].how_to_go_on()}")
-    if unfinished:
-        count = f"{len(unfinished)} of the {len(inside)} runs in {path}"
-        output.err.print(f"[dim]{escape(count)} are not finished, and left out.[/dim]", soft_wrap=True)
-    return [RunFolder(found) for found in find_runs([path])]
-
-
-def saved_ranks(folder: RunFolder, split: Split) -> Ranks:
-    """The ranks that are kept with the run, or where they are not, as for train, those of its model."""
     from dualkg.evaluation.report import load_ranks
+    from dualkg.training.recipe import load_recipe
     from dualkg.training.run import load_run
 
-    kept = folder.ranks(split)
-    return load_ranks(kept) if kept.exists() else load_run(folder.path).report_on(split).ranks
+    folders = _finished_runs(path)
+    recipes = [load_recipe(folder.recipe) for folder in folders]
+    if any(recipe.with_changes({"training.seed": recipes[0].training.seed}) != recipes[0] for recipe in recipes):
+        raise RequestError(f"The runs in {path} have different recipes, so they have no mean. Name one of them.")
+    if len({folder.saved_environment.get("data") for folder in folders}) > 1:
+        raise RequestError(f"The runs in {path} have different data, so they have no mean. Name one of them.")
+    graph = folders[0].load_graph()
+    if not len(graph.split(split)):
+        raise RequestError(f"The graph of {path} has no {split} triples to compare.")
+    ranks = [
+        load_ranks(file) if (file := folder.ranks(split)).exists() else load_run(folder.path).report_on(split).ranks
+        for folder in folders
+    ]
+    seeds = [recipe.training.seed for recipe in recipes]
+    return Side(path, _recipe_name(recipes[0]), seeds, graph, ranks[0].triples, stack_mean_ranks(ranks))
 
 
-SIDE = "The folder of a run, of runs of several seeds, or of a record."
+def _finished_runs(path: Path) -> list[RunFolder]:
+    from dualkg.training.run import RunFolder
 
-
-def compare(
-    run_a: Annotated[Path, typer.Argument(metavar="RUN_A", help=SIDE, show_default=False)],
-    run_b: Annotated[Path, typer.Argument(metavar="RUN_B", help=SIDE, show_default=False)],
-    split: options.Split = "test",
-    by: options.By = None,
-    differences: Annotated[int, typer.Option(min=0, help="Show so many questions that they answer most unlike.")] = 0,
-    samples: Annotated[int, typer.Option(help="How often the triples are drawn again.")] = 10_000,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Tell whether one run is better than another, or within noise: a paired bootstrap over triples."""
-    from dualkg.evaluation.comparison import compare_by, compare_ranks, largest_differences
-
-    options.set_threads(threads)
-    options.check_split(split)
-    options.check_by(by)
-    a, b = load_sides(run_a, run_b, cast("Split", split))
-    whole = compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
-    parts = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed) if by else {}
-    apart = largest_differences(a.ranks, b.ranks, a.triples, most=differences)
-    if as_json:
-        facts = {"graph": a.graph.name, "split": split, "seed": seed, "a": a.as_dict(), "b": b.as_dict()}
-        facts |= {"sentence": whole.sentence(a.name, b.name), **whole.as_dict()}
-        views = {f"by_{by}": {name: part.as_dict() for name, part in parts.items()}} if by else {}
-        questions = {"differences": [named(question, a.graph) for question in apart]} if differences else {}
-        output.print_json({**facts, **views, **questions})
-        return
-    print_comparison(whole, a, b, title=f"{a.graph.name} {split}")
-    if by:
-        print_parts(parts, a, b, title=by)
-    if differences:
-        print_questions(apart, a, b)
-
-
-def named(question: QueryDifference, graph: Graph) -> dict[str, Any]:
-    """A question with the names of what it is about."""
-    names = {key: graph.entities.label(getattr(question, key)) for key in ("head", "tail")}
-    return {**asdict(question), **names, "relation": graph.relations.label(question.relation)}
-
-
-def print_comparison(found: Comparison, a: Side, b: Side, *, title: str) -> None:
-    table = output.plain_table(escape(title), escape(a.name), escape(b.name), "difference", "95 %", "p")
-    for metric, difference in found.differences.items():
-        table.add_row(metric, f"{difference.a:.4f}", f"{difference.b:.4f}", *_cells(difference, difference.p_value))
-    output.out.print(table)
-    output.out.print()
-    output.out.print(escape(found.sentence(a.name, b.name)), soft_wrap=True)
-    shares = f"better on {found.better:.0%}, worse on {found.worse:.0%} and equal on {found.equal:.0%}"
-    output.out.print(f"{escape(a.name)} is {shares} of the {found.num_triples:,} triples.", soft_wrap=True)
-    for side in (a, b):
-        if len(side.seeds) > 1:
-            output.out.print(f"[dim]{escape(side.name)} is the mean of {len(side.seeds)} seeds.[/dim]", soft_wrap=True)
-
-
-def print_parts(parts: dict[str, GroupComparison], a: Side, b: Side, *, title: str) -> None:
-    """MRR by a view; bold where it lies outside of noise even for so many looks."""
-    table = output.plain_table(title, escape(a.name), escape(b.name), "difference", "95 %", "p", "triples")
-    table.columns[0].overflow = "fold"
-    for name, part in parts.items():
-        found, p_value = part.comparison.mrr, part.p_corrected
-        cells = (f"{found.a:.4f}", f"{found.b:.4f}", *_cells(found, p_value), f"{part.comparison.num_triples:,}")
-        table.add_row(escape(name), *cells, style="bold" if p_value < 0.05 else None)
-    output.out.print()
-    output.out.print(table)
-    note = f"MRR by {title}; p is corrected for {len(parts)} looks (Holm), and bold where it is below .05."
-    output.out.print(f"[dim]{note}[/dim]", soft_wrap=True)
-
-
-def print_questions(apart: list[QueryDifference], a: Side, b: Side) -> None:
-    table = output.plain_table(
-        "question", "answer", f"rank {escape(a.name)}", f"rank {escape(b.name)}", "1/rank", left=2
+    run = RunFolder(path)
+    folders = (
+        [run] if run.recipe.exists() else [RunFolder(file.parent) for file in sorted(path.glob("seed-*/recipe.toml"))]
     )
-    table.columns[1].no_wrap = False
-    for question in apart:
-        names = named(question, a.graph)
-        answer = names.pop(question.direction)
-        asked = {"head": "?", "tail": "?", **names}
-        words = f"({asked['head']}, {asked['relation']}, {asked['tail']})"
-        ranks = (f"{question.rank_a:,.4g}", f"{question.rank_b:,.4g}")
-        table.add_row(escape(words), escape(answer), *ranks, _signed(question.difference))
-    output.out.print()
-    output.out.print(table)
+    if not folders:
+        run.check_is_run()
+    finished = [folder for folder in folders if folder.finished]
+    if not finished:
+        raise RequestError(f"{path} has no finished run. {folders[0].how_to_go_on()}")
+    if len(finished) < len(folders):
+        cli.note(
+            f"{len(folders) - len(finished)} of the {len(folders)} runs in {path} are not finished and are left out."
+        )
+    return finished
+
+
+def _recipe_name(recipe: Recipe) -> str:
+    """Such as ComplEx-DURA."""
+    dual = "" if recipe.model.dual == "none" else f"-dual-{recipe.model.dual}"
+    return recipe.model.name + dual + ("" if recipe.regularizer.name == "none" else f"-{recipe.regularizer.name}")
+
+
+def _with_names(query: QueryDifference, graph: Graph) -> dict[str, Any]:
+    """A query with the labels of its entities and its relation."""
+    names = {key: graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
+    return {**asdict(query), **names, "relation": graph.relations.label(query.relation)}
+
+
+def _print_comparison(comparison: Comparison, a: Side, b: Side, *, title: str) -> None:
+    rows = [
+        [metric, f"{difference.a:.4f}", f"{difference.b:.4f}", *_cells(difference, difference.p_value)]
+        for metric, difference in comparison.differences.items()
+    ]
+    cli.print_table([title, a.name, b.name, "difference", "95 %", "p"], rows)
+    shares = f"better on {comparison.better:.0%}, worse on {comparison.worse:.0%} and equal on {comparison.equal:.0%}"
+    lines = ["", comparison.sentence(a.name, b.name)]
+    lines += [f"{a.name} is {shares} of the {comparison.num_triples:,} triples."]
+    lines += [f"{side.name} is the mean of {len(side.seeds)} seeds." for side in (a, b) if len(side.seeds) > 1]
+    for line in lines:
+        cli.stdout.print(line, soft_wrap=True, markup=False)
+
+
+def _print_groups(groups: dict[str, GroupComparison], a: Side, b: Side, *, title: str) -> None:
+    """MRR of each group; bold if the corrected p-value is below .05."""
+    rows, significant = [], []
+    for name, group in groups.items():
+        mrr = group.comparison.mrr
+        numbers = (f"{mrr.a:.4f}", f"{mrr.b:.4f}", *_cells(mrr, group.p_corrected))
+        rows.append([name, *numbers, f"{group.comparison.num_triples:,}"])
+        if group.p_corrected < 0.05:
+            significant.append(name)
+    cli.stdout.print()
+    columns = [title, a.name, b.name, "difference", "95 %", "p", "triples"]
+    cli.print_table(columns, rows, bold=lambda row: row[0] in significant)
+    cli.stdout.print(
+        f"[dim]MRR by {title}; p is corrected for {len(groups)} tests (Holm), bold if below .05.[/dim]", soft_wrap=True
+    )
+
+
+def _print_queries(queries: list[QueryDifference], a: Side, b: Side) -> None:
+    rows = []
+    for query in queries:
+        names = _with_names(query, a.graph)
+        answer = names[query.direction]
+        names[query.direction] = "?"
+        ranks = (f"{query.rank_a:,.4g}", f"{query.rank_b:,.4g}")
+        text = f"({names['head']}, {names['relation']}, {names['tail']})"
+        rows.append([text, answer, *ranks, _signed(query.difference)])
+    cli.stdout.print()
+    cli.print_table(["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2)
 
 
 def _cells(difference: Difference, p_value: float) -> tuple[str, str, str]:
-    """The difference, its interval and its p-value; dashes where they are not known."""
+    """The difference, its interval and its p-value; dashes if there are too few triples."""
     from dualkg.evaluation.comparison import short_decimal
 
     if math.isnan(p_value):

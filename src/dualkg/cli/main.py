@@ -1,30 +1,43 @@
-"""The commands."""
+"""The program `dualkg`: its commands, and how errors become a sentence and an exit status."""
 
 from __future__ import annotations
 
 import atexit
 import gc
 import io
+import re
 import sys
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.text import Text
+from typer import Option
 
-from dualkg.cli import analysis, options, output
-from dualkg.cli import complete as index
-from dualkg.cli.complete import complete, extend
-from dualkg.cli.evaluate import calibrate, check_task, compare, evaluate_task
-from dualkg.cli.predict import explain
+from dualkg.cli import common as cli
+from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
+from dualkg.cli.complete import complete, export, extend, index
+from dualkg.cli.evaluate import calibrate, compare, evaluate
+from dualkg.cli.predict import best_heads, best_tails, explain, predict, similar
 from dualkg.cli.serve import serve
-from dualkg.cli.train import tune
+from dualkg.cli.train import resume, train, tune
 from dualkg.errors import DualkgError
 
-NEW_OBJECTS = 1_000_000  # that are made before garbage is looked for among them
+GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
+DEMO_QUERIES = (
+    ("Khartoum", "located_in", None),
+    ("Luxembourg", "borders", None),
+    ("Palau", "currency", None),
+    ("Kenya", "part_of", None),
+    ("New Zealand", "celebrates", None),
+    (None, "official_language", "Arabic"),
+)
 
 app = typer.Typer(
     name="dualkg",
-    help="Complete knowledge graphs: train a model on triples, rank it honestly, ask it for new facts.",
+    help="Knowledge-graph completion: train a model on triples, evaluate it, predict missing triples.",
     epilog="Start with: dualkg demo",
     no_args_is_help=True,
     add_completion=False,
@@ -34,238 +47,165 @@ app = typer.Typer(
 
 
 def main(commands: typer.Typer = app) -> None:
-    """Run a command; a user's mistake is a sentence and an exit code, never a traceback."""
-    _spare_what_is_loaded()
-    for stream in (sys.stdout, sys.stderr):  # a file's name need not be text, but it must be shown
+    """Run a command; exit with 1 if it failed, 2 if the request was wrong, 130 after Ctrl-C, without a traceback."""
+    if "torch" not in sys.modules:
+        # Torch makes 200,000 objects that live as long as the process; collecting them takes most of a second.
+        gc.set_threshold(GC_THRESHOLD)
+        atexit.register(gc.freeze)
+    for stream in (sys.stdout, sys.stderr):  # a file name need not be valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         commands()
     except DualkgError as error:
-        print(f"dualkg: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _exit(str(error), error.exit_code)
     except KeyboardInterrupt:
-        print("dualkg: stopped. A run that had begun goes on with: dualkg resume RUN", file=sys.stderr)
-        sys.exit(130)
+        _exit("stopped. Resume a training with: dualkg resume RUN", 130)
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"dualkg: {where}{error.strerror or error}.", file=sys.stderr)
-        sys.exit(1)
+        _exit(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.", 1)
 
 
-def _spare_what_is_loaded() -> None:
-    """Look for garbage seldom, and not at the end.
-
-    Torch alone makes some 200,000 objects that stay as long as the process: to go through them again and again takes
-    most of a second. Where it is there already, as in tests, nothing is changed.
-    """
-    if "torch" not in sys.modules:
-        gc.set_threshold(NEW_OBJECTS)
-        atexit.register(gc.freeze)
-
-
-@app.command()
-def demo(
-    threads: options.Threads = None,
-    device: options.Device = None,
-    picture: Annotated[Path | None, typer.Option(help="Also draw the output as this SVG file.", hidden=True)] = None,
-) -> None:
-    """Train ComplEx with and without DURA on the bundled graph, and ask it a few questions."""
-    from dualkg.cli.demo import run_demo
-
-    options.set_threads(threads)
-    run_demo(device=device, picture=picture)
-
-
-@app.command()
-def datasets(as_json: options.Json = False) -> None:
-    """List the graphs that are known by name."""
-    rows = output.known_graphs()
-    if as_json:
-        output.print_json(rows)
-    else:
-        output.print_datasets(rows)
-
-
-@app.command()
-def train(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="A recipe (.toml), a graph's name, or a folder or file of triples.")
-    ],
-    model: Annotated[
-        str | None, typer.Option(help="A model, such as ComplEx or RotatE, or package.module:Class.")
-    ] = None,
-    regularizer: Annotated[
-        str | None, typer.Option(help="none, Frobenius, N3, BasicDURA, DURA, UnweightedDURA or RegP1.")
-    ] = None,
-    weight: Annotated[float | None, typer.Option(help="The regularizer's weight, the paper's λ.")] = None,
-    dim: Annotated[int | None, typer.Option(help="Size of an embedding.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="How often every triple is seen.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the initial weights and the batches.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Repeat with so many seeds and report mean ± sd.")] = 1,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a choice of the recipe: training.batch_size=1000.")
-    ] = None,
-    split: Annotated[str | None, typer.Option(help="How to split a single file (default: 80/10/10)")] = None,
-    columns: options.Columns = None,
-    labels: Annotated[str | None, typer.Option(help="A file of names and the labels people know them by.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder (default: runs/NAME)")] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
-    engine: Annotated[
-        str | None, typer.Option(help="reference or fast (default: fast where it applies); both take the same steps.")
-    ] = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Train a model and keep it, with its report, in a folder."""
-    from dualkg.cli.train import TrainRequest, run_training
-
-    options.set_threads(threads)
-    request = TrainRequest(
-        source=source,
-        short={
-            "model.name": model,
-            "regularizer.name": regularizer,
-            "regularizer.weight": weight,
-            "model.dim": dim,
-            "training.epochs": epochs,
-            "training.seed": seed,
-            "training.engine": engine,
-            "data.split": split,
-            "data.labels": labels,
-        },
-        columns=columns,
-        changes=changes or [],
-        seeds=seeds,
-        out=out,
-        overwrite=overwrite,
-        device=device,
-    )
-    run_training(request, as_json=as_json)
-
-
-@app.command()
-def resume(
-    run: options.RunPath, device: options.Device = None, threads: options.Threads = None, as_json: options.Json = False
-) -> None:
-    """Go on with a run that was interrupted or killed."""
-    from dualkg.cli.train import run_resume
-
-    run_resume(run, device=device, threads=threads, as_json=as_json)
-
-
-app.command()(tune)
-
-
-@app.command()
-def evaluate(
-    run: options.RunPath,
-    split: options.Split = "test",
-    by: options.By = None,
-    task: Annotated[str, typer.Option(help="link (heads and tails), classification, or relation.")] = "link",
-    negatives: Annotated[
-        Path | None, typer.Option(help="False triples for classification (default: sampled)", show_default=False)
-    ] = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Rank a split: filtered, both directions, ties at their mean. Or another task."""
-    from dualkg.cli.predict import evaluate_run
-
-    options.set_threads(threads)
-    options.check_split(split)
-    options.check_by(by)
-    check_task(task, by=by, negatives=negatives)
-    if task != "link":
-        evaluate_task(run, task, split=split, by=by, negatives=negatives, device=device, as_json=as_json)
-        return
-    report = evaluate_run(run, split=split, device=device)
-    if as_json:
-        print(report.as_json())
-    else:
-        output.print_report(report, by=by)
-
-
-app.command()(calibrate)
-app.command()(compare)
-app.command()(complete)
-
-
-@app.command()
-def predict(
-    run: options.RunPath,
-    head: Annotated[str | None, typer.Option(help="The head's name.")] = None,
-    relation: Annotated[str | None, typer.Option(help="The relation's name.")] = None,
-    tail: Annotated[str | None, typer.Option(help="The tail's name.")] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many answers.")] = 10,
-    new: Annotated[bool, typer.Option("--new", help="Leave out what the graph already has.")] = False,
-    coverage: Annotated[
-        float | None, typer.Option(help="As many new answers as hold the missing one so often: 0.9 is 90 %.")
-    ] = None,
-    searched: Annotated[
-        Path | None, typer.Option("--index", help="Look for tails and heads in this index of the run.")
-    ] = None,
-    device: options.Device = None,
-    threads: options.Threads = None,
-    as_json: options.Json = False,
-) -> None:
-    """Ask for the missing one of head, relation and tail; give all three for a score."""
-    from dualkg.cli.predict import ask
-
-    options.set_threads(threads)
-    question, answers = ask(
-        run, head, relation, tail, top=top, new=new, device=device, coverage=coverage, index=searched
-    )
-    if as_json:
-        output.print_json({"question": question, "answers": [answer.as_dict() for answer in answers]})
-    else:
-        output.print_answers(question, answers)
-
-
-@app.command()
-def similar(
-    run: options.RunPath,
-    entity: Annotated[str, typer.Argument(help="The entity's name.")],
-    top: Annotated[int, typer.Option(min=1, help="How many.")] = 10,
-    as_json: options.Json = False,
-) -> None:
-    """The entities whose embeddings are nearest."""
-    from dualkg.cli.predict import nearest
-
-    answers = nearest(run, entity, top=top)
-    if as_json:
-        output.print_json([answer.as_dict() for answer in answers])
-    else:
-        output.print_answers(f"like {entity}", answers, score="cosine", known=False)
-
-
-@app.command()
-def export(
-    run: options.RunPath,
-    out: Annotated[Path, typer.Option(help="A new folder.")],
-    format: Annotated[str, typer.Option(help="numpy, tsv or safetensors.")] = "numpy",
-) -> None:
-    """Write the embeddings for other programs."""
-    from dualkg.inference.export import export as write
-    from dualkg.training.run import load_run
-
-    for path in write(load_run(run), out, format=format):
-        print(path)
-
-
-app.add_typer(analysis.app)
-app.add_typer(index.app)
-app.command()(explain)
-app.command()(extend)
-app.command()(serve)
+def _exit(sentence: str, status: int) -> None:
+    print(f"dualkg: {sentence}", file=sys.stderr)
+    sys.exit(status)
 
 
 @app.callback(invoke_without_command=True)
-def about(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+def callback(version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
         from importlib import metadata
 
         print(metadata.version("dualkg"))
         raise typer.Exit
+
+
+@cli.command(json=False)
+def demo(
+    picture: Annotated[Path | None, Option(help="Also save the output as this SVG file.", hidden=True)] = None,
+    device: cli.Device = None,
+) -> None:
+    """Train ComplEx with and without DURA on the bundled graph `world` and answer some queries."""
+    from dualkg.data.loading import load_graph
+    from dualkg.files import write_text
+    from dualkg.inference.predictor import Predictor
+    from dualkg.training.api import default_recipe, train_recipe
+    from dualkg.training.recipe import Data
+
+    console = Console(highlight=False, record=picture is not None, width=96 if picture else None)
+    graph = load_graph("world")
+    counts = graph.counts
+    console.print(
+        f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
+        f"{counts['train']:,} training triples, {counts['test']:,} test triples\n"
+    )
+    models = {}
+    rows: list[list[cli.Cell]] = []
+    no_regularizer = {"regularizer.name": "none", "regularizer.weight": 0.0}
+    for name, changes in {"with DURA": {}, "without": no_regularizer}.items():
+        recipe = default_recipe(Data(graph="world"), graph, {**changes, "training.epochs": 10})
+        started = time.perf_counter()
+        with cli.training_progress(f"ComplEx {name}") as on_progress:
+            run = train_recipe(recipe, graph=graph, device=device, on_progress=on_progress)
+        models[name] = run.model
+        rows.append([name, *run.report.metrics.row()[:4], f"{time.perf_counter() - started:.0f}"])
+    cli.print_table(["ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds"], rows, console=console)
+    console.print(
+        "\nPredictions with DURA: [green]✓[/green] in the training triples, [bold cyan]★[/bold cyan] in the validation "
+        "or test triples, the others new\n"
+    )
+    predictor, rows = Predictor(models["with DURA"], graph), []
+    for head, relation, tail in DEMO_QUERIES:
+        if head is not None:
+            predictions = best_tails(predictor, head, relation, top=5)
+        else:
+            predictions = best_heads(predictor, relation, str(tail), top=5)
+        rows.append([f"({head or '?'}, {relation}, {tail or '?'})", Text(", ").join(map(_marked, predictions))])
+    cli.print_table(["query", "predictions"], rows, left=2, console=console)
+    console.print(
+        "\n[dim]Train a run and query it:[/dim]"
+        "\n  dualkg train world"
+        "\n  dualkg predict runs/world --head Kenya --relation borders"
+        "\n[dim]Add probabilities and explore it in a browser:[/dim]"
+        "\n  dualkg calibrate runs/world"
+        "\n  dualkg serve runs/world --open",
+        soft_wrap=True,
+    )
+    if picture:
+        svg = console.export_svg(title="dualkg demo")
+        write_text(picture, re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL))  # loads no font from the network
+
+
+def _marked(prediction: Any) -> Text:
+    if prediction.split == "train":
+        return Text(f"{prediction.label} ✓", style="green")
+    return Text(f"{prediction.label} ★", style="bold cyan") if prediction.known else Text(prediction.label)
+
+
+@cli.command(threads=False)
+def datasets() -> cli.Result:
+    """List the graphs that can be loaded by name."""
+    rows = _known_graphs()
+    counts = ("entities", "relations", "train", "valid", "test")
+
+    def show() -> None:
+        wide = cli.stdout.width >= 105
+        cli.print_table(
+            ["name", *counts, "from", *(["description"] if wide else [])],
+            [
+                [
+                    row["name"],
+                    *(f"{row[key]:,}" if key in row else "" for key in counts),
+                    row["from"] if row["from"] in ("bundled", "network") else "DUALKG_DATA",
+                    *([Text(row["about"], style="dim")] if wide else []),
+                ]
+                for row in rows
+            ],
+        )
+        cli.stdout.print("\n[dim]Licences, URLs and checksums: dualkg datasets --json[/dim]")
+
+    return cli.Result(rows, show)
+
+
+def _known_graphs() -> list[dict[str, Any]]:
+    """Every graph that can be loaded by name, and where it is loaded from."""
+    from dualkg.data.catalogue import catalogue
+    from dualkg.data.loading import load_graph
+    from dualkg.data.locations import BUNDLED, data_folder, names_in_data_folder
+
+    local = {name.casefold(): name for name in names_in_data_folder()}
+    about = "countries, cities, languages"
+    rows = [{"name": BUNDLED, **load_graph(BUNDLED).counts, "licence": "CC BY 4.0", "from": "bundled", "about": about}]
+    for entry in catalogue().values():
+        source = str(data_folder()) if entry.name.casefold() in local else "network"
+        details = {"address": entry.address, "sha256": entry.sha256, "note": entry.note}
+        licence = {"licence": entry.licence, "from": source, "about": entry.about}
+        rows.append({"name": entry.name, **entry.counts, **licence, **details})
+    known = {name.casefold() for name in catalogue()}
+    for folded, name in local.items():
+        if folded not in known:
+            rows.append({"name": name, "from": str(data_folder()), "about": "not in the catalogue", "licence": ""})
+    return rows
+
+
+@cli.command(threads=False)
+def recipes() -> cli.Result:
+    """List the recipes that ship with dualkg; train one with: dualkg train fb15k-237/complex-dura."""
+    from dualkg.training.recipe import list_recipes, load_recipe
+
+    rows = []
+    for name in list_recipes():
+        recipe = load_recipe(name)
+        regularizer = recipe.regularizer.name
+        facts = {"graph": recipe.data.graph, "model": recipe.model.name, "dim": recipe.model.dim}
+        rows.append({"name": name, **facts, "regularizer": regularizer, "epochs": recipe.training.epochs})
+    columns = ["name", "graph", "model", "regularizer", "dim", "epochs"]
+    return cli.Result(
+        rows, lambda: cli.print_table(columns, [[str(row[key]) for key in columns] for row in rows], left=4)
+    )
+
+
+for function in (
+    *(demo, datasets, recipes, train, resume, tune, evaluate, compare, calibrate, predict, similar, explain),
+    *(complete, extend, index, export, sparsify, sparsity, nuclear_norm, serve),
+):
+    app.command()(function)

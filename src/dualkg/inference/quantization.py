@@ -45,11 +45,12 @@ def measure_storage_formats(
     model: Model,
     graph: Graph,
     *,
+    formats: Sequence[StorageFormat] = DENSE,
     shares: Sequence[float] = SHARES,
     split: Split = "test",
     progress: Callable[[int, int], None] | None = None,
 ) -> list[StoragePoint]:
-    """MRR against bytes: float32, bf16, int8, then sparse at each share of zeros; the model stays as it is.
+    """MRR and bytes of the dense formats, then of sparse tables with each share of zeros; the model is not changed.
 
     Questions and candidates both are read from the form, as an exact index in that form compares them.
     """
@@ -57,18 +58,20 @@ def measure_storage_formats(
         raise RequestError(f"{graph.name} has no {split} triples to rank.")
     known = KnownAnswers.of(graph)
     points: list[StoragePoint] = []
-    for storage, share, source in _forms(model, shares):
+    for storage, share, source in _forms(model, formats, shares):
         kept, num_bytes = as_kept(source, storage)
         points.append(StoragePoint(storage, share, num_bytes, evaluate(kept, graph, split=split, known=known).metrics))
         if progress:
-            progress(len(points), len(DENSE) + len(shares))
+            progress(len(points), len(formats) + len(shares))
     return points
 
 
-def _forms(model: Model, shares: Sequence[float]) -> Iterator[tuple[StorageFormat, float, Model]]:
+def _forms(
+    model: Model, formats: Sequence[StorageFormat], shares: Sequence[float]
+) -> Iterator[tuple[StorageFormat, float, Model]]:
     """Each form, the share of zeros in it, and the model that is brought into it."""
-    thresholds = find_thresholds(entity_tables(model).values(), shares)
-    for storage in DENSE:
+    thresholds = find_thresholds(entity_tables(model).values(), shares) if shares else []
+    for storage in formats:
         yield storage, 0.0, model
     for share, threshold in zip(shares, thresholds, strict=True):
         yield "sparse", share, sparsified(model, threshold)

@@ -46,7 +46,7 @@ def dualkg(run_cli, monkeypatch, runs):
     return run_cli
 
 
-def test_one_is_better(dualkg):
+def test_the_better_run_is_named(dualkg):
     code, out, _ = dualkg("compare", "dura", "cp", "--samples", 500)
     assert code == 0
     assert "ComplEx-DURA is better by ." in out
@@ -56,14 +56,14 @@ def test_one_is_better(dualkg):
     assert "ComplEx-DURA is better by ." in dualkg("compare", "cp", "dura", "--samples", 500)[1]
 
 
-def test_a_run_and_itself(dualkg):
+def test_a_run_compared_to_itself(dualkg):
     code, out, _ = dualkg("compare", "dura", "dura", "--differences", 5)
     assert code == 0
     assert "The difference of .0000 is within noise (95 %: .0000 to .0000)." in out
     assert "dura is better on 0%, worse on 0% and equal on 100% of the 24 triples." in out
 
 
-def test_json_is_what_the_arrays_say(dualkg, runs):
+def test_json_equals_compare_ranks(dualkg, runs):
     told = json.loads(dualkg("compare", "dura", "cp", "--seed", 3, "--samples", 500, "--json")[1])
     one, other = (load_ranks(runs / name / "ranks-test.parquet").mean[None] for name in ("dura", "cp"))
     expected = compare_ranks(one, other, samples=500, seed=3)
@@ -74,7 +74,7 @@ def test_json_is_what_the_arrays_say(dualkg, runs):
     assert told["mrr"]["a"] == json.loads((runs / "dura" / "report.json").read_text())["test"]["metrics"]["mrr"]
 
 
-def test_a_folder_of_seeds_is_their_mean(dualkg, runs):
+def test_a_folder_of_seeds_is_compared_by_its_mean(dualkg, runs):
     told = json.loads(dualkg("compare", "seeds", "dura", "--split", "valid", "--samples", 500, "--json")[1])
     reports = [json.loads((runs / "seeds" / f"seed-{i}" / "report.json").read_text()) for i in range(2)]
     assert told["mrr"]["a"] == pytest.approx(sum(report["valid"]["metrics"]["mrr"] for report in reports) / 2)
@@ -82,7 +82,7 @@ def test_a_folder_of_seeds_is_their_mean(dualkg, runs):
     assert "ComplEx is the mean of 2 seeds." in dualkg("compare", "seeds", "dura", "--samples", 500)[1]
 
 
-def test_seeds_that_are_not_finished_are_left_out_and_told(dualkg, runs, tmp_path):
+def test_unfinished_seeds_are_left_out_with_a_note(dualkg, runs, tmp_path):
     shutil.copytree(runs / "seeds", tmp_path / "some")
     (tmp_path / "some" / "seed-1" / "report.json").unlink()
     code, _, err = dualkg("compare", tmp_path / "some", "dura", "--samples", 500)
@@ -91,13 +91,13 @@ def test_seeds_that_are_not_finished_are_left_out_and_told(dualkg, runs, tmp_pat
     (tmp_path / "some" / "seed-0" / "report.json").unlink()
     code, _, err = dualkg("compare", tmp_path / "some", "dura")
     assert code == 2
-    assert "holds no finished run. " in err
+    assert "has no finished run. " in err
 
 
 def test_by_and_differences(dualkg):
     code, out, _ = dualkg("compare", "dura", "cp", "--by", "direction", "--differences", 3, "--samples", 500)
     assert code == 0
-    assert "p is corrected for 2 looks (Holm)" in out
+    assert "p is corrected for 2 tests (Holm)" in out
     assert out.count("(e") + out.count("(?, r") == 3
     told = json.loads(
         dualkg("compare", "dura", "cp", "--by", "relation", "--differences", 3, "--samples", 500, "--json")[1]
@@ -109,7 +109,7 @@ def test_by_and_differences(dualkg):
     assert told["differences"][0]["head"].startswith("e")
 
 
-def test_ranks_that_were_not_kept_are_made(dualkg):
+def test_ranks_that_are_not_saved_are_computed(dualkg):
     told = json.loads(dualkg("compare", "dura", "cp", "--split", "train", "--samples", 500, "--json")[1])
     assert told["num_triples"] == 84
 
@@ -119,7 +119,7 @@ def test_runs_of_different_recipes_have_no_mean(dualkg, runs, tmp_path):
         shutil.copytree(runs / name, tmp_path / "mixed" / f"seed-{number}")
     code, _, err = dualkg("compare", tmp_path / "mixed", "dura")
     assert code == 2
-    assert "are not of one recipe, so they have no mean. Name one of them." in err
+    assert "have different recipes, so they have no mean. Name one of them." in err
 
 
 @pytest.mark.parametrize(
@@ -129,22 +129,22 @@ def test_runs_of_different_recipes_have_no_mean(dualkg, runs, tmp_path):
         (["cp", "dura/recipe.toml"], "dura/recipe.toml is a file; the folder of a run was expected"),
         (["cp", "world"], "cp is of made and world of world; only runs of the same graph can be compared."),
         (["cp", "reordered"], "cp and reordered are both of made, but the data were not the same"),
-        (["untested", "untested"], "The graph of untested has no test triples to compare by."),
+        (["untested", "untested"], "The graph of untested has no test triples to compare."),
         (["cp", "dura", "--samples", 5], "A 95 % interval needs at least 100 samples; 5 were asked for."),
         (["cp", "dura", "--seed", -1], "A seed is at least 0; -1 came."),
-        (["cp", "dura", "--split", "tset"], "--split is one of train, valid, test; 'tset' came."),
-        (["cp", "dura", "--by", "colour"], "--by is one of relation, direction, cardinality; 'colour' came."),
+        (["cp", "dura", "--split", "tset"], "--split should be one of train, valid, test; got 'tset'."),
+        (["cp", "dura", "--by", "colour"], "--by should be one of relation, direction, cardinality; got 'colour'."),
         (["cp", "dura", "--differences", -1], "--differences"),
         (["cp"], "RUN_B"),
     ],
 )
-def test_nonsense_gets_a_sentence_and_exit_2(dualkg, words, sentence):
+def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):
     code, out, err = dualkg("compare", *words)
     assert (code, out) == (2, "")
     assert sentence in err
 
 
-def test_a_record_is_compared_as_the_runs_it_was_made_of(dualkg, runs, tmp_path):
+def test_a_record_equals_its_runs(dualkg, runs, tmp_path):
     kept = record([runs / "world"], tmp_path / "records" / "cp").folder
     told = json.loads(dualkg("compare", kept, "world", "--samples", 100, "--differences", 1, "--json")[1])
     assert told["a"]["seeds"] == told["b"]["seeds"] == [0]
@@ -152,15 +152,15 @@ def test_a_record_is_compared_as_the_runs_it_was_made_of(dualkg, runs, tmp_path)
     assert told["equal"] == 1
     code, _, err = dualkg("compare", kept, "world", "--split", "valid")
     assert code == 2
-    assert "has those of test alone. Compare the runs instead." in err
+    assert "has those of test only. Compare the runs instead." in err
     (kept / "ranks.parquet").unlink()
     assert "has none. Compare the runs instead." in dualkg("compare", kept, "world")[2]
 
 
-def test_a_record_of_other_data_is_told(dualkg, runs, tmp_path):
+def test_a_record_of_other_data_is_refused(dualkg, runs, tmp_path):
     kept = record([runs / "world"], tmp_path / "records" / "cp").folder
     found = json.loads((kept / "record.json").read_text())
     for run in found["runs"]:
         run["environment"]["data"] = "other"
     (kept / "record.json").write_text(json.dumps(found))
-    assert "was recorded on other data than world is here" in dualkg("compare", kept, "world")[2]
+    assert "was recorded with different data than world has here" in dualkg("compare", kept, "world")[2]

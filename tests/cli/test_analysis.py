@@ -1,4 +1,4 @@
-"""`sparsify`, `sparsity` and `bound`, as people type them."""
+"""`sparsify`, `sparsity` and `nuclear-norm`, as people type them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def dualkg(run_cli, monkeypatch, tmp_path, small_graph):
     return run_cli
 
 
-def test_sparsify_then_ask(dualkg, tmp_path):
+def test_a_sparse_run_can_be_used_like_any_other(dualkg, tmp_path):
     code, out, err = dualkg("sparsify", "run", "--share", 0.7)
     assert code == 0
     assert "made test" in out
@@ -42,11 +42,11 @@ def test_sparsity(dualkg):
     assert told[0]["metrics"]["num_queries"] == 40
 
 
-def test_bound(dualkg):
-    code, out, _ = dualkg("bound", "run")
+def test_nuclear_norm(dualkg):
+    code, out, _ = dualkg("nuclear-norm", "run")
     assert code == 0
     assert "bound on the nuclear 2-norm" in out
-    told = json.loads(dualkg("bound", "run", "--plain", 0.5, "--mapped", 1.5, "--json")[1])
+    told = json.loads(dualkg("nuclear-norm", "run", "--plain", 0.5, "--mapped", 1.5, "--json")[1])
     assert told["trained"]["bound"] > told["rebalanced"]["bound"]
     assert told["rebalanced"]["bound"] == pytest.approx(told["trained"]["components"])
 
@@ -57,12 +57,15 @@ def test_bound(dualkg):
         (["sparsify", "run", "--share", 1], "A share of zeros is at least 0 and below 1; 1 came."),
         (["sparsify", "run", "--share", 0.5, "--out", "run"], "run exists already"),
         (["sparsify", "nowhere", "--share", 0.5], "nowhere does not exist"),
-        (["sparsity", "run", "--shares", "half"], "--shares is a list of numbers such as 0,0.5,0.9; 'half' came."),
-        (["sparsity", "run", "--split", "tset"], "--split is one of train, valid, test"),
-        (["bound", "run", "--plain", 0], "both are above 0; plain is 0.0, mapped 1.0"),
+        (
+            ["sparsity", "run", "--shares", "half"],
+            "--shares should be a list of numbers such as 0,0.5,0.9",
+        ),
+        (["sparsity", "run", "--split", "tset"], "--split should be one of train, valid, test"),
+        (["nuclear-norm", "run", "--plain", 0], "both are above 0; plain is 0.0, mapped 1.0"),
     ],
 )
-def test_nonsense_gets_a_sentence_and_exit_2(dualkg, words, sentence):
+def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):
     code, out, err = dualkg(*words)
     assert (code, out) == (2, "")
     assert sentence in err

@@ -1,4 +1,4 @@
-"""The commands, as people type them: what they print, and what they answer to nonsense."""
+"""The commands, as users type them: what they print, and how they refuse wrong requests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.cli.predict import _without_itself
-from dualkg.inference.predictor import Answer
+from dualkg.cli.predict import without_self_loops
+from dualkg.inference.predictor import Prediction
 from tests.conftest import graph_of
 
 
@@ -28,7 +28,7 @@ QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1)
 
 @pytest.fixture(scope="module")
 def world_run(tmp_path_factory) -> Path:
-    """A run on world, trained once for all tests that only ask."""
+    """A run on world, trained once for all tests that only read it."""
     folder = tmp_path_factory.mktemp("cli") / "world"
     words = [sys.executable, "-m", "dualkg", "train", "world", "--dim", "16", "--epochs", "3", "--out", str(folder)]
     subprocess.run(words, check=True, capture_output=True)
@@ -39,7 +39,18 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
     told = dualkg("--help")
     assert told.code == 0
     assert len(told.out.splitlines()) <= 36
-    for command in ("demo", "datasets", "train", "resume", "evaluate", "predict", "similar", "export"):
+    for command in (
+        "demo",
+        "datasets",
+        "recipes",
+        "train",
+        "resume",
+        "tune",
+        "evaluate",
+        "predict",
+        "similar",
+        "export",
+    ):
         assert f" {command} " in told.out
 
 
@@ -47,8 +58,8 @@ def test_version(dualkg):
     assert dualkg("--version").out.strip() == "0.1.0"
 
 
-def test_what_a_command_loads_is_hardly_searched_for_garbage():
-    """It stays as long as the process; to go through it takes most of a second."""
+def test_the_garbage_collector_rarely_runs():
+    """What a command imports stays as long as the process; collecting it takes most of a second."""
     code = (
         "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count() > 10_000))\n"
         "searched = []; gc.callbacks.append(lambda phase, about: searched.append(phase))\n"
@@ -73,7 +84,7 @@ def test_datasets(dualkg):
     assert all(row["licence"] for row in rows.values())
 
 
-def test_datasets_shows_what_lies_in_the_data_folder(dualkg, data_folder):
+def test_datasets_lists_the_graphs_of_the_data_folder(dualkg, data_folder):
     rows = {row["name"]: row for row in dualkg("datasets", "--json").json}
     assert rows["WN18RR"]["from"] == str(data_folder)
     assert rows["YAGO3-10-quarter"]["about"] == "not in the catalogue"
@@ -84,12 +95,12 @@ def write_triples(path: Path, *, separator: str = "\t", n: int = 60) -> None:
     path.write_text("\n".join(separator.join(row) for row in rows), encoding="utf-8")
 
 
-def test_one_s_own_file_with_no_other_choice(dualkg, tmp_path):
+def test_a_file_of_triples_without_options(dualkg, tmp_path):
     write_triples(tmp_path / "mine.tsv")
     told = dualkg("train", "mine.tsv")
     assert told.code == 0
     assert "mine test" in told.out
-    assert "Kept in runs/mine" in told.err
+    assert "Saved to runs/mine" in told.err
     asked = dualkg("predict", "runs/mine", "--head", "thing7", "--relation", "shape", "--top", 2)
     assert asked.code == 0
     assert "shape3" in asked.out
@@ -113,7 +124,7 @@ def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     assert "mean ± sd" in dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3).out
 
 
-def test_evaluate_repeats_what_training_reported(dualkg, world_run):
+def test_evaluate_equals_the_report_of_the_training(dualkg, world_run):
     told = dualkg("evaluate", world_run, "--json").json
     assert told["metrics"] == json.loads((world_run / "report.json").read_text())["test"]["metrics"]
 
@@ -125,21 +136,21 @@ def test_evaluate_by(dualkg, world_run, by, row):
 
 def test_predict_in_all_directions(dualkg, world_run):
     tails = dualkg("predict", world_run, "--head", "France", "--relation", "borders", "--top", 5, "--json").json
-    assert len(tails["answers"]) == 5
-    assert all(answer["known"] == (answer["split"] is not None) for answer in tails["answers"])
+    assert len(tails["predictions"]) == 5
+    assert all(answer["known"] == (answer["split"] is not None) for answer in tails["predictions"])
     new = dualkg("predict", world_run, "--head", "France", "--relation", "borders", "--new", "--json").json
-    assert not any(answer["known"] for answer in new["answers"])
+    assert not any(answer["known"] for answer in new["predictions"])
     heads = dualkg("predict", world_run, "--relation", "currency", "--tail", "Euro")
     assert "(?, currency, Euro)" in heads.out
     between = dualkg("predict", world_run, "--head", "France", "--tail", "Paris", "--top", 15, "--json").json
-    assert {answer["name"]: answer["split"] for answer in between["answers"]}["capital"] == "train"
+    assert {answer["name"]: answer["split"] for answer in between["predictions"]}["capital"] == "train"
     one = dualkg("predict", world_run, "--head", "France", "--relation", "capital", "--tail", "Paris", "--json").json
-    assert one["answers"][0]["split"] == "train"
+    assert one["predictions"][0]["split"] == "train"
 
 
 @pytest.mark.parametrize("given", ["--head", "--tail"])
-def test_an_entity_is_no_answer_about_itself(dualkg, world_run, given):
-    """Though of a relation that is nearly its own inverse a model scores nothing higher."""
+def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
+    """Although models score it highest for a relation that is nearly symmetric."""
     run = kg.load_run(world_run)
     predictor, ask = (
         kg.Predictor(run.model, run.graph),
@@ -148,18 +159,18 @@ def test_an_entity_is_no_answer_about_itself(dualkg, world_run, given):
     scored = (
         predictor.tails("France", "borders", k=6) if given == "--head" else predictor.heads("borders", "France", k=6)
     )
-    told = dualkg(*ask, "--top", 5, "--json").json["answers"]
+    told = dualkg(*ask, "--top", 5, "--json").json["predictions"]
     assert [answer["name"] for answer in told] == [answer.name for answer in scored if answer.name != "France"][:5]
     assert "France" in [answer.name for answer in scored]
 
 
-def test_where_entities_are_often_their_own_answers_they_stay():
+def test_self_loops_stay_for_relations_that_have_them():
     graph = graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)])
-    answers = [Answer("e0", "e0", 0, 1.0), Answer("e1", "e1", 1, 0.5)]
-    assert _without_itself(answers, "e0", "r0", graph) == answers
-    assert _without_itself(answers, "e0", "r1", graph) == answers[1:]
+    answers = [Prediction("e0", "e0", 0, 1.0), Prediction("e1", "e1", 1, 0.5)]
+    assert without_self_loops(answers, "e0", "r0", graph) == answers
+    assert without_self_loops(answers, "e0", "r1", graph) == answers[1:]
     known = [replace(answers[0], split="valid"), answers[1]]
-    assert _without_itself(known, "e0", "r1", graph) == known
+    assert without_self_loops(known, "e0", "r1", graph) == known
 
 
 def test_similar(dualkg, world_run):
@@ -202,7 +213,7 @@ def damaged(folder: Path) -> None:
         (["train", "bad.toml"], "bad.toml: training.epoch is not a choice of [training]. Did you mean 'epochs'?"),
         (["train", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["train", "good.tsv", "--split", "80/30"], "three shares in percent that make 100"),
-        (["train", "good.tsv", "--columns", "1,2"], "--columns names three columns"),
+        (["train", "good.tsv", "--columns", "1,2"], "--columns should name three columns"),
         (["train", "good.tsv", "--model", "Complex"], "Did you mean 'ComplEx'"),
         (["train", "good.tsv", "--regularizer", "N4"], "No regularizer is named 'N4'."),
         (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
@@ -212,7 +223,10 @@ def damaged(folder: Path) -> None:
         (["train", "good.tsv", "--model", ":X"], "':X' cannot be imported"),
         (["train", "good.tsv", "--columns", "²,1,3"], "²"),
         (["train", "good.tsv", "--set", "optimizer.learning_rate=inf"], "should be a finite number"),
-        (["train", "good.tsv", "--set", "data.graph=other.tsv"], "so data.graph is not set"),
+        (
+            ["train", "good.tsv", "--set", "data.graph=other.tsv"],
+            "because the graph is good.tsv",
+        ),
         (["train", "good.tsv", "--set", "training.epoch=1"], "--set: training.epoch is not a choice"),
         (["train", "good.tsv", "--dim", "99999999999"], "GiB for its tables"),
         (["resume", "nowhere"], "nowhere does not exist"),
@@ -221,7 +235,7 @@ def damaged(folder: Path) -> None:
         (["similar", "good.tsv", "a"], "good.tsv is a file; the folder of a run was expected"),
     ],
 )
-def test_nonsense_gets_a_sentence_and_exit_2_and_leaves_nothing(dualkg, tmp_path, words, sentence):
+def test_wrong_requests_exit_with_2_and_write_nothing(dualkg, tmp_path, words, sentence):
     damaged(tmp_path)
     told = dualkg(*words)
     assert told.code == 2
@@ -238,23 +252,23 @@ def test_nonsense_gets_a_sentence_and_exit_2_and_leaves_nothing(dualkg, tmp_path
             "No entity is named 'Frence' among the 1,945 known. Did you mean 'French', 'France'",
         ),
         (["--head", "France", "--relation", "capitol"], "Did you mean 'capital'"),
-        (["--head", "France"], "gives two of --head, --relation and --tail"),
+        (["--head", "France"], "needs at least two of --head, --relation and --tail"),
         (["--head", "France", "--relation", "capital", "--top", "0"], "--top"),
     ],
 )
-def test_questions_that_make_no_sense(dualkg, world_run, words, sentence):
+def test_wrong_queries_exit_with_2(dualkg, world_run, words, sentence):
     told = dualkg("predict", world_run, *words)
     assert told.code == 2
     assert sentence in told.err
 
 
-def test_choices_of_evaluate(dualkg, world_run):
+def test_wrong_options_of_evaluate(dualkg, world_run):
     told = dualkg("evaluate", world_run, "--by", "colour")
-    assert "--by is one of relation, direction, cardinality; 'colour' came" in told.err
+    assert "--by should be one of relation, direction, cardinality; got 'colour'" in told.err
     assert dualkg("evaluate", world_run, "--split", "tset").code == 2
 
 
-def test_divergence_is_exit_1(dualkg):
+def test_divergence_exits_with_1(dualkg):
     told = dualkg(
         "train",
         "world",
@@ -270,19 +284,19 @@ def test_divergence_is_exit_1(dualkg):
     assert "Training diverged in epoch" in told.err
 
 
-def test_what_the_system_refuses_is_a_sentence_and_exit_1(dualkg, tmp_path):
+def test_an_error_of_the_system_exits_with_1_and_a_sentence(dualkg, tmp_path):
     (tmp_path / "file").touch()
     told = dualkg("train", "world", *QUICK, "--out", "file/run")
     assert told.code == 1
     assert "file" in told.err
 
 
-def test_odd_folders_and_names_are_shown_as_they_are(dualkg, tmp_path):
+def test_special_characters_are_printed_unchanged(dualkg, tmp_path):
     rows = [f"back\\{i}\t[red]\tb[/]{j}\n" for i in range(6) for j in range(6)]
     (tmp_path / "mine.tsv").write_text("".join(rows))
     told = dualkg("train", "mine.tsv", *QUICK, "--out", "runs/my [odd] one")
     assert told.code == 0
-    assert "Kept in runs/my [odd] one." in told.err
+    assert "Saved to runs/my [odd] one." in told.err
     assert "'runs/my [odd] one'" in told.err
     asked = dualkg("predict", "runs/my [odd] one", "--head", "back\\1", "--relation", "[red]")
     assert "(back\\1, [red], ?)" in asked.out

@@ -6,7 +6,7 @@ import pyarrow.parquet
 import pytest
 
 import dualkg as kg
-from dualkg.cli import complete
+from dualkg.cli import common
 from dualkg.inference import completion_search
 from tests.inference.completion.brute_force import random_graph
 
@@ -19,19 +19,19 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_list_is_written_and_its_best_are_shown(run_cli, run, tmp_path):
+def test_the_triples_are_written_and_the_best_are_printed(run_cli, run, tmp_path):
     out = tmp_path / "new.tsv"
     told = run_cli("complete", run, "--top", 50, "--out", out)
     assert told.code == 0, told.err
     lines = out.read_text().splitlines()
     assert lines[0].startswith("rank\thead\trelation\ttail\tprobability")
     assert len(lines) == 51
-    assert "50 new triples are in" in told.err
+    assert "50 new triples are saved in" in told.err
     assert lines[1].split("\t")[1] in told.out
     assert [path.name for path in tmp_path.iterdir()] == ["new.tsv"]
 
 
-def test_options_narrow_it(run_cli, run, tmp_path):
+def test_options_restrict_the_candidates(run_cli, run, tmp_path):
     out = tmp_path / "new.parquet"
     words = ("--relation", "r1", "--head", "e3", "--head", "e4", "--types", "--min-probability", 0.0001, "--json")
     told = run_cli("complete", run, "--out", out, *words)
@@ -43,10 +43,10 @@ def test_options_narrow_it(run_cli, run, tmp_path):
     assert {row["head"] for row in rows} <= {"e3", "e4"}
 
 
-def test_the_check_is_a_table_and_json(run_cli, run):
+def test_check_prints_a_table_or_json(run_cli, run):
     told = run_cli("complete", run, "--check", "--top", 500)
     assert told.code == 0, told.err
-    assert "test triples in it" in told.out
+    assert "test triples found" in told.out
     found = run_cli("complete", run, "--check", "--top", 500, "--json").json
     assert found["sizes"] == [100, 500]
     assert len(found["found"]) == len(found["by_degree"]) == len(found["at_random"]) == 2
@@ -61,7 +61,7 @@ def test_the_check_is_a_table_and_json(run_cli, run):
         (("--out", "new.tsv", "--head", "e33"), "No entity is named 'e33' among the 20 known. Did you mean"),
         (("--out", "new.tsv", "--min-probability", "2"), "A probability is between 0 and 1"),
         (("--out", "new.tsv", "--top", "0"), "At least one triple must be asked for; top is 0"),
-        (("--check", "--out", "new.tsv"), "--check writes no list"),
+        (("--check", "--out", "new.tsv"), "--check writes no file"),
     ],
 )
 def test_refusals(run_cli, run, tmp_path, monkeypatch, words, sentence):
@@ -72,7 +72,7 @@ def test_refusals(run_cli, run, tmp_path, monkeypatch, words, sentence):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_there_stays(run_cli, run, tmp_path):
+def test_an_existing_file_is_not_replaced(run_cli, run, tmp_path):
     (tmp_path / "new.tsv").write_text("mine")
     told = run_cli("complete", run, "--out", tmp_path / "new.tsv")
     assert (told.code, (tmp_path / "new.tsv").read_text()) == (2, "mine")
@@ -88,11 +88,11 @@ def test_a_run_that_is_not_finished_is_refused(run_cli, run, tmp_path):
     assert f"The run {unfinished} is not finished" in told.err
 
 
-def test_stopped_it_says_how_to_go_on(run_cli, run, tmp_path, monkeypatch):
+def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypatch):
     out, checkpoint = tmp_path / "new.tsv", tmp_path / "new.tsv.checkpoint"
     whole = run_cli("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
     monkeypatch.setitem(completion_search.SCORES, "cpu", 60)
-    progress = complete._progress
+    progress = common.progress_bar
 
     def stopped(title):
         from contextlib import contextmanager
@@ -108,13 +108,13 @@ def test_stopped_it_says_how_to_go_on(run_cli, run, tmp_path, monkeypatch):
 
         return manager()
 
-    monkeypatch.setattr(complete, "_progress", stopped)
+    monkeypatch.setattr(common, "progress_bar", stopped)
     told = run_cli("complete", run, "--top", 20, "--out", out)
     assert told.code == 130
-    assert "stopped. The same command goes on from there" in told.err
+    assert "stopped. Run the same command again to resume" in told.err
     assert checkpoint.exists()
     assert not out.exists()
-    monkeypatch.setattr(complete, "_progress", progress)
+    monkeypatch.setattr(common, "progress_bar", progress)
     told = run_cli("complete", run, "--top", 21, "--out", out)
     assert told.code == 2
     assert "top was 20 and is now 21" in told.err

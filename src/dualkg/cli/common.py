@@ -1,0 +1,195 @@
+"""What the commands share: options, the wrapper around every command, tables, JSON and progress bars."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+
+from dualkg.errors import RequestError
+
+if TYPE_CHECKING:
+    from dualkg.evaluation.report import Metrics
+    from dualkg.training.run import Run
+    from dualkg.training.trainer import ProgressEvent
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.", show_default=False)]
+Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1 (default: a GPU if available).")]
+Threads = Annotated[int | None, Option(min=1, help="Number of CPU threads (default: all cores).")]
+Json = Annotated[bool, Option("--json", help="Print JSON.")]
+SplitName = Annotated[str, Option(help="train, valid or test.")]
+By = Annotated[str | None, Option(help="Also report by relation, direction or cardinality.")]
+Columns = Annotated[str | None, Option(help="Columns of head, relation and tail, by name or number: s,p,o or 1,3,2.")]
+SPLITS = ("train", "valid", "test")
+GROUPS = ("relation", "direction", "cardinality")
+
+
+class Result(NamedTuple):
+    """What a command returns: `data` for --json, and a function that prints it as tables."""
+
+    data: Any
+    show: Callable[[], None]
+
+
+Command = Callable[..., Result | None]
+
+
+def command(*, threads: bool = True, json: bool = True) -> Callable[[Command], Callable[..., None]]:
+    """Add --threads and --json to a command; set the threads, run it, and print its result."""
+
+    def wrap(function: Command) -> Callable[..., None]:
+        signature = inspect.signature(function, eval_str=True)
+        shared = {"threads": (threads, Threads, None), "as_json": (json, Json, False)}
+        added = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            for name, (wanted, annotation, default) in shared.items()
+            if wanted and name not in signature.parameters
+        ]
+
+        @functools.wraps(function)
+        def run(**options: Any) -> None:
+            values = {parameter.name: options.pop(parameter.name, parameter.default) for parameter in added}
+            set_threads(values.get("threads"))
+            result = function(**options)
+            if result is not None:
+                print_json(result.data) if values.get("as_json") else result.show()
+
+        parameters = [*signature.parameters.values(), *added]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return wrap
+
+
+def set_threads(threads: int | None) -> None:
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def load_on_device(path: Path, device: str | None) -> Run:
+    """Load a run and move its model to a device."""
+    from dualkg.training.api import choose_device
+    from dualkg.training.run import load_run
+
+    run = load_run(path)
+    run.model.to(choose_device(device))
+    return run
+
+
+def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None:
+    if value is not None and value not in choices:
+        raise RequestError(f"{option} should be one of {', '.join(choices)}; got '{value}'.")
+
+
+def parse_columns(text: str) -> list[str | int]:
+    """`s,p,o` or `1,3,2` → the columns of head, relation and tail."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 3:
+        raise RequestError(f"--columns should name three columns, head,relation,tail; got '{text}'.")
+    return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def parse_numbers(option: str, text: str) -> list[float]:
+    """`0,0.5,0.9` → [0.0, 0.5, 0.9]."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise RequestError(f"{option} should be a list of numbers such as 0,0.5,0.9; got '{text}'.") from None
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+Cell = str | Text
+
+
+def print_table(
+    columns: Sequence[Cell],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    left: int = 1,
+    bold: Callable[[Sequence[Cell]], bool] = lambda row: False,
+    console: Console = stdout,
+) -> None:
+    """Print a table without lines: `left` columns of names that may fold, then numbers that are never cut.
+
+    Strings are printed as they are: a name may contain anything, also markup.
+    """
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        name = number < left or column == ""
+        justify, overflow = ("left", "fold") if name else ("right", "ellipsis")
+        table.add_column(_text(column), justify=justify, overflow=overflow, no_wrap=not name)  # type: ignore[arg-type]
+    for row in rows:
+        table.add_row(*map(_text, row), style="bold" if bold(row) else None)
+    needed = Measurement.get(console, console.options.update(max_width=1000), table).minimum
+    (console if needed <= console.width else Console(highlight=False, width=needed)).print(table)
+
+
+def _text(cell: Cell) -> Text:
+    return Text(cell) if isinstance(cell, str) else cell
+
+
+def print_metrics(rows: dict[str, Metrics], *, title: str = "") -> None:
+    from dualkg.evaluation.report import COLUMNS
+
+    print_table([title, *COLUMNS, "MR", "queries"], [[name, *metrics.row()] for name, metrics in rows.items()])
+
+
+def print_reports(run: Run) -> None:
+    print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
+
+
+def note(text: str, *, style: str | None = "dim") -> None:
+    """Print a line on stderr."""
+    stderr.print(Text(text, style=style or ""), soft_wrap=True)
+
+
+def note_saved(path: object, *, next_command: Sequence[str] = (), purpose: str = "") -> None:
+    """Print on stderr where the result is saved, and a command to try next."""
+    stderr.print(Text.assemble("\nSaved to ", (str(path), "bold"), f". {purpose}".rstrip()), soft_wrap=True)
+    if next_command:
+        stderr.print(Text(f"  {shlex.join(['dualkg', *next_command])}"), soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[..., None]]:
+    """A progress bar on stderr, updated by `(done, total, text)`; it is only shown on a terminal."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    facts = TextColumn("{task.fields[text]}", markup=False)
+    with Progress(*columns, facts, TimeRemainingColumn(), console=stderr, transient=True) as bar:
+        task = bar.add_task(title, total=None, text="")
+        yield lambda done, total, text="": bar.update(task, completed=done, total=total, text=text)
+
+
+@contextmanager
+def training_progress(title: str) -> Iterator[Callable[[ProgressEvent], None]]:
+    """A progress bar of a training."""
+    with progress_bar(title) as update:
+
+        def on_progress(event: ProgressEvent) -> None:
+            best = "" if event.mrr is None else f"  best valid MRR {event.mrr:.4f}"
+            done = (event.epoch - 1) * event.steps + event.step
+            text = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}{best}"
+            update(done, event.epochs * event.steps, text)
+
+        yield on_progress

@@ -1,0 +1,116 @@
+"""`calibrate` and `evaluate`, as users type them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import dualkg as kg
+from dualkg.analysis.figures import draw_reliability
+from dualkg.inference.classification import corrupt_triples, read_negatives
+
+
+@pytest.fixture
+def run(small_graph, tmp_path) -> kg.Run:
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
+    return kg.train(model, small_graph, epochs=3, out=tmp_path / "run")
+
+
+def test_calibrate_prints_and_saves_its_checks(run_cli, run, tmp_path):
+    result = run_cli("calibrate", run.folder, "--json", "--figure", tmp_path / "drawn")
+    assert result.code == 0, result.err
+    facts = result.json
+    assert facts["calibration"]["overall"]["num_true"] == 40
+    assert facts["coverage"]["overall"]["num_queries"] == 40
+    assert facts["figures"] == [str(tmp_path / "drawn.png"), str(tmp_path / "drawn.svg")]
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+    saved = json.loads((run.folder / "calibration.json").read_text())
+    assert saved["checks"]["coverage"] == facts["coverage"]
+
+
+def test_calibrate_prints_tables(run_cli, run):
+    out = run_cli("calibrate", run.folder, "--coverage", 0.8).out
+    for words in ("ECE", "Brier", "with p ≥ .01", "predicted", "prediction sets for 80%", "for heads", "r3"):
+        assert words in out
+
+
+def test_a_damaged_calibration_can_be_overwritten(run_cli, run):
+    (run.folder / "calibration.json").write_text("{")
+    damaged = run_cli("calibrate", run.folder)
+    assert damaged.code == 2
+    assert "is damaged: it is not JSON" in damaged.err
+    assert run_cli("calibrate", run.folder, "--overwrite").code == 0
+    assert run_cli("calibrate", run.folder).code == 0
+
+
+def test_relation_prediction(run_cli, run):
+    facts = run_cli("evaluate", run.folder, "--task", "relation", "--json").json
+    assert facts["metrics"] == kg.evaluate_relations(run.model, run.graph).as_dict()
+    assert "(head, ?, tail)" in run_cli("evaluate", run.folder, "--task", "relation", "--split", "valid").out
+
+
+def test_classification_with_sampled_negatives(run_cli, run):
+    out = run_cli("evaluate", run.folder, "--task", "classification", "--by", "relation").out
+    for words in ("accuracy", "F1", "AUC", "made test", "r0", "False triples: sampled"):
+        assert words in out
+
+
+def test_classification_with_given_negatives(run_cli, run, tmp_path):
+    """CoDEx has valid_negatives.txt and test_negatives.txt in one folder; naming one finds the other."""
+    for split in ("valid", "test"):
+        false = corrupt_triples(run.graph, run.graph.split(split), seed=3).tolist()
+        text = "".join(f"e{head}\tr{relation}\te{tail}\n" for head, relation, tail in false)
+        (tmp_path / f"{split}_negatives.txt").write_text(text)
+    path = tmp_path / "test_negatives.txt"
+    facts = run_cli("evaluate", run.folder, "--task", "classification", "--negatives", path, "--json").json
+    assert (facts["negatives"], facts["valid_negatives"]) == ("given", "given")
+    assert facts["metrics"]["num_false"] == len(read_negatives(path, run.graph)) == 20
+
+
+def test_storage_formats(run_cli, run):
+    out = run_cli("evaluate", run.folder, "--storage", "float32,bf16,int8,sparse:0.5").out
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["float32", "bf16", "int8", "sparse"]
+    points = run_cli("evaluate", run.folder, "--storage", "int8, sparse", "--split", "valid", "--json").json
+    assert [point["name"] for point in points[:3]] == ["int8", "sparse 50%", "sparse 60%"]
+    dense = run_cli("evaluate", run.folder, "--storage", "float32", "--json").json
+    assert dense[0]["metrics"] == run_cli("evaluate", run.folder, "--json").json["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--task", "clustering"], "--task should be one of link, classification, relation; got 'clustering'."),
+        (["--task", "relation", "--by", "relation"], "--task relation reports totals only. Leave out --by."),
+        (["--task", "relation", "--negatives", "x.tsv"], "--negatives is for --task classification"),
+        (["--task", "classification", "--by", "direction"], "can be reported by relation; got 'direction'."),
+        (["--task", "classification", "--negatives", "nowhere.tsv"], "There is no file nowhere.tsv"),
+        (["--storage", "int8", "--by", "relation"], "--storage reports totals only. Leave out --by."),
+        (["--storage", "int8", "--task", "relation"], "--storage reports totals only. Leave out --task relation."),
+        (["--storage", "int9"], "--storage should be one of float32, float16, bf16, int8, sparse; got 'int9'."),
+        (["--storage", "sparse:half"], "--storage sparse:SHARE should be a list of numbers"),
+        (["--storage", "int8", "--split", "all"], "--split should be one of train, valid, test; got 'all'."),
+    ],
+)
+def test_wrong_requests_exit_with_2_and_a_sentence(run_cli, run, words, sentence):
+    result = run_cli("evaluate", run.folder, *words)
+    assert (result.code, result.out) == (2, "")
+    assert sentence in result.err
+
+
+def test_a_diagram_needs_something_to_draw():
+    with pytest.raises(kg.RequestError, match="A reliability diagram needs a panel with a bin in it"):
+        draw_reliability({"ComplEx": []})
+
+
+def test_the_diagram_says_what_it_shows(tmp_path):
+    points = [(0.011, 0.0, 0.003), (0.05, 0.07, 0.01), (0.5, 0.4, 0.02)]
+    panels = {"ComplEx": points, "CP": points}
+    drawing, again = (draw_reliability(panels, graph="world test", ece=0.0123) for _ in range(2))
+    assert "Expected calibration error: 0.0123" in drawing.caption
+    assert "world test" in drawing.caption
+    first, second = drawing.save(tmp_path / "one"), again.save(tmp_path / "other")
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    svg = first[1].read_text()
+    for words in ("ComplEx", "CP", "probability predicted", "share found true", "10%"):
+        assert words in svg

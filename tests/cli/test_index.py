@@ -1,0 +1,56 @@
+"""`index`, as users type it."""
+
+from __future__ import annotations
+
+import pytest
+
+import dualkg as kg
+from dualkg.analysis.sparsity import sparsify
+from dualkg.inference.index_build import load_index
+
+
+@pytest.fixture
+def run(small_graph, tmp_path) -> str:
+    made = kg.Run(kg.ComplEx(small_graph.shape, dim=6, init_scale=1.0), small_graph, kg.Recipe())
+    made.recipe = made.recipe.with_changes({"model.name": "ComplEx", "model.dim": 6})
+    made.report_on("test")
+    return str(made.save(tmp_path / "run"))
+
+
+def test_an_index_is_saved_beside_its_run(run_cli, run):
+    result = run_cli("index", run, "--kind", "exact", "--storage", "bf16")
+    assert result.code == 0
+    for words in ("exact, inner product", "recall@10", "tails and heads"):
+        assert words in result.out
+    assert load_index(f"{run}-index").indexes["tail"].table.storage == "bf16"
+    kg.load_run(run)
+    again = run_cli("index", run, "--kind", "exact")
+    assert again.code == 2
+    assert "run-index exists already. Name a new folder with --out" in again.err
+
+
+def test_a_sparse_run_has_a_sparse_index(run_cli, run):
+    sparsify(run, share=0.5)
+    assert run_cli("index", f"{run}-sparse-0.5", "--kind", "exact").code == 0
+    assert load_index(f"{run}-sparse-0.5-index").indexes["tail"].table.storage == "sparse"
+
+
+def test_json(run_cli, run, tmp_path):
+    facts = run_cli("index", run, "--kind", "exact", "--out", str(tmp_path / "other"), "--json").json
+    assert facts["index"] == str(tmp_path / "other")
+    stats = facts["tables"]["tail"]["stats"]
+    assert stats["recall"] == {"1": 1.0, "10": 1.0, "100": 1.0}
+    assert set(stats) >= {"queries_per_second", "exact_queries_per_second", "bytes", "build_seconds"}
+
+
+def test_an_unknown_kind_is_refused(run_cli, run):
+    result = run_cli("index", run, "--kind", "tree")
+    assert result.code == 2
+    assert "exact, ivf, hnsw, sq8" in result.err
+
+
+def test_predict_with_an_index(run_cli, run):
+    run_cli("index", run, "--kind", "exact")
+    query = ["predict", run, "--head", "e1", "--relation", "r1", "--json"]
+    exact, indexed = (run_cli(*query, *more).json["predictions"] for more in ([], ["--index", f"{run}-index"]))
+    assert [one["name"] for one in indexed] == [one["name"] for one in exact]
