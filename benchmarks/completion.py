@@ -1,7 +1,7 @@
 """Seconds and peak memory of completing FB15k-237: the 10,000 most probable triples that it does not have.
 
-On a CPU among heads and tails that a relation has in train (`types`), on a GPU among all. The weights are trained for a
-event: a model that has learned more rules out more, and takes less time.
+On a CPU among the heads and tails that a relation has in train (`types`), on a GPU among all. The weights are trained
+for a few steps: the more a model has learned, the more candidates its bounds exclude, and the less time it takes.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ JOBS = {
 
 
 def make_weights(job: dict[str, Any], *, device: str, arrays: str, steps: int) -> dict[str, Any]:
-    """Train for a event and keep the tables."""
+    """Train for some steps and save the tables."""
     import dualkg as kg
 
-    asked = Job(**job)
-    graph = kg.load_graph(asked.graph)
-    kind = trials.Job(asked.graph, "ComplEx", asked.dim, 1000)
+    chosen = Job(**job)
+    graph = kg.load_graph(chosen.graph)
+    kind = trials.Job(chosen.graph, "ComplEx", chosen.dim, 1000)
     recipe = trials.recipe_for(kind, engine="auto", precision="float32", epochs=2)
     trainer, _ = trials.train_epochs(recipe, trials.part_of(graph, steps * kind.batch // 4), device)
     peers.write_arrays(Path(arrays), graph, trainer.model)
@@ -82,14 +82,14 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
     from dualkg.inference.calibration import calibrate
     from dualkg.inference.completion import complete
 
-    asked = Job(**job)
-    model, graph = load(asked, arrays)
+    chosen = Job(**job)
+    model, graph = load(chosen, arrays)
     measuring.forget_peak(device)
     model.to(device)
     started = time.perf_counter()
     calibration = calibrate(model, graph)
     calibrating = time.perf_counter() - started
-    choices = {"types": asked.types, "calibration": calibration, "top": asked.top}
+    choices = {"types": chosen.types, "calibration": calibration, "top": chosen.top}
     relations = list(range(5)) if quick else None
     times, worked = [], time.process_time()
     for _ in range(4 if device == "cuda" else 1):
@@ -103,7 +103,7 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
         "calibration_seconds": calibrating,
         "num_found": len(made),
         "least_probability": float(made.probability[-1]),
-        "least_evidence": float(made.log_probability.min()),
+        "least_log_probability": float(made.log_probability.min()),
         "num_entities": graph.shape.num_entities,
         "num_relations": graph.shape.num_relations,
         "width": model.entities.shape[1],

@@ -1,8 +1,7 @@
-"""Seconds of giving an entity a place by a few triples, `predictor.add`, beside the same problem solved plainly.
+"""Seconds of embedding an inductive entity by a few triples, `predictor.add`, beside the same by plain autograd.
 
-Plainly is by autograd through log Σ exp(scores), to a tenth of the slope. The weights are trained for two epochs: where
-they know little, few rivals do not stand for all. `difference` is how far apart the two rows are that solve one and the
-same problem, relative to their length.
+Plain autograd differentiates log Σ exp(scores) in the usual way. The weights are trained for two epochs. `difference`
+is the relative distance of the two solutions of one problem, `batch_seconds` the time of each of many entities.
 """
 
 from __future__ import annotations
@@ -43,24 +42,24 @@ JOBS = {device: [Job("FB15k-237", 200)] for device in ("cpu", "cuda")}
 
 
 @contextmanager
-def plainly() -> Iterator[None]:
-    """Problems that are solved meanwhile are solved plainly."""
+def plain_autograd() -> Iterator[None]:
+    """Solve problems meanwhile through the log-sum-exp of PyTorch, and to a tenth of the gradient."""
+    import torch
+
     from dualkg.inference import inductive, inductive_solver
 
-    def log_sums(images: Any, candidates: Any) -> Any:
+    def log_normalizers(images: Any, candidates: Any) -> Any:
         return (images @ candidates.T).logsumexp(-1)
 
     with (
-        mock.patch.object(inductive, "log_sums_with_slopes", log_sums),
-        mock.patch.object(inductive_solver, "TOLERANCE", PLAIN_TOLERANCE),
-        mock.patch.object(inductive_solver, "are_solved_together", return_value=False),
-        mock.patch.object(inductive_solver, "by_few_rivals", lambda problem, start, **_: (start, False)),
+        mock.patch.object(inductive, "log_normalizers", log_normalizers),
+        mock.patch.dict(inductive_solver.TOLERANCE, {torch.float32: PLAIN_TOLERANCE}),
     ):
         yield
 
 
-def given_to(graph: Any, num: int, seed: int) -> list[Triple]:
-    """Triples of an entity of train that has so many, under a new name."""
+def triples_of_one(graph: Any, num: int, seed: int, *, name: str = "new") -> list[Triple]:
+    """`num` training triples of an entity that has at least as many, under a new name."""
     random = np.random.default_rng(seed)
     ends = graph.train[:, [0, 2]]
     enough = np.flatnonzero(np.bincount(ends.ravel()) >= num)
@@ -69,64 +68,80 @@ def given_to(graph: Any, num: int, seed: int) -> list[Triple]:
     own = own[random.permutation(len(own))[:num]]
     return [
         (
-            "inductive_entity" if head == entity else graph.entities[head],
+            name if head == entity else graph.entities[head],
             graph.relations[relation],
-            "inductive_entity" if tail == entity and head != entity else graph.entities[tail],
+            name if tail == entity and head != entity else graph.entities[tail],
         )
         for head, relation, tail in own.tolist()
     ]
 
 
-def prepared(model: Any, graph: Any, triples: list[Triple]) -> tuple[Any, float]:
-    """A predictor that has been asked once, and the seconds of that: it prepares what all problems share."""
+def warmed_up(model: Any, graph: Any, triples: list[Triple]) -> tuple[Any, float]:
+    """A predictor after its first entity, and the seconds of that: it prepares the context that all problems share."""
     import dualkg as kg
 
     predictor, started = kg.Predictor(model, graph), time.perf_counter()
-    predictor.add("inductive_entity", triples=triples)
+    predictor.add("new", triples=triples)
     return predictor, time.perf_counter() - started
 
 
-def timed(ways: dict[str, Any], several: list[list[Triple]]) -> dict[str, dict[str, float]]:
-    """Seconds and those of all cores, of each way; the ways take turns, so that a busy machine slows both."""
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
-    for triples in several:
-        for way, predictor in ways.items():
-            with plainly() if way == "plain" else nullcontext():
+def timed(predictors: dict[str, Any], cases: list[list[Triple]]) -> dict[str, dict[str, float]]:
+    """Wall-clock and core seconds of each method; the methods alternate, so that a busy machine slows both."""
+    times: dict[str, list[tuple[float, float]]] = {method: [] for method in predictors}
+    for triples in cases:
+        for method, predictor in predictors.items():
+            with plain_autograd() if method == "autograd" else nullcontext():
                 started, worked = time.perf_counter(), time.process_time()
-                predictor.add("inductive_entity", triples=triples)
-                times[way].append((time.perf_counter() - started, time.process_time() - worked))
+                predictor.add("new", triples=triples)
+                times[method].append((time.perf_counter() - started, time.process_time() - worked))
     return {
-        way: {
+        method: {
             "best": min(seconds for seconds, _ in found),
             "median": statistics.median(seconds for seconds, _ in found),
             "core_seconds": statistics.median(worked for _, worked in found),
         }
-        for way, found in times.items()
+        for method, found in times.items()
     }
 
 
 def difference(predictor: Any, cases: dict[int, list[list[Triple]]]) -> float:
-    """The largest distance of the two rows of one problem, relative to the row."""
+    """The largest relative distance of the two solutions of one problem."""
     largest = 0.0
     for several in cases.values():
-        fast = predictor.add("inductive_entity", triples=several[0]).model.entities[-1].detach()
-        with plainly():
-            plain = predictor.add("inductive_entity", triples=several[0]).model.entities[-1].detach()
+        fast = predictor.add("new", triples=several[0]).model.entities[-1].detach()
+        with plain_autograd():
+            plain = predictor.add("new", triples=several[0]).model.entities[-1].detach()
         largest = max(largest, float((fast - plain).norm() / plain.norm()))
     return largest
 
 
 def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> dict[str, Any]:
-    """Both ways on the same triples."""
+    """Both methods on the same triples."""
     model, graph = completion.load(completion.Job(**job), arrays)
     model.to(device)
-    cases = {num: [given_to(graph, num, seed) for seed in range(2 if quick else 9)] for num in COUNTS}
-    fast, first = prepared(model, graph, cases[1][0])
-    with plainly():
-        plain, plain_first = prepared(model, graph, cases[1][0])
-    measured = {str(num): timed({"dualkg": fast, "plain": plain}, several) for num, several in cases.items()}
-    first_seconds = {"dualkg": first, "plain": plain_first}
-    return {"seconds": measured, "first_seconds": first_seconds, "difference": difference(fast, cases)}
+    cases = {num: [triples_of_one(graph, num, seed) for seed in range(2 if quick else 9)] for num in COUNTS}
+    fast, first = warmed_up(model, graph, cases[1][0])
+    with plain_autograd():
+        plain, plain_first = warmed_up(model, graph, cases[1][0])
+    measured = {str(num): timed({"dualkg": fast, "autograd": plain}, several) for num, several in cases.items()}
+    return {
+        "seconds": measured,
+        "first_seconds": {"dualkg": first, "autograd": plain_first},
+        "batch_seconds": batch_seconds(model, graph, 10 if quick else 100),
+        "difference": difference(fast, cases),
+    }
+
+
+def batch_seconds(model: Any, graph: Any, num_entities: int) -> float:
+    """Seconds of each of many entities with three triples, embedded in one batch."""
+    from dualkg.inference.extension import extend
+    from dualkg.inference.inductive import FrozenContext
+
+    context = FrozenContext.of(model, graph)
+    triples = [one for seed in range(num_entities) for one in triples_of_one(graph, 3, seed, name=f"new {seed}")]
+    started = time.perf_counter()
+    extend(model, graph, triples, context=context)
+    return (time.perf_counter() - started) / num_entities
 
 
 def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any]]:
@@ -143,10 +158,10 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     """The section of a page."""
     rows = []
     for name, record in tables.in_order(jobs):
-        for num, ways in sorted(record["measured"]["seconds"].items(), key=lambda item: int(item[0])):
-            ours, plain = ways["dualkg"]["median"], ways["plain"]["median"]
+        for num, methods in sorted(record["measured"]["seconds"].items(), key=lambda item: int(item[0])):
+            ours, plain = methods["dualkg"]["median"], methods["autograd"]["median"]
             rows.append([name, num, tables.short(1000 * ours), tables.short(1000 * plain), tables.times(plain / ours)])
-    titles = ["graph and model", "triples given", "ms", "plainly, ms", "times as fast"]
+    titles = ["graph and model", "triples given", "ms", "plain autograd, ms", "times as fast"]
     return [*tables.table(titles, rows), "Medians of nine entities each.", ""]
 
 

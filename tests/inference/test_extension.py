@@ -163,7 +163,11 @@ def test_a_file_extends_a_run(run_cli, folder):
 
 def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
     told = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more", "--device", "cpu")
-    assert [" ".join(line.split()) for line in told.out.splitlines()[:3]] == ["new entity triples", "bead 70 2", "bead 71 2"]
+    assert [" ".join(line.split()) for line in told.out.splitlines()[:3]] == [
+        "new entity triples",
+        "bead 70 2",
+        "bead 71 2",
+    ]
     assert "Saved to" in told.err
     assert "dualkg predict" in told.err
     again = run_cli("extend", folder / "beads", folder / "new.tsv", "--out", folder / "more")
