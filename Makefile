@@ -27,9 +27,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,serve,dev]'
 	touch $@
 
-# The pages that are made from what was measured, and the pictures of the README.
+# The results pages, made from the records, and the pictures of the README.
 records: $(READY)
-	$(BIN)/python scripts/record.py
+	$(BIN)/python -m paper results
 
 picture: $(READY)
 	$(BIN)/dualkg demo --picture docs/demo.svg

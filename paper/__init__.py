@@ -1,1 +1,1 @@
-"""Everything that reproduces the paper: tables, figures, records and studies of the product."""
+"""Reproduction of the paper: its tables, figures, studies and records."""

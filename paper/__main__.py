@@ -1,110 +1,175 @@
-"""What `reproduce` does."""
+"""`python -m paper`: reproduce the tables and figures of the paper, run the studies, and record runs."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.markup import escape
+from typer import Argument, Option
 
+from dualkg.cli import common as cli
 from dualkg.cli import main
-from dualkg.cli.common import (
-    Device,
-    Json,
-    Threads,
-    check_choice,
-    note,
-    note_saved,
-    print_json,
-    print_table,
-    set_threads,
-    stdout,
-    training_progress,
-)
-from dualkg.errors import RequestError
+from dualkg.data.loading import load_graph
+from dualkg.errors import DataError, RequestError
 from dualkg.files import write_text
+from paper.config import RECORDS, RUNS, Config, check_committed
+from paper.records import load_records, record_runs
+from paper.registry import GRAPHS, PUBLISHED_GRAPHS, TABLES, ResultTable
+from paper.results_page import DATASETS, README, write_pages
+from paper.studies import STUDIES, Study
+from paper.tables import Table, datasets_table, hyperparameters_table, results_table
+from paper.trials import run_trials
 
-if TYPE_CHECKING:
-    from paper.sheets import Sheet
-
-
-WHAT = (
-    "main, regularizers, p1, ablations, beyond or cast (tables of trainings); datasets, hyperparameters, cost or "
-    "duality (tables of facts); lambdas, tsne, figure1 or sparsity (figures); completion, calibration, forms, "
-    "inductive_entities or reasons (what answers are worth)."
-)
-# What has no use for several seeds, and what it is instead.
-OF_ONE_SEED = {
-    "datasets": "counted from the data",
-    "hyperparameters": "read from the recipes",
-    "cost": "the time of a step",
-    "lambdas": "a search, of one seed",
-    "figure1": "drawn from one seed",
-    "completion": "a list by one run",
-    "calibration": "learned from one run",
-    "forms": "one run in several forms",
-}
+app = typer.Typer(name="python -m paper", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+Dataset = Annotated[str | None, Option(help="One graph (default: the graphs of the paper).")]
+Seeds = Annotated[int, Option(min=1, help="Number of seeds.")]
+Rows = Annotated[list[str] | None, Option("--row", help="Only this row of the table; repeatable.")]
+Records = Annotated[Path, Option(help="Folder of the records.", show_default=False)]
+Runs = Annotated[Path, Option(help="Folder of the runs, with their weights.")]
+SharedDevice = Annotated[
+    bool, Option("--shared-device", help="Other work runs on the device: record times as upper bounds.")
+]
 
 
-app = typer.Typer(name="python -m paper", add_completion=False, pretty_exceptions_enable=False)
+def table_command(table: ResultTable) -> Callable[..., None]:
+    @cli.command()
+    def command(
+        dataset: Dataset = None,
+        seeds: Seeds = 3,
+        row: Rows = None,
+        records: Records = RECORDS,
+        runs: Runs = RUNS,
+        shared_device: SharedDevice = False,
+        device: cli.Device = None,
+    ) -> cli.Result:
+        rows = tuple(row or ())
+        with cli.training_progress(table.name) as on_progress:
+            config = Config(dataset, seeds, rows, records, runs, device, shared_device, cli.note, on_progress)
+            graphs = config.graphs(PUBLISHED_GRAPHS)
+            for graph in graphs:
+                config.train_table(table, graph)
+        recorded = load_records(records)
+        update_pages(records)
+        return show([results_table(table, graph, recorded) for graph in graphs])
+
+    return command
+
+
+def study_command(study: Study) -> Callable[..., None]:
+    def run(config: Config) -> cli.Result:
+        check_committed()
+        tables = study.run(config)
+        update_pages(config.records)
+        return show(tables)
+
+    @cli.command()
+    def with_seeds(
+        dataset: Dataset = None,
+        seeds: Seeds = 3,
+        records: Records = RECORDS,
+        runs: Runs = RUNS,
+        device: cli.Device = None,
+    ) -> cli.Result:
+        with cli.training_progress(study.name) as on_progress:
+            return run(Config(dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress))
+
+    @cli.command()
+    def with_one_seed(
+        dataset: Dataset = None, records: Records = RECORDS, runs: Runs = RUNS, device: cli.Device = None
+    ) -> cli.Result:
+        with cli.training_progress(study.name) as on_progress:
+            return run(Config(dataset, 1, (), records, runs, device, log=cli.note, on_progress=on_progress))
+
+    return with_seeds if study.several_seeds else with_one_seed
+
+
+for _table in TABLES.values():
+    help_text = f"{_table.title}: train what is missing, and compare with published numbers."
+    app.command(_table.name, help=help_text)(table_command(_table))
+for _study in STUDIES.values():
+    app.command(_study.name, help=_study.about)(study_command(_study))
 
 
 @app.command()
-def reproduce(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help=WHAT)],
-    dataset: Annotated[str | None, typer.Option(help="One graph (default: WN18RR and FB15k-237)")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="So many trainings of every row (default: 3).")] = None,
-    row: Annotated[list[str] | None, typer.Option(help="Of a table of trainings only this row; repeatable.")] = None,
-    records: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("records"),
-    runs: Annotated[Path, typer.Option(help="Where runs are kept, with their weights.")] = Path("runs/reproduce"),
-    beside_others: Annotated[
-        bool, typer.Option("--beside-others", help="Keep that other work shares the device: times are bounds.")
-    ] = False,
-    device: Device = None,
-    threads: Threads = None,
-    as_json: Json = False,
+@cli.command(threads=False)
+def datasets(records: Records = RECORDS) -> cli.Result:
+    """Statistics of the data sets that are available, against the published ones."""
+    counts = {}
+    for graph in GRAPHS:
+        try:
+            counts[graph] = load_graph(graph).counts
+        except DataError as error:
+            cli.note(f"{graph} is not available: {error}")
+    write_text(records / DATASETS, json.dumps({"results": counts}, indent=1) + "\n")
+    update_pages(records)
+    return show([datasets_table(counts)])
+
+
+@app.command()
+@cli.command(threads=False)
+def hyperparameters() -> cli.Result:
+    """Hyper-parameters of the paper and of the recipes."""
+    return show([hyperparameters_table()])
+
+
+@app.command()
+def record(
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Finished runs of one recipe.", show_default=False)],
+    name: Annotated[str, Option(help="Folder of the record, such as umls/complex-dura.", show_default=False)],
+    records: Records = RECORDS,
+    shared_device: SharedDevice = False,
 ) -> None:
-    """Reproduce a table or figure of the paper: train what is missing, and show published beside measured."""
-    from paper.pages import results_page
-    from paper.plan import TABLES
-    from paper.setting import Setting
-    from paper.what import REPRODUCTIONS
-
-    set_threads(threads)
-    check_choice("WHAT", what, list(REPRODUCTIONS))
-    if row and what not in TABLES:
-        raise RequestError(f"--row is of tables of trainings: {', '.join(TABLES)}. {what} has no rows to choose from.")
-    if seeds is not None and what in OF_ONE_SEED:
-        raise RequestError(f"--seeds is of what is trained several times; {what} is {OF_ONE_SEED[what]}. Leave it out.")
-    with training_progress(what) as on_progress:
-        setting = Setting(
-            dataset=dataset,
-            seeds=3 if seeds is None else seeds,
-            rows=tuple(row or ()),
-            records=records,
-            runs=runs,
-            device=device,
-            beside_others=beside_others,
-            tell=note,
-            on_progress=on_progress,
-        )
-        sheets = REPRODUCTIONS[what](setting)
-    if as_json:
-        print_json([sheet.as_dict() for sheet in sheets])
-    else:
-        for sheet in sheets:
-            print_sheet(sheet)
-    write_text(records / "RESULTS.md", results_page(records))  # after what was asked for: another record may be broken
-    if not as_json:
-        note_saved(records)
+    """Record finished runs, and update the results pages."""
+    cli.note_saved(record_runs(runs, records / name, shared_device=shared_device).folder)
+    update_pages(records)
 
 
-def print_sheet(sheet: Sheet) -> None:
-    stdout.print(f"\n[bold]{escape(sheet.title)}[/bold]")
-    print_table(sheet.columns, sheet.rows, left=sheet.num_left)
-    for line in sheet.notes:
-        stdout.print(f"[dim]{escape(line)}[/dim]")
+@app.command()
+def results(
+    records: Records = RECORDS,
+    redraw: Annotated[bool, Option("--redraw", help="Also draw the figures of saved results again.")] = False,
+) -> None:
+    """Update RESULTS.md and the results table of README.md from the records."""
+    for study in STUDIES.values() if redraw else ():
+        for path in study.saved(records):
+            study.redraw(path)
+    update_pages(records)
+
+
+@app.command()
+def trials(
+    file: Annotated[Path, Argument(metavar="FILE", help='A JSON list of {"name": …, "recipe": {…}}.')],
+    out: Annotated[Path, Option(help="File for the results, as JSON.", show_default=False)],
+    only: Annotated[str, Option(help="Only trials whose name contains this.")] = "",
+    seconds: Annotated[float, Option(help="Start no trial after this time.")] = float("inf"),
+    device: cli.Device = None,
+) -> None:
+    """Train recipes and rank the validation split along the way; test is not used."""
+    try:
+        chosen = [one for one in json.loads(file.read_text(encoding="utf-8")) if only in one["name"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
+    run_trials(chosen, out, device=device, seconds=seconds, log=lambda text: print(text, flush=True))
+
+
+def show(tables: Sequence[Table]) -> cli.Result:
+    def print_tables() -> None:
+        for table in tables:
+            cli.stdout.print(f"\n[bold]{escape(table.title)}[/bold]")
+            cli.print_table(table.columns, table.rows, left=table.num_left)
+            for line in table.notes:
+                cli.stdout.print(f"[dim]{escape(line)}[/dim]")
+
+    return cli.Result([table.as_dict() for table in tables], print_tables)
+
+
+def update_pages(records: Path) -> None:
+    write_pages(records, README if records.resolve() == RECORDS else None)
+    cli.note(f"Updated {records / 'RESULTS.md'}.")
 
 
 if __name__ == "__main__":

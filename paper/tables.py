@@ -1,131 +1,165 @@
-"""The paper's tables, published against measured."""
+"""Tables as text: measured against published results, data sets, hyper-parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from dualkg.analysis.records import Record
 from dualkg.evaluation.comparison import compare_ranks
-from paper.plan import GRAPHS, MAIN, MODELS, Table, recipe_of
-from paper.published import COLUMNS, published, published_metrics
-from paper.sheets import Sheet, duration, mean_and_sd
+from dualkg.training.api import spread
+from paper.registry import GRAPHS, MAIN, METRICS, ResultTable, published, published_metrics, recipe_of
 
-SAMPLES = 2000  # of a bootstrap: enough for an interval that a page rounds to four digits
-NOTHING = "–"
-
-
-def table_sheet(table: Table, graph: str, records: Mapping[str, Record]) -> Sheet:
-    """One table on one graph: of each row our figures, what was published, and the difference in MRR."""
-    with_published = any(published_metrics(row.name, graph) for row in table.rows)
-    columns = ["", "MRR", *(["published", "difference"] if with_published else [])]
-    columns += [f"{name} (published)" if with_published else name for name in list(COLUMNS)[1:]]
-    columns += ["seeds", "training", "peak MiB"]
-    rows, facts = [], []
-    for row in table.rows:
-        record, printed = records.get(row.record_name(graph)), published_metrics(row.name, graph)
-        if record is None and not printed:
-            continue
-        facts.append({"row": row.name, "graph": graph, "published": printed, **_ours(record, printed)})
-        rows.append([row.name, *_metric_cells(record, printed, with_published=with_published), *_cost_cells(record)])
-    return Sheet(f"{table.title}: {graph}", tuple(columns), rows, facts, notes=_notes(table, graph, records))
+BOOTSTRAP_SAMPLES = 2000  # enough for an interval that is rounded to four digits
+MISSING = "–"
 
 
-def _ours(record: Record | None, printed: Mapping[str, float]) -> dict[str, Any]:
-    if record is None:
-        return {"ours": None}
-    ours = {key: dict(zip(("mean", "sd"), record.metric(key), strict=True)) for key in COLUMNS.values()}
-    difference = ours["mrr"]["mean"] - printed["mrr"] if printed else None
-    costs = {name: record.cost(name) for name in ("training_seconds", "warm_up_seconds", "ranking_seconds", "peak_mib")}
-    return {"ours": ours, "difference": difference, "seeds": record.seeds, **costs}
+@dataclass(frozen=True)
+class Table:
+    """Rows of text with a title and notes; `facts` are the same values unrounded, for JSON."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[list[str]]
+    facts: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    num_left: int = 1  # columns that are aligned to the left
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"title": self.title, "rows": self.facts, "notes": self.notes}
+
+    def as_markdown(self, *, level: int = 3) -> str:
+        title = [f"{'#' * level} {self.title}", ""] if level else []
+        ruler = ["---" if number < self.num_left else "--:" for number in range(len(self.columns))]
+        lines = [_line(self.columns), f"|{'|'.join(ruler)}|", *map(_line, self.rows)]
+        notes = [part for note in self.notes for part in ("", note)]
+        return "\n".join([*title, *lines, *notes])
 
 
-def _metric_cells(record: Record | None, printed: Mapping[str, float], *, with_published: bool) -> list[str]:
-    """MRR ± sd, what was published, the difference; then the hits, each with the published one behind it."""
-    cells = [mean_and_sd(record.metric("mrr"), len(record.runs)) if record else NOTHING]
-    if with_published:
-        cells.append(f"{printed['mrr']:.3f}" if printed else NOTHING)
-        cells.append(f"{record.metric('mrr')[0] - printed['mrr']:+.4f}" if record and printed else NOTHING)
-    for key in list(COLUMNS.values())[1:]:
-        ours = f"{record.metric(key)[0]:.4f}" if record else NOTHING
-        theirs = f" ({printed[key]:.3f})" if key in printed else ""
-        cells.append(ours + theirs)
-    return cells
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
-def _cost_cells(record: Record | None) -> list[str]:
-    if record is None:
-        return ["0", NOTHING, NOTHING]
-    peak = record.cost("peak_mib")
-    shown = NOTHING if peak is None else f"{peak:,.0f}"
-    return [str(len(record.runs)), training_cell(record), shown]
+def mean_and_sd(value: tuple[float, float], num_values: int, *, digits: int = 4) -> str:
+    """`0.4910 ± 0.0006`, or the mean alone for a single value."""
+    mean, sd = value
+    return f"{mean:.{digits}f}" if num_values == 1 else f"{mean:.{digits}f} ± {sd:.{digits}f}"
+
+
+def over_seeds(values: list[float], *, digits: int = 4) -> str:
+    return mean_and_sd(spread(values), len(values), digits=digits)
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def training_cell(record: Record | None) -> str:
-    """How long one training took; no more than, where other work shared the device."""
-    bound = "≤ " if record and record.times_are_bounds else ""
-    return bound + duration(record.cost("training_seconds") if record else None)
+    """The training time of one run; an upper bound (≤) where all runs shared their device."""
+    seconds = record.cost("training_seconds") if record else None
+    if record is None or seconds is None:
+        return MISSING
+    return ("≤ " if record.times_are_bounds else "") + duration(seconds)
 
 
-def _notes(table: Table, graph: str, records: Mapping[str, Record]) -> list[str]:
-    """What lies between the rows that a table compares, and whether it is more than noise."""
-    by_name = {row.name: records.get(row.record_name(graph)) for row in table.rows}
+def results_table(table: ResultTable, graph: str, records: Mapping[str, Record]) -> Table:
+    """A table on one graph: measured and published metrics of each row, their difference in MRR, and the costs."""
+    with_published = any(published_metrics(row.name, graph) for row in table.rows)
+    hits = list(METRICS)[1:]
+    columns = ["", "MRR", *(["published", "difference"] if with_published else [])]
+    columns += [f"{name} (published)" if with_published else name for name in hits] + ["seeds", "training", "peak MiB"]
+    rows, facts = [], []
+    for row in table.rows:
+        record, reported = records.get(row.record_name(graph)), published_metrics(row.name, graph)
+        if record is None and not reported:
+            continue
+        fact: dict[str, Any] = {"row": row.name, "graph": graph, "published": reported, "measured": None}
+        cells = {"MRR": MISSING, "published": MISSING, "difference": MISSING, "seeds": "0", "training": MISSING}
+        cells |= {"peak MiB": MISSING} | dict.fromkeys(hits, MISSING)
+        if record:
+            measured = {key: dict(zip(("mean", "sd"), record.metric(key), strict=True)) for key in METRICS.values()}
+            difference = measured["mrr"]["mean"] - reported["mrr"] if reported else None
+            costs = ("training_seconds", "warm_up_seconds", "ranking_seconds", "peak_mib")
+            fact |= {"measured": measured, "difference": difference, "seeds": record.seeds}
+            fact |= {name: record.cost(name) for name in costs}
+            cells |= {name: f"{measured[METRICS[name]]['mean']:.4f}" for name in hits}
+            cells |= {"MRR": mean_and_sd(record.metric("mrr"), len(record.runs)), "seeds": str(len(record.runs))}
+            cells["training"] = training_cell(record)
+            cells["peak MiB"] = MISSING if fact["peak_mib"] is None else f"{fact['peak_mib']:,.0f}"
+            cells["difference"] = MISSING if difference is None else f"{difference:+.4f}"
+        if reported:
+            cells["published"] = f"{reported['mrr']:.3f}"
+            cells |= {
+                name: f"{cells[name]} ({reported[METRICS[name]]:.3f})" for name in hits if METRICS[name] in reported
+            }
+        facts.append(fact)
+        rows.append([row.name, *(cells[column.removesuffix(" (published)")] for column in columns[1:])])
+    return Table(f"{table.title}: {graph}", tuple(columns), rows, facts, notes=_comparisons(table, graph, records))
+
+
+def _comparisons(table: ResultTable, graph: str, records: Mapping[str, Record]) -> list[str]:
+    """A paired bootstrap for each pair of rows that the table compares."""
+    found = {row.name: records.get(row.record_name(graph)) for row in table.rows}
     sentences = []
-    for better, worse in table.pairs:
-        ours = [by_name.get(name) for name in (better, worse)]
-        ranks = [record.ranks() for record in ours if record is not None]
-        if len(ranks) == 2 and ranks[0] is not None and ranks[1] is not None:
-            found = compare_ranks(ranks[0], ranks[1], samples=SAMPLES, seed=0)
-            sentences.append(f"{better} against {worse}: {found.sentence(better, worse)}")
+    for name_a, name_b in table.pairs:
+        a, b = found.get(name_a), found.get(name_b)
+        if a and b:
+            comparison = compare_ranks(a.ranks, b.ranks, samples=BOOTSTRAP_SAMPLES, seed=0)
+            sentences.append(f"{name_a} against {name_b}: {comparison.sentence(name_a, name_b)}")
     return [" ".join(sentences)] if sentences else []
 
 
-def datasets_sheet(counts: Mapping[str, Mapping[str, int]]) -> Sheet:
-    """The table of data sets: what was counted, where it is here, against what is printed."""
+def datasets_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
+    """Statistics of the data sets: counted where the data are available, against the published ones."""
     kinds = ("entities", "relations", "train", "valid", "test")
     rows, facts = [], []
     for graph in GRAPHS:
-        printed, counted = published()["datasets"].get(graph), counts.get(graph)
-        if counted is None and printed is None:
+        reported, counted = published()["datasets"].get(graph), counts.get(graph)
+        if counted is None and reported is None:
             continue
-        same = "no such row" if printed is None else "not here" if counted is None else "yes"
-        if counted and printed and any(counted[kind] != printed[kind] for kind in kinds):
-            same = ", ".join(f"{kind} {printed[kind]:,} printed" for kind in kinds if counted[kind] != printed[kind])
-        shown = counted or printed
+        same = "not in the paper" if reported is None else "not available" if counted is None else "yes"
+        if counted and reported and any(counted[kind] != reported[kind] for kind in kinds):
+            different = [kind for kind in kinds if counted[kind] != reported[kind]]
+            same = ", ".join(f"{kind} {reported[kind]:,} published" for kind in different)
+        shown = counted or reported
         rows.append([graph, *(f"{shown[kind]:,}" for kind in kinds), same])
-        facts.append({"graph": graph, "published": printed, "counted": dict(counted) if counted else None})
-    return Sheet("Data sets", ("graph", *kinds, "as printed"), rows, facts)
+        facts.append({"graph": graph, "published": reported, "counted": dict(counted) if counted else None})
+    return Table("Data sets", ("graph", *kinds, "as published"), rows, facts)
 
 
-def hyperparameters_sheet() -> Sheet:
-    """The table of hyper-parameters: those printed, and those of our recipes."""
-    printed = published()["hyperparameters"]
-    names = ("k", "batch", "λ", "λ1", "λ2")
+def hyperparameters_table() -> Table:
+    """The published hyper-parameters, and those of the recipes."""
+    reported = published()["hyperparameters"]
     rows, facts = [], []
-    for model in MODELS:
+    for row in MAIN.dura_rows:
+        model = row.name.removesuffix("-DURA")
         for graph in GRAPHS[:3]:
-            recipe = recipe_of(next(row for row in MAIN.with_dura if row.name == f"{model}-DURA"), graph)
-            kept = recipe.regularizer
-            ours = [recipe.model.dim, recipe.training.batch_size, kept.weight, kept.plain, kept.mapped]
-            pairs = zip(printed[model][graph], ours, strict=True)
+            recipe = recipe_of(row, graph)
+            weights = recipe.regularizer
+            ours = [recipe.model.dim, recipe.training.batch_size, weights.weight, weights.plain, weights.mapped]
+            pairs = zip(reported[model][graph], ours, strict=True)
             cells = [f"{theirs:g}" if theirs == own else f"{theirs:g} → {own:g}" for theirs, own in pairs]
-            weight = recipe.loss.frequency_weight
-            rows.append([f"{model}-DURA", graph, *cells, f"{weight:g}", str(recipe.training.epochs)])
-            facts.append({"model": model, "graph": graph, "published": printed[model][graph], "ours": ours})
-    note = "Where two stand in a cell, the first is printed and the second is ours: docs/reproduce.md says why."
-    return Sheet("Hyper-parameters", ("", "graph", *names, "w0", "epochs"), rows, facts, [note], num_left=2)
+            rows.append([row.name, graph, *cells, f"{recipe.loss.frequency_weight:g}", str(recipe.training.epochs)])
+            facts.append({"model": model, "graph": graph, "published": reported[model][graph], "ours": ours})
+    note = "published → ours where the two differ; docs/reproduce.md says why."
+    columns = ("", "graph", "k", "batch", "λ", "λ1", "λ2", "w0", "epochs")
+    return Table("Hyper-parameters", columns, rows, facts, [note], num_left=2)
 
 
-def training_time(table: Table, graphs: tuple[str, ...], records: Mapping[str, Record]) -> dict[str, float] | None:
-    """One seed of every DURA row, together: seconds of training, and of what is not.
+def training_time(
+    table: ResultTable, graphs: tuple[str, ...], records: Mapping[str, Record]
+) -> dict[str, float] | None:
+    """Seconds of training, warm-up and ranking of one seed of every DURA row, summed.
 
-    None where a row is missing, or was trained beside other work alone.
+    None if a row is missing or all its runs shared their device.
     """
-    names = [row.record_name(graph) for graph in graphs for row in table.with_dura]
+    names = [row.record_name(graph) for graph in graphs for row in table.dura_rows]
     found = [records[name] for name in names if name in records]
     kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
     costs = {kind: [record.cost(kind) for record in found] for kind in kinds}
-    bounds = any(record.times_are_bounds for record in found)
-    if bounds or len(found) < len(names) or any(cost is None for one in costs.values() for cost in one):
+    if any(record.times_are_bounds for record in found) or len(found) < len(names):
         return None
-    return {kind: sum(cost for cost in one if cost is not None) for kind, one in costs.items()}
+    if any(cost is None for values in costs.values() for cost in values):
+        return None
+    return {kind: sum(cost for cost in values if cost is not None) for kind, values in costs.items()}

@@ -1,4 +1,4 @@
-"""Analysis: what a trained model is like, beside how well it ranks."""
+"""Analysis of trained models: sparsity, the nuclear-norm bound, projections, figures, records of runs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Theorem 1: DURA over all entities and relations bounds the nuclear 2-norm of the tensor of scores.
 
-X is the tensor of all scores, X_ijk = Σ_d h_id r_jd t_kd, of component d the outer product of three columns. For
-ComplEx it is the complex one, before the real part is taken. docs/analysis.md derives the bound."""
+X is the tensor of all scores, X_ijk = Σ_d h_id r_jd t_kd; for ComplEx the complex one, before the real part is taken.
+docs/analysis.md derives the bound."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ModelT = TypeVar("ModelT", bound=Model)
 
 @dataclass(frozen=True)
 class NuclearBound:
-    """DURA over all entities and relations, and the two ends of what it says of the nuclear 2-norm of X.
+    """DURA over all entities and relations, and the bounds on the nuclear 2-norm of X.
 
-    ‖X‖* ≤ `components` ≤ `bound`; `components` is Σ_d ‖h_d‖‖r_d‖‖t_d‖, which rebalancing leaves as it is and brings
-    the bound down to. `num_relations` counts reciprocals.
+    ‖X‖* ≤ `components` ≤ `bound`, where `components` is Σ_d ‖h_d‖‖r_d‖‖t_d‖. Rebalancing leaves `components` unchanged
+    and reduces the bound to it. `num_relations` counts reciprocal relations.
     """
 
     dura: float
@@ -43,11 +43,11 @@ class NuclearBound:
 
 
 def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> NuclearBound:
-    """Equation (9) weighted by λ1 (`plain`) and λ2 (`mapped`), and the bound that it implies."""
+    """Equation (9) weighted by λ1 (`plain`) and λ2 (`mapped`), and the bound that follows from it."""
     bilinear = _check(model, plain, mapped)
     head, relation, tail = component_norms(bilinear)
     num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
-    with torch.no_grad():  # (9) is the sum that this is the mean of
+    with torch.no_grad():  # (9) is a sum, and this is its mean
         mean = UnweightedDURA(1.0, plain=plain, mapped=mapped).mean_over_all_triples(deepcopy(bilinear).double())
     dura = num_entities**2 * num_relations * float(mean)
     return NuclearBound(
@@ -63,16 +63,16 @@ def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> N
 
 @torch.no_grad()
 def rebalanced(model: ModelT, *, plain: float = 1.0, mapped: float = 1.0) -> ModelT:
-    """The same X from other factors, those at which the bound is Σ_d ‖h_d‖‖r_d‖‖t_d‖, the least it can be.
+    """A model with the same X and the smallest bound, Σ_d ‖h_d‖‖r_d‖‖t_d‖.
 
-    Each component's factors are scaled to ‖h_d‖ = ‖t_d‖ and ‖r_d‖ = √(λ1 |R| / λ2). A component with a factor of
-    zeros adds nothing to X, so all three become zero.
+    The factors of each component are scaled to ‖h_d‖ = ‖t_d‖ and ‖r_d‖ = √(λ1 |R| / λ2). A component with a zero
+    factor adds nothing to X, so all its factors become zero.
     """
     _check(model, plain, mapped)
     head, relation, tail = component_norms(model.embedding)
     wanted = math.sqrt(plain * model.num_relation_ids / mapped)
     alive = (head > 0) & (relation > 0) & (tail > 0)
-    shrunk = relation / wanted  # what the relation gives up, the entities take
+    shrunk = relation / wanted  # moved from the relation to the entities
     scales = {
         "entities": (shrunk * tail / head).sqrt(),
         "relations": 1 / shrunk,
@@ -86,10 +86,10 @@ def rebalanced(model: ModelT, *, plain: float = 1.0, mapped: float = 1.0) -> Mod
 
 
 def bound_before_and_after(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> dict[str, NuclearBound]:
-    """The bound of a model as it was trained, and of the same model rebalanced, where the two sides meet."""
-    trained = deepcopy(model).double()  # in float32 the rebalanced factors would be rounded, and the sides nearly meet
-    forms = {"trained": trained, "rebalanced": rebalanced(trained, plain=plain, mapped=mapped)}
-    return {name: nuclear_bound(form, plain=plain, mapped=mapped) for name, form in forms.items()}
+    """The bound of a trained model, and of the same model rebalanced, where bound and components are equal."""
+    trained = deepcopy(model).double()  # in float32, rounding would keep the two sides apart
+    models = {"trained": trained, "rebalanced": rebalanced(trained, plain=plain, mapped=mapped)}
+    return {name: nuclear_bound(one, plain=plain, mapped=mapped) for name, one in models.items()}
 
 
 def component_norms(model: EmbeddingModel) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,14 +102,14 @@ def component_norms(model: EmbeddingModel) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _check(model: Model, plain: float, mapped: float) -> BilinearModel:
-    # One's own model may inherit their tables, but not their X.
+    # The exact types: a subclass may score differently, and then X is another tensor.
     if not isinstance(model, BilinearModel) or type(model) not in (CP, DistMult, ComplEx):
         raise RequestError(
-            f"The bound is for models that add up components, CP, DistMult and ComplEx; this is "
-            f"{_describe(model)}, and Theorem 1 says nothing of it."
+            f"Theorem 1 holds for CP, DistMult and ComplEx, whose scores are sums over components; the model is "
+            f"{_describe(model)}."
         )
     if not (0 < plain < math.inf and 0 < mapped < math.inf):
-        raise RequestError(f"The bound divides by λ1 and λ2, so both are above 0; plain is {plain}, mapped {mapped}.")
+        raise RequestError(f"λ1 and λ2 must be above 0 and finite; plain is {plain}, mapped is {mapped}.")
     return model
 
 

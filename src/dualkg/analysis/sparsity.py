@@ -1,4 +1,4 @@
-"""How a model ranks as more and more of its entity entries are set to zero."""
+"""Sparsity of entity embeddings: setting small entries to zero, storage sizes, and MRR against sparsity (Figure 3)."""
 
 from __future__ import annotations
 
@@ -25,29 +25,28 @@ from dualkg.training.run import Run, load_run
 
 
 def sparsity(tables: Iterable[Tensor], threshold: float) -> float:
-    """The paper's s_λ: the share of all entries whose magnitude is below `threshold`."""
+    """The paper's s_λ: the share of entries whose magnitude is below `threshold`."""
     tables = list(tables)
     return sum(int((table.abs() < threshold).sum()) for table in tables) / num_entries(tables)
 
 
 def find_thresholds(tables: Iterable[Tensor], shares: Sequence[float]) -> list[float]:
-    """The λ of each share wanted, one for all tables together.
+    """The threshold λ for each target share of zeros, over all tables together.
 
-    With N entries and k = ⌊share · N⌋, λ is the magnitude that k others precede in order. So exactly k entries lie
-    below it; fewer where entries of the same magnitude as λ are among the k, which no threshold can tell apart.
+    With N entries and k = ⌊share · N⌋, exactly k entries lie below λ, or fewer where magnitudes equal to λ tie.
     """
     tables = list(tables)
-    # A share is meant as it is written: 0.07 of 100 is 7, though 0.07 * 100 is a little more and 0.29 * 100 less.
-    places = [int(Fraction(str(float(check_share(share)))) * num_entries(tables)) for share in shares]
+    # A share is taken as written: 0.29 of 100 is 29, although 0.29 * 100 is a little less in binary.
+    indices = [int(Fraction(str(float(check_share(share)))) * num_entries(tables)) for share in shares]
     magnitudes = np.concatenate([table.detach().abs().cpu().numpy().ravel() for table in tables])
-    magnitudes.partition(sorted(set(places)))
-    return [float(magnitudes[place]) for place in places]
+    magnitudes.partition(sorted(set(indices)))
+    return [float(magnitudes[index]) for index in indices]
 
 
 def check_share(share: float) -> float:
-    """The share, where it is one; at 1 nothing would be left."""
+    """Return the share if it is valid: at least 0 and below 1."""
     if not 0 <= share < 1:
-        raise RequestError(f"A share of zeros is at least 0 and below 1; {share:g} came. For 70 %, say 0.7.")
+        raise RequestError(f"A share of zeros must be at least 0 and below 1; it is {share:g}. 70 % is written 0.7.")
     return share
 
 
@@ -55,17 +54,17 @@ def num_entries(tables: Iterable[Tensor]) -> int:
     return sum(table.numel() for table in tables)
 
 
-ROUNDS = 100
-ENOUGH = 1e-4  # a round that takes away less of the error than this share is the last
+MAX_ROUNDS = 100
+TOLERANCE = 1e-4  # stop when a round reduces the error by less than this share
 
 
 def rotated(model: Model, *, share: float) -> RESCAL:
-    """The model in axes in which a share of its entity entries can become zero at the least cost."""
+    """RESCAL in rotated axes, in which setting a share of its entity entries to zero costs least; same scores."""
     check_share(share)
     if not isinstance(model, RESCAL):
         raise RequestError(
-            f"Only the axes of RESCAL can be rotated without changing a score; those of {type(model).__name__} are tied "
-            f"to its relations. Leave the turning out."
+            f"Only RESCAL can be rotated without changing its scores; the axes of {type(model).__name__} are tied "
+            f"to its relations. Leave the rotation out."
         )
     copy = deepcopy(model)
     copy.rotate_(find_axes(model.entities.detach(), share))
@@ -76,17 +75,17 @@ def rotated(model: Model, *, share: float) -> RESCAL:
 def find_axes(table: Tensor, share: float) -> Tensor:
     """Orthogonal axes Q `(dim, dim)` with a small ‖X Q − S‖, where S is X Q without its smallest entries.
 
-    In turns: the best S of a Q are its largest entries, and the best Q of an S the polar factor of Xᵀ S (the orthogonal
-    Procrustes problem). Neither makes the error larger. The principal axes are where it begins.
+    Alternates, from the principal axes: the best S for a Q keeps its largest entries, and the best Q for an S is the
+    polar factor of Xᵀ S (orthogonal Procrustes). Neither step increases the error.
     """
     numbers = table.double()
     axes: Tensor = torch.linalg.eigh(numbers.T @ numbers).eigenvectors
     last = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(MAX_ROUNDS):
         image = numbers @ axes
         kept = without_smallest(image, share)
         error = float((image - kept).square().sum())
-        if not error < last * (1 - ENOUGH):
+        if not error < last * (1 - TOLERANCE):
             break
         last = error
         left, _, right = torch.linalg.svd(numbers.T @ kept)
@@ -95,7 +94,7 @@ def find_axes(table: Tensor, share: float) -> Tensor:
 
 
 def without_smallest(numbers: Tensor, share: float) -> Tensor:
-    """The same entries with a share of them, the smallest, set to zero."""
+    """Set the smallest share of the entries to zero."""
     num_zeros = int(share * numbers.numel())
     if not num_zeros:
         return numbers
@@ -107,20 +106,20 @@ ModelT = TypeVar("ModelT", bound=Model)
 
 
 def entity_tables(model: Model) -> dict[str, nn.Parameter]:
-    """The tables of entities, by the names they are saved under: one, or CP's two."""
+    """The entity tables by parameter name: one, or two for CP."""
     used = (model.embedding.head_table, model.embedding.tail_table)
     found = {name: table for name, table in model.named_parameters() if any(table is one for one in used)}
     if not all(any(one is table for table in found.values()) for one in used):
         raise RequestError(
-            f"Sparsity is that of entity tables, and {type(model.embedding).__name__} computes its entity vectors from "
-            f"other parameters. Take a model whose head_table and tail_table are parameters."
+            f"Sparsity is defined for entity tables, and {type(model.embedding).__name__} computes its entity vectors "
+            f"from other parameters. Use a model whose head_table and tail_table are parameters."
         )
     return found
 
 
 @torch.no_grad()
 def sparsified(model: ModelT, threshold: float) -> ModelT:
-    """The same model with every entity entry below the threshold set to zero; relations stay as they are."""
+    """A copy of the model with every entity entry below the threshold set to zero."""
     copy = deepcopy(model)
     for table in entity_tables(copy).values():
         table.masked_fill_(table.abs() < threshold, 0.0)
@@ -131,13 +130,13 @@ def sparsify(
     path: str | Path,
     *,
     share: float,
-    turn: bool = False,
+    rotate: bool = False,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Run:
-    """Make a new run of a finished one: a share of its entity entries set to zero, evaluated again, kept as CSR.
+    """Save a sparse copy of a finished run: a share of its entity entries set to zero, evaluated, stored as CSR.
 
-    With `turn`, RESCAL is first written in axes in which that costs least.
+    With `rotate`, RESCAL is first rotated into the axes in which that costs least.
     """
     check_share(share)
     folder = Path(path).resolve()
@@ -146,16 +145,16 @@ def sparsify(
         raise RequestError(f"{target} exists already. Name a new folder with --out.")
     run = load_run(path)
     model = run.model.to(choose_device(device))
-    model = rotated(model, share=share) if turn else model
+    model = rotated(model, share=share) if rotate else model
     tables = entity_tables(model)
     [threshold] = find_thresholds(tables.values(), [share])
     model = sparsified(model, threshold)
     about = {
         "source": str(path),
-        "wanted_share": share,
+        "target_share": share,
         "share": share_of_zeros(model),
         "threshold": threshold,
-        "rotated": turn,
+        "rotated": rotate,
         "tables": list(tables),
     }
     sparse = Run(model, run.graph, run.recipe, run.history, evaluate_held_out(model, run.graph), sparsity=about)
@@ -164,7 +163,7 @@ def sparsify(
 
 
 def share_of_zeros(model: Model) -> float:
-    """The share of all entity entries that are exactly zero."""
+    """The share of entity entries that are exactly zero."""
     tables = entity_tables(model).values()
     return 1 - sum(num_nonzero(table) for table in tables) / num_entries(tables)
 
@@ -173,13 +172,13 @@ def num_nonzero(table: Tensor) -> int:
     return int(table.count_nonzero())
 
 
-Form = Literal["dense", "CSR", "CSC"]
-FORMS: tuple[Form, ...] = ("dense", "CSR", "CSC")
+Layout = Literal["dense", "CSR", "CSC"]
+LAYOUTS: tuple[Layout, ...] = ("dense", "CSR", "CSC")
 
 
 @dataclass(frozen=True)
 class Size:
-    """What some tables take in one form, and how much less that is than dense: 0.4 is 40 % less, below 0 is more."""
+    """Size of some tables in one layout, and the share saved against dense: 0.4 is 40 % less, below 0 is more."""
 
     numbers: int
     bytes: int
@@ -189,14 +188,14 @@ class Size:
 
 @dataclass(frozen=True)
 class Storage:
-    """Sizes by form, of the entity tables and of the whole model, whose other tables are dense in every form.
+    """Sizes by layout of the entity tables and of the whole model, whose other tables are always dense.
 
-    `on_disk` has the bytes of the same two in a file of weights, the second with the file's header.
+    `on_disk` has the bytes of both in a weights file.
     """
 
     share: float
-    entity_tables: dict[Form, Size]
-    whole_model: dict[Form, Size]
+    entity_tables: dict[Layout, Size]
+    whole_model: dict[Layout, Size]
     on_disk: dict[str, int] | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -204,7 +203,7 @@ class Storage:
 
 
 def storage_of(model: Model, *, weights: Path | None = None) -> Storage:
-    """Count a model in each form, and its file of weights where one is named."""
+    """Compute the size of a model in each layout, and of its weights file if one is given."""
     tables = entity_tables(model)
     others = [table for name, table in model.state_dict().items() if name not in tables]
     return Storage(
@@ -216,49 +215,49 @@ def storage_of(model: Model, *, weights: Path | None = None) -> Storage:
 
 
 def bytes_on_disk(weights: Path, tables: Collection[str]) -> dict[str, int]:
-    """What a file of weights spends on some tables, whether they are dense in it or not, and on everything."""
+    """Bytes of some tables in a weights file, dense or sparse, and of the whole file."""
     groups, _ = load_tensors(weights)
     kept = (array for group in groups.values() for name, array in group.items() if name.split("/")[0] in tables)
     return {"entity_tables": sum(array.nbytes for array in kept), "whole_model": weights.stat().st_size}
 
 
-def count_numbers(table: Tensor, form: Form) -> int:
+def count_numbers(table: Tensor, layout: Layout) -> int:
     """The paper's count: 2a + n + 1 for a non-zero entries in n rows (CSR) or columns (CSC)."""
-    if form == "dense":
+    if layout == "dense":
         return table.numel()
-    lines, _ = _lines(table, form)
+    lines, _ = _lines(table, layout)
     return 2 * num_nonzero(table) + lines + 1
 
 
-def count_bytes(table: Tensor, form: Form) -> int:
-    """The same arrays in bytes, indices as the narrowest integers that hold them."""
-    if form == "dense":
+def count_bytes(table: Tensor, layout: Layout) -> int:
+    """The bytes of these arrays, with indices as the narrowest integers that hold them."""
+    if layout == "dense":
         return table.nbytes
-    lines, across = _lines(table, form)
+    lines, across = _lines(table, layout)
     num_values = num_nonzero(table)
     index, start = (smallest_integer(largest).itemsize for largest in (across - 1, num_values))
     return num_values * (table.itemsize + index) + (lines + 1) * start
 
 
-def _lines(table: Tensor, form: Form) -> tuple[int, int]:
-    """How many rows or columns are stored one after the other, and how long each is."""
+def _lines(table: Tensor, layout: Layout) -> tuple[int, int]:
+    """The number of rows (CSR) or columns (CSC), and the length of each."""
     rows, columns = table.shape
-    return (rows, columns) if form == "CSR" else (columns, rows)
+    return (rows, columns) if layout == "CSR" else (columns, rows)
 
 
-def _sizes(tables: Collection[Tensor], *, dense: Collection[Tensor]) -> dict[Form, Size]:
+def _sizes(tables: Collection[Tensor], *, dense: Collection[Tensor]) -> dict[Layout, Size]:
     fixed = [sum(count(table, "dense") for table in dense) for count in (count_numbers, count_bytes)]
     counts = {
-        form: [
-            extra + sum(count(table, form) for table in tables)
+        layout: [
+            extra + sum(count(table, layout) for table in tables)
             for extra, count in zip(fixed, (count_numbers, count_bytes), strict=True)
         ]
-        for form in FORMS
+        for layout in LAYOUTS
     }
     whole = counts["dense"]
     return {
-        form: Size(numbers, size, 1 - numbers / whole[0], 1 - size / whole[1])
-        for form, (numbers, size) in counts.items()
+        layout: Size(numbers, size, 1 - numbers / whole[0], 1 - size / whole[1])
+        for layout, (numbers, size) in counts.items()
     }
 
 
@@ -267,9 +266,9 @@ SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """One share: the one wanted, the share of zeros there is, its threshold, what the model takes and how it ranks."""
+    """One point of a sparsity curve: target and actual share of zeros, threshold, storage and metrics."""
 
-    wanted_share: float
+    target_share: float
     share: float
     threshold: float
     storage: Storage
@@ -286,9 +285,9 @@ def sparsity_curve(
     shares: Sequence[float] = SHARES,
     split: Split = "test",
 ) -> list[CurvePoint]:
-    """MRR against sparsity: one point a share, in the order given; the model stays as it is."""
+    """MRR against sparsity: one point per share, in the given order; the model is not changed."""
     if not len(graph.split(split)):
-        raise RequestError(f"{graph.name} has no {split} triples to rank.")
+        raise RequestError(f"{graph.name} has no {split} triples to evaluate on.")
     known = KnownAnswers.of(graph)
     points = []
     for share, threshold in zip(shares, find_thresholds(entity_tables(model).values(), shares), strict=True):

@@ -29,7 +29,7 @@ def sparsify(
     from dualkg.analysis.sparsity import storage_of
     from dualkg.training.run import RunFolder
 
-    made = make_sparse(run, share=share, turn=rotate, out=out, device=device)
+    made = make_sparse(run, share=share, rotate=rotate, out=out, device=device)
     folder = RunFolder(made.folder or "")
     storage = storage_of(made.model, weights=folder.weights)
 

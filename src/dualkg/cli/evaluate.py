@@ -276,15 +276,12 @@ def _load_record(path: Path, split: Split) -> Side:
     from dualkg.training.api import load_recipe_graph
 
     record = load_record(path)
-    ranks, graph = record.ranks(), load_recipe_graph(record.recipe)
-    if split != "test" or ranks is None:
-        saved = "none" if ranks is None else "those of test only"
-        raise RequestError(
-            f"A record has the ranks of the test split, and {path} has {saved}. Compare the runs instead."
-        )
+    if split != "test":
+        raise RequestError(f"A record has the ranks of the test split only, not of {split}. Compare the runs instead.")
+    graph = load_recipe_graph(record.recipe)
     if graph.fingerprint != record.data:
         raise RequestError(f"{path} was recorded with different data than {graph.name} has here. Compare runs instead.")
-    return Side(path, _recipe_name(record.recipe), record.seeds, graph, graph.test, ranks)
+    return Side(path, _recipe_name(record.recipe), record.seeds, graph, graph.test, record.ranks)
 
 
 def _load_runs(path: Path, split: Split) -> Side:

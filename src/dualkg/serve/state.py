@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import Request
 
-from dualkg.analysis.projection import entity_map
-from dualkg.analysis.tsne import Vectors
+from dualkg.analysis.projection import Vectors, entity_map
 from dualkg.data.graph import relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError

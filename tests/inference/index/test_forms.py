@@ -8,7 +8,6 @@ import torch
 import dualkg as kg
 from dualkg.inference.index import ExactIndex, QueryBatch
 from dualkg.inference.quantization import as_kept, measure_storage_formats
-from paper.figures import draw_storage_formats, short
 from tests.conftest import graph_of
 
 
@@ -40,25 +39,11 @@ def test_the_model_that_is_ranked_scores_as_the_index_does(model, storage):
     torch.testing.assert_close(found.scores, kept.score_tails(heads, relations).gather(1, found.ids))
 
 
-def test_the_figure(model, small_graph, tmp_path):
-    pytest.importorskip("matplotlib", reason="figures need matplotlib")
-    points = measure_storage_formats(model, small_graph, shares=[0.5, 0.9])
-    first, again = (
-        draw_storage_formats(points, title="ComplEx", graph="made").save(tmp_path / name) for name in ("a", "b")
-    )
-    svg = first[1].read_text(encoding="utf-8")
-    assert all(f">{text}</text>" in svg for text in ("float32", "bf16", "int8", "50%", "90%", "ComplEx"))
-    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
-    assert [short(num) for num in (12, 1500, 2e6, 3.25e9)] == ["12 B", "1.5 kB", "2 MB", "3.25 GB"]
-
-
 def test_refusals(model):
     empty = graph_of([(0, 0, 1)], num_entities=30, num_relations=4)
-    with pytest.raises(kg.RequestError, match="made has no test triples to rank"):
+    with pytest.raises(kg.RequestError, match="made has no test triples to"):
         measure_storage_formats(model, empty)
-    with pytest.raises(kg.RequestError, match="at least 0 and below 1; 70 came"):
+    with pytest.raises(kg.RequestError, match="at least 0 and below 1; it is 70"):
         measure_storage_formats(
             model, graph_of([(0, 0, 1)], [], [(0, 0, 2)], num_entities=30, num_relations=4), shares=[70]
         )
-    with pytest.raises(kg.RequestError, match="A figure of forms needs a point"):
-        draw_storage_formats([])

@@ -1,0 +1,186 @@
+"""The tables of the paper: their rows, the recipe of each row, and the published numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import dualkg
+from dualkg.errors import RequestError, did_you_mean
+from dualkg.training.recipe import Recipe, load_recipe
+
+FOLDER = Path(__file__).parent
+RECIPE_FOLDERS = (Path(dualkg.__file__).parent / "recipes", FOLDER / "recipes")
+"""Recipes that ship with the package, and those that only the tables of the paper use."""
+SPACES = FOLDER / "spaces"
+GRAPHS = ("WN18RR", "FB15k-237", "YAGO3-10", "YAGO3-10-quarter", "world")
+PUBLISHED_GRAPHS = GRAPHS[:2]
+MODELS = ("CP", "RESCAL", "ComplEx")
+COMPARED_MODELS = ("RotatE", "MuRP", "HAKE", "TuckER")
+REGULARIZERS = {"": "", "DURA": "-dura", "FRO": "-frobenius", "N3": "-n3", "Reg_p1": "-regp1"}
+METRICS = {"MRR": "mrr", "H@1": "hits_at_1", "H@10": "hits_at_10"}
+"""Column titles of the paper's tables, and the metrics they show."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table: its name in the paper and the file name of its recipe, which is the same on every graph.
+
+    A row without a recipe only shows published numbers.
+    """
+
+    name: str
+    recipe: str = ""
+
+    def record_name(self, graph: str) -> str:
+        """The path of its recipe and its record below `recipes` and `records`."""
+        return f"{graph.lower()}/{self.recipe}"
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of test metrics: its rows, and the pairs of rows whose difference is tested."""
+
+    name: str
+    title: str
+    about: str
+    rows: tuple[Row, ...]
+    pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def dura_rows(self) -> list[Row]:
+        """The rows of the paper's own models with DURA."""
+        return [row for row in self.rows if row.name in {f"{model}-DURA" for model in MODELS}]
+
+    def row(self, name: str) -> Row:
+        """Look up a row by its name, ignoring case."""
+        found = next((row for row in self.rows if row.name.casefold() == name.casefold()), None)
+        if found is None:
+            names = [row.name for row in self.rows]
+            hint = did_you_mean(name, names) or f" Its rows are {', '.join(names)}."
+            raise RequestError(f"The table {self.name} has no row '{name}'.{hint}")
+        return found
+
+
+def model_row(name: str) -> Row:
+    """`ComplEx-DURA` → the row with the recipe `complex-dura`."""
+    model, _, regularizer = name.partition("-")
+    return Row(name, model.lower() + REGULARIZERS[regularizer])
+
+
+def _rows(*names: str) -> tuple[Row, ...]:
+    return tuple(map(model_row, names))
+
+
+MAIN = ResultTable(
+    "main",
+    "Main results",
+    "The models that the paper compares with, and its own models without a regularizer and with DURA (Table 2).",
+    _rows(*COMPARED_MODELS, *MODELS, *(f"{model}-DURA" for model in MODELS)),
+    tuple((f"{model}-DURA", model) for model in MODELS),
+)
+TABLES = {
+    table.name: table
+    for table in (
+        MAIN,
+        ResultTable(
+            "regularizers",
+            "DURA against other regularizers",
+            "Frobenius, N3 and DURA; N3 is not defined for RESCAL.",
+            _rows(*("CP-FRO", "CP-N3", "CP-DURA", "ComplEx-FRO", "ComplEx-N3", "ComplEx-DURA"))
+            + _rows("RESCAL-FRO", "RESCAL-DURA"),
+            (("CP-DURA", "CP-N3"), ("ComplEx-DURA", "ComplEx-N3"), ("RESCAL-DURA", "RESCAL-FRO")),
+        ),
+        ResultTable(
+            "p1",
+            "p = 1",
+            "Reg_p1, the regularizer that follows from the L1 distance (Appendix B), against DURA.",
+            _rows("RESCAL-Reg_p1", "RESCAL-DURA", "ComplEx-Reg_p1", "ComplEx-DURA"),
+            (("RESCAL-DURA", "RESCAL-Reg_p1"), ("ComplEx-DURA", "ComplEx-Reg_p1")),
+        ),
+        ResultTable(
+            "ablations",
+            "Ablations",
+            "DURA against basic DURA (one dual instead of both) and against unweighted DURA (a mean over all entities "
+            "and relations instead of the training triples), with ComplEx at dim 500.",
+            (
+                Row("DURA", "complex-dura-dim-500"),
+                Row("basic DURA", "complex-basic-dura-dim-500"),
+                Row("unweighted DURA", "complex-unweighted-dura-dim-500"),
+            ),
+            (("DURA", "basic DURA"), ("DURA", "unweighted DURA")),
+        ),
+        ResultTable(
+            "extensions",
+            "Beyond the paper",
+            "Extensions of the paper's training: relation prediction as a second loss on FB15k-237, and batches "
+            "grouped by query on WN18RR. For comparison, results published since for single embedding models trained "
+            "on triples alone.",
+            (
+                Row("ComplEx-N3 + relation prediction (Chen et al. 2021)"),
+                Row("MetaSD (2022)"),
+                Row("ComplEx-ER (2022)"),
+                Row("RESCAL-ER (2022)"),
+                Row("TuckER-IVR (2024)"),
+                model_row("ComplEx-DURA"),
+                Row("ComplEx-DURA, relation prediction", "complex-dura-relation-prediction"),
+                model_row("RESCAL-DURA"),
+                Row("RESCAL-DURA, grouped by query", "rescal-dura-grouped"),
+            ),
+            (("ComplEx-DURA, relation prediction", "ComplEx-DURA"), ("RESCAL-DURA, grouped by query", "RESCAL-DURA")),
+        ),
+        ResultTable(
+            "baselines",
+            "Distance models and TuckER",
+            "The distance models that the paper discusses, and DURA for models that are not the paper's own.",
+            _rows("TransE", "TransE-DURA", "SE", "ModE", "RotatE", "RotatE-DURA", "TuckER", "TuckER-DURA"),
+            tuple((f"{model}-DURA", model) for model in ("TransE", "RotatE", "TuckER")),
+        ),
+    )
+}
+
+
+def recipe_path(row: Row, graph: str) -> Path | None:
+    """The recipe file of a row on a graph; None if there is none."""
+    paths = [folder / f"{row.record_name(graph)}.toml" for folder in RECIPE_FOLDERS]
+    return next((path for path in paths if row.recipe and path.exists()), None)
+
+
+def recipe_of(row: Row, graph: str) -> Recipe:
+    path = recipe_path(row, graph)
+    if path is None:
+        raise RequestError(f"There is no recipe of {row.name} on {graph}: {row.record_name(graph)}.toml is missing.")
+    return load_recipe(path)
+
+
+def rows_with_recipes(rows: Iterable[Row], graph: str) -> list[Row]:
+    return [row for row in rows if recipe_path(row, graph)]
+
+
+def graph_named(name: str) -> str:
+    """The name of one of `GRAPHS` as it is written, ignoring case."""
+    found = next((graph for graph in GRAPHS if graph.casefold() == name.casefold()), None)
+    if found is None:
+        hint = did_you_mean(name, GRAPHS) or f" The graphs are {', '.join(GRAPHS)}."
+        raise RequestError(f"'{name}' is not a graph of these tables.{hint}")
+    return found
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The numbers of the paper, and of work published since."""
+    numbers: dict[str, Any] = json.loads((FOLDER / "published.json").read_text(encoding="utf-8"))
+    return numbers
+
+
+def published_metrics(row: str, graph: str) -> dict[str, float]:
+    """The published metrics of a system on a graph, such as CP-DURA on WN18RR; those not published are left out."""
+    for table in ("main_results", "regularizers", "reg_p1", "published_elsewhere", "published_since"):
+        values = published()[table].get(row, {}).get(graph)
+        if values:
+            return {key: value for key, value in zip(METRICS.values(), values, strict=True) if value is not None}
+    return {}
