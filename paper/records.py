@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualkg.analysis.records import Record, find_finished_runs, is_uncommitted, load_record, recipe_without_seed
+from dualkg.analysis.records import Record, is_uncommitted, load_record
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import atomic_folder, read_json, write_text
-from dualkg.training.recipe import load_recipe
+from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder
 
 
@@ -93,3 +93,19 @@ def load_records(root: Path) -> dict[str, Record]:
     """All records below a folder, by their path in it."""
     folders = [path.parent for path in sorted(root.rglob("record.json"))]
     return {folder.relative_to(root).as_posix(): load_record(folder) for folder in folders}
+
+
+def recipe_without_seed(recipe: Recipe) -> str:
+    """A recipe as text with its seed set to 0: equal for runs that differ in their seeds alone."""
+    return recipe.with_changes({"training.seed": 0}).as_toml()
+
+
+def find_finished_runs(paths: Iterable[Path]) -> list[Path]:
+    """The finished runs among these folders and their `seed-*` folders."""
+    found = []
+    for path in paths:
+        candidates = [path] if RunFolder(path).recipe.exists() else sorted(path.glob("seed-*"))
+        found += [run for run in candidates if RunFolder(run).finished]
+    if not found:
+        raise RequestError("There is no finished run to record.")
+    return found

@@ -5,7 +5,6 @@ ranks.parquet (the rank of every test query, one column per seed), from which th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,6 @@ from dualkg.evaluation.report import Metrics
 from dualkg.files import read_json
 from dualkg.training.api import spread
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder
 
 RUN_KEYS = {"seed", "epochs", "costs", "environment", "valid", "test_bounds"}
 
@@ -106,19 +104,3 @@ def load_record(folder: Path) -> Record:
 def is_uncommitted(environment: dict[str, Any]) -> bool:
     """Whether a run was trained from a source tree with uncommitted changes."""
     return str(environment.get("commit")).endswith("-dirty")
-
-
-def recipe_without_seed(recipe: Recipe) -> str:
-    """A recipe as text with its seed set to 0: equal for runs that differ in their seeds alone."""
-    return recipe.with_changes({"training.seed": 0}).as_toml()
-
-
-def find_finished_runs(paths: Iterable[Path]) -> list[Path]:
-    """The finished runs among these folders and their `seed-*` folders."""
-    found = []
-    for path in paths:
-        candidates = [path] if RunFolder(path).recipe.exists() else sorted(path.glob("seed-*"))
-        found += [run for run in candidates if RunFolder(run).finished]
-    if not found:
-        raise RequestError("There is no finished run to record.")
-    return found
