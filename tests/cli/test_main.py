@@ -7,12 +7,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.cli.predict import without_self_loops
+from dualkg.cli.predict import predict_entities
 from dualkg.inference.predictor import Prediction
 from tests.conftest import graph_of
 
@@ -124,6 +125,27 @@ def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     assert "mean ± sd" in dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3).out
 
 
+def test_a_shipped_recipe_by_its_name(dualkg, tmp_path, monkeypatch):
+    names = [row["name"] for row in dualkg("recipes", "--json").json]
+    assert {"fb15k-237/complex-dura", "umls/complex-dura"} <= set(names)
+    assert "umls/complex-dura" in dualkg("recipes").out
+    write_triples(tmp_path / "mine.tsv")
+    changes = ("--set", "data.graph=mine.tsv", "--set", "training.epochs=1", "--set", "training.batch_size=10")
+    assert dualkg("train", "UMLS/Complex-DURA", *changes, "--dim", 2).code == 0
+    assert (tmp_path / "runs" / "umls-complex-dura" / "report.json").exists()
+    typo = dualkg("train", "umls/complex-dra")
+    assert typo.code == 2
+    assert "There is no file, folder or recipe 'umls/complex-dra'. Did you mean 'umls/complex-dura'" in typo.err
+
+
+def test_a_file_takes_precedence_over_a_recipe_of_the_same_name(dualkg, tmp_path):
+    (tmp_path / "umls").mkdir()
+    write_triples(tmp_path / "umls" / "complex-dura")
+    result = dualkg("train", "umls/complex-dura", *QUICK)
+    assert result.code == 0
+    assert "triples of complex-dura" in result.err
+
+
 def test_evaluate_equals_the_report_of_the_training(dualkg, world_run):
     told = dualkg("evaluate", world_run, "--json").json
     assert told["metrics"] == json.loads((world_run / "report.json").read_text())["test"]["metrics"]
@@ -165,12 +187,13 @@ def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
 
 
 def test_self_loops_stay_for_relations_that_have_them():
-    graph = graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)])
-    answers = [Prediction("e0", "e0", 0, 1.0), Prediction("e1", "e1", 1, 0.5)]
-    assert without_self_loops(answers, "e0", "r0", graph) == answers
-    assert without_self_loops(answers, "e0", "r1", graph) == answers[1:]
-    known = [replace(answers[0], split="valid"), answers[1]]
-    assert without_self_loops(known, "e0", "r1", graph) == known
+    predictor = SimpleNamespace(graph=graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)]))
+    found = [Prediction("e0", "e0", 0, 1.0), Prediction("e1", "e1", 1, 0.5)]
+    predictor.tails = lambda head, relation, **options: found
+    assert predict_entities(predictor, "e0", "r0", None, top=2) == found
+    assert predict_entities(predictor, "e0", "r1", None, top=2) == found[1:]
+    found[0] = replace(found[0], split="valid")
+    assert predict_entities(predictor, "e0", "r1", None, top=2) == found
 
 
 def test_similar(dualkg, world_run):

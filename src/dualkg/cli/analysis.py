@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def sparsify(
     run: cli.RunPath,
     share: Annotated[float, Option(help="Share of the entity table to set to zero: 0.7 is 70 %.")],
-    rotate: Annotated[
-        bool, Option("--rotate", help="RESCAL only: rotate the axes first, so that less is lost.")
-    ] = False,
+    rotate: Annotated[bool, Option("--rotate", help="RESCAL only: first rotate the axes, to lose less.")] = False,
     out: Annotated[Path | None, Option(help="New folder (default: RUN-sparse-SHARE).")] = None,
     device: cli.Device = None,
 ) -> cli.Result:

@@ -27,13 +27,9 @@ def complete(
     relation: Annotated[list[str] | None, Option(help="Only triples with this relation; repeatable.")] = None,
     head: Annotated[list[str] | None, Option(help="Only triples with this head; repeatable.")] = None,
     min_probability: Annotated[float, Option(help="Minimum probability of a triple.")] = 0.0,
-    types: Annotated[
-        bool, Option("--types", help="Only heads and tails that the relation has in train (domain and range).")
-    ] = False,
+    types: Annotated[bool, Option("--types", help="Only entities in the domain or range of the relation.")] = False,
     loops: Annotated[bool, Option("--loops", help="Also self-loops of relations that have none in train.")] = False,
-    check: Annotated[
-        bool, Option("--check", help="Write no file: count the test triples among predictions made without them.")
-    ] = False,
+    check: Annotated[bool, Option("--check", help="Write no file; count the test triples found.")] = False,
     device: cli.Device = None,
 ) -> cli.Result:
     """Write the most probable triples that the graph does not contain; run again after an interrupt, it resumes."""
@@ -145,12 +141,8 @@ def extend(
 def index(
     run: cli.RunPath,
     kind: Annotated[str, Option(help="exact, ivf, hnsw or sq8.")] = "ivf",
-    recall: Annotated[
-        float, Option(help="Minimum recall@10 and recall@100 of ivf, hnsw and sq8 against the exact index.")
-    ] = 0.95,
-    storage: Annotated[
-        str | None, Option(help="Storage format of an exact index: float32, float16, bf16, int8 or sparse.")
-    ] = None,
+    recall: Annotated[float, Option(help="Minimum recall@10 and recall@100 of an approximate index.")] = 0.95,
+    storage: Annotated[str | None, Option(help="Of an exact index: float32, float16, bf16, int8 or sparse.")] = None,
     out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
 ) -> cli.Result:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""

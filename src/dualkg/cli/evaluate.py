@@ -32,13 +32,14 @@ def evaluate(
     split: cli.SplitName = "test",
     by: cli.By = None,
     task: Annotated[str, Option(help="link (heads and tails), relation or classification.")] = "link",
-    negatives: Annotated[
-        Path | None, Option(help="File of false triples for --task classification (default: sampled).")
-    ] = None,
+    negatives: Annotated[Path | None, Option(help="False triples for classification (default: sampled).")] = None,
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another task."""
+    from dualkg.evaluation.report import evaluate as rank
+    from dualkg.evaluation.report import evaluate_relations
+
     cli.check_choice("--split", split, cli.SPLITS)
     cli.check_choice("--by", by, cli.GROUPS)
     cli.check_choice("--task", task, TASKS)
@@ -49,20 +50,18 @@ def evaluate(
         raise RequestError(f"{'--storage' if storage else '--task relation'} reports totals only. Leave out {wrong}.")
     if task == "classification" and by not in (None, "relation"):
         raise RequestError(f"--task classification can be reported by relation; got '{by}'.")
-    loaded = cli.load_on_device(run, device)
-    if not len(loaded.graph.split(split)):
+    loaded, part = cli.load_on_device(run, device), cast("Split", split)
+    if not len(loaded.graph.split(part)):
         raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
     if storage:
-        return _evaluate_storage(loaded, cast("Split", split), storage)
-    return {"link": _rank, "relation": _rank_relations, "classification": _classify}[task](
-        loaded, cast("Split", split), by, negatives
-    )
-
-
-def _rank(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:
-    from dualkg.evaluation.report import evaluate as rank
-
-    report = rank(run.model, run.graph, split=split)
+        return _evaluate_storage(loaded, part, storage)
+    if task == "classification":
+        return _classify(loaded, part, by, negatives)
+    if task == "relation":
+        metrics = evaluate_relations(loaded.model, loaded.graph, split=part)
+        data = {"graph": loaded.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
+        return cli.Result(data, lambda: cli.print_metrics({f"{loaded.graph.name} {split}, (head, ?, tail)": metrics}))
+    report = rank(loaded.model, loaded.graph, split=part)
     return cli.Result(report.as_dict(), lambda: _print_report(report, by))
 
 
@@ -77,14 +76,6 @@ def _print_report(report: Report, by: str | None) -> None:
     if by:
         cli.stdout.print()
         cli.print_metrics(dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries)), title=by)
-
-
-def _rank_relations(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:
-    from dualkg.evaluation.report import evaluate_relations
-
-    metrics = evaluate_relations(run.model, run.graph, split=split)
-    data = {"graph": run.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
-    return cli.Result(data, lambda: cli.print_metrics({f"{run.graph.name} {split}, (head, ?, tail)": metrics}))
 
 
 def _classify(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:
@@ -139,9 +130,7 @@ def _evaluate_storage(run: Run, split: Split, storage: str) -> cli.Result:
 def calibrate(
     run: cli.RunPath,
     coverage: Annotated[float, Option(help="Coverage of the prediction sets to check.")] = 0.9,
-    figure: Annotated[
-        Path | None, Option(help="Also draw the reliability diagram, as PNG and SVG files of this name.")
-    ] = None,
+    figure: Annotated[Path | None, Option(help="Draw the reliability diagram (PNG and SVG).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing calibration.")] = False,
     device: cli.Device = None,
 ) -> cli.Result:
@@ -155,7 +144,13 @@ def calibrate(
     sets = evaluate_coverage(saved.prediction_sets, loaded.model, loaded.graph, coverage=coverage)
     checks = {"calibration": report.as_dict(), "coverage": sets.as_dict()}
     save_calibration(replace(saved, checks=checks), run)
-    figures = _draw(report, figure) if figure else []
+    figures = []
+    if figure:
+        from dualkg.analysis.figures import draw_reliability
+
+        points = [(one.predicted, one.observed, one.noise) for one in report.likely.bins]
+        title = f"{report.graph} {report.split}"
+        figures = draw_reliability({title: points}, graph=title, ece=report.likely.ece).save(figure)
 
     def show() -> None:
         _print_calibration(report)
@@ -164,19 +159,6 @@ def calibrate(
             cli.note(f"Figure: {path}", style=None)
 
     return cli.Result({"run": str(run), **checks, "figures": [str(path) for path in figures]}, show)
-
-
-def _draw(report: CalibrationReport, path: Path) -> list[Path]:
-    from dualkg.analysis.figures import draw_reliability
-
-    if not report.likely.bins:
-        raise RequestError(
-            f"No candidate of {report.graph} has a probability of 1 % or more, so there is nothing to draw. "
-            f"Train the model longer."
-        )
-    points = [(one.predicted, one.observed, one.noise) for one in report.likely.bins]
-    title = f"{report.graph} {report.split}"
-    return draw_reliability({title: points}, graph=title, ece=report.likely.ece).save(path)
 
 
 def _print_calibration(report: CalibrationReport) -> None:
@@ -227,7 +209,10 @@ def compare(
 
     cli.check_choice("--split", split, cli.SPLITS)
     cli.check_choice("--by", by, cli.GROUPS)
-    a, b = (load_side(path, cast("Split", split)) for path in (run_a, run_b))
+    a, b = (
+        (_load_record if (path / "record.json").exists() else _load_runs)(path, cast("Split", split))
+        for path in (run_a, run_b)
+    )
     check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
     if a.name == b.name:
         a, b = replace(a, name=str(run_a)), replace(b, name=str(run_b))
@@ -264,10 +249,6 @@ class Side:
 
     def as_dict(self) -> dict[str, Any]:
         return {"run": str(self.path), "name": self.name, "seeds": self.seeds}
-
-
-def load_side(path: Path, split: Split) -> Side:
-    return _load_record(path, split) if (path / "record.json").exists() else _load_runs(path, split)
 
 
 def _load_record(path: Path, split: Split) -> Side:
@@ -312,18 +293,16 @@ def _finished_runs(path: Path) -> list[RunFolder]:
     from dualkg.training.run import RunFolder
 
     run = RunFolder(path)
-    folders = (
-        [run] if run.recipe.exists() else [RunFolder(file.parent) for file in sorted(path.glob("seed-*/recipe.toml"))]
-    )
+    seeds = sorted(path.glob("seed-*/recipe.toml"))
+    folders = [run] if run.recipe.exists() else [RunFolder(file.parent) for file in seeds]
     if not folders:
         run.check_is_run()
     finished = [folder for folder in folders if folder.finished]
     if not finished:
         raise RequestError(f"{path} has no finished run. {folders[0].how_to_go_on()}")
     if len(finished) < len(folders):
-        cli.note(
-            f"{len(folders) - len(finished)} of the {len(folders)} runs in {path} are not finished and are left out."
-        )
+        count = f"{len(folders) - len(finished)} of the {len(folders)} runs"
+        cli.note(f"{count} in {path} are not finished and are left out.")
     return finished
 
 
@@ -365,9 +344,8 @@ def _print_groups(groups: dict[str, GroupComparison], a: Side, b: Side, *, title
     cli.stdout.print()
     columns = [title, a.name, b.name, "difference", "95 %", "p", "triples"]
     cli.print_table(columns, rows, bold=lambda row: row[0] in significant)
-    cli.stdout.print(
-        f"[dim]MRR by {title}; p is corrected for {len(groups)} tests (Holm), bold if below .05.[/dim]", soft_wrap=True
-    )
+    correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
+    cli.stdout.print(f"[dim]MRR by {title}; {correction}.[/dim]", soft_wrap=True)
 
 
 def _print_queries(queries: list[QueryDifference], a: Side, b: Side) -> None:

@@ -20,7 +20,7 @@ from dualkg.cli import common as cli
 from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
-from dualkg.cli.predict import best_heads, best_tails, explain, predict, similar
+from dualkg.cli.predict import explain, predict, predict_entities, similar
 from dualkg.cli.serve import serve
 from dualkg.cli.train import resume, train, tune
 from dualkg.errors import DualkgError
@@ -115,10 +115,7 @@ def demo(
     )
     predictor, rows = Predictor(models["with DURA"], graph), []
     for head, relation, tail in DEMO_QUERIES:
-        if head is not None:
-            predictions = best_tails(predictor, head, relation, top=5)
-        else:
-            predictions = best_heads(predictor, relation, str(tail), top=5)
+        predictions = predict_entities(predictor, head, relation, tail, top=5)
         rows.append([f"({head or '?'}, {relation}, {tail or '?'})", Text(", ").join(map(_marked, predictions))])
     cli.print_table(["query", "predictions"], rows, left=2, console=console)
     console.print(

@@ -14,7 +14,6 @@ from dualkg.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dualkg.data.graph import Graph
     from dualkg.inference.index_build import IndexedPredictor
     from dualkg.inference.predictor import Known, Prediction, Predictor
 
@@ -31,14 +30,13 @@ def predict(
     tail: Tail = None,
     top: Annotated[int, Option(min=1, help="Number of predictions.")] = 10,
     new: Annotated[bool, Option("--new", help="Exclude triples that the graph already contains.")] = False,
-    coverage: Annotated[
-        float | None,
-        Option(help="Return a prediction set that contains the answer with this probability, such as 0.9."),
-    ] = None,
+    coverage: Annotated[float | None, Option(help="Return a prediction set with this coverage, such as 0.9.")] = None,
     index: Annotated[Path | None, Option(help="Search heads and tails in this index of the run.")] = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Predict the missing one of head, relation and tail; score the triple if all three are given."""
+    from dualkg.inference.index_build import IndexedPredictor, load_index
+
     predictor = load_predictor(run, device=device, calibrate=coverage is not None)
     known: Known = "omit" if new else "mark"
     if coverage is not None and (relation is None or (head is None) == (tail is None)):
@@ -48,12 +46,11 @@ def predict(
             predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
         case (str(), str(), str()):
             predictions = [predictor.triple(head, relation, tail)]
-        case (str(), str(), None):
-            predictions = best_tails(_with_index(predictor, index), head, relation, top=top, known=known)
-        case (None, str(), str()):
-            predictions = best_heads(_with_index(predictor, index), relation, tail, top=top, known=known)
         case (str(), None, str()):
             predictions = predictor.relations(head, tail, k=top, known=known)
+        case (_, str(), _) if head is not None or tail is not None:
+            searched = IndexedPredictor(predictor, load_index(index)) if index else predictor
+            predictions = predict_entities(searched, head, relation, tail, top=top, known=known)
         case _:
             raise RequestError("A query needs at least two of --head, --relation and --tail.")
     query = f"({head or '?'}, {relation or '?'}, {tail or '?'})"
@@ -68,50 +65,35 @@ def load_predictor(path: Path, *, device: str | None, calibrate: bool) -> Predic
     from dualkg.training.run import RunFolder
 
     run = cli.load_on_device(path, device)
-    if not calibrate and not RunFolder(path).calibration.exists():
-        return Predictor(run.model, run.graph, recipe=run.recipe)
-    saved = calibration_for(run)
-    return Predictor(
-        run.model,
-        run.graph,
-        recipe=run.recipe,
-        calibration=saved.calibration,
-        prediction_sets=saved.prediction_sets,
-    )
+    saved = calibration_for(run) if calibrate or RunFolder(path).calibration.exists() else None
+    calibration, sets = (saved.calibration, saved.prediction_sets) if saved else (None, None)
+    return Predictor(run.model, run.graph, recipe=run.recipe, calibration=calibration, prediction_sets=sets)
 
 
-def _with_index(predictor: Predictor, index: Path | None) -> Predictor | IndexedPredictor:
-    if index is None:
-        return predictor
-    from dualkg.inference.index_build import IndexedPredictor, load_index
-
-    return IndexedPredictor(predictor, load_index(index))
-
-
-def best_tails(
-    predictor: Predictor | IndexedPredictor, head: str, relation: str, *, top: int, known: Known = "mark"
+def predict_entities(
+    predictor: Predictor | IndexedPredictor,
+    head: str | None,
+    relation: str,
+    tail: str | None,
+    *,
+    top: int,
+    known: Known = "mark",
 ) -> list[Prediction]:
-    """The best tails of (head, relation, ?) without the head itself."""
-    found = predictor.tails(head, relation, k=top + 1, known=known)  # one more, as one may be dropped
-    return without_self_loops(found, head, relation, predictor.graph)[:top]
+    """The best answers to (head, relation, ?) or (?, relation, tail).
 
-
-def best_heads(
-    predictor: Predictor | IndexedPredictor, relation: str, tail: str, *, top: int, known: Known = "mark"
-) -> list[Prediction]:
-    """The best heads of (?, relation, tail) without the tail itself."""
-    found = predictor.heads(relation, tail, k=top + 1, known=known)
-    return without_self_loops(found, tail, relation, predictor.graph)[:top]
-
-
-def without_self_loops(predictions: list[Prediction], entity: str, relation: str, graph: Graph) -> list[Prediction]:
-    """Drop the entity of the query, unless the graph contains that triple or many self-loops of the relation."""
+    The entity of the query is no answer, unless the graph contains that triple or the relation often has self-loops.
+    """
     from dualkg.data.graph import relations_with_self_loops
 
-    if graph.relations.id(relation) in relations_with_self_loops(graph):
-        return predictions
-    itself = graph.entities.id(entity)
-    return [prediction for prediction in predictions if prediction.id != itself or prediction.known]
+    graph = predictor.graph
+    if head is not None:
+        entity, found = head, predictor.tails(head, relation, k=top + 1, known=known)  # one may be dropped
+    else:
+        entity, found = str(tail), predictor.heads(relation, str(tail), k=top + 1, known=known)
+    if graph.relations.id(relation) not in relations_with_self_loops(graph):
+        itself = graph.entities.id(entity)
+        found = [prediction for prediction in found if prediction.id != itself or prediction.known]
+    return found[:top]
 
 
 def _print_predictions(

@@ -14,18 +14,11 @@ from dualkg.cli import common as cli
 @cli.command(json=False)
 def serve(
     runs: Annotated[list[Path], Argument(metavar="RUN...", help="Folders of trained runs.", show_default=False)],
-    host: Annotated[str, Option(help="Address to listen on; other than the local one it needs --token.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, Option(help="Address to listen on; a public one needs --token.")] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 8000,
-    token: Annotated[
-        str | None,
-        Option(envvar="DUALKG_TOKEN", help="Token that requests must send as Authorization: Bearer TOKEN."),
-    ] = None,
+    token: Annotated[str | None, Option(envvar="DUALKG_TOKEN", help="Bearer token that requests must send.")] = None,
     open_browser: Annotated[bool, Option("--open", help="Open a browser.")] = False,
-    get: Annotated[
-        str | None, Option(metavar="PATH", help="Print one response, such as /entity/France.json, and exit.")
-    ] = None,
+    get: Annotated[str | None, Option(metavar="PATH", help="Print the response for this path and exit.")] = None,
     timeout: Annotated[float, Option(help="Time limit of a request in seconds.")] = 30.0,
     access_log: Annotated[bool, Option("--access-log", help="Log each request as JSON on stderr.")] = False,
     read_only: Annotated[bool, Option("--read-only", help="Accept no decisions on predicted facts.")] = False,
@@ -42,9 +35,8 @@ def serve(
     limits = Limits(seconds=timeout)
     if get is not None:
         unlimited = Limits(seconds=24 * 3600.0, long_seconds=24 * 3600.0)
-        reply = request_once(
-            application(ServedRuns.load(runs, device=device), limits=unlimited, token=token), get, token=token
-        )
+        app = application(ServedRuns.load(runs, device=device), limits=unlimited, token=token)
+        reply = request_once(app, get, token=token)
         text = reply.body.decode("utf-8")
         print(text, end="" if text.endswith("\n") else "\n")
         if reply.status >= 400:

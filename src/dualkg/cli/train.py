@@ -29,28 +29,19 @@ SOURCE = (
 def train(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
     model: Annotated[str | None, Option(help="Model, such as ComplEx or RotatE, or package.module:Class.")] = None,
-    regularizer: Annotated[
-        str | None, Option(help="none, Frobenius, N3, BasicDURA, DURA, UnweightedDURA or RegP1.")
-    ] = None,
+    regularizer: Annotated[str | None, Option(help="Regularizer: none, DURA, N3, Frobenius, RegP1, ….")] = None,
     weight: Annotated[float | None, Option(help="Weight λ of the regularizer.")] = None,
     dim: Annotated[int | None, Option(help="Embedding dimension.")] = None,
     epochs: Annotated[int | None, Option(help="Number of epochs.")] = None,
     seed: Annotated[int | None, Option(help="Random seed of the initial weights and the batches.")] = None,
     seeds: Annotated[int, Option(min=1, help="Train with this many seeds and report mean ± sd.")] = 1,
-    changes: Annotated[
-        list[str] | None,
-        Option("--set", help="Change a key of the recipe: training.batch_size=1000; repeatable."),
-    ] = None,
-    split: Annotated[
-        str | None, Option(help="Train/valid/test percentages of a single file (default: 80/10/10).")
-    ] = None,
+    changes: Annotated[list[str] | None, Option("--set", help="Change the recipe: training.batch_size=1000.")] = None,
+    split: Annotated[str | None, Option(help="Split of a single file (default: 80/10/10 percent).")] = None,
     columns: cli.Columns = None,
     labels: Annotated[str | None, Option(help="File with a readable label for each entity name.")] = None,
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/NAME).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing run.")] = False,
-    engine: Annotated[
-        str | None, Option(help="reference or fast (default: fast if supported); same results up to rounding.")
-    ] = None,
+    engine: Annotated[str | None, Option(help="reference or fast (default: fast if supported).")] = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Train a model, evaluate it, and save it as a run."""
@@ -110,7 +101,9 @@ def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, st
             raise RequestError(f"There is no file, folder or recipe '{source}'.{hint}")
     if name or path.suffix == ".toml":
         recipe = load_recipe(name or path, changes=changes)
-        return recipe, load_recipe_graph(recipe), (name or path.stem).replace("/", "-")
+        folder = path.resolve().parent  # recipes/umls/complex-dura.toml is named umls-complex-dura, as if shipped
+        name = name or (f"{folder.name}/{path.stem}" if folder.parent.name == "recipes" else path.stem)
+        return recipe, load_recipe_graph(recipe), name.replace("/", "-")
     data = {key: value for key, value in changes.items() if key.startswith("data.")}
     if "data.graph" in data:
         raise RequestError(f"data.graph cannot be set, because the graph is {source}. Name the other graph instead.")
@@ -180,9 +173,7 @@ def _train_seeds(
 def tune(
     space: Annotated[Path, Argument(metavar="SPACE", help="Search space (.toml): a recipe and the values to try.")],
     out: Annotated[Path | None, Option(help="Folder of the search (default: runs/tune-NAME).")] = None,
-    storage: Annotated[
-        str | None, Option(help="URL of a database that several machines share (default: OUT/study.db).")
-    ] = None,
+    storage: Annotated[str | None, Option(help="URL of a shared database (default: OUT/study.db).")] = None,
     jobs: Annotated[int, Option(min=1, help="Number of trials to run in parallel.")] = 1,
     device: cli.Device = None,
 ) -> cli.Result:
