@@ -175,7 +175,7 @@ def test_an_archive_with_another_checksum_is_not_kept(
     sentence = str(caught.value)
     assert sentence.startswith(f"What {server.address}/small.tar.gz gave is not Small: SHA256 hash of downloaded file")
     assert f"expected sha256:{sha256(ARCHIVE)} but got {sha256(server.served['/small.tar.gz'])}. " in sentence
-    assert "Nothing was kept. To do without a network, put its archive into a folder" in sentence
+    assert "Nothing was kept. To work offline, put its archive into a folder" in sentence
     assert caught.value.exit_code == 2
     assert files_in(cache) == []
     server.served["/small.tar.gz"] = ARCHIVE
@@ -239,7 +239,7 @@ def test_bad_labels_do_not_cost_what_was_fetched(listed: Callable[..., Entry], c
 
 def test_an_address_that_is_gone_is_a_sentence(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     server.served.clear()
-    with pytest.raises(DataError, match=r"^Small could not be fetched from http://\S+ \(HTTPError\)\. To do without"):
+    with pytest.raises(DataError, match=r"^Small could not be fetched from http://\S+ \(HTTPError\)\. To work offline"):
         load_graph("Small")
     assert files_in(cache) == []
 
@@ -249,7 +249,7 @@ def test_no_connection_is_a_sentence(listed: Callable[..., Entry], cache: Path) 
     with pytest.raises(DataError) as caught:
         load_graph("Small")
     assert str(caught.value) == (
-        "Small could not be fetched from http://127.0.0.1:1/small.tar.gz (ConnectionError). To do without a network, "
+        "Small could not be fetched from http://127.0.0.1:1/small.tar.gz (ConnectionError). To work offline, "
         "put its archive into a folder and name that folder in the variable DUALKG_DATA."
     )
     assert files_in(cache) == []

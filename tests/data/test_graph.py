@@ -118,5 +118,5 @@ def test_a_graph_knows_its_counts_and_shape() -> None:
 def test_a_split_is_found_by_its_name_only() -> None:
     graph = graph_of([(0, 0, 1)], [(1, 0, 0)])
     assert graph.split("valid").tolist() == [[1, 0, 0]]
-    with pytest.raises(RequestError, match="The splits of a graph are train, valid, test; 'name' was asked for"):
+    with pytest.raises(RequestError, match="The splits of a graph are train, valid, test; 'name' was given"):
         graph.split("name")

@@ -402,7 +402,7 @@ def test_a_full_disk_is_no_failure(folder: Callable[..., Path], cache: Path, mon
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dualkg.data.loading.pq.write_table", full)
+    monkeypatch.setattr("dualkg.data.graph.pq.write_table", full)
     assert named(load_graph(folder()), "train") == TRAIN
     assert list(cache.rglob("*")) == [cache / "graphs"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dualkg.data.graph import SPLITS
-from dualkg.data.locations import data_folder, locate, names_in_data_folder, stem
+from dualkg.data.loading import data_folder, locate, names_in_data_folder, stem
 from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import tarred, zipped
 

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dualkg.data import loading
-from dualkg.data.graph import SPLITS, Graph, Notes
-from dualkg.data.loading import load_saved_graph, save_graph
+from dualkg.data import graph as graph_module
+from dualkg.data.graph import SPLITS, Graph, Notes, load_saved_graph, save_graph
 from dualkg.data.vocabulary import Vocabulary
 from tests.conftest import graph_of
 
@@ -94,7 +93,7 @@ def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
         written.append(path)
         write_table(table, path, **options)
 
-    monkeypatch.setattr(loading.pq, "write_table", fails_at_the_third)
+    monkeypatch.setattr(graph_module.pq, "write_table", fails_at_the_third)
     with pytest.raises(OSError, match="No space left"):
         save_graph(graph_of([(0, 0, 1)]), tmp_path / "graph")
     assert len(written) == 2

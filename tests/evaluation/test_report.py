@@ -88,5 +88,5 @@ def test_a_split_without_triples_reports_no_numbers_as_json(graph):
 
 
 def test_a_split_that_is_none_is_told(graph):
-    with pytest.raises(kg.RequestError, match="train, valid, test; 'testing' was asked for"):
+    with pytest.raises(kg.RequestError, match="train, valid, test; 'testing' was given"):
         kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="testing")

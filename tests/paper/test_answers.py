@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from paper.plan import Row
+from paper.setting import Setting
 
 import dualkg as kg
 from paper import answers
-from paper.plan import Row
-from paper.setting import Setting
 
 
 @pytest.fixture

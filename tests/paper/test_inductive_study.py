@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from paper.inductive_study import InductiveResult, count_text, study
 
 import dualkg as kg
 from dualkg.evaluation.report import Metrics
-from paper.inductive_study import InductiveResult, count_text, study
 from tests.inference.test_extension import train_beads
 
 

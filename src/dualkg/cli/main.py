@@ -166,8 +166,7 @@ def datasets() -> cli.Result:
 def _known_graphs() -> list[dict[str, Any]]:
     """Every graph that can be loaded by name, and where it is loaded from."""
     from dualkg.data.catalogue import catalogue
-    from dualkg.data.loading import load_graph
-    from dualkg.data.locations import BUNDLED, data_folder, names_in_data_folder
+    from dualkg.data.loading import BUNDLED, data_folder, load_graph, names_in_data_folder
 
     local = {name.casefold(): name for name in names_in_data_folder()}
     about = "countries, cities, languages"

@@ -88,7 +88,7 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
 
 def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, str]:
     """The recipe and the graph that SOURCE stands for, and the name of its run."""
-    from dualkg.data.locations import stem
+    from dualkg.data.loading import stem
     from dualkg.training.api import default_recipe, load_recipe_graph
     from dualkg.training.recipe import Recipe, list_recipes, load_recipe
 

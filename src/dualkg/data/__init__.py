@@ -1,4 +1,4 @@
-"""Data: triples from anywhere, as ids with names."""
+"""Knowledge graphs: loading, splits, vocabularies and known answers."""
 
 from __future__ import annotations
 

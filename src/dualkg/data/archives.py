@@ -1,4 +1,4 @@
-"""Files to read, plain, compressed or inside an archive, with errors that name them."""
+"""Input files: plain, compressed or inside an archive, with errors that name them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -41,7 +42,7 @@ TARS = {
     ".tbz2": ".bz2",
     ".tar.zst": ".zst",
 }
-# Each library has its own word for a damaged file; RuntimeError is zipfile's for an encrypted one.
+# What the libraries raise for a damaged file; zipfile raises RuntimeError for an encrypted one.
 UNREADABLE = (
     OSError,
     EOFError,
@@ -58,7 +59,7 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Source:
-    """Something that can be opened as a stream of bytes, under the name that errors show."""
+    """A file or a member of an archive; `name` is what errors call it."""
 
     name: str
     file_name: str
@@ -77,7 +78,7 @@ class Source:
 
     @property
     def suffix(self) -> str:
-        """What says the format: `.tsv` for `train.tsv.gz`."""
+        """The suffix of the format: `.tsv` for `train.tsv.gz`."""
         return PurePosixPath(self.file_name).suffix.lower()
 
     def stored(self) -> Any:
@@ -85,7 +86,7 @@ class Source:
 
 
 class _Guarded(io.RawIOBase):
-    """A stream whose every failure, at whatever point of reading, is a sentence about its source."""
+    """A stream whose failures, while opening or reading, are errors that name its source."""
 
     def __init__(self, source: Source, compression: str) -> None:
         self._source = source
@@ -118,16 +119,21 @@ class _Guarded(io.RawIOBase):
 
     def close(self) -> None:
         for stream in reversed(self._open):
-            # Closing a broken compressed stream may complain again; the first sentence is the useful one.
+            # Closing a broken compressed stream may raise again; the first error is the useful one.
             with suppress(*UNREADABLE):
                 stream.close()
         super().close()
 
 
 def unreadable(error: Exception, path: Path, name: str) -> DataError:
-    """The sentence for a file that cannot be opened or breaks off."""
+    """The error for a file that cannot be opened or is incomplete."""
     if isinstance(error, FileNotFoundError):
-        return _missing(path)
+        if not path.parent.is_dir():
+            return DataError(f"There is no file {path}: the folder {path.parent} does not exist.")
+        names = []
+        with suppress(OSError):
+            names = [entry.name for entry in path.parent.iterdir()]
+        return DataError(f"There is no file {path}.{did_you_mean(path.name, names)}")
     if isinstance(error, IsADirectoryError):
         return DataError(f"{name} is a folder where a file of triples was expected. Name a file inside it.")
     if isinstance(error, PermissionError):
@@ -140,18 +146,8 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
     )
 
 
-def _missing(path: Path) -> DataError:
-    folder = path.parent
-    if not folder.is_dir():
-        return DataError(f"There is no file {path}: the folder {folder} does not exist.")
-    with suppress(OSError):
-        near = did_you_mean(path.name, [entry.name for entry in folder.iterdir()])
-        return DataError(f"There is no file {path}.{near}")
-    return DataError(f"There is no file {path}.")
-
-
 def find_sources(path: str | Path) -> list[Source]:
-    """The one source a file is, or one for each file inside a .zip or .tar archive."""
+    """The source of a file, or those of the files inside a .zip or .tar archive."""
     path = Path(path)
     lowered = path.name.lower()
     if lowered.endswith(".zip"):
@@ -165,7 +161,7 @@ def find_sources(path: str | Path) -> list[Source]:
 
 
 def one_source(path: str | Path) -> Source:
-    """The one file of triples that a file or an archive is."""
+    """A file, or the only file of triples in an archive."""
     sources = find_sources(path)
     if len(sources) == 1:
         return sources[0]
@@ -180,7 +176,7 @@ def one_source(path: str | Path) -> Source:
 
 
 def holds_triples(source: Source) -> bool:
-    """Whether a file's name says that it holds triples, and not their labels or a licence."""
+    """Whether the name of a file is that of a file of triples, not of labels or a licence."""
     stem = PurePosixPath(source.file_name).stem.lower()
     return source.suffix in TRIPLE_SUFFIXES and stem not in NOT_TRIPLES
 
@@ -192,36 +188,29 @@ def _uncompressed(file_name: str) -> tuple[str, str]:
     return file_name, ""
 
 
-def _members(path: Path, listed: Callable[[Path], dict[str, Callable[[], Any]]]) -> list[Source]:
+def _members(path: Path, list_members: Callable[[Path], dict[str, Callable[[], Any]]]) -> list[Source]:
     try:
-        members = listed(path)
+        members = list_members(path)
     except UNREADABLE as error:
         raise unreadable(error, path, str(path)) from error
-    return [_member(path, name, opener) for name, opener in members.items() if not _is_litter(name)]
-
-
-def _member(path: Path, name: str, opener: Callable[[], Any]) -> Source:
-    # A member's path is only ever shown; whoever wrote the archive may have put anything there.
-    shown = "".join(letter if letter.isprintable() else "?" for letter in name)
-    file_name, compression = _uncompressed(PurePosixPath(shown.replace("\\", "/")).name)
-    return Source(f"{path}:{shown}", file_name, path, compression, opener)
-
-
-def _is_litter(name: str) -> bool:
-    """Whether a member is what an operating system left behind, such as `__MACOSX/._train.txt`."""
-    return PurePosixPath(name).name.startswith(".")
+    sources = []
+    for name, opener in members.items():
+        if PurePosixPath(name).name.startswith("."):  # of an operating system, such as `__MACOSX/._train.txt`
+            continue
+        # The path of a member is only printed: the archive may hold any name.
+        printable = "".join(letter if letter.isprintable() else "?" for letter in name)
+        file_name, compression = _uncompressed(PurePosixPath(printable.replace("\\", "/")).name)
+        sources.append(Source(f"{path}:{printable}", file_name, path, compression, opener))
+    return sources
 
 
 def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
-    def opener(member: zipfile.ZipInfo) -> Callable[[], Any]:
-        def open_member() -> Any:
-            with zipfile.ZipFile(path) as archive:
-                return archive.open(member)
-
-        return open_member
+    def open_member(member: zipfile.ZipInfo) -> Any:
+        with zipfile.ZipFile(path) as archive:
+            return archive.open(member)
 
     with zipfile.ZipFile(path) as archive:
-        return {member.filename: opener(member) for member in archive.infolist() if not member.is_dir()}
+        return {member.filename: partial(open_member, member) for member in archive.infolist() if not member.is_dir()}
 
 
 def _tar_members(path: Path) -> dict[str, Callable[[], Any]]:
@@ -233,12 +222,8 @@ def _tar_members(path: Path) -> dict[str, Callable[[], Any]]:
         for member in archive:
             end = member.offset_data + member.size
             if member.isreg() and not member.issparse():
-                members[member.name] = _in_memory(memoryview(content)[member.offset_data : end])
-        # tarfile takes a broken header for the end; after a true end there are only zeros.
+                members[member.name] = partial(pa.BufferReader, memoryview(content)[member.offset_data : end])
+        # tarfile reads a broken header as the end; a true end is followed by zeros alone.
         if content[archive.offset :].strip(b"\0"):
             raise tarfile.ReadError("a broken header inside the archive")
     return members
-
-
-def _in_memory(content: memoryview) -> Callable[[], Any]:
-    return lambda: pa.BufferReader(content)

@@ -1,4 +1,4 @@
-"""The catalogue: public benchmark graphs, where they are, and how to know them."""
+"""The catalogue of public benchmark graphs: their addresses, checksums and downloads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from dualkg.data.archives import Source, find_sources
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.errors import DataError
 
-ELSEWHERE = " To do without a network, put its archive into a folder and name that folder in the variable DUALKG_DATA."
+OFFLINE = " To work offline, put its archive into a folder and name that folder in the variable DUALKG_DATA."
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A public graph. Checksums are of the split files, so that a repacked archive is the same graph."""
+    """A public graph. Checksums are of the split files, so that a repacked archive is recognized."""
 
     name: str
     about: str
@@ -49,21 +49,26 @@ def find_entry(name: str) -> Entry | None:
 
 
 def identify(graph: Graph, sources: Mapping[str, Source]) -> Entry | None:
-    """The entry that has the counts of this graph and the sums of its three split files, if any."""
-    alike = [entry for entry in catalogue().values() if entry.counts == graph.counts and sources.keys() >= set(SPLITS)]
-    return next((entry for entry in alike if entry.sha256 == {split: _sum(sources[split]) for split in SPLITS}), None)
+    """The entry with the counts and checksums of this graph, if any."""
+    same_counts = [
+        entry for entry in catalogue().values() if entry.counts == graph.counts and sources.keys() >= set(SPLITS)
+    ]
+    return next(
+        (entry for entry in same_counts if entry.sha256 == {split: _sum(sources[split]) for split in SPLITS}), None
+    )
 
 
 def check(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str) -> None:
-    """Refuse a graph that calls itself by a name of the catalogue and is not that graph."""
+    """Refuse a graph with the name of an entry and other counts or checksums."""
     advice = "" if where == entry.address else f" If it is another graph, give {where} another name."
     if not sources.keys() >= set(SPLITS):
         raise DataError(f"{entry.name} has train, valid and test; {where} is one file of triples.{advice}")
     for what, expected in entry.counts.items():
-        came = graph.counts[what]
-        if came != expected:
-            thing = f"{what} triples" if what in SPLITS else what
-            raise DataError(f"{entry.name} should have {expected:,} {thing}; {where} has {came:,}.{advice}")
+        if graph.counts[what] != expected:
+            noun = f"{what} triples" if what in SPLITS else what
+            raise DataError(
+                f"{entry.name} should have {expected:,} {noun}; {where} has {graph.counts[what]:,}.{advice}"
+            )
     for kind, sums in (("sha256", entry.sha256), ("md5", entry.md5)):
         for split, expected_sum in sums.items():
             found = _sum(sources[split], kind)
@@ -75,14 +80,14 @@ def check(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str)
 
 
 def cache_folder() -> Path:
-    """Where fetched and read graphs are kept: DUALKG_CACHE, or the user's cache folder."""
+    """The folder of downloaded and cached graphs: DUALKG_CACHE, or the user's cache folder."""
     import pooch
 
     return Path(os.environ.get("DUALKG_CACHE") or pooch.os_cache("dualkg")).expanduser()
 
 
 def fetch(entry: Entry) -> list[Source]:
-    """Download an entry's files once, checked by their sha256 where it is known."""
+    """Download the files of an entry once, and check their sha256 if it is known."""
     if "{split}" in entry.address:
         paths = [
             _download(entry, entry.address.format(split=split), f"{entry.name}/{split}.txt", entry.sha256.get(split))
@@ -97,7 +102,7 @@ def fetch(entry: Entry) -> list[Source]:
 
 @contextmanager
 def discard_on_error(entry: Entry) -> Iterator[None]:
-    """Remove what was fetched for an entry when it proves not to be that graph: the next try fetches again."""
+    """Delete the downloads of an entry that turn out to be another graph, so that the next call downloads again."""
     try:
         yield
     except DataError as error:
@@ -115,20 +120,18 @@ def _downloads() -> Path:
 
 def _download(entry: Entry, address: str, file_name: str, sha256: str | None) -> Path:
     import pooch
-    import requests
 
     pooch.get_logger().setLevel(logging.WARNING)
     target = _downloads() / file_name
     try:
         found = pooch.retrieve(address, known_hash=sha256 and f"sha256:{sha256}", fname=target.name, path=target.parent)
-    except ValueError as error:  # pooch's word for a checksum that differs
+    except ValueError as error:  # a checksum that differs
         reason = str(error).partition(". ")[0]
-        raise DataError(f"What {address} gave is not {entry.name}: {reason}. Nothing was kept.{ELSEWHERE}") from None
-    except requests.RequestException as error:
-        raise DataError(
-            f"{entry.name} could not be fetched from {address} ({type(error).__name__}).{ELSEWHERE}"
-        ) from None
+        raise DataError(f"What {address} gave is not {entry.name}: {reason}. Nothing was kept.{OFFLINE}") from None
     except OSError as error:
+        if error.errno is None:  # errors of requests, which pooch downloads by, are OSErrors without a number
+            reason = type(error).__name__
+            raise DataError(f"{entry.name} could not be fetched from {address} ({reason}).{OFFLINE}") from None
         raise DataError(
             f"{entry.name} could not be kept in {target.parent} ({error.strerror or error}). Name a folder that can be "
             "written in the variable DUALKG_CACHE."
@@ -137,6 +140,6 @@ def _download(entry: Entry, address: str, file_name: str, sha256: str | None) ->
 
 
 def _sum(source: Source, kind: str = "sha256") -> str:
-    """The checksum of a file's content, as it is when decompressed."""
+    """The checksum of the decompressed content of a file."""
     with source.open() as stream:
         return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()

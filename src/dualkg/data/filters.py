@@ -1,4 +1,4 @@
-"""Known answers: for every query, the entities that some split already gives."""
+"""Known answers: the entities that answer a query in some split, which filtered ranking leaves out."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
 
 @dataclass(frozen=True)
 class KnownAnswerTensors:
-    """Known answers where a model is: those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`, in order."""
+    """Known answers on a device: those of `queries[i]` are `answers[offsets[i]:offsets[i + 1]]`, sorted."""
 
     queries: Tensor
     offsets: Tensor
     answers: Tensor
 
     def ranges(self, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Where the answers to each query begin and end; a query that is not known has an empty range."""
+        """The start and end of each query's answers, `(batch,)`; equal for a query without any."""
         first, last = (torch.searchsorted(self.queries, keys, side=side) for side in ("left", "right"))
         return self.offsets[first], self.offsets[last]
 
@@ -41,37 +41,37 @@ class KnownAnswerTensors:
 class KnownAnswers:
     """The tails of every (head, relation), and the heads of every (tail, relation + num_relations).
 
-    Kept as sorted query keys, offsets and answers: 4 bytes an answer and 16 a query.
+    Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query.
     """
 
     def __init__(self, splits: Iterable[Triples], shape: GraphShape) -> None:
         self.shape = shape
         triples = with_reciprocals(np.concatenate(list(splits)), shape.num_relations)
-        # A triple that stands twice is one answer.
+        # A repeated triple is one answer.
         triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
         self.answers = triples[:, 2].copy()
         keys = self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         self.queries, self.offsets = keys[starts], np.append(starts, len(keys))
-        self._on: dict[torch.device, KnownAnswerTensors] = {}
+        self._by_device: dict[torch.device, KnownAnswerTensors] = {}
 
     @classmethod
     def of(cls, graph: Graph, splits: Iterable[str] = SPLITS) -> KnownAnswers:
         return cls([graph.split(name) for name in splits], graph.shape)
 
     def keys(self, entities: IdsT, relations: IdsT) -> IdsT:
-        """One number a query."""
+        """One number per query."""
         return entities * (2 * self.shape.num_relations) + relations
 
     def on(self, device: torch.device) -> KnownAnswerTensors:
-        """The same on a device, brought there once; on a CPU nothing is copied."""
-        if device not in self._on:
+        """The arrays on a device, copied there once; on a CPU they are shared."""
+        if device not in self._by_device:
             arrays = (self.queries, self.offsets, self.answers)
-            self._on[device] = KnownAnswerTensors(*(torch.from_numpy(array).to(device) for array in arrays))
-        return self._on[device]
+            self._by_device[device] = KnownAnswerTensors(*(torch.from_numpy(array).to(device) for array in arrays))
+        return self._by_device[device]
 
     def __call__(self, entities: npt.NDArray[np.integer], relations: npt.NDArray[np.integer]) -> tuple[Ids, Ids]:
-        """For queries `(batch,)`: which query, and the answer, for every known answer of each."""
+        """For queries `(batch,)`: the row and the entity of every known answer, `(num_known,)` each."""
         keys = self.keys(np.asarray(entities, dtype=np.int64), np.asarray(relations, dtype=np.int64))
         first, last = (found.numpy() for found in self.on(torch.device("cpu")).ranges(torch.from_numpy(keys)))
         counts = last - first

@@ -1,4 +1,4 @@
-"""Names of entities or relations, and the ids that stand for them."""
+"""Names and labels of entities or relations, and their ids."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MANY_NAMES = 200_000
 
 
 class Vocabulary:
-    """The names of one kind of thing, in the order of their ids, with optional labels for people.
+    """The names of entities or relations (`kind`) in the order of their ids, with optional labels.
 
-    Names are held as one Arrow array, so that millions of them cost little more than their text.
+    Names are stored as one Arrow array, so that millions of them take little more memory than their text.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Vocabulary:
         return str(self.names[id].as_py())
 
     def __contains__(self, name: object) -> bool:
-        """Whether it is a name or a label; told at once, unlike by `id`, which looks for names alike."""
+        """Whether it is a name or a label; faster than `id`, which looks for similar names."""
         return name in self._ids or name in self._ids_of_label
 
     def __eq__(self, other: object) -> bool:
@@ -52,12 +52,12 @@ class Vocabulary:
         return f"Vocabulary({len(self):,} names of kind {self.kind!r})"
 
     def label(self, id: int) -> str:
-        """What a person calls it: its label, or its name where it has none."""
+        """The label, or the name if there is none."""
         found = self.labels[id].as_py() if self.labels is not None else None
         return found or self[id]
 
     def text(self, id: int) -> str:
-        """The label where it stands for this one alone, so that it can be asked by; else the name."""
+        """The label if it is unique, so that `id` finds it; else the name."""
         label = self.label(id)
         return label if self._ids.get(label, id) == id and len(self._ids_of_label.get(label, [id])) == 1 else self[id]
 
@@ -83,17 +83,20 @@ class Vocabulary:
         return ids
 
     def ids_ignoring_case(self, name: str) -> list[int]:
-        """Those whose name or label this is, capitals aside."""
+        """The ids with this name or label, ignoring case."""
         return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
 
     def id(self, name: str | int) -> int:
-        """The id of a name, a label, or an id given as a number; a name goes before a label."""
+        """The id of a name, of a label, or an id itself; names take precedence over labels."""
         if not isinstance(name, str):
             if isinstance(name, bool) or not isinstance(name, (int, np.integer)):
                 raise RequestError(
                     f"An {self.kind} is named by its name, or by its id as a whole number; {name!r} came."
                 )
-            return self._checked(int(name))
+            if not 0 <= name < len(self):
+                known = f"ids go from 0 to {len(self) - 1:,}" if len(self) else "none is known"
+                raise RequestError(f"There is no {self.kind} {int(name):,}: {known}.")
+            return int(name)
         if (id := self._ids.get(name)) is not None:
             return id
         ids = self._ids_of_label.get(name) or self.ids_ignoring_case(name)
@@ -101,38 +104,23 @@ class Vocabulary:
             return ids[0]
         if ids:
             options = ", ".join(f"'{self[id]}'" for id in ids[:5])
-            raise RequestError(f"'{name}' stands for {len(ids)} {self._plural}: {options}. Ask by one of these names.")
+            plural = "entities" if self.kind == "entity" else f"{self.kind}s"
+            raise RequestError(f"'{name}' stands for {len(ids)} {plural}: {options}. Use one of these names.")
         known = f"among the {len(self):,} known" if len(self) else "because none is known"
         raise RequestError(f"No {self.kind} is named '{name}' {known}.{self._suggestion(name)}")
 
     def ids(self, names: Sequence[str]) -> list[int]:
         return [self.id(name) for name in names]
 
-    @property
-    def _plural(self) -> str:
-        return "entities" if self.kind == "entity" else f"{self.kind}s"
-
-    def _checked(self, id: int) -> int:
-        if not 0 <= id < len(self):
-            known = f"ids go from 0 to {len(self) - 1:,}" if len(self) else "none is known"
-            raise RequestError(f"There is no {self.kind} {id:,}: {known}.")
-        return id
-
     def _suggestion(self, name: str) -> str:
-        candidates = list(self._ids_of_label) + self._alike(name)
-        return did_you_mean(name, candidates)
-
-    def _alike(self, name: str) -> list[str]:
-        """All names, or where they are very many those of about the same length and first letter."""
+        """A similar name or label; of very many names, only those of similar length with the same first letter."""
         names = self.names
         if len(names) > MANY_NAMES:
-            import pyarrow.compute as pc  # long to load, and most names are right
+            import pyarrow.compute as pc  # slow to import, and rarely needed
 
-            lengths = pc.utf8_length(names)
-            near = pc.and_(
-                pc.less_equal(pc.abs(pc.subtract(lengths, len(name))), 2),
+            similar = pc.and_(
+                pc.less_equal(pc.abs(pc.subtract(pc.utf8_length(names), len(name))), 2),
                 pc.equal(pc.utf8_lower(pc.utf8_slice_codeunits(names, 0, 1)), name[:1].lower()),
             )
-            names = names.filter(near)
-        found: list[str] = names.to_pylist()
-        return found
+            names = names.filter(similar)
+        return did_you_mean(name, [*self._ids_of_label, *names.to_pylist()])

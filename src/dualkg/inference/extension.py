@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from dualkg.data.archives import one_source
-from dualkg.data.readers import Columns
 from dualkg.data.encoding import ReadTriples, read_triples
 from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
+from dualkg.data.readers import Columns
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import read_json, write_text

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 import torch
 
-from dualkg.data.graph import SPLITS, Graph, Split
-from dualkg.data.loading import load_saved_graph, save_graph
+from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate, load_ranks, save_ranks
 from dualkg.evaluation.report import build_report as make_report

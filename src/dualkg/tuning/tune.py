@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dualkg.data.graph import Graph
-from dualkg.data.loading import load_saved_graph, save_graph
+from dualkg.data.graph import Graph, load_saved_graph, save_graph
 from dualkg.errors import DualkgError, RequestError
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
