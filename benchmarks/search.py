@@ -111,13 +111,13 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
     built = time.perf_counter() - started
     effort, points = index.effort, []
     for factor in FACTORS:
-        index.effort = max(1, min(round(effort * factor), index.most_effort))
+        index.effort = max(1, min(round(effort * factor), index.max_effort))
         point = {"effort": index.effort, "tuned": factor == 1, "recall": recalls(index, queries[num:], best[num:])}
         # The exact one at every point, so that what else the machine does weighs on both.
         for name, one in (("queries_per_second", index), ("exact_queries_per_second", exact)):
             point[name] = queries_per_second(one, queries[num:], k=DEPTH, seconds=seconds)
         points.append(point)
-    facts = {"build_seconds": built, "reduced": index.longest is not None, "peak_mib": measuring.peak_mib()}
+    facts = {"build_seconds": built, "reduced": index.max_norm is not None, "peak_mib": measuring.peak_mib()}
     return {**facts, "points": points}
 
 

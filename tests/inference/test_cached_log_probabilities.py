@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference import calibration
-from dualkg.inference.calibration import CachedLogProbabilities, triple_log_probabilities
+from dualkg.inference import scoring
+from dualkg.inference.scoring import CachedLogProbabilities, triple_log_probabilities
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
@@ -37,10 +37,10 @@ def test_a_question_is_summed_once(small_graph, monkeypatch):
 
 
 def test_what_is_remembered_is_bounded(small_graph, monkeypatch):
-    monkeypatch.setattr(calibration, "MOST", 10)
+    monkeypatch.setattr(scoring, "MAX_CACHED", 10)
     made = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
     found, triples = CachedLogProbabilities(made), small_graph.test.astype(np.int64)
     for start in range(0, len(triples), 4):
         part = triples[start : start + 4]
         torch.testing.assert_close(found(part), triple_log_probabilities(made, part), rtol=0, atol=1e-5)
-        assert len(found._sums) <= 10
+        assert len(found._normalizers) <= 10

@@ -9,25 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference import calibration as room
+from dualkg.inference import calibration as calibration_module
 from dualkg.inference.calibration import (
-    CENTRE,
-    LEAST_SLOPE,
+    MIN_SLOPE,
+    PRIOR_MEAN,
     Calibration,
     Candidates,
     DomainRange,
     calibrate,
     fit_line,
     fit_relation_lines,
+    line_values,
     max_supported_probability,
     sample_candidates,
-    triple_log_probabilities,
-    values_of,
 )
+from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 from tests.inference.test_candidates import all_candidates
 
-FLAT = {"centre": CENTRE, "spread": 1e3 * np.eye(5)}
+FLAT = {"centre": PRIOR_MEAN, "covariance": 1e3 * np.eye(5)}
 
 
 def drawn_by(slope: float, offset: float, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -94,9 +94,9 @@ def test_few_examples_do_not_make_sure():
     true, weights, patterns = np.arange(66) < 6, np.ones(66), of_one_kind(log_probability)
     drawn = Candidates(np.zeros((66, 3), dtype=np.int64), true, weights)
     lines, _ = fit_relation_lines(log_probability, patterns, drawn, 1)
-    max_probability = max_supported_probability(values_of(lines[0], log_probability, patterns), true, weights)
+    max_probability = max_supported_probability(line_values(lines[0], log_probability, patterns), true, weights)
     assert max_probability == pytest.approx(4 / 5)
-    sure = values_of(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
+    sure = line_values(lines[0], np.zeros(1), np.zeros(1, dtype=np.int64))
     assert 1 / (1 + np.exp(-sure)) < 0.99
 
 
@@ -112,7 +112,7 @@ def test_the_ceiling_is_what_so_many_examples_can_vouch_for(num, misses):
 def test_contrary_evidence_is_not_believed():
     log_probability, true = drawn_by(-1.0, -3.0, 5000)
     slope, offset, *_ = fit_line(log_probability, of_one_kind(log_probability), true, np.ones(len(true)), **FLAT)
-    assert slope == LEAST_SLOPE
+    assert slope == MIN_SLOPE
     assert 1 / (1 + np.exp(-offset)) == pytest.approx(true.mean(), rel=0.05)
 
 
@@ -145,7 +145,7 @@ def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
         np.array([triple for triple, _, _ in wanted]), np.array([true for _, true, _ in wanted]), np.ones(len(wanted))
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(room, "BEST", 5)
+        patch.setattr(calibration_module, "NUM_BEST", 5)
         drawn = sample_candidates(model, graph, "valid", seed=seed)
     assert len(drawn.true) < 0.6 * len(wanted)
     patterns = DomainRange.of(graph)

@@ -9,7 +9,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference import calibration_store
-from dualkg.inference.calibration_store import SavedCalibration, calibration_for, ensure_calibration, load_calibration
+from dualkg.inference.calibration_store import SavedCalibration, calibration_for, load_calibration
 from tests.conftest import graph_of
 
 
@@ -26,7 +26,7 @@ def test_made_once_and_kept(run, monkeypatch):
     again = calibration_for(kg.load_run(run.folder))
     assert torch.equal(again.calibration.slopes, made.calibration.slopes)
     assert again.prediction_sets.threshold(1, "head") == pytest.approx(made.prediction_sets.threshold(1, "head"))
-    assert torch.equal(ensure_calibration(run).offsets, made.calibration.offsets)
+    assert torch.equal(calibration_for(run).calibration.offsets, made.calibration.offsets)
 
 
 def test_a_run_without_a_folder_keeps_nothing(run):
@@ -79,11 +79,11 @@ def test_a_damaged_file_is_told(run, how, sentence):
     path.write_text(damaged(json.loads(path.read_text()), how))
     with pytest.raises(kg.RequestError, match=sentence):
         load_calibration(run.folder, run.graph)
-    assert isinstance(calibration_for(run, again=True), SavedCalibration)
+    assert isinstance(calibration_for(run, overwrite=True), SavedCalibration)
     load_calibration(run.folder, run.graph)
 
 
 def test_without_valid_triples_there_is_nothing_to_believe(run, small_graph):
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
-    with pytest.raises(kg.RequestError, match="Probabilities need withheld triples, and made has no valid triples"):
+    with pytest.raises(kg.RequestError, match="Calibration needs held-out triples, and made has no valid triples"):
         calibration_for(kg.Run(run.model, without, run.recipe))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.graph import SPLITS
-from dualkg.inference import calibration as room
+from dualkg.inference import calibration as calibration_module
 from dualkg.inference.calibration import sample_candidates
 from tests.conftest import graph_of
 
@@ -54,7 +54,7 @@ def test_all_weights_together_are_all_candidates(seed, num_entities, split):
 
 
 def test_with_room_for_all_it_is_the_full_list(monkeypatch, small_graph):
-    monkeypatch.setattr(room, "BEST", 30)
+    monkeypatch.setattr(calibration_module, "NUM_BEST", 30)
     drawn = sample_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
     assert (drawn.weights == 1).all()
     listed = sorted(zip(map(tuple, drawn.triples.tolist()), drawn.true.tolist(), strict=True))
@@ -63,7 +63,7 @@ def test_with_room_for_all_it_is_the_full_list(monkeypatch, small_graph):
 
 def test_few_questions_stand_for_all(monkeypatch, small_graph):
     """With one question of each relation and direction the weights still add up, and the true ones are all there."""
-    monkeypatch.setattr(room, "NUM_QUESTIONS", 8)
+    monkeypatch.setattr(calibration_module, "NUM_QUERIES", 8)
     drawn = sample_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
     wanted = all_candidates(small_graph, "valid")
     assert drawn.weights.sum() == pytest.approx(len(wanted))
@@ -73,8 +73,8 @@ def test_few_questions_stand_for_all(monkeypatch, small_graph):
 
 def test_the_mean_evidence_of_the_drawn_is_that_of_all(monkeypatch, small_graph):
     """Over many seeds the weighted mean of anything is its mean over all candidates."""
-    monkeypatch.setattr(room, "BEST", 2)
-    monkeypatch.setattr(room, "FROM_A_BAND", 1)
+    monkeypatch.setattr(calibration_module, "NUM_BEST", 2)
+    monkeypatch.setattr(calibration_module, "DRAWS_PER_BAND", 1)
     model = kg.DistMult(small_graph.shape, dim=4, init_scale=0.7)
 
     def mean_of(triples, weights):

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference.calibration import triple_log_probabilities
 from dualkg.inference.classification import (
     ClassificationMetrics,
     area_under_curve,
@@ -23,6 +22,7 @@ from dualkg.inference.classification import (
     matching_valid_file,
     read_negatives,
 )
+from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 
 MARKED = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=40)
@@ -102,7 +102,7 @@ def test_a_true_triple_of_the_right_kind_is_passed_over():
 
 def test_a_graph_with_nothing_false_is_told():
     graph = graph_of([(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)])
-    with pytest.raises(kg.RequestError, match=r"\(e0, r0, e0\) cannot be made false"):
+    with pytest.raises(kg.RequestError, match=r"No negative can be made of \(e0, r0, e0\)"):
         corrupt_triples(graph, np.array([(0, 0, 0)]))
 
 
@@ -154,13 +154,13 @@ def test_negatives_from_a_file(tmp_path, small_graph):
 def test_files_that_are_not_of_false_triples_of_the_graph(tmp_path, small_graph):
     path = tmp_path / "negatives.tsv"
     path.write_text("e1\tr0\te99\n")
-    with pytest.raises(kg.DataError, match="negatives.tsv is not of the graph made: No entity is named 'e99'"):
+    with pytest.raises(kg.DataError, match="negatives.tsv does not fit the graph made: No entity is named 'e99'"):
         read_negatives(path, small_graph)
     head, relation, tail = small_graph.valid[0].tolist()
     path.write_text(f"e{head}\tr{relation}\te{tail}\n")
-    with pytest.raises(kg.DataError, match=rf"1 of the 1 false triples of .*, \(e{head}, r{relation}, e{tail}\) for"):
+    with pytest.raises(kg.DataError, match=rf"1 of the 1 negatives of .*, such as \(e{head}, r{relation}, e{tail}\)"):
         read_negatives(path, small_graph)
-    with pytest.raises(kg.DataError, match="20 of the 20 false triples of test are triples of made"):
+    with pytest.raises(kg.DataError, match="20 of the 20 negatives of test are triples of made"):
         evaluate_classification(kg.CP(small_graph.shape, dim=2), small_graph, negatives=small_graph.test)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.explanation import explain, influence, score_drops, score_slope, solved
+from dualkg.inference.explanation import conjugate_gradients, explain, influence, score_drops, score_gradient
 from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
 from dualkg.inference.inductive_solver import minimize
 from tests.conftest import graph_of
@@ -42,7 +42,7 @@ def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_gra
         return minimize(problem, context.rows_of(head)[None])[0]
 
     context = with_row(context, head, solved_for(found))
-    slope = score_slope(head, (head, relation, tail), context)
+    slope = score_gradient(head, (head, relation, tail), context)
     falls = score_drops(head, triples, slope, context)
     rows = solved_for(found)
     true = []
@@ -79,8 +79,8 @@ def test_a_sparse_row_under_n3_has_an_influence(small_graph):
 def test_solved_by_conjugate_gradients():
     matrix = torch.diag(torch.tensor([1.0, 10.0, 100.0])) + 0.5
     wanted = torch.tensor([1.0, 2.0, 3.0])
-    torch.testing.assert_close(solved(lambda x: matrix @ x, wanted), torch.linalg.solve(matrix, wanted))
-    assert not solved(lambda x: matrix @ x, torch.zeros(3)).any()
+    torch.testing.assert_close(conjugate_gradients(lambda x: matrix @ x, wanted), torch.linalg.solve(matrix, wanted))
+    assert not conjugate_gradients(lambda x: matrix @ x, torch.zeros(3)).any()
 
 
 # -- what people see ----------------------------------------------------------------------------------------
@@ -117,10 +117,10 @@ def test_the_sentences(people):
     first, reason, likeness = found.sentences()
     assert first == f"(p0, speaks, French) has score {found.score:.3f}; it is known (test)."
     fall = found.supporting_triples[0].score_drop
-    assert reason == f"Because (p0, lives_in, France) is known: without it the score falls by about {fall:.2g}."
+    assert reason == f"(p0, lives_in, France) is known: without it the score drops by about {fall:.2g}."
     one = found.similar_entities[0]
     assert likeness == (
-        f"Because {one.entity} is like p0 (cosine {one.cosine:.2f}), and ({one.entity}, speaks, French) is known."
+        f"{one.entity} is similar to p0 (cosine {one.cosine:.2f}), and ({one.entity}, speaks, French) is known."
     )
     known = explain(people.model, people.graph, ("p3", "speaks", "French"), recipe=people.recipe)
     assert any("(p3, speaks, French) itself is known" in sentence for sentence in known.sentences())
@@ -141,7 +141,7 @@ def test_entities_without_training_triples_have_no_reasons():
 
 
 def test_refusals(people, small_graph):
-    with pytest.raises(kg.RequestError, match="At least one reason must be asked for; k is 0"):
+    with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
         explain(people.model, people.graph, ("p0", "speaks", "French"), k=0)
     with pytest.raises(kg.RequestError, match="No entity is named 'Frensh' among the 30 known. Did you mean 'French'"):
         explain(people.model, people.graph, ("p0", "speaks", "Frensh"))
@@ -156,7 +156,7 @@ def test_the_command(run_cli, people, tmp_path):
     question = ("--head", "p0", "--relation", "speaks", "--tail", "French", "--device", "cpu")
     told = run_cli("explain", tmp_path / "people", *question, "--top", 2)
     assert told.code == 0, told.err
-    assert told.out.splitlines()[1].startswith("Because (p0, lives_in, France) is known: without it the score falls by")
+    assert told.out.splitlines()[1].startswith("(p0, lives_in, France) is known: without it the score drops by")
     facts = run_cli("explain", tmp_path / "people", *question, "--json").json
     assert facts["triple"]["tail"] == "French"
     assert facts["supporting_triples"][0]["triple"]["relation"] == "lives_in"

@@ -46,7 +46,7 @@ def test_what_was_exported_can_be_imported(run, small_graph, tmp_path):
 
 
 def test_refusals(run, tmp_path):
-    with pytest.raises(kg.RequestError, match="numpy, tsv, safetensors; 'excel' was asked for"):
+    with pytest.raises(kg.RequestError, match="numpy, tsv, safetensors; got 'excel'"):
         export(run, tmp_path / "out", format="excel")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import triple_log_probabilities
+from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.models import MODELS
 
 
@@ -16,7 +16,7 @@ from dualkg.models import MODELS
 def test_it_is_the_mean_of_two_log_softmaxes(monkeypatch, small_graph, name, reciprocal):
     model = MODELS[name](small_graph.shape, dim=4, reciprocal=reciprocal, init_scale=0.5)
     triples = np.concatenate([small_graph.train[:40], small_graph.train[:40, [2, 1, 0]]]).astype(np.int64)
-    monkeypatch.setattr("dualkg.inference.calibration.SCORES_AT_ONCE", {"cpu": 90})  # three questions at once
+    monkeypatch.setattr("dualkg.inference.scoring.BLOCK_SCORES", {"cpu": 90})  # three questions at once
     found = triple_log_probabilities(model, triples)
     h, r, t = torch.from_numpy(triples).T
     with torch.no_grad():

@@ -143,12 +143,12 @@ def test_saved_and_read_back(small_graph):
 def test_what_cannot_be_asked(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     without = graph_of(small_graph.train, num_entities=30, num_relations=4)
-    with pytest.raises(kg.RequestError, match="Prediction sets need withheld triples, and made has no valid triples"):
+    with pytest.raises(kg.RequestError, match="Prediction sets need held-out triples, and made has no valid triples"):
         PredictionSets.fit(model, without)
     sets = PredictionSets.fit(model, small_graph)
-    with pytest.raises(kg.RequestError, match="A coverage is between 0 and 1, such as 0.9; 90 came"):
+    with pytest.raises(kg.RequestError, match="coverage must be between 0 and 1, such as 0.9; got 90"):
         sets.threshold(0, "tail", coverage=90)
-    with pytest.raises(kg.RequestError, match="made has no test triples to check prediction sets by"):
+    with pytest.raises(kg.RequestError, match="made has no test triples to evaluate prediction sets on"):
         evaluate_coverage(sets, model, without)
     with torch.no_grad():
         model.entities[0] = torch.inf

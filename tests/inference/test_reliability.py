@@ -73,7 +73,7 @@ def test_the_report(small_graph):
     assert sum(tally.num_true for tally in report.by_relation.values()) == 40
     assert report.likely.num_candidates <= report.overall.num_candidates
     facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
-    assert facts["likely"]["least_probability"] == LIKELY
+    assert facts["likely"]["min_probability"] == LIKELY
     assert set(facts["by_relation"]) == {"r0", "r1", "r2", "r3"}
     expected = sum(tally.expected for tally in report.by_relation.values())
     assert expected == pytest.approx(sum(one.predicted * one.num_candidates for one in report.overall.bins))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from dualkg.inference.calibration import triple_log_probabilities
+from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.serve import state
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits

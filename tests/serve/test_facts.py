@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from dualkg.errors import RequestError
-from dualkg.inference.decisions import Decision, Decisions, as_tsv
+from dualkg.inference.decisions import Decision, DecisionStore, as_tsv
 from dualkg.serve.app import application
 from dualkg.serve.state import ServedRun, ServedRuns
 from dualkg.training.run import RunFolder, load_run
@@ -80,7 +80,7 @@ def test_the_accepted_ones_as_tsv(curator):
     assert reply.headers["content-type"] == "text/tab-separated-values; charset=utf-8"
     assert reply.headers["content-disposition"] == 'attachment; filename="mine-accepted.tsv"'
     rows = [line.split("\t") for line in reply.text.splitlines()]
-    assert rows[0] == ["head", "relation", "tail", "probability", "decided"]
+    assert rows[0] == ["head", "relation", "tail", "probability", "decided_at"]
     assert [row[:3] for row in rows[1:]] == [["thing 30", "likes", "thing 31"], ["thing 30", "likes", HOSTILE[1]]]
 
 
@@ -188,18 +188,18 @@ def test_what_was_decided_survives_a_kill(folder):
         server.send_signal(signal.SIGKILL)
         server.wait(10)
         server.stdout.close()
-    [one] = Decisions(RunFolder(folder).decisions).load().values()
+    [one] = DecisionStore(RunFolder(folder).decisions).load().values()
     assert one.triple == ("thing 30", "likes", "thing 31")
 
 
 def some(tail="c", verdict="accepted"):
-    return Decision("a", "b", tail, verdict, probability=0.25, decided="2026-01-01T00:00:00+00:00")
+    return Decision("a", "b", tail, verdict, probability=0.25, decided_at="2026-01-01T00:00:00+00:00")
 
 
 def test_a_file_that_another_wrote_is_read_again(tmp_path):
-    one, other = Decisions(tmp_path / "d.jsonl"), Decisions(tmp_path / "d.jsonl")
-    one.change([some("c")])
-    other.change([some("d")])
+    one, other = DecisionStore(tmp_path / "d.jsonl"), DecisionStore(tmp_path / "d.jsonl")
+    one.update([some("c")])
+    other.update([some("d")])
     assert [decision.tail for decision in one.load().values()] == ["c", "d"]
     assert as_tsv([some()]).splitlines()[1] == "a\tb\tc\t0.25\t2026-01-01T00:00:00+00:00"
 
@@ -207,13 +207,13 @@ def test_a_file_that_another_wrote_is_read_again(tmp_path):
 WRITER = """
 import sys
 from pathlib import Path
-from dualkg.answers.decisions import Decision, Decisions
+from dualkg.inference.decisions import Decision, DecisionStore
 
-kept = Decisions(Path(sys.argv[1]))
+kept = DecisionStore(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(50):
-    kept.change([Decision(sys.argv[2], "likes", str(number), "accepted", 0.5, "2026-01-01T00:00:00+00:00")])
+    kept.update([Decision(sys.argv[2], "likes", str(number), "accepted", 0.5, "2026-01-01T00:00:00+00:00")])
 """
 
 
@@ -239,29 +239,29 @@ def test_two_processes_that_decide_at_once_lose_nothing(tmp_path):
             writer.wait(10)
     assert [writer.returncode for writer in writers] == [0, 0]
     expected = {(head, "likes", str(number)) for head in ("one", "other") for number in range(50)}
-    assert set(Decisions(path).load()) == expected
+    assert set(DecisionStore(path).load()) == expected
     assert [file.name for file in tmp_path.iterdir()] == ["decisions.jsonl"]  # no lock stays behind
 
 
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"head": "a"', "Line 2 of .* is no decision. Mend it, or remove it."),
+        ('{"head": "a"', "Line 2 of .* is no decision. Correct or remove it."),
         ("[1]", "Line 2 of .* is no decision."),
-        (json.dumps(some().__dict__ | {"verdict": "maybe"}), "a verdict is 'accepted' or 'rejected'; 'maybe' came."),
+        (json.dumps(some().__dict__ | {"verdict": "maybe"}), "verdict must be 'accepted' or 'rejected'; got 'maybe'."),
     ],
 )
 def test_a_damaged_file_is_told(tmp_path, line, sentence):
-    kept = Decisions(tmp_path / "d.jsonl")
-    kept.change([some()])
+    kept = DecisionStore(tmp_path / "d.jsonl")
+    kept.update([some()])
     with kept.path.open("a") as file:
         file.write(line + "\n")
     with pytest.raises(RequestError, match=sentence):
-        Decisions(kept.path).load()
+        DecisionStore(kept.path).load()
 
 
 def test_training_anew_does_not_throw_decisions_away(folder):
-    Decisions(RunFolder(folder).decisions).change([some()])
+    DecisionStore(RunFolder(folder).decisions).update([some()])
     with pytest.raises(RequestError, match="has decisions on new facts"):
         RunFolder(folder).check_free(overwrite=True)
     RunFolder(folder).decisions.unlink()

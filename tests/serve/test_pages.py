@@ -262,10 +262,10 @@ def test_what_fails_unforeseen_is_a_page_without_a_traceback(client_of, monkeypa
 
 
 def test_a_page_that_takes_too_long_is_a_page(client_of, monkeypatch):
-    from dualkg.inference.predictor import BatchedPredictor
+    from dualkg.inference.predictor import Predictor
 
-    answer = BatchedPredictor.answer
-    monkeypatch.setattr(BatchedPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
+    answer = Predictor.predict
+    monkeypatch.setattr(Predictor, "predict", lambda *nouns: time.sleep(0.5) or answer(*nouns))
     reply = client_of(Limits(seconds=0.2)).get("/", params=ASKED, headers=BROWSER)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert "longer than the 0.2 seconds" in audited(reply).text

@@ -117,10 +117,10 @@ def test_a_head_that_is_too_large_is_told(client_of):
 
 
 def test_a_request_that_takes_too_long_is_given_up(client_of, monkeypatch):
-    from dualkg.inference.predictor import BatchedPredictor
+    from dualkg.inference.predictor import Predictor
 
-    answer = BatchedPredictor.answer
-    monkeypatch.setattr(BatchedPredictor, "answer", lambda *nouns: time.sleep(0.5) or answer(*nouns))
+    answer = Predictor.predict
+    monkeypatch.setattr(Predictor, "predict", lambda *nouns: time.sleep(0.5) or answer(*nouns))
     client = client_of(Limits(seconds=0.2))
     reply = client.get("/api/tails", params=TAILS)
     assert reply.status_code == 503

@@ -9,7 +9,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.errors import RequestError
-from dualkg.inference.predictor import QUERY_TYPES, BatchedPredictor, Query, predict_one
+from dualkg.inference.predictor import QUERY_TYPES, Query
 from dualkg.serve.batching import BusyError, OneByOne, Together
 from dualkg.serve.metrics import Counts
 
@@ -41,8 +41,8 @@ def assert_same(found, wanted):
 def test_many_at_once_are_as_each_alone(served, kind, name):
     run = served.get(name)
     asked = questions(kind, run.run.graph)
-    found = BatchedPredictor(run.predictor).answer(kind, asked)
-    assert_same(found, [predict_one(run.predictor, kind, question) for question in asked])
+    found = run.predictor.predict(kind, asked)
+    assert_same(found, [run.predictor.predict(kind, [question])[0] for question in asked])
 
 
 @pytest.mark.parametrize("model", [kg.DistMult, kg.TransE, kg.RESCAL])
@@ -50,8 +50,8 @@ def test_models_without_inverse_relations_too(small_graph, model):
     predictor = kg.Predictor(model(small_graph.shape, dim=4, reciprocal=False, init_scale=1.0), small_graph)
     for kind in QUERY_TYPES:
         asked = questions(kind, small_graph, 20)
-        found = BatchedPredictor(predictor).answer(kind, asked)
-        assert_same(found, [predict_one(predictor, kind, question) for question in asked])
+        found = predictor.predict(kind, asked)
+        assert_same(found, [predictor.predict(kind, [question])[0] for question in asked])
 
 
 def test_what_waits_is_one_batch(served):
@@ -86,7 +86,7 @@ def test_one_that_fails_does_not_spoil_the_others(served):
     first, second, third = asyncio.run(ask())
     assert len(first) == len(third) == 3
     assert isinstance(second, RequestError)
-    assert str(second) == "At least one answer must be asked for; k is -1."
+    assert str(second) == "k must be at least 1; got -1."
 
 
 def test_more_than_may_wait_is_refused(served):

@@ -33,7 +33,7 @@ def complete(
     device: cli.Device = None,
 ) -> cli.Result:
     """Write the most probable triples that the graph does not contain; run again after an interrupt, it resumes."""
-    from dualkg.inference.calibration_store import ensure_calibration
+    from dualkg.inference.calibration_store import calibration_for
     from dualkg.inference.completion import check_file
     from dualkg.inference.completion import complete as complete_graph
     from dualkg.inference.completion_check import sizes_up_to, study
@@ -46,7 +46,7 @@ def complete(
     loaded = cli.load_on_device(run, device)
     if out is not None:
         check_file(out, loaded.graph)
-    arguments: dict[str, Any] = {"calibration": ensure_calibration(loaded), **filters}
+    arguments: dict[str, Any] = {"calibration": calibration_for(loaded).calibration, **filters}
     with cli.progress_bar(f"Completing {loaded.graph.name}") as arguments["on_progress"]:
         if out is None:
             checked = study(loaded.model, loaded.graph, sizes=sizes_up_to(100_000 if top is None else top), **arguments)

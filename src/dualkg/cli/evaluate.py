@@ -139,7 +139,7 @@ def calibrate(
     from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 
     loaded = cli.load_on_device(run, device)
-    saved = calibration_for(loaded, again=overwrite)
+    saved = calibration_for(loaded, overwrite=overwrite)
     report = evaluate_calibration(saved.calibration, loaded.model, loaded.graph)
     sets = evaluate_coverage(saved.prediction_sets, loaded.model, loaded.graph, coverage=coverage)
     checks = {"calibration": report.as_dict(), "coverage": sets.as_dict()}

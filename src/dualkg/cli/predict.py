@@ -14,7 +14,6 @@ from dualkg.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dualkg.inference.index_build import IndexedPredictor
     from dualkg.inference.predictor import Known, Prediction, Predictor
 
 Head = Annotated[str | None, Option(help="Name of the head entity.")]
@@ -35,9 +34,7 @@ def predict(
     device: cli.Device = None,
 ) -> cli.Result:
     """Predict the missing one of head, relation and tail; score the triple if all three are given."""
-    from dualkg.inference.index_build import IndexedPredictor, load_index
-
-    predictor = load_predictor(run, device=device, calibrate=coverage is not None)
+    predictor = load_predictor(run, device=device, calibrate=coverage is not None, index=index)
     known: Known = "omit" if new else "mark"
     if coverage is not None and (relation is None or (head is None) == (tail is None)):
         raise RequestError("--coverage needs --relation and one of --head and --tail.")
@@ -49,8 +46,7 @@ def predict(
         case (str(), None, str()):
             predictions = predictor.relations(head, tail, k=top, known=known)
         case (_, str(), _) if head is not None or tail is not None:
-            searched = IndexedPredictor(predictor, load_index(index)) if index else predictor
-            predictions = predict_entities(searched, head, relation, tail, top=top, known=known)
+            predictions = predict_entities(predictor, head, relation, tail, top=top, known=known)
         case _:
             raise RequestError("A query needs at least two of --head, --relation and --tail.")
     query = f"({head or '?'}, {relation or '?'}, {tail or '?'})"
@@ -58,20 +54,17 @@ def predict(
     return cli.Result(data, lambda: _print_predictions(query, predictions))
 
 
-def load_predictor(path: Path, *, device: str | None, calibrate: bool) -> Predictor:
+def load_predictor(path: Path, *, device: str | None, calibrate: bool, index: Path | None = None) -> Predictor:
     """The predictor of a run, with probabilities if the run is calibrated; `calibrate` calibrates it if necessary."""
-    from dualkg.inference.calibration_store import calibration_for
-    from dualkg.inference.predictor import Predictor
-    from dualkg.training.run import RunFolder
+    from dualkg.inference.calibration_store import predictor_for
+    from dualkg.inference.index_build import load_index
 
     run = cli.load_on_device(path, device)
-    saved = calibration_for(run) if calibrate or RunFolder(path).calibration.exists() else None
-    calibration, sets = (saved.calibration, saved.prediction_sets) if saved else (None, None)
-    return Predictor(run.model, run.graph, recipe=run.recipe, calibration=calibration, prediction_sets=sets)
+    return predictor_for(run, calibrated=calibrate, index=load_index(index) if index else None)
 
 
 def predict_entities(
-    predictor: Predictor | IndexedPredictor,
+    predictor: Predictor,
     head: str | None,
     relation: str,
     tail: str | None,

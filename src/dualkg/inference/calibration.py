@@ -1,8 +1,12 @@
-"""From log_probability to a probability."""
+"""Calibration: probabilities of triples from their log-probabilities, fitted on the valid split.
+
+A candidate is an answer to a query of a split that no other split contains. Its probability of being true is a logistic
+function of its log-probability, with a slope for its relation and an offset for its relation and domain/range pattern.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -17,34 +21,57 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
 from dualkg.errors import RequestError
-from dualkg.evaluation.ranking import check_finite, eval_mode, full_precision
+from dualkg.evaluation.ranking import check_finite
+from dualkg.inference.scoring import Floats, Ids, query_block_size, score_queries, triple_log_probabilities
 from dualkg.models.base import Model, Side
+
+Flags = npt.NDArray[np.bool_]
+
+# Sampling of candidates
+NUM_QUERIES = 4000  # from which false candidates are drawn
+MIN_QUERIES = 200
+MAX_SCORES = 2**32  # computed for all candidates; a graph with many entities gets fewer queries
+NUM_BEST = 10  # false candidates of a query that are all taken
+DRAWS_PER_BAND = 2  # from each band of lower ranks
+BAND_FACTOR = 4  # between the ranks at which one band and the next begin
+
+# Fit
+NUM_PATTERNS = 4
+MIN_TRIPLES = 5  # valid triples for parameters of a relation
+# Parameters are a slope and the offsets of the patterns. The prior mean of the shared ones is a calibrated softmax.
+PRIOR_MEAN = np.array([1.0, *[0.0] * NUM_PATTERNS])
+# Prior standard deviations of the shared slope, of the value, of the effects of a new head and of a new tail, and of
+# their interaction.
+SHARED_SPREADS = (1.0, 5.0, 1.0, 1.0, 2.0)
+# The same for the deviation of a relation from the shared parameters; the slope relative to the shared slope.
+RELATION_SPREADS = (0.25, 1.0, 1.0, 1.0, 1.0)
+NEW_ENDS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])  # by pattern: new head, new tail, both
+MIN_SLOPE = 1e-3  # a larger log-probability never lowers the probability
+MAX_STEPS = 100
+ROUNDING = 1e-9  # difference of log odds that counts as none
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """p = σ(slope · log_probability + offset), but at most the ceiling, with slope > 0: more log_probability is never less.
+    """p = σ(slope · log-probability + offset), at most `max_probability`, with slope > 0.
 
-    A relation has a slope, and an offset for each of the four `DomainRange` of its triples: its own where there is enough
-    data, one for all others.
+    A relation has a slope, and an offset for each domain/range pattern: fitted for it if it has enough valid triples,
+    otherwise shared with other relations.
     """
 
-    slopes: Tensor  # of each of the graph's relations, `(num_relations,)`
-    offsets: Tensor  # of each relation and kind, `(num_relations, 4)`
-    relation_specific: Tensor  # whether a relation has its own, `(num_relations,)`
-    max_probability: float = 1.0  # what no probability is above
-    metadata: dict[str, Any] = field(default_factory=dict)  # on what it was fitted, and how well it held
+    slopes: Tensor  # `(num_relations,)`
+    offsets: Tensor  # `(num_relations, 4)`, by pattern
+    relation_specific: Tensor  # whether the parameters are fitted for the relation, `(num_relations,)`
+    max_probability: float = 1.0
+    metadata: dict[str, Any] = field(default_factory=dict)  # graph, split and numbers of candidates of the fit
 
     def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
-        """Evidence, relation ids of the graph and patterns, which broadcast → log odds, as if there were no ceiling.
-
-        They order triples as probabilities do, and also those that stand at the ceiling.
-        """
+        """Log odds of log-probabilities, relation ids of the graph and patterns, which broadcast; not clamped."""
         slopes, offsets = (one.to(log_probability.device) for one in (self.slopes, self.offsets))
         return slopes[relations] * log_probability + offsets[relations, patterns]
 
     def probability(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
-        """The same → probabilities. More log_probability is never less."""
+        """Calibrated probabilities of the same arguments; they never decrease with the log-probability."""
         return torch.sigmoid(self.log_odds(log_probability, relations, patterns)).clamp(max=self.max_probability)
 
     def as_dict(self) -> dict[str, Any]:
@@ -52,223 +79,23 @@ class Calibration:
         return {**tables, "max_probability": self.max_probability, "metadata": self.metadata}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any]) -> Calibration:
+    def from_dict(cls, saved: dict[str, Any]) -> Calibration:
         return cls(
-            torch.tensor(found["slopes"], dtype=torch.float32),
-            torch.tensor(found["offsets"], dtype=torch.float32),
-            torch.tensor(found["relation_specific"], dtype=torch.bool),
-            float(found["max_probability"]),
-            found.get("metadata", {}),
+            torch.tensor(saved["slopes"], dtype=torch.float32),
+            torch.tensor(saved["offsets"], dtype=torch.float32),
+            torch.tensor(saved["relation_specific"], dtype=torch.bool),
+            float(saved["max_probability"]),
+            saved.get("metadata", {}),
         )
-
-
-Ids = npt.NDArray[np.int64]
-SCORES_AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
-
-
-def query_block_size(model: Model) -> int:
-    """How many questions have all their scores in memory together."""
-    return max(1, SCORES_AT_ONCE[model.device.type] // model.shape.num_entities)
-
-
-@torch.no_grad()
-def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
-    """Triples `(n, 3)` of ids → their log_probability `(n,)`; a question is scored once, however many triples share it."""
-    heads, relations, tails = np.asarray(triples, dtype=np.int64).T
-    with full_precision(), eval_mode(model):
-        of_tails = _log_probabilities(model, model.predict_tails, (heads, relations), tails)
-        of_heads = _log_probabilities(model, model.predict_heads, (relations, tails), heads)
-    return (of_tails + of_heads) / 2
-
-
-def _log_probabilities(model: Model, ask: Callable[..., Tensor], asked: tuple[Ids, Ids], answers: Ids) -> Tensor:
-    """log p(answer | question) of each, by blocks of distinct questions."""
-    distinct, inverse = np.unique(np.stack(asked), axis=1, return_inverse=True)
-    order = np.argsort(inverse, kind="stable")
-    found = torch.empty(len(answers), device=model.device)
-    size = query_block_size(model)
-    for first in range(0, distinct.shape[1], size):
-        block = [torch.from_numpy(ids[first : first + size].copy()).to(model.device) for ids in distinct]
-        scores = ask(*block)
-        there = order[np.searchsorted(inverse[order], first) : np.searchsorted(inverse[order], first + size)]
-        rows, chosen = (torch.from_numpy(ids).to(model.device) for ids in (inverse[there] - first, answers[there]))
-        found[torch.from_numpy(there).to(model.device)] = scores[rows, chosen] - scores.logsumexp(-1)[rows]
-    return found
-
-
-Floats = npt.NDArray[np.float64]
-
-NUM_QUESTIONS = 4000  # from which false candidates are drawn
-NUM_SCORES = 2**32  # made for all that is drawn; a graph with many entities is asked fewer questions
-FEW_QUESTIONS = 200  # but never fewer than so many
-BEST = 10  # false candidates of a question that are all taken
-FROM_A_BAND = 2  # drawn of those in a band of ranks
-REACH = 4  # how many times as far a band reaches as the one before it
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """Triples `(n, 3)`; whether each is of the split; how many candidates it stands for."""
-
-    triples: Ids
-    true: npt.NDArray[np.bool_]
-    weights: Floats
-
-    @property
-    def relations(self) -> Ids:
-        return self.triples[:, 1]
-
-
-@dataclass(frozen=True, eq=False)
-class Questions:
-    """Distinct questions, `(num_queries,)`; relation `r + num_relations` asks for the heads of `r`."""
-
-    given: Ids
-    relations: Ids
-    num_false: Ids  # how many false candidates each has
-
-
-@torch.no_grad()
-def sample_candidates(model: Model, graph: Graph, split: Split, *, seed: int = 0) -> Candidates:
-    """Candidates of the questions of a split, in both directions; with the same seed the same."""
-    model.check_shape(graph.shape)
-    known = KnownAnswers.of(graph)
-    answered = with_reciprocals(_only_in(graph, split), graph.shape.num_relations).astype(np.int64)
-    questions = _questions(answered, known)
-    random = np.random.default_rng(seed)
-    with full_precision(), eval_mode(model):
-        false, weights = _draw_false(model, questions, known, random)
-    triples = np.concatenate([answered, false])
-    backward = triples[:, 1] >= graph.shape.num_relations
-    triples[backward] = triples[backward][:, [2, 1, 0]] - [0, graph.shape.num_relations, 0]
-    true = np.arange(len(triples)) < len(answered)
-    return Candidates(triples, true, np.concatenate([np.ones(len(answered)), weights]))
-
-
-def _only_in(graph: Graph, split: Split) -> Triples:
-    """The distinct triples of a split that no other split has: what another has is known, and no candidate."""
-    others = np.concatenate([graph.split(name) for name in SPLITS if name != split])
-    wanted = distinct_triples(graph.split(split), graph.shape)
-    keys = triple_keys(np.concatenate([wanted, others]), graph.shape)
-    only = wanted[~np.isin(keys[: len(wanted)], keys[len(wanted) :])]
-    if not len(only):
-        what = f"no {split} triples" if not len(wanted) else f"no {split} triples that are not in another split too"
-        raise RequestError(
-            f"Probabilities need withheld triples, and {graph.name} has {what}. "
-            f"Split the graph so that {split} has some."
-        )
-    return only
-
-
-def _questions(answered: Ids, known: KnownAnswers) -> Questions:
-    keys = np.unique(known.keys(answered[:, 0], answered[:, 1]))
-    given, relations = np.divmod(keys, 2 * known.shape.num_relations)
-    first, last = known.on(torch.device("cpu")).ranges(torch.from_numpy(keys))
-    return Questions(given, relations, known.shape.num_entities - (last - first).numpy())
-
-
-def _draw_false(
-    model: Model, questions: Questions, known: KnownAnswers, random: np.random.Generator
-) -> tuple[Ids, Floats]:
-    """False candidates as (given, relation, candidate), and their weights."""
-    num_entities = known.shape.num_entities
-    chosen = _some_of_each(questions.relations, _num_questions(num_entities), random)
-    bands = _bands(num_entities)
-    size = query_block_size(model)
-    drawn, weights = [], []
-    for start in range(0, len(chosen), size):
-        block = chosen[start : start + size]
-        given, relations, num_false = (
-            values[block] for values in (questions.given, questions.relations, questions.num_false)
-        )
-        best_first = _best_first(model, given, relations, known)
-        places, stands_for = _places(num_false, bands, random)
-        picked = best_first.gather(1, torch.from_numpy(places).to(model.device)).cpu().numpy()
-        rows, columns = np.nonzero(stands_for)
-        drawn.append(np.stack([given[rows], relations[rows], picked[rows, columns]], axis=1))
-        weights.append(stands_for[rows, columns])
-    false, joined = np.concatenate(drawn), np.concatenate(weights)
-    return false, joined * _to_all(questions, false, joined)
-
-
-def _num_questions(num_entities: int) -> int:
-    """How many questions are asked: fewer where one has many candidates, since each of them is scored from its end."""
-    per_question = num_entities * (BEST + FROM_A_BAND * (len(_bands(num_entities)) - 1))
-    return min(NUM_QUESTIONS, max(FEW_QUESTIONS, NUM_SCORES // per_question))
-
-
-def _some_of_each(patterns: Ids, most: int, random: np.random.Generator) -> Ids:
-    """Places of at most about `most` questions: all of each kind, or where that is too many an equal number."""
-    order = random.permutation(len(patterns))
-    order = order[np.argsort(patterns[order], kind="stable")]
-    counts = np.bincount(patterns)
-    within = np.arange(len(patterns)) - (np.cumsum(counts) - counts)[patterns[order]]
-    each = np.searchsorted(np.cumsum(np.bincount(within)), most, side="right")  # how many are the n-th of their kind
-    return np.sort(order[within < max(1, each)])
-
-
-def _bands(num_entities: int) -> list[int]:
-    """Where bands of ranks begin: behind the best, then always `REACH` times further."""
-    starts = [BEST]
-    while starts[-1] * REACH < num_entities:
-        starts.append(starts[-1] * REACH)
-    return [*starts, num_entities]
-
-
-def _best_first(model: Model, given: Ids, relations: Ids, known: KnownAnswers) -> Tensor:
-    """All entities from the best-scored to the worst, `(batch, num_entities)`; known answers last."""
-    num_relations = model.shape.num_relations
-    entities, patterns = (torch.from_numpy(ids).to(model.device) for ids in (given, relations))
-    scores = torch.empty(len(given), model.shape.num_entities, device=model.device)
-    backward = patterns >= num_relations
-    for rows, ask in ((~backward, _ask_tails), (backward, _ask_heads)):
-        if rows.any():
-            scores[rows] = ask(model, entities[rows], patterns[rows] % num_relations).to(scores.dtype)
-    finite = torch.isfinite(scores).all(1).cpu().numpy()
-    check_finite(np.where(finite, 0, -1)[:, None], lambda row: f"({given[row]}, {relations[row] % num_relations}, ?)")
-    rows_known, answers = (torch.from_numpy(ids).to(model.device) for ids in known(given, relations))
-    scores[rows_known, answers] = -torch.inf
-    return scores.argsort(dim=1, descending=True)
-
-
-def _ask_tails(model: Model, given: Tensor, relations: Tensor) -> Tensor:
-    return model.predict_tails(given, relations)
-
-
-def _ask_heads(model: Model, given: Tensor, relations: Tensor) -> Tensor:
-    return model.predict_heads(relations, given)
-
-
-def _places(num_false: Ids, bands: list[int], random: np.random.Generator) -> tuple[Ids, Floats]:
-    """Ranks that are drawn for questions with so many false candidates, and how many each stands for, 0 for none.
-
-    Both are `(batch, n)`. In a band the draws are equally far apart and begin at random, so each rank is as likely.
-    """
-    places = [np.broadcast_to(np.arange(BEST), (len(num_false), BEST))]
-    weights = [places[0] < num_false[:, None]]
-    for start, stop in pairwise(bands):
-        size = (np.minimum(stop, num_false) - start).clip(0)[:, None]
-        steps = np.arange(FROM_A_BAND) + random.random((len(num_false), 1))
-        places.append(start + (steps * size / FROM_A_BAND).astype(np.int64))
-        weights.append(np.broadcast_to(size / FROM_A_BAND, places[-1].shape))
-    return np.concatenate(places, 1).clip(max=bands[-1] - 1), np.concatenate(weights, 1).astype(np.float64)
-
-
-def _to_all(questions: Questions, false: Ids, weights: Floats) -> Floats:
-    """What makes the drawn candidates of each relation and direction stand for those of all its questions."""
-    num_kinds = int(questions.relations.max()) + 1
-    wanted = np.bincount(questions.relations, questions.num_false, minlength=num_kinds)
-    there = np.bincount(false[:, 1], weights, minlength=num_kinds)
-    factors: Floats = (wanted / np.maximum(there, 1e-300))[false[:, 1]]
-    return factors
-
-
-NUM_PATTERNS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class DomainRange:
-    """Which entities triples, those of train, have on each side of a relation, as sorted keys."""
+    """The entities that triples, usually those of train, have as head and as tail of each relation, as sorted keys.
+
+    Called with triples `(n, 3)`, it returns their patterns `(n,)`: 0, plus 1 if the head is new to the domain of the
+    relation, plus 2 if the tail is new to its range.
+    """
 
     num_entities: int
     heads: Ids
@@ -284,106 +111,204 @@ class DomainRange:
         return cls(num_entities, *(np.unique(relations + triples[:, column]) for column in (0, 2)))
 
     def __call__(self, triples: Ids) -> Ids:
-        """Triples `(n, 3)` → their patterns `(n,)`: 1 where the head is new to its side, and 2 where the tail is."""
         heads, relations, tails = np.asarray(triples, dtype=np.int64).T
         keys = relations * self.num_entities
         return 1 * _missing(self.heads, keys + heads) + 2 * _missing(self.tails, keys + tails)
 
 
-def _missing(present: Ids, keys: Ids) -> npt.NDArray[np.bool_]:
+def _missing(present: Ids, keys: Ids) -> Flags:
     if not len(present):
         return np.ones(len(keys), dtype=bool)
-    found: npt.NDArray[np.bool_] = present[np.searchsorted(present, keys).clip(max=len(present) - 1)] != keys
+    found: Flags = present[np.searchsorted(present, keys).clip(max=len(present) - 1)] != keys
     return found
 
 
-Marks = npt.NDArray[np.bool_]
+# -- sampling of candidates -------------------------------------------------------------------------------------
 
-MIN_TRIPLES = 5  # valid triples that give a relation a line of its own
-# A line is a slope and the offsets of the patterns. Before any data a softmax is believed: p ≈ exp(log_probability).
-CENTRE = np.array([1.0, *[0.0] * NUM_PATTERNS])
-# How far the shared line may lie from that (one standard deviation each): its slope, its value, what a new head and a
-# new tail add to it, and what both add beyond the sum of the two.
-SHARED_SPREADS = (1.0, 5.0, 1.0, 1.0, 2.0)
-# How far lines of relations lie from the shared one, their slopes as a share of its slope.
-SPREADS = (0.25, 1.0, 1.0, 1.0, 1.0)
-NEW_ENDS = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 1]])  # of each kind: a new head, a new tail, both
-LEAST_SLOPE = 1e-3  # more log_probability never makes a triple less probable
-NUM_STEPS = 100
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Sampled candidates `(n, 3)`, whether each is in the split, and the number of candidates it represents."""
+
+    triples: Ids
+    true: Flags
+    weights: Floats
+
+    @property
+    def relations(self) -> Ids:
+        return self.triples[:, 1]
+
+
+@torch.no_grad()
+def sample_candidates(model: Model, graph: Graph, split: Split, *, seed: int = 0) -> Candidates:
+    """Draw candidates for the queries of a split in both directions: all true ones, and false ones by their rank."""
+    model.check_shape(graph.shape)
+    known, num_relations = KnownAnswers.of(graph), graph.shape.num_relations
+    true = with_reciprocals(_triples_only_in(graph, split), num_relations).astype(np.int64)
+    false, weights = _sample_false(model, true, known, np.random.default_rng(seed))
+    triples = np.concatenate([true, false])
+    backward = triples[:, 1] >= num_relations
+    triples[backward] = triples[backward][:, [2, 1, 0]] - [0, num_relations, 0]
+    return Candidates(triples, np.arange(len(triples)) < len(true), np.concatenate([np.ones(len(true)), weights]))
+
+
+def _triples_only_in(graph: Graph, split: Split) -> Triples:
+    """The distinct triples of a split that no other split contains."""
+    others = np.concatenate([graph.split(name) for name in SPLITS if name != split])
+    distinct = distinct_triples(graph.split(split), graph.shape)
+    keys = triple_keys(np.concatenate([distinct, others]), graph.shape)
+    only = distinct[~np.isin(keys[: len(distinct)], keys[len(distinct) :])]
+    if not len(only):
+        what = f"no {split} triples that are not in another split too" if len(distinct) else f"no {split} triples"
+        raise RequestError(
+            f"Calibration needs held-out triples, and {graph.name} has {what}. "
+            f"Split the graph so that {split} has some."
+        )
+    return only
+
+
+def _sample_false(model: Model, true: Ids, known: KnownAnswers, random: np.random.Generator) -> tuple[Ids, Floats]:
+    """False candidates as rows of (entity, relation, answer), and their weights; `true` are such rows."""
+    num_entities = known.shape.num_entities
+    keys = np.unique(known.keys(true[:, 0], true[:, 1]))
+    entities, relations = np.divmod(keys, 2 * known.shape.num_relations)
+    first, last = known.on(torch.device("cpu")).ranges(torch.from_numpy(keys))
+    num_false = num_entities - (last - first).numpy()
+    bands = _rank_bands(num_entities)
+    per_query = num_entities * (NUM_BEST + DRAWS_PER_BAND * (len(bands) - 1))
+    chosen = _balanced(relations, min(NUM_QUERIES, max(MIN_QUERIES, MAX_SCORES // per_query)), random)
+    drawn, parts = [], []
+    size = query_block_size(model)
+    for start in range(0, len(chosen), size):
+        block = chosen[start : start + size]
+        ranked = _rank_candidates(model, entities[block], relations[block], known)
+        ranks, represented = _draw_ranks(num_false[block], bands, random)
+        answers = ranked.gather(1, torch.from_numpy(ranks).to(model.device)).cpu().numpy()
+        rows, columns = np.nonzero(represented)
+        drawn.append(np.stack([entities[block][rows], relations[block][rows], answers[rows, columns]], axis=1))
+        parts.append(represented[rows, columns])
+    false, weights = np.concatenate(drawn), np.concatenate(parts)
+    # The drawn candidates of a relation and direction represent those of all its queries.
+    number = int(relations.max()) + 1
+    total = np.bincount(relations, num_false, minlength=number)
+    sampled = np.bincount(false[:, 1], weights, minlength=number)
+    return false, weights * (total / np.maximum(sampled, 1e-300))[false[:, 1]]
+
+
+def _balanced(relations: Ids, limit: int, random: np.random.Generator) -> Ids:
+    """Rows of at most about `limit` queries: all of each relation, or an equal number if those are too many."""
+    order = random.permutation(len(relations))
+    order = order[np.argsort(relations[order], kind="stable")]
+    counts = np.bincount(relations)
+    within = np.arange(len(relations)) - (np.cumsum(counts) - counts)[relations[order]]
+    each = np.searchsorted(np.cumsum(np.bincount(within)), limit, side="right")
+    return np.sort(order[within < max(1, each)])
+
+
+def _rank_bands(num_entities: int) -> list[int]:
+    """Where bands of ranks begin, the first behind the best, and where the last ends."""
+    starts = [NUM_BEST]
+    while starts[-1] * BAND_FACTOR < num_entities:
+        starts.append(starts[-1] * BAND_FACTOR)
+    return [*starts, num_entities]
+
+
+def _rank_candidates(model: Model, entities: Ids, relations: Ids, known: KnownAnswers) -> Tensor:
+    """All entities by decreasing score, `(batch, num_entities)`; known answers last."""
+    scores = score_queries(model, entities, relations).clone()
+    finite = torch.isfinite(scores).all(1).cpu().numpy()
+    check_finite(
+        np.where(finite, 0, -1)[:, None],
+        lambda row: f"({entities[row]}, {relations[row] % model.shape.num_relations}, ?)",
+    )
+    rows, answers = (torch.from_numpy(ids).to(model.device) for ids in known(entities, relations))
+    scores[rows, answers] = -torch.inf
+    return scores.argsort(dim=1, descending=True)
+
+
+def _draw_ranks(num_false: Ids, bands: list[int], random: np.random.Generator) -> tuple[Ids, Floats]:
+    """Ranks `(batch, n)` drawn among the false candidates of each query, and the number that each represents.
+
+    In a band, draws are equally spaced from a random start, so that all ranks are equally likely.
+    """
+    ranks = [np.broadcast_to(np.arange(NUM_BEST), (len(num_false), NUM_BEST))]
+    weights = [ranks[0] < num_false[:, None]]
+    for start, stop in pairwise(bands):
+        size = (np.minimum(stop, num_false) - start).clip(0)[:, None]
+        steps = np.arange(DRAWS_PER_BAND) + random.random((len(num_false), 1))
+        ranks.append(start + (steps * size / DRAWS_PER_BAND).astype(np.int64))
+        weights.append(np.broadcast_to(size / DRAWS_PER_BAND, ranks[-1].shape))
+    return np.concatenate(ranks, 1).clip(max=bands[-1] - 1), np.concatenate(weights, 1).astype(np.float64)
+
+
+# -- fit --------------------------------------------------------------------------------------------------------
 
 
 def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
-    """Learn from the valid split how probable a candidate with so much log_probability is; `seed` draws the false ones."""
+    """Fit a calibration on the valid split; `seed` draws the false candidates."""
     drawn = sample_candidates(model, graph, "valid", seed=seed)
     log_probability = triple_log_probabilities(model, drawn.triples).double().cpu().numpy()
     patterns = DomainRange.of(graph)(drawn.triples)
-    lines, own = fit_relation_lines(log_probability, patterns, drawn, graph.shape.num_relations)
-    metadata = {
-        "graph": graph.name,
-        "fingerprint": graph.fingerprint,
-        "split": "valid",
-        "seed": seed,
-        "num_true": int(drawn.true.sum()),
-        "num_candidates": round(float(drawn.weights.sum())),
-        "num_drawn": len(drawn.true),
-    }
+    lines, relation_specific = fit_relation_lines(log_probability, patterns, drawn, graph.shape.num_relations)
+    log_odds = line_values(lines[drawn.relations], log_probability, patterns)
     return Calibration(
         slopes=torch.from_numpy(lines[:, 0].astype(np.float32)),
         offsets=torch.from_numpy(lines[:, 1:].astype(np.float32)),
-        relation_specific=torch.from_numpy(own),
-        max_probability=max_supported_probability(
-            values_of(lines[drawn.relations], log_probability, patterns), drawn.true, drawn.weights
-        ),
-        metadata=metadata,
+        relation_specific=torch.from_numpy(relation_specific),
+        max_probability=max_supported_probability(log_odds, drawn.true, drawn.weights),
+        metadata={
+            "graph": graph.name,
+            "fingerprint": graph.fingerprint,
+            "split": "valid",
+            "seed": seed,
+            "num_true": int(drawn.true.sum()),
+            "num_candidates": round(float(drawn.weights.sum())),
+            "num_drawn": len(drawn.true),
+        },
     )
 
 
 def fit_relation_lines(
     log_probability: Floats, patterns: Ids, drawn: Candidates, num_relations: int
-) -> tuple[Floats, Marks]:
-    """The line of each relation, `(num_relations, 1 + NUM_PATTERNS)`, and whether it has its own, `(num_relations,)`."""
-    spread = _spread(SHARED_SPREADS, middle=0.0)
-    shared = fit_line(log_probability, patterns, drawn.true, drawn.weights, centre=CENTRE, spread=spread)
-    near = _spread(
-        (SPREADS[0] * shared[0], *SPREADS[1:]), middle=middle_of(shared, log_probability, patterns, drawn.weights)
-    )
+) -> tuple[Floats, Flags]:
+    """Slope and offsets of each relation, `(num_relations, 1 + NUM_PATTERNS)`, and whether they are fitted for it."""
+    shared_spread = _covariance(SHARED_SPREADS, middle=0.0)
+    shared = fit_line(log_probability, patterns, drawn.true, drawn.weights, centre=PRIOR_MEAN, covariance=shared_spread)
+    spreads = (RELATION_SPREADS[0] * shared[0], *RELATION_SPREADS[1:])
+    covariance = _covariance(spreads, middle=_middle(shared, log_probability, patterns, drawn.weights))
     lines = np.tile(shared, (num_relations, 1))
-    num_valid = np.bincount(drawn.relations[drawn.true], minlength=num_relations) // 2  # each is asked from both ends
-    own = num_valid >= MIN_TRIPLES
-    for relation in np.flatnonzero(own):
+    num_valid = np.bincount(drawn.relations[drawn.true], minlength=num_relations) // 2  # queried in both directions
+    relation_specific = num_valid >= MIN_TRIPLES
+    for relation in np.flatnonzero(relation_specific):
         its = drawn.relations == relation
         parts = (log_probability[its], patterns[its], drawn.true[its], drawn.weights[its])
-        lines[relation] = fit_line(*parts, centre=shared, spread=near)
-    return lines, own
+        lines[relation] = fit_line(*parts, centre=shared, covariance=covariance)
+    return lines, relation_specific
 
 
-def max_supported_probability(values: Floats, true: Marks, weights: Floats) -> float:
-    """The largest share of true ones that the candidates can vouch for: k of the n best, counted as (k + 1) / (n + 2).
-
-    A valid triple is asked about from both its ends, and counts once.
-    """
-    order = np.argsort(-values, kind="stable")
+def max_supported_probability(log_odds: Floats, true: Flags, weights: Floats) -> float:
+    """The largest (k + 1) / (n + 2) over the n best candidates with k true ones; both directions count as one."""
+    order = np.argsort(-log_odds, kind="stable")
     num_best, num_true = (np.cumsum(counted[order]) / 2 for counted in (weights, weights * true))
     return float(((num_true + 1) / (num_best + 2)).max())
 
 
-def values_of(lines: Floats, log_probability: Floats, patterns: Ids) -> Floats:
-    """Log odds of candidates `(n,)`, by a line or by one for each."""
-    found: Floats = lines[..., 0] * log_probability + np.take_along_axis(
-        np.broadcast_to(lines[..., 1:], (len(patterns), NUM_PATTERNS)), patterns[:, None], axis=1
-    ).squeeze(1)
+def line_values(lines: Floats, log_probability: Floats, patterns: Ids) -> Floats:
+    """Log odds of candidates `(n,)`, by one line or by a line for each."""
+    offsets = np.broadcast_to(lines[..., 1:], (len(patterns), NUM_PATTERNS))
+    found: Floats = lines[..., 0] * log_probability + np.take_along_axis(offsets, patterns[:, None], axis=1).squeeze(1)
     return found
 
 
-def middle_of(line: Floats, log_probability: Floats, patterns: Ids, weights: Floats) -> float:
-    """Where the log_probability decides: its mean, each candidate counted by p (1 − p)."""
-    probability = _sigmoid(values_of(line, log_probability, patterns))
-    matters = weights * probability * (1 - probability)
-    return float((matters * log_probability).sum() / max(matters.sum(), 1e-300))
+def _middle(line: Floats, log_probability: Floats, patterns: Ids, weights: Floats) -> float:
+    """The mean log-probability, candidates weighted by p (1 − p)."""
+    probability = _sigmoid(line_values(line, log_probability, patterns))
+    information = weights * probability * (1 - probability)
+    return float((information * log_probability).sum() / max(information.sum(), 1e-300))
 
 
-def _spread(spreads: Sequence[float], *, middle: float) -> Floats:
-    """The covariance of lines whose slope, value at the middle and what new ends add to it spread independently."""
+def _covariance(spreads: Sequence[float], *, middle: float) -> Floats:
+    """The prior covariance of lines whose slope, value at the middle and effects of new ends are independent."""
     causes = np.zeros((1 + NUM_PATTERNS, 2 + NEW_ENDS.shape[1]))
     causes[0, 0], causes[1:, 0] = 1.0, -middle
     causes[1:, 1], causes[1:, 2:] = 1.0, NEW_ENDS
@@ -393,24 +318,22 @@ def _spread(spreads: Sequence[float], *, middle: float) -> Floats:
 
 
 def fit_line(
-    log_probability: Floats, patterns: Ids, true: Marks, weights: Floats, *, centre: Floats, spread: Floats
+    log_probability: Floats, patterns: Ids, true: Flags, weights: Floats, *, centre: Floats, covariance: Floats
 ) -> Floats:
-    """The line that fits best, drawn to a centre by a Gaussian prior with this covariance."""
-    precision = np.linalg.inv(spread).astype(np.float64)
+    """The most probable slope and offsets, `(1 + NUM_PATTERNS,)`, under a Gaussian prior."""
+    precision = np.linalg.inv(covariance).astype(np.float64)
     line = _newton(log_probability, patterns, true, weights, centre, precision)
-    if (
-        line[0] < LEAST_SLOPE
-    ):  # log_probability says nothing, or the contrary: then all candidates of a kind are as probable
-        fixed, precision = centre.copy(), np.zeros_like(spread)
-        fixed[0], precision[0, 0] = LEAST_SLOPE, 1e12
-        precision[1:, 1:] = np.linalg.inv(spread[1:, 1:])
+    if line[0] < MIN_SLOPE:  # fit the offsets alone
+        fixed, precision = centre.copy(), np.zeros_like(covariance)
+        fixed[0], precision[0, 0] = MIN_SLOPE, 1e12
+        precision[1:, 1:] = np.linalg.inv(covariance[1:, 1:])
         line = _newton(log_probability, patterns, true, weights, fixed, precision)
-        line[0] = LEAST_SLOPE
+        line[0] = MIN_SLOPE
     return line
 
 
 def _newton(
-    log_probability: Floats, patterns: Ids, true: Marks, weights: Floats, centre: Floats, precision: Floats
+    log_probability: Floats, patterns: Ids, true: Flags, weights: Floats, centre: Floats, precision: Floats
 ) -> Floats:
     design = np.concatenate([log_probability[:, None], np.eye(NUM_PATTERNS)[patterns]], axis=1)
 
@@ -419,11 +342,11 @@ def _newton(
         return float((weights * (np.logaddexp(0, logits) - true * logits)).sum() + away @ precision @ away / 2)
 
     line, now = centre.copy(), loss(centre)
-    for _ in range(NUM_STEPS):
+    for _ in range(MAX_STEPS):
         probability = _sigmoid(design @ line)
-        slope = design.T @ (weights * (probability - true)) + precision @ (line - centre)
-        curvature = (design * (weights * probability * (1 - probability))[:, None]).T @ design + precision
-        step, length = np.linalg.solve(curvature, slope), 1.0
+        gradient = design.T @ (weights * (probability - true)) + precision @ (line - centre)
+        hessian = (design * (weights * probability * (1 - probability))[:, None]).T @ design + precision
+        step, length = np.linalg.solve(hessian, gradient), 1.0
         while (after := loss(line - length * step)) > now and length > 1e-10:
             length /= 2
         line, gained, now = line - length * step, now - after, after
@@ -437,125 +360,78 @@ def _sigmoid(logits: Floats) -> Floats:
     return found
 
 
-ROUNDING = 1e-9  # by which two log odds are taken to be the same
+# -- prior correction -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class PriorCorrection:
-    """A calibration, and the shares of questions that lack an answer."""
+    """Probabilities of arbitrary triples: a calibration, and priors that a query has a missing answer at all.
+
+    A calibration assumes a missing answer, as queries of the valid split have one.
+    """
 
     calibration: Calibration
     domain_range: DomainRange
-    heads: Tensor  # of the questions (h, r, ?), `(num_relations, 2)`: of heads that train has there, and of new ones
-    tails: Tensor  # of the questions (?, r, t)
+    heads: Tensor  # of queries (h, r, ?), `(num_relations, 2)`: h in the domain of r, and h new to it
+    tails: Tensor  # of queries (?, r, t), by the range of r
 
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> PriorCorrection:
-        there, asked = DomainRange.of(graph), DomainRange.of_triples(graph.valid, graph.shape.num_entities)
-        heads = _priors(there.heads, asked.heads, graph.shape)
-        tails = _priors(there.tails, asked.tails, graph.shape)
-        return cls(calibration, there, heads, tails)
+        train, valid = DomainRange.of(graph), DomainRange.of_triples(graph.valid, graph.shape.num_entities)
+        heads = _query_priors(train.heads, valid.heads, graph.shape)
+        return cls(calibration, train, heads, _query_priors(train.tails, valid.tails, graph.shape))
 
     @cached_property
     def priors(self) -> Tensor:
-        """By relation and kind, `(num_relations, 4)`."""
+        """By relation and pattern, `(num_relations, 4)`."""
         patterns = torch.arange(NUM_PATTERNS)
         return (self.heads[:, patterns % 2] + self.tails[:, patterns // 2]) / 2
 
-    def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
-        """Evidence, relation ids of the graph and patterns, which broadcast → log odds of triples."""
-        odds = self.calibration.log_odds(log_probability, relations, patterns).double()
-        return odds.clamp(max=self._max_log_odds) + self.priors[relations, patterns].log()
-
     @property
     def _max_log_odds(self) -> float:
-        """The log odds that no answer is above."""
         return log_odds_of(self.calibration.max_probability)
+
+    def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
+        """Log odds of triples; log-probabilities, relation ids of the graph and patterns broadcast."""
+        odds = self.calibration.log_odds(log_probability, relations, patterns).double()
+        return odds.clamp(max=self._max_log_odds) + self.priors[relations, patterns].log()
 
     def probability(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
         return self.log_odds(log_probability, relations, patterns).sigmoid()
 
     def required_log_probability(self, log_odds: float, relation: int) -> Tensor:
-        """The log_probability that a triple of each kind needs for such log odds, `(2, 2)`: by head, then by tail, 1 if new.
-
-        Infinite where no log_probability is enough.
-        """
-        answers = log_odds - self.priors[relation].log()
-        found = (answers - self.calibration.offsets[relation]) / self.calibration.slopes[relation]
-        return torch.where(answers > self._max_log_odds + ROUNDING, inf, found.double()).reshape(2, 2).T
+        """The log-probability that reaches some log odds, `(2, 2)`: by head, then by tail, 1 if new; or infinity."""
+        required = log_odds - self.priors[relation].log()
+        found = (required - self.calibration.offsets[relation]) / self.calibration.slopes[relation]
+        return torch.where(required > self._max_log_odds + ROUNDING, inf, found.double()).reshape(2, 2).T
 
     def query_priors(self, entity: int, relations: Tensor, side: Side) -> Tensor:
-        """The shares of the questions that give an entity as head or as tail, `(num_relations asked,)`."""
-        shares, given = (
+        """The priors of queries that give an entity as head or as tail, `(num_queries,)`."""
+        priors, given = (
             (self.heads, self.domain_range.heads) if side == "head" else (self.tails, self.domain_range.tails)
         )
         new = ~np.isin(relations.numpy() * self.domain_range.num_entities + entity, given, assume_unique=True)
-        return shares[relations, torch.from_numpy(new).long()]
+        return priors[relations, torch.from_numpy(new).long()]
 
 
 def log_odds_of(probability: float) -> float:
-    """Infinite where it is sure."""
+    """Log odds; infinite for probabilities 0 and 1."""
     return log(probability / (1 - probability)) if 0 < probability < 1 else inf if probability else -inf
 
 
-def _priors(there: Ids, asked: Ids, shape: GraphShape) -> Tensor:
-    """Of the questions that give an entity of a side of train, and of those that give another, how many valid asks.
+def _query_priors(train: Ids, valid: Ids, shape: GraphShape) -> Tensor:
+    """The share of queries with a valid answer, `(num_relations, 2)`: given an entity of train, and given a new one.
 
-    A relation with few of them is drawn to all: as if one question more, which lacks an answer, came with as many
-    others as it does over all relations.
+    Few queries of a relation are smoothed to the mean of all relations, as if one query with an answer was added with
+    as many others as there are for it in all relations. If no relation has one, one is assumed.
     """
-    new = ~np.isin(asked, there)
-    lacking = np.stack([_by_relation(asked[which], shape) for which in (~new, new)])
-    in_train = _by_relation(there, shape)
+
+    def by_relation(keys: Ids) -> Ids:
+        return np.bincount(keys // shape.num_entities, minlength=shape.num_relations)
+
+    new = ~np.isin(valid, train)
+    answered = np.stack([by_relation(valid[which]) for which in (~new, new)])
+    in_train = by_relation(train)
     number = np.stack([in_train, shape.num_entities - in_train])
-    # Where valid has none at all, one is imagined: nothing is impossible.
-    pooled = np.maximum(lacking.sum(1), 1) / np.maximum(number.sum(1), 1)
-    return torch.from_numpy(np.minimum((lacking + 1) / (number + 1 / pooled[:, None]), 1.0).T.copy())
-
-
-def _by_relation(keys: Ids, shape: GraphShape) -> Ids:
-    return np.bincount(keys // shape.num_entities, minlength=shape.num_relations)
-
-
-MOST = 2**20  # sums that are remembered; some 150 MB
-
-
-class CachedLogProbabilities:
-    """Called with triples `(n, 3)` it gives what `triple_log_probabilities` gives, but for rounding."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._sums: dict[tuple[Side, int, int], float] = {}
-
-    @torch.no_grad()
-    def __call__(self, triples: Ids) -> Tensor:
-        model = self._model
-        heads, relations, tails = torch.from_numpy(np.ascontiguousarray(triples)).to(model.device).unbind(1)
-        with full_precision(), eval_mode(model):
-            forward = backward = model.score(heads, relations, tails)
-            if model.reciprocal:
-                backward = model.score(tails, relations + model.shape.num_relations, heads)
-            of_tails = forward - self._summed("tail", triples[:, 0], triples[:, 1])
-            of_heads = backward - self._summed("head", triples[:, 2], triples[:, 1])
-        return (of_tails + of_heads) / 2
-
-    def _summed(self, side: Side, given: Ids, relations: Ids) -> Tensor:
-        """log Σ exp of the scores of each question, `(n,)`; each is summed once."""
-        keys = [(side, entity, relation) for entity, relation in zip(given.tolist(), relations.tolist(), strict=True)]
-        missing = [key for key in dict.fromkeys(keys) if key not in self._sums]
-        if len(self._sums) + len(missing) > MOST:
-            self._sums.clear()
-            missing = list(dict.fromkeys(keys))
-        size = query_block_size(self._model)
-        for block in (missing[start : start + size] for start in range(0, len(missing), size)):
-            entity, relation = (
-                torch.tensor(ids, device=self._model.device) for ids in list(zip(*block, strict=True))[1:]
-            )
-            asks_tails = side == "tail"
-            scores = (
-                self._model.predict_tails(entity, relation)
-                if asks_tails
-                else self._model.predict_heads(relation, entity)
-            )
-            self._sums.update(zip(block, scores.logsumexp(-1).tolist(), strict=True))
-        return torch.tensor([self._sums[key] for key in keys], device=self._model.device)
+    pooled = np.maximum(answered.sum(1), 1) / np.maximum(number.sum(1), 1)
+    return torch.from_numpy(np.minimum((answered + 1) / (number + 1 / pooled[:, None]), 1.0).T.copy())

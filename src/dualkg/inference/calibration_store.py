@@ -1,4 +1,4 @@
-"""What is believed of a run, kept in its folder: made the first time it is needed, read after that."""
+"""The calibration of a run in its folder: fitted when it is first needed, read after that."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.files import read_json, write_text
 from dualkg.inference.calibration import NUM_PATTERNS, Calibration, calibrate
+from dualkg.inference.index import ModelIndex
 from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.training.run import Run
-
-FILE = "calibration.json"
+from dualkg.inference.predictor import Predictor
+from dualkg.training.run import Run, RunFolder
 
 
 @dataclass(frozen=True, eq=False)
 class SavedCalibration:
-    """Probabilities and prediction sets of one model, both from the valid split; and how they held on test."""
+    """Calibration and prediction sets of a model, both fitted on the valid split, and their evaluation on test."""
 
     calibration: Calibration
     prediction_sets: PredictionSets
-    checks: dict[str, Any] = field(default_factory=dict)  # the reports of `dualkg calibrate`, as they were written
+    checks: dict[str, Any] = field(default_factory=dict)  # the reports of `dualkg calibrate`
 
     @classmethod
-    def of(cls, run: Run, *, seed: int = 0) -> SavedCalibration:
-        """Make them again."""
+    def fit(cls, run: Run, *, seed: int = 0) -> SavedCalibration:
         return cls(calibrate(run.model, run.graph, seed=seed), PredictionSets.fit(run.model, run.graph))
 
 
-def save_calibration(calibration_data: SavedCalibration, folder: str | Path) -> Path:
-    """Write `calibration.json` into the folder of a run."""
-    path = Path(folder) / FILE
-    facts = {
-        "calibration": calibration_data.calibration.as_dict(),
-        "prediction_sets": calibration_data.prediction_sets.as_dict(),
-        "checks": calibration_data.checks,
+def save_calibration(saved: SavedCalibration, folder: str | Path) -> Path:
+    """Write `calibration.json` into a run folder."""
+    path = RunFolder(folder).calibration
+    content = {
+        "calibration": saved.calibration.as_dict(),
+        "prediction_sets": saved.prediction_sets.as_dict(),
+        "checks": saved.checks,
     }
-    write_text(path, json.dumps(facts, ensure_ascii=False))
+    write_text(path, json.dumps(content, ensure_ascii=False))
     return path
 
 
 def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
-    """Read `calibration.json` of a run of this graph; one that is damaged is told in a sentence."""
-    path, num_relations = Path(folder) / FILE, graph.shape.num_relations
+    """Read `calibration.json` from the folder of a run on this graph; a damaged file is refused."""
+    path, num_relations = RunFolder(folder).calibration, graph.shape.num_relations
     found = read_json(path)
     try:
         calibration = Calibration.from_dict(found["calibration"])
-        lengths = {len(table) for table in (calibration.slopes, calibration.offsets, calibration.relation_specific)}
-        if lengths != {num_relations}:
+        tables = (calibration.slopes, calibration.offsets, calibration.relation_specific)
+        if (lengths := {len(table) for table in tables}) != {num_relations}:
             raise ValueError(f"it should have {num_relations:,} relations, and has {' or '.join(map(str, lengths))}")
         if tuple(calibration.offsets.shape) != (num_relations, NUM_PATTERNS):
             raise ValueError(f"each relation should have {NUM_PATTERNS} offsets")
@@ -59,22 +58,35 @@ def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
         prediction_sets = PredictionSets.from_dict(found["prediction_sets"], num_relations)
         return SavedCalibration(calibration, prediction_sets, dict(found.get("checks", {})))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise RequestError(
-            f"{path} is damaged: {why}. Make it again: dualkg calibrate {Path(folder)} --again"
+            f"{path} is damaged: {reason}. Make it again: dualkg calibrate {Path(folder)} --overwrite"
         ) from None
 
 
-def calibration_for(run: Run, *, again: bool = False) -> SavedCalibration:
-    """The calibration_data of a run: from its folder where they are kept, else made now, and kept if it has a folder."""
-    if run.folder and (run.folder / FILE).exists() and not again:
+def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
+    """Read the calibration of a run from its folder, or fit it now and save it if the run has a folder."""
+    if run.folder and RunFolder(run.folder).calibration.exists() and not overwrite:
         return load_calibration(run.folder, run.graph)
-    made = SavedCalibration.of(run)
+    made = SavedCalibration.fit(run)
     if run.folder:
         save_calibration(made, run.folder)
     return made
 
 
-def ensure_calibration(run: Run) -> Calibration:
-    """The calibration of a run, as `calibration_for` finds or makes it."""
-    return calibration_for(run).calibration
+def predictor_for(
+    run: Run, *, calibrated: bool = False, index: ModelIndex | None = None, cache: bool = False
+) -> Predictor:
+    """Make the predictor of a run, with its calibration if the folder has one; `calibrated` fits a missing one."""
+    saved = None
+    if calibrated or (run.folder and RunFolder(run.folder).calibration.exists()):
+        saved = calibration_for(run)
+    return Predictor(
+        run.model,
+        run.graph,
+        recipe=run.recipe,
+        calibration=saved.calibration if saved else None,
+        prediction_sets=saved.prediction_sets if saved else None,
+        index=index,
+        cache=cache,
+    )

@@ -1,11 +1,12 @@
-"""How much the score of a triple would fall without each of the training triples of its two entities.
+"""Explanations: the training triples that support the score of a triple, and similar entities with the same triple.
 
-Without one triple, the problem of an entity has its least point elsewhere: to first order the row moves by H⁻¹ ∇l, with
-H the Hessian of the whole problem and l what the triple adds to it. docs/explain.md has the derivation."""
+The influence of a training triple is the drop of the score without it. To first order the row of an entity moves by
+H⁻¹ ∇l, with H the Hessian of its training loss and l the loss of the triple. docs/explain.md derives it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,101 +21,102 @@ from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
 from dualkg.models.base import Model, Side
 from dualkg.training.recipe import Recipe
 
-MOST_STEPS = 200
+Ids = tuple[int, int, int]
+Floats = npt.NDArray[np.float64]
+MAX_STEPS = 200  # of conjugate gradients
 TOLERANCE = 1e-5
+
+
+# -- influence --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Influence:
-    """Places of triples in train, and by how much the score falls without each: by the rows of head and of tail."""
+    """Rows of train, and the score drop without each: through the embedding of the head, and of the tail."""
 
     rows: npt.NDArray[np.int64]
-    by_head: npt.NDArray[np.float64]
-    by_tail: npt.NDArray[np.float64]
+    by_head: Floats
+    by_tail: Floats
 
     @property
-    def score_drops(self) -> npt.NDArray[np.float64]:
+    def score_drops(self) -> Floats:
         return self.by_head + self.by_tail
 
 
-def influence(triple: tuple[int, int, int], context: FrozenContext) -> Influence:
-    """Of all training triples that have the head or the tail of this one."""
+def influence(triple: Ids, context: FrozenContext) -> Influence:
+    """The influence of all training triples that contain the head or the tail of a triple."""
     head, _, tail = triple
     ends = context.train[:, [0, 2]]
-    places = np.flatnonzero(((ends == head) | (ends == tail)).any(1))
-    by_head = np.zeros(len(places))
-    by_tail = np.zeros(len(places))
-    for entity, found in ((head, by_head), (tail, by_tail)):
-        if entity == head and found is by_tail:
-            break  # head and tail are one entity, and one problem
-        mine = (ends[places] == entity).any(1)
-        found[mine] = score_drops(entity, context.train[places[mine]], score_slope(entity, triple, context), context)
-    return Influence(places, by_head, by_tail)
+    rows = np.flatnonzero(((ends == head) | (ends == tail)).any(1))
+    by_head, by_tail = np.zeros(len(rows)), np.zeros(len(rows))
+    # If head and tail are the same entity, they have one row of the table and one problem.
+    for entity, found in ((head, by_head), (tail, by_tail))[: 1 if head == tail else 2]:
+        its = (ends[rows] == entity).any(1)
+        found[its] = score_drops(entity, context.train[rows[its]], score_gradient(entity, triple, context), context)
+    return Influence(rows, by_head, by_tail)
 
 
 @torch.no_grad()
-def score_slope(entity: int, triple: tuple[int, int, int], context: FrozenContext) -> Tensor:
-    """The gradient of a triple's score with respect to the rows of one of its entities, `(num_rows, width)`."""
+def score_gradient(entity: int, triple: Ids, context: FrozenContext) -> Tensor:
+    """The gradient of the score of a triple with respect to the rows of one of its entities, `(num_rows, width)`."""
     head, relation, tail = (torch.tensor([id], device=context.model.device) for id in triple)
-    slope = torch.zeros_like(context.rows_of(entity))
+    gradient = torch.zeros_like(context.rows_of(entity))
     if entity == triple[0]:
-        slope[0] += context.model.map_tail(context.vectors(tail, "tail"), relation)[0]
+        gradient[0] += context.model.map_tail(context.vectors(tail, "tail"), relation)[0]
     if entity == triple[2]:
-        slope[-1] += context.model.map_head(context.vectors(head, "head"), relation)[0]
-    return slope
+        gradient[-1] += context.model.map_head(context.vectors(head, "head"), relation)[0]
+    return gradient
 
 
-def score_drops(entity: int, triples: Triples, slope: Tensor, context: FrozenContext) -> npt.NDArray[np.float64]:
-    """By how much what has this gradient in an entity's rows falls without each of its triples, `(num_triples,)`."""
-    ids = torch.from_numpy(triples).long().to(slope.device)
+def score_drops(entity: int, triples: Triples, score_gradient: Tensor, context: FrozenContext) -> Floats:
+    """The drop of a score without each of the triples of an entity, `(num_triples,)`."""
+    ids = torch.from_numpy(triples).long().to(score_gradient.device)
     problem = EmbeddingProblem.of(ids.new_tensor([entity]), ids, context, negative_weight=1.0)
     if not problem.groups:
         return np.zeros(len(triples))
     with torch.enable_grad():
-        rows = nudged(context.rows_of(entity)[None]).requires_grad_()
+        rows = without_zeros(context.rows_of(entity)[None]).requires_grad_()
         (gradient,) = torch.autograd.grad(problem(rows), rows, create_graph=True)
 
-        def curved(direction: Tensor) -> Tensor:
+        def hessian_product(direction: Tensor) -> Tensor:
             return torch.autograd.grad(gradient, rows, direction, retain_graph=True)[0]
 
-        moved = solved(curved, slope[None])
-        # Σᵢ wᵢ ∇lᵢ is linear in w: its product with the solution has ∇lᵢ · solution as gradient in wᵢ.
+        solution = conjugate_gradients(hessian_product, score_gradient[None])
+        # Σᵢ wᵢ ∇lᵢ is linear in w, so the gradient of its product with the solution in wᵢ is ∇lᵢ · solution.
         losses = problem.triple_losses(rows, len(triples))
         weights = torch.zeros_like(losses).requires_grad_()
         (summed,) = torch.autograd.grad(losses, rows, weights, create_graph=True)
-        (rises,) = torch.autograd.grad((summed * moved).sum(), weights)
-    return -rises.double().cpu().numpy()
+        (changes,) = torch.autograd.grad((summed * solution).sum(), weights)
+    return -changes.double().cpu().numpy()
 
 
-def nudged(rows: Tensor) -> Tensor:
-    """Rows without exact zeros: there the third power of a modulus has a second derivative that autograd misses."""
+def without_zeros(rows: Tensor) -> Tensor:
+    """Replace exact zeros, where autograd misses the second derivative of the third power of a modulus."""
     return torch.where(rows == 0, 1e-12, rows.detach())
 
 
-def solved(product: Callable[[Tensor], Tensor], wanted: Tensor) -> Tensor:
-    """The x with H x = `wanted`, by conjugate gradients; `product` gives H x of a positive definite H."""
-    found = torch.zeros_like(wanted)
-    left = wanted.clone()
-    direction, size = left, float(left.square().sum())
-    enough = TOLERANCE**2 * size
-    for _ in range(MOST_STEPS):
-        if size <= enough:
+def conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:
+    """Solve H x = `target`; `product` returns H x for a positive definite H."""
+    solution, residual = torch.zeros_like(target), target.clone()
+    direction, size = residual, float(residual.square().sum())
+    small_enough = TOLERANCE**2 * size
+    for _ in range(MAX_STEPS):
+        if size <= small_enough:
             break
         image = product(direction)
         length = size / float((direction * image).sum())
-        found, left = found + length * direction, left - length * image
-        before, size = size, float(left.square().sum())
-        direction = left + (size / before) * direction
-    return found
+        solution, residual = solution + length * direction, residual - length * image
+        before, size = size, float(residual.square().sum())
+        direction = residual + (size / before) * direction
+    return solution
 
 
-Name = str | int
-Ids = tuple[int, int, int]
+# -- explanations -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class NamedTriple:
-    """A triple by its names, and as people say it."""
+    """A triple by name, and as text with labels."""
 
     head: str
     relation: str
@@ -122,31 +124,31 @@ class NamedTriple:
     text: str
 
     @classmethod
-    def of(cls, triple: Ids, graph: Graph) -> NamedTriple:
+    def of(cls, triple: Sequence[int], graph: Graph) -> NamedTriple:
         head, relation, tail = triple
-        kinds = ((graph.entities, head), (graph.relations, relation), (graph.entities, tail))
-        spoken = ", ".join(kind.text(id) for kind, id in kinds)
-        return cls(graph.entities[head], graph.relations[relation], graph.entities[tail], f"({spoken})")
+        parts = ((graph.entities, head), (graph.relations, relation), (graph.entities, tail))
+        text = ", ".join(vocabulary.text(id) for vocabulary, id in parts)
+        return cls(graph.entities[head], graph.relations[relation], graph.entities[tail], f"({text})")
 
 
 @dataclass(frozen=True)
 class SupportingTriple:
-    """A training triple, and by how much the score falls without it: through the row of the head, and of the tail."""
+    """A training triple and the score drop without it, through the embeddings of the head and of the tail."""
 
     triple: NamedTriple
     score_drop: float
     by_head: float
     by_tail: float
-    same_triple: bool
+    same_triple: bool  # whether it is the explained triple
 
     def sentence(self) -> str:
-        what = f"{self.triple.text} itself" if self.same_triple else self.triple.text
-        return f"Because {what} is known: without it the score falls by about {self.score_drop:.2g}."
+        itself = " itself" if self.same_triple else ""
+        return f"{self.triple.text}{itself} is known: without it the score drops by about {self.score_drop:.2g}."
 
 
 @dataclass(frozen=True)
 class SimilarEntity:
-    """An entity like the head, or like the tail, for which the same is known."""
+    """An entity similar to the head or the tail, with a training triple that has it in that place."""
 
     entity: str
     side: Side
@@ -155,12 +157,12 @@ class SimilarEntity:
     text: str
 
     def sentence(self) -> str:
-        return f"Because {self.text} (cosine {self.cosine:.2f}), and {self.triple.text} is known."
+        return f"{self.text} (cosine {self.cosine:.2f}), and {self.triple.text} is known."
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """The score of a triple, the split that knows it, and what supports it, the strongest first."""
+    """The score of a triple, the split that contains it, and what supports it, strongest first."""
 
     triple: NamedTriple
     score: float
@@ -172,91 +174,72 @@ class Explanation:
         return asdict(self)
 
     def sentences(self) -> list[str]:
-        """The score first, then a sentence for each reason and each entity alike."""
+        """The score first, then a sentence for each supporting triple and each similar entity."""
         known = f"; it is known ({self.split})" if self.split else ""
         found = [f"{self.triple.text} has score {self.score:.3f}{known}."]
-        found += [reason.sentence() for reason in self.supporting_triples]
+        found += [one.sentence() for one in self.supporting_triples]
         if not self.supporting_triples:
             found.append("No training triple of its two entities supports it.")
-        return found + [likeness.sentence() for likeness in self.similar_entities]
+        return found + [one.sentence() for one in self.similar_entities]
 
 
 def explain(
     model: Model,
     graph: Graph,
-    triple: tuple[Name, Name, Name],
+    triple: tuple[str | int, str | int, str | int],
     *,
     k: int = 5,
     recipe: Recipe | None = None,
     context: FrozenContext | None = None,
 ) -> Explanation:
-    """The `k` training triples that most support a triple's score, and as many entities alike that have the same.
+    """Find the `k` training triples that most support the score of a triple, and `k` similar entities with the same.
 
-    `recipe` is what the model was trained by; `context` what was made of both before, to be used again.
+    `recipe` is the one that the model was trained with; pass `context` to reuse what was computed from both.
     """
     if k < 1:
-        raise RequestError(f"At least one reason must be asked for; k is {k}.")
+        raise RequestError(f"k must be at least 1; got {k}.")
     head, relation, tail = triple
     ids = graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
     context = context or FrozenContext.of(model, graph, recipe=recipe)
     with torch.no_grad():
         score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)))
-    split = next((name for name in SPLITS if _holds(graph.split(name), ids)), None)
     return Explanation(
         NamedTriple.of(ids, graph),
         score,
-        split,
+        next((name for name in SPLITS if (graph.split(name) == np.array(ids)).all(1).any()), None),
         supporting_triples(ids, graph, context, k=k),
         similar_entities(ids, model, graph, k=k),
     )
 
 
 def supporting_triples(triple: Ids, graph: Graph, context: FrozenContext, *, k: int) -> tuple[SupportingTriple, ...]:
-    """The training triples without which the score would fall most."""
+    """The training triples without which the score would drop most."""
     found = influence(triple, context)
-    best = np.argsort(-found.score_drops, kind="stable")[:k]
-    return tuple(
-        SupportingTriple(
-            NamedTriple.of(known, graph),
-            score_drop=float(found.score_drops[place]),
-            by_head=float(found.by_head[place]),
-            by_tail=float(found.by_tail[place]),
-            same_triple=known == triple,
-        )
-        for place in best.tolist()
-        if found.score_drops[place] > 0
-        for known in [_ids(context.train[found.rows[place]])]
-    )
+    supporting = []
+    for place in np.argsort(-found.score_drops, kind="stable")[:k].tolist():
+        if found.score_drops[place] > 0:
+            known = context.train[found.rows[place]].tolist()
+            drop, by_head, by_tail = (float(of[place]) for of in (found.score_drops, found.by_head, found.by_tail))
+            same = known == list(triple)
+            supporting.append(SupportingTriple(NamedTriple.of(known, graph), drop, by_head, by_tail, same))
+    return tuple(supporting)
 
 
 @torch.no_grad()
 def similar_entities(triple: Ids, model: Model, graph: Graph, *, k: int) -> tuple[SimilarEntity, ...]:
-    """Of the entities that train has in the place of the head or of the tail, those that are most like it."""
+    """The most similar entities among those that train has in place of the head or of the tail."""
     unit = torch.nn.functional.normalize(model.entity_vectors(), dim=-1)
+    same = graph.train == np.array(triple)
+    sides: tuple[tuple[Side, int], ...] = (("head", 0), ("tail", 2))
     found: list[SimilarEntity] = []
-    for side, entity, triples in _in_its_place(triple, graph.train):
-        others = torch.from_numpy(triples[:, 0 if side == "head" else 2]).long().to(unit.device)
-        cosines = unit[others] @ unit[entity]
-        best = cosines.topk(min(k, len(others)))
+    for side, column in sides:
+        entity, other_end = triple[column], 2 - column
+        triples = np.unique(graph.train[~same[:, column] & same[:, 1] & same[:, other_end]], axis=0)
+        others = torch.from_numpy(triples[:, column]).long().to(unit.device)
+        best = (unit[others] @ unit[entity]).topk(min(k, len(others)))
         for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             other = int(others[place])
-            spoken = f"{graph.entities.text(other)} is like {graph.entities.text(entity)}"
-            known = NamedTriple.of(_ids(triples[place]), graph)
-            found.append(SimilarEntity(graph.entities[other], side, cosine, known, spoken))
+            text = f"{graph.entities.text(other)} is similar to {graph.entities.text(entity)}"
+            known = NamedTriple.of(triples[place].tolist(), graph)
+            found.append(SimilarEntity(graph.entities[other], side, cosine, known, text))
     return tuple(sorted((one for one in found if one.cosine > 0), key=lambda one: -one.cosine)[:k])
-
-
-def _in_its_place(triple: Ids, train: Triples) -> Iterator[tuple[Side, int, Triples]]:
-    """The training triples that differ from this one in the head alone, and those that differ in the tail alone."""
-    same = train == np.array(triple)
-    yield "head", triple[0], np.unique(train[~same[:, 0] & same[:, 1] & same[:, 2]], axis=0)
-    yield "tail", triple[2], np.unique(train[same[:, 0] & same[:, 1] & ~same[:, 2]], axis=0)
-
-
-def _holds(triples: Triples, triple: Ids) -> bool:
-    return bool((triples == np.array(triple)).all(1).any())
-
-
-def _ids(row: Triples) -> Ids:
-    head, relation, tail = row.tolist()
-    return head, relation, tail

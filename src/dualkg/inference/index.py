@@ -1,23 +1,25 @@
-"""What every index offers: the rows of a table that score best for a query."""
+"""Exact search for the entities that score best, in tables of several storage formats.
+
+The formats are not those of FAISS because they need no extra package, are searched in their memory-mapped file, and are
+what `evaluate --storage` ranks; FAISS answers single queries faster and batches more slowly.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import full_precision
 from dualkg.models.base import Factors, Model, Side
@@ -27,62 +29,23 @@ from dualkg.models.dual import Dual
 from dualkg.training.checkpoint import compress, expand
 
 Metric = Literal["inner product", "euclidean"]
-ROWS = 2**16  # of a table, looked at in one go
-METRICS: tuple[Metric, ...] = ("inner product", "euclidean")
+METRICS: tuple[Metric, ...] = get_args(Metric)
+StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
+STORAGE_FORMATS: tuple[StorageFormat, ...] = get_args(StorageFormat)
+FLOATS = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
+ROWS = 2**16  # of a table, checked or converted at once
+BLOCK_ELEMENTS = 2**22  # scores, and decoded numbers of rows, held at once: 16 MB of each
+FILE = "table.safetensors"
 
 
-class SearchResult(NamedTuple):
-    """Scores and rows, `(num_queries, k)` each, best first; where too little was found, −∞ and −1."""
-
-    scores: Tensor
-    ids: Tensor
-
-
-class Index(ABC):
-    """The rows of a table `(num_rows, width)`, kept so that the best ones for a query are found.
-
-    The score of a row x for a query q is ⟨q, x⟩ by the metric "inner product", and −‖q − x‖² by "euclidean".
-    """
-
-    kind: str
-
-    def __init__(self, metric: Metric, shape: tuple[int, int]) -> None:
-        if metric not in METRICS:
-            raise RequestError(f"An index has the metric {' or '.join(map(repr, METRICS))}; '{metric}' was asked for.")
-        self.metric: Metric = metric
-        self.shape = shape
-
-    @abstractmethod
-    def _search(self, queries: Tensor, k: int) -> SearchResult:
-        """The best `k` of at least as many rows, for queries that are known to fit."""
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the index into a folder that is there."""
-
-    @property
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """What `load` must know beside the files of `save`."""
-
-    def search(self, queries: Tensor, k: int) -> SearchResult:
-        """Queries `(num_queries, width)` → the best `k` rows of each, or all where there are fewer."""
-        if k < 1:
-            raise RequestError(f"At least one row must be asked for; k is {k}.")
-        if queries.dim() != 2 or queries.shape[1] != self.shape[1]:
-            came = " × ".join(map(str, queries.shape))
-            raise RequestError(f"Queries of {self.shape[1]} numbers each were expected; an array of {came} came.")
-        queries = queries.detach().to("cpu", torch.float32).contiguous()
-        if not math.isfinite(float(queries.sum())):
-            raise DivergedError("A query holds NaN or infinity, so nothing is best for it. Its training has diverged.")
-        return self._search(queries, min(k, self.shape[0]))
+# -- tables -----------------------------------------------------------------------------------------------------
 
 
 def check_table(table: Tensor) -> Tensor:
-    """A table that can be searched, as it is: rows and columns of finite numbers, on a CPU."""
+    """Return a table on the CPU, not copied if it is there; refuse one that is not 2-dimensional or not finite."""
     if table.dim() != 2 or not table.numel():
-        came = " × ".join(map(str, table.shape))
-        raise RequestError(f"An index is made of a table with rows and columns; an array of {came} came.")
+        shape = " × ".join(map(str, table.shape))
+        raise RequestError(f"An index needs a table with rows and columns; got an array of {shape}.")
     table = table.detach().cpu()
     if not all(torch.isfinite(block).all() for block in blocks_of(table)):
         raise DivergedError("The table holds NaN or infinity, so it cannot be searched. Its training has diverged.")
@@ -90,130 +53,16 @@ def check_table(table: Tensor) -> Tensor:
 
 
 def blocks_of(table: Tensor) -> Iterator[Tensor]:
-    """Rows that are looked at in one go: never a copy of the whole."""
+    """Blocks of rows, so that the whole table is never copied."""
     yield from table.split(ROWS)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, eq=False)
-class QueryBatch:
-    """A batch of (head, relation, ?), or of (?, relation, tail), as vectors that an index is searched with.
-
-    Heads are asked for as tails of the inverse relation where there is one, and else with the mapped tail.
-    """
-
-    model: Model
-    factors: Factors
-    side: Side
-
-    @classmethod
-    def for_tails(cls, model: Model, heads: Tensor, relations: Tensor) -> QueryBatch:
-        return cls(model, model.factors(heads, relations, None), "tail")
-
-    @classmethod
-    def for_heads(cls, model: Model, relations: Tensor, tails: Tensor) -> QueryBatch:
-        if model.reciprocal:
-            return cls.for_tails(model, tails, relations + model.shape.num_relations)
-        return cls(model, model.factors(None, relations, tails), "head")
-
-    @property
-    def vectors(self) -> Tensor:
-        """`(batch, width)`: what the rows of the table are compared with."""
-        return self.factors.mapped_head if self.side == "tail" else self.factors.mapped_tail
-
-    def scores(self, ids: Tensor) -> Tensor:
-        """The model's own scores of some entities for each question, `(batch, n)`."""
-        return self.model.candidate_scores(self.factors, ids, self.side)
-
-
-def metric_of(model: Model) -> Metric:
-    """How an index finds what scores best: by inner products for a bilinear model, by distances for its dual.
-
-    A model is refused where both directions cannot be asked so.
-    """
-    both_ways = model.reciprocal
-    if isinstance(model, BilinearModel):
-        return "inner product"
-    if isinstance(model, Dual) and model.side == "tail" and both_ways:
-        return "euclidean"
-    if (
-        isinstance(model, NormModel)
-        and model.norm != 1
-        and not model.maps_both_sides
-        and (both_ways or model.isometric)
-    ):
-        return "euclidean"
-    raise RequestError(
-        f"An index finds the largest inner products, or the smallest Euclidean distances from one table; "
-        f"{_why_not(model)}. Ask it without an index."
-    )
-
-
-def _why_not(model: Model) -> str:
-    name = type(model.embedding).__name__
-    if isinstance(model, Dual):
-        if model.side == "head":
-            return f"the dual of {name} on the side of the head measures to where each relation takes the tails"
-        return f"the dual of {name} without reciprocal relations measures to where each relation takes the heads"
-    if isinstance(model, NormModel) and model.norm == 1:
-        return f"{name} with norm 1 adds up absolute differences"
-    if isinstance(model, NormModel) and not model.maps_both_sides:
-        return f"{name} without reciprocal relations measures to where each relation takes the heads"
-    return f"{name} scores otherwise"
-
-
-def tables_of(model: Model) -> dict[Side, Tensor]:
-    """The tables to be searched: for tails, and for heads where those are asked for of another one."""
-    embedding = model.embedding
-    tables: dict[Side, Tensor] = {"tail": embedding.tail_table.detach().cpu()}
-    if not model.reciprocal and embedding.head_table is not embedding.tail_table:
-        tables["head"] = embedding.head_table.detach().cpu()
-    return tables
-
-
-def fingerprint(table: Tensor) -> str:
-    """What tells a table from another: a hash of its shape and of a thousand of its rows."""
-    rows = table[:: max(1, len(table) // 1000)].float().contiguous()
-    return sha256(str(tuple(table.shape)).encode() + rows.numpy().tobytes()).hexdigest()
-
-
-def sample_queries(model: Model, graph: Graph, asked: Side, *, num: int, seed: int) -> QueryBatch:
-    """Some distinct questions for tails, or for heads, that training triples answer."""
-    if not len(graph.train):
-        raise RequestError(f"{graph.name} has no training triples, and an index is measured with their questions.")
-    pairs = np.unique(graph.train[:, :2] if asked == "tail" else graph.train[:, 1:], axis=0)
-    chosen = np.random.default_rng(seed).permutation(len(pairs))[:num]
-    first, second = torch.from_numpy(pairs[chosen].astype(np.int64)).to(model.device).unbind(1)
-    ask = QueryBatch.for_tails if asked == "tail" else QueryBatch.for_heads
-    return ask(model, first, second)
-
-
-@torch.no_grad()
-def check_agreement(questions: QueryBatch, found: Tensor) -> None:
-    """Refuse a model of one's own that does not score as its kind does.
-
-    `found` are the rows that are best by the metric, `(batch,)`; the model must know none that is better.
-    """
-    model, f = questions.model, questions.factors
-    scores = model.tail_scores(f) if questions.side == "tail" else model.head_scores(f)
-    ours = scores.gather(1, found[:, None].to(scores.device))[:, 0]
-    if (scores.amax(1) - ours > 1e-3 * scores.abs().amax(1)).any():
-        raise RequestError(
-            f"What is best by the maps of {type(model.embedding).__name__} is not what it scores best, so an index "
-            f"would not find its answers. Ask it without an index."
-        )
-
-
-StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
-STORAGE_FORMATS: tuple[StorageFormat, ...] = get_args(StorageFormat)
-FLOATS = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True, eq=False)
 class StoredTable:
-    """A table `(num_rows, width)` in one form: the arrays that keep it, and its rows as float32, block by block.
+    """A table `(num_rows, width)` in a storage format, read back as float32 in blocks of rows.
 
-    int8 has `codes` from −127 to 127 and a scale for every row, its greatest magnitude / 127. sparse has the CSR that
-    runs are kept as: `values`, their `columns`, and where each row `starts`.
+    int8 has `codes` from −127 to 127 and a scale for each row, its largest magnitude / 127. sparse is the CSR form of
+    run folders: `values`, their `columns`, and where each row `starts`.
     """
 
     storage: StorageFormat
@@ -222,21 +71,22 @@ class StoredTable:
 
     @classmethod
     def of(cls, table: Tensor, storage: StorageFormat = "float32") -> StoredTable:
-        """Bring a table into a form; float32 is not copied. NaN and infinity are refused."""
+        """Convert a table; float32 is not copied. NaN and infinity are refused."""
         if storage not in STORAGE_FORMATS:
-            raise RequestError(f"A table is kept as {', '.join(STORAGE_FORMATS)}; '{storage}' was asked for.")
+            raise RequestError(f"The storage format must be one of {', '.join(STORAGE_FORMATS)}; got '{storage}'.")
         table = check_table(table)
-        shape = (table.shape[0], table.shape[1])
         if storage in FLOATS:
-            return cls(storage, shape, {"values": table.to(FLOATS[storage])})
-        return cls(storage, shape, _as_int8(table) if storage == "int8" else compress(table))
+            parts = {"values": table.to(FLOATS[storage])}
+        else:
+            parts = _as_int8(table) if storage == "int8" else compress(table)
+        return cls(storage, (table.shape[0], table.shape[1]), parts)
 
     @property
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values())
 
     def block(self, start: int, stop: int) -> Tensor:
-        """Some rows as float32, `(stop − start, width)`; of a float32 table the rows themselves."""
+        """Rows as float32, `(stop − start, width)`; a view if the table is float32."""
         parts = self.parts
         if self.storage in FLOATS:
             return parts["values"][start:stop].float()
@@ -244,8 +94,8 @@ class StoredTable:
             return parts["codes"][start:stop].float() * parts["scales"][start:stop, None]
         starts = parts["starts"][start : stop + 1].long()
         first, last = int(starts[0]), int(starts[-1])
-        held = parts["values"][first:last], parts["columns"][first:last]
-        return expand(*held, starts - first, shape=(stop - start, self.shape[1]))
+        nonzero = parts["values"][first:last], parts["columns"][first:last]
+        return expand(*nonzero, starts - first, shape=(stop - start, self.shape[1]))
 
     def blocks(self, size: int) -> Iterator[tuple[int, Tensor]]:
         """All rows in blocks, each with the number of its first row."""
@@ -257,40 +107,82 @@ class StoredTable:
         return self.block(0, self.shape[0])
 
     def check(self) -> None:
-        """Refuse arrays that are not a table of this form and shape, as a damaged file would bring."""
+        """Refuse arrays that are not a table of this format and shape, as in a damaged file."""
         rows, width = self.shape
         if self.storage == "sparse":
-            expected = {"starts": (rows + 1,), "columns": (num := self.parts["values"].shape), "values": num}
+            num_values = tuple(self.parts["values"].shape)
+            expected = {"starts": (rows + 1,), "columns": num_values, "values": num_values}
         else:
-            expected = (
-                {"codes": (rows, width), "scales": (rows,)} if self.storage == "int8" else {"values": (rows, width)}
-            )
+            dense = self.storage in FLOATS
+            expected = {"values": (rows, width)} if dense else {"codes": (rows, width), "scales": (rows,)}
         found = {name: tuple(part.shape) for name, part in self.parts.items()}
-        if found != {name: tuple(shape) for name, shape in expected.items()}:
+        if found != expected:
             raise ValueError(f"its arrays {found} are no {self.storage} table of {rows:,} × {width:,}")
 
 
 def _as_int8(table: Tensor) -> dict[str, Tensor]:
-    codes = torch.empty(table.shape, dtype=torch.int8)
-    scales = torch.empty(len(table))
+    codes, scales = torch.empty(table.shape, dtype=torch.int8), torch.empty(len(table))
     for start in range(0, len(table), ROWS):
-        block = table[start : start + ROWS].float()
+        rows = slice(start, start + ROWS)
+        block = table[rows].float()
         largest = block.abs().amax(1)
-        scales[start : start + ROWS] = largest / 127
-        steps = torch.where(largest > 0, 127 / largest, 0.0)
-        codes[start : start + ROWS] = (block * steps[:, None]).round().to(torch.int8)
+        scales[rows] = largest / 127
+        codes[rows] = (block * torch.where(largest > 0, 127 / largest, 0.0)[:, None]).round().to(torch.int8)
     return {"codes": codes, "scales": scales}
 
 
-BLOCK_ELEMENTS = 2**22  # scores, and numbers of rows that are decoded, held at once: 16 MB of each
-FILE = "table.safetensors"
+# -- indexes ----------------------------------------------------------------------------------------------------
+
+
+class SearchResult(NamedTuple):
+    """Scores and rows, `(num_queries, k)` each, best first; −∞ and −1 where too few rows were found."""
+
+    scores: Tensor
+    ids: Tensor
+
+
+class Index(ABC):
+    """Finds the rows x of a table `(num_rows, width)` with the best scores for a query q.
+
+    The score is ⟨q, x⟩ for the metric "inner product", and −‖q − x‖² for "euclidean".
+    """
+
+    kind: str
+
+    def __init__(self, metric: Metric, shape: tuple[int, int]) -> None:
+        if metric not in METRICS:
+            raise RequestError(f"The metric of an index must be one of {', '.join(METRICS)}; got '{metric}'.")
+        self.metric: Metric = metric
+        self.shape = shape
+
+    @abstractmethod
+    def _search(self, queries: Tensor, k: int) -> SearchResult:
+        """The best `k` rows for queries that have been checked; there are at least `k` rows."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the index into an existing folder."""
+
+    @property
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The keywords that `load` needs beside the files of `save`."""
+
+    def search(self, queries: Tensor, k: int) -> SearchResult:
+        """Find the best `k` rows for each of the queries `(num_queries, width)`, or all if there are fewer."""
+        if k < 1:
+            raise RequestError(f"k must be at least 1; got {k}.")
+        if queries.dim() != 2 or queries.shape[1] != self.shape[1]:
+            shape = " × ".join(map(str, queries.shape))
+            raise RequestError(f"Queries of {self.shape[1]} numbers each were expected; got an array of {shape}.")
+        queries = queries.detach().to("cpu", torch.float32).contiguous()
+        if not math.isfinite(float(queries.sum())):
+            raise DivergedError("A query holds NaN or infinity, so it has no best rows. Its training has diverged.")
+        return self._search(queries, min(k, self.shape[0]))
 
 
 class ExactIndex(Index):
-    """Compares a query with every row of a table, which is searched in the storage in which it is kept.
-
-    Equal scores stand in the order of rows, whatever the blocks.
-    """
+    """Compares a query with every row of a stored table. Rows of equal score are in the order of their numbers."""
 
     kind = "exact"
 
@@ -302,7 +194,7 @@ class ExactIndex(Index):
     def build(
         cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32"
     ) -> ExactIndex:
-        """Keep a table in a form; one of float32 is not copied, so it may be a memory-mapped one."""
+        """Store a table; one of float32 is not copied, so it may be memory-mapped."""
         return cls(StoredTable.of(table, storage), metric)
 
     @property
@@ -316,15 +208,14 @@ class ExactIndex(Index):
     def load(
         cls, folder: Path, metric: Metric, shape: tuple[int, int], *, storage: StorageFormat, in_memory: bool = True
     ) -> ExactIndex:
-        """Read what `save` wrote. Unless `in_memory`, the file is memory-mapped: of it, only blocks are ever held."""
+        """Read what `save` wrote. Unless `in_memory`, the file is memory-mapped and only blocks are held."""
         try:
             with safe_open(folder / FILE, framework="pt") as file:
                 parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
         except SafetensorError as error:
             raise ValueError(str(error)) from None
-        table = StoredTable(
-            storage, shape, {name: part.clone() for name, part in parts.items()} if in_memory else parts
-        )
+        parts = {name: part.clone() for name, part in parts.items()} if in_memory else parts
+        table = StoredTable(storage, shape, parts)
         table.check()
         return cls(table, metric)
 
@@ -338,34 +229,149 @@ class ExactIndex(Index):
     def _search(self, queries: Tensor, k: int) -> SearchResult:
         best = SearchResult(queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64))
         decoded = 1 if self.table.storage == "float32" else self.shape[1]
-        size = max(1, BLOCK_ELEMENTS // max(len(queries), decoded))
         with full_precision():
-            for start, block in self.table.blocks(size):
+            for start, block in self.table.blocks(max(1, BLOCK_ELEMENTS // max(len(queries), decoded))):
                 scores = queries @ block.T
                 if self.metric == "euclidean":
                     scores = scores.mul_(2).sub_(self._norms[start : start + len(block)])
                 here = best_of(scores, k)
-                best = _merged(best, SearchResult(here.scores, here.ids + start), k)
+                # Stable, and earlier rows first, so that ties stay in the order of rows.
+                scores, ids = torch.cat([best.scores, here.scores], 1), torch.cat([best.ids, here.ids + start], 1)
+                order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+                best = SearchResult(scores.gather(1, order), ids.gather(1, order))
         if self.metric == "euclidean":
             best = best._replace(scores=best.scores - queries.square().sum(1, keepdim=True))
         return best
 
 
 def best_of(scores: Tensor, k: int) -> SearchResult:
-    """The best `k` of each row of scores, or all where there are fewer; of equal ones, those that stand first."""
+    """The best `k` columns of each row of scores, or all if there are fewer; ties in the order of columns."""
     k = min(k, scores.shape[1])
     values, places = scores.topk(k)
     least = values[:, -1:]
-    left_out = (scores == least).sum(1) > (values == least).sum(1)  # of those that tie with the last, topk takes any
-    for row in left_out.nonzero()[:, 0].tolist():
+    ambiguous = (scores == least).sum(1) > (values == least).sum(1)  # topk takes any of those that tie with the last
+    for row in ambiguous.nonzero()[:, 0].tolist():
         places[row] = scores[row].argsort(descending=True, stable=True)[:k]
     places = places.sort(1).values
     order = (values := scores.gather(1, places)).argsort(dim=1, descending=True, stable=True)
     return SearchResult(values.gather(1, order), places.gather(1, order))
 
 
-def _merged(one: SearchResult, other: SearchResult, k: int) -> SearchResult:
-    """The best `k` of two findings; rows of the first stand before those of the second."""
-    scores, ids = torch.cat([one.scores, other.scores], 1), torch.cat([one.ids, other.ids], 1)
-    order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-    return SearchResult(scores.gather(1, order), ids.gather(1, order))
+# -- models -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class QueryBatch:
+    """Queries (head, relation, ?) or (?, relation, tail) as vectors to search an index with.
+
+    Head queries use the inverse relation if the model has it, and otherwise the mapped tail.
+    """
+
+    model: Model
+    factors: Factors
+    side: Side  # the table to search
+
+    @classmethod
+    def of(cls, model: Model, entities: Tensor, relations: Tensor, side: Side) -> QueryBatch:
+        """Entities and relations `(batch,)`; `side` is what is missing."""
+        if side == "tail":
+            return cls(model, model.factors(entities, relations, None), "tail")
+        if model.reciprocal:
+            return cls.of(model, entities, relations + model.shape.num_relations, "tail")
+        return cls(model, model.factors(None, relations, entities), "head")
+
+    @property
+    def vectors(self) -> Tensor:
+        """`(batch, width)`, to be compared with the rows of the table."""
+        return self.factors.mapped_head if self.side == "tail" else self.factors.mapped_tail
+
+    def scores(self, ids: Tensor) -> Tensor:
+        """The model's scores of candidates `(batch, n)`."""
+        return self.model.candidate_scores(self.factors, ids, self.side)
+
+
+def metric_of(model: Model) -> Metric:
+    """The metric by which an index finds what a model scores best; a model that has none is refused."""
+    both_directions = model.reciprocal
+    if isinstance(model, BilinearModel):
+        return "inner product"
+    if isinstance(model, Dual) and model.side == "tail" and both_directions:
+        return "euclidean"
+    one_table = both_directions or (isinstance(model, NormModel) and model.isometric)
+    if isinstance(model, NormModel) and model.norm != 1 and not model.maps_both_sides and one_table:
+        return "euclidean"
+    raise RequestError(
+        f"An index finds the largest inner products or the smallest Euclidean distances in one table, but "
+        f"{_obstacle(model)}. Predict without an index."
+    )
+
+
+def _obstacle(model: Model) -> str:
+    name = type(model.embedding).__name__
+    if isinstance(model, Dual):
+        if model.side == "head":
+            return f"the dual of {name} on the side of the head compares with tails that each relation maps"
+        return f"the dual of {name} without reciprocal relations compares with heads that each relation maps"
+    if isinstance(model, NormModel) and model.norm == 1:
+        return f"{name} with norm 1 adds absolute differences"
+    if isinstance(model, NormModel) and not model.maps_both_sides:
+        return f"{name} without reciprocal relations compares with heads that each relation maps"
+    return f"{name} scores in another way"
+
+
+def tables_of(model: Model) -> dict[Side, Tensor]:
+    """The tables to search: for tails, and for heads if they are in another table."""
+    embedding = model.embedding
+    tables: dict[Side, Tensor] = {"tail": embedding.tail_table.detach().cpu()}
+    if not model.reciprocal and embedding.head_table is not embedding.tail_table:
+        tables["head"] = embedding.head_table.detach().cpu()
+    return tables
+
+
+def fingerprint(table: Tensor) -> str:
+    """A hash of the shape of a table and of about a thousand of its rows."""
+    rows = table[:: max(1, len(table) // 1000)].float().contiguous()
+    return sha256(str(tuple(table.shape)).encode() + rows.numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class IndexStats:
+    """Recall@k against exact search on queries that were not used for tuning, and speed with one query at a time on
+    one thread; `bytes` is the size of the saved files."""
+
+    recall: dict[int, float]
+    queries_per_second: float
+    exact_queries_per_second: float
+    build_seconds: float
+    num_queries: int
+    bytes: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, eq=False)
+class ModelIndex:
+    """The indexes of a model: for tails, and for heads if they are in another table."""
+
+    model: str
+    metric: Metric
+    indexes: dict[Side, Index]
+    stats: dict[Side, IndexStats]
+    fingerprints: dict[Side, str]  # of the tables
+
+    @property
+    def kind(self) -> str:
+        return self.indexes["tail"].kind
+
+    def for_side(self, side: Side) -> Index:
+        return self.indexes.get(side, self.indexes["tail"])
+
+    def check_model(self, model: Model) -> None:
+        """Refuse a model other than the one that was indexed."""
+        found = {side: fingerprint(table) for side, table in tables_of(model).items()}
+        if found != self.fingerprints or metric_of(model) != self.metric:
+            raise RequestError(
+                f"The index was made of another model, {self.model} by {self.metric}: its rows are not the entities of "
+                f"this {type(model.embedding).__name__}. Build it again: dualkg index RUN"
+            )

@@ -1,4 +1,4 @@
-"""Indexes that look at few rows: FAISS's, behind the interface of the exact one."""
+"""Approximate indexes by FAISS: building, tuning, measuring, saving and loading."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -23,39 +23,45 @@ from dualkg.files import atomic_folder, read_json, write_text
 from dualkg.inference.index import (
     ExactIndex,
     Index,
+    IndexStats,
     Metric,
+    ModelIndex,
     QueryBatch,
     SearchResult,
     StorageFormat,
-    best_of,
     blocks_of,
-    check_agreement,
     check_table,
     fingerprint,
     metric_of,
-    sample_queries,
     tables_of,
 )
-from dualkg.inference.predictor import Known, Name, Prediction, Predictor
 from dualkg.models.base import Model, Side
 
 Vectors = npt.NDArray[np.float32]
 FaissKind = Literal["ivf", "hnsw", "sq8"]
 FAISS_KINDS: tuple[FaissKind, ...] = get_args(FaissKind)
+IndexKind = Literal["exact", "ivf", "hnsw", "sq8"]
+INDEX_KINDS: tuple[IndexKind, ...] = get_args(IndexKind)
 FILE = "index.faiss"
-SAMPLE = 40  # rows that a list is learned from
-LINKS = 32  # of a row to its neighbours
-BUILD_EFFORT = 80  # neighbours that are looked at for each link
-MOST_EFFORT = 4096  # of a search along links
-USUAL_K = 10  # the number of answers that the effort is meant for; more answers take more
+ABOUT = "index.json"
+ROWS_PER_LIST = 40  # training rows for each list of an inverted file
+LINKS = 32  # of a row of an HNSW graph to its neighbours
+BUILD_EFFORT = 80  # efConstruction of HNSW
+MAX_HNSW_EFFORT = 4096
+USUAL_K = 10  # the k that `effort` is meant for; a larger k gets more
+DEPTHS = (1, 10, 100)  # k of the reported recall@k
+TUNED_DEPTHS = (10, 100)  # k at which recall must be reached: known answers are searched for too, and omitted later
+MARGIN = 0.2  # of the misses that recall allows; effort is tuned on some queries and must be enough for others
+SECONDS = 1.0  # duration of a speed measurement
+PILOT_ROWS = 50_000  # rows that decide whether inner products are searched by distances
+NUM_QUERIES = 1000  # half for tuning, half for measuring
 
 
 class FaissIndex(Index):
-    """Finds most of the best rows by looking at few: those of the nearest lists (ivf, sq8), or along links (hnsw).
+    """Approximate search by FAISS: inverted lists (ivf; sq8 with 8-bit scalar quantization) or a graph (hnsw).
 
-    `effort` says at how many: lists, or rows that are followed at once. sq8 keeps a number in one byte. A table that is
-    `reduced` is searched for inner products by distances: a row x gets the coordinate √(M² − ‖x‖²), with M the
-    greatest ‖x‖, and a query 0. Then all rows have length M, and the nearest is the one with the largest product.
+    `effort` is nprobe or efSearch. With `max_norm` M, inner products are searched by distances: rows x get the
+    coordinate √(M² − ‖x‖²) and queries 0, so that all rows have length M and the nearest has the largest product.
     """
 
     def __init__(
@@ -76,15 +82,13 @@ class FaissIndex(Index):
 
     @classmethod
     def build(
-        cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", reduced: bool = False
+        cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", by_distance: bool = False
     ) -> FaissIndex:
-        """Sort a table into lists, or link its rows; a block of rows is copied at a time."""
-        if kind not in FAISS_KINDS:
-            raise RequestError(f"FAISS has the indexes {', '.join(FAISS_KINDS)}; '{kind}' was asked for.")
+        """Build an index; `by_distance` searches inner products by distances. Only blocks of rows are copied."""
+        check_faiss_kind(kind)
         table = check_table(table)
-        max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table)) if reduced else None
-        shape = (table.shape[0], table.shape[1])
-        index = cls(None, metric, shape, kind=kind, max_norm=max_norm)
+        max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table)) if by_distance else None
+        index = cls(None, metric, (table.shape[0], table.shape[1]), kind=kind, max_norm=max_norm)
         with threads(torch.get_num_threads()):
             index._index = index._filled(table)
         return index
@@ -94,8 +98,8 @@ class FaissIndex(Index):
         return {"kind": self.kind, "effort": self.effort, "max_norm": self.max_norm}
 
     @property
-    def most_effort(self) -> int:
-        return min(MOST_EFFORT, self.shape[0]) if self.kind == "hnsw" else num_lists(self.shape[0])
+    def max_effort(self) -> int:
+        return min(MAX_HNSW_EFFORT, self.shape[0]) if self.kind == "hnsw" else num_lists(self.shape[0])
 
     def save(self, folder: Path) -> None:
         faiss().write_index(self._index, str(folder / FILE))
@@ -103,9 +107,8 @@ class FaissIndex(Index):
     @classmethod
     def load(cls, folder: Path, metric: Metric, shape: tuple[int, int], **config: Any) -> FaissIndex:
         """Read what `save` wrote."""
-        module = faiss()
         try:
-            index = module.read_index(str(folder / FILE))
+            index = faiss().read_index(str(folder / FILE))
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[0]) from None
         loaded = cls(index, metric, shape, **config)
@@ -114,8 +117,8 @@ class FaissIndex(Index):
         return loaded
 
     def _search(self, queries: Tensor, k: int) -> SearchResult:
-        # By NumPy: for a single query, a few small operations of PyTorch take longer than the search.
-        vectors = self._lifted(queries.numpy())
+        # In NumPy: for a single query, a few small operations of PyTorch take longer than the search.
+        vectors = self._augmented(queries.numpy())
         scores, ids = self._index.search(vectors, k, params=self._parameters(k))
         if self.max_norm is not None:
             scores = (np.square(vectors).sum(1, keepdims=True) + self.max_norm**2 - scores) / 2
@@ -125,21 +128,20 @@ class FaissIndex(Index):
         return SearchResult(torch.from_numpy(scores), torch.from_numpy(ids))
 
     def _parameters(self, k: int) -> Any:
-        """For how many lists, or rows, are looked at; more where more than the usual number is asked for."""
         effort = math.ceil(self.effort * max(1.0, k / USUAL_K))
         if self.kind == "hnsw":
-            return faiss().SearchParametersHNSW(efSearch=min(effort, max(self.most_effort, k)))
-        return faiss().SearchParametersIVF(nprobe=min(effort, self.most_effort))
+            return faiss().SearchParametersHNSW(efSearch=min(effort, max(self.max_effort, k)))
+        return faiss().SearchParametersIVF(nprobe=min(effort, self.max_effort))
 
-    def _lifted(self, vectors: Vectors, *, rows: bool = False) -> Vectors:
-        """Vectors with the coordinate that makes rows equally long, where the table is reduced."""
+    def _augmented(self, vectors: Vectors, *, rows: bool = False) -> Vectors:
+        """Vectors with the coordinate that makes rows equally long, if the index searches by distance."""
         if self.max_norm is None:
             return vectors
-        lifted = np.zeros((len(vectors), vectors.shape[1] + 1), dtype=np.float32)
-        lifted[:, :-1] = vectors
+        augmented = np.zeros((len(vectors), vectors.shape[1] + 1), dtype=np.float32)
+        augmented[:, :-1] = vectors
         if rows:
-            lifted[:, -1] = np.sqrt(np.maximum(self.max_norm**2 - np.square(vectors).sum(1), 0))
-        return lifted
+            augmented[:, -1] = np.sqrt(np.maximum(self.max_norm**2 - np.square(vectors).sum(1), 0))
+        return augmented
 
     def _filled(self, table: Tensor) -> Any:
         module, width = faiss(), self.shape[1] + (self.max_norm is not None)
@@ -151,21 +153,29 @@ class FaissIndex(Index):
         else:
             lists = num_lists(len(table))
             index = module.index_factory(width, f"IVF{lists},{'SQ8' if self.kind == 'sq8' else 'Flat'}", metric)
-            index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, SAMPLE
-            chosen = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[: SAMPLE * lists]
-            index.train(self._lifted(table[chosen].float().numpy(), rows=True))
+            index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, ROWS_PER_LIST
+            index.train(self._augmented(table[_sample(len(table), ROWS_PER_LIST * lists)].float().numpy(), rows=True))
         for block in blocks_of(table):
-            index.add(self._lifted(block.float().contiguous().numpy(), rows=True))
+            index.add(self._augmented(block.float().contiguous().numpy(), rows=True))
         return index
 
 
+def _sample(num_rows: int, size: int) -> Tensor:
+    return torch.randperm(num_rows, generator=torch.Generator().manual_seed(0))[:size]
+
+
 def num_lists(num_rows: int) -> int:
-    """Into how many lists rows are sorted: 4 √n, but not so many that they are empty."""
+    """The number of inverted lists: 4 √n, but at most one for 8 rows."""
     return max(1, min(round(4 * math.sqrt(num_rows)), num_rows // 8))
 
 
+def check_faiss_kind(kind: str) -> None:
+    if kind not in FAISS_KINDS:
+        raise RequestError(f"The kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}; got '{kind}'.")
+
+
 def faiss() -> Any:
-    """The package, or how to install it."""
+    """Import FAISS, or raise how to install it."""
     try:
         import faiss as module
     except ImportError:
@@ -177,7 +187,7 @@ def faiss() -> Any:
 
 @contextmanager
 def threads(num: int) -> Iterator[None]:
-    """PyTorch and FAISS, where it is there, with so many threads for a while."""
+    """Set the number of threads of PyTorch, and of FAISS if it is installed, for a block."""
     try:
         module = faiss()
     except RequestError:
@@ -194,49 +204,44 @@ def threads(num: int) -> Iterator[None]:
             module.omp_set_num_threads(before[1])
 
 
-DEPTHS = (1, 10, 100)  # how many answers recall is measured at
-TUNED = (10, 100)  # at these it must be enough: known answers are asked for too, and left out afterwards
-MARGIN = 0.2  # of what recall may miss; effort is found on some questions, and must be enough for others
-SECONDS = 1.0  # that a speed is measured for
-PILOT = 50_000  # rows that tell whether products are better searched by distances
+# -- measuring and tuning ---------------------------------------------------------------------------------------
 
 
 def recalls(index: Index, queries: Tensor, best: Tensor, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
-    """For each k, the share of the best k rows that an index has among its own k; `best` are ids, best first."""
+    """Recall@k for each k: the share of the best k rows among the k that an index returns; `best` is sorted."""
     found = {}
     for k in depths:
-        true = best[:, :k]
-        ours = index.search(queries, k).ids
+        true, ours = best[:, :k], index.search(queries, k).ids
         found[k] = float((true[:, :, None] == ours[:, None, :]).any(-1).float().mean())
     return found
 
 
 def queries_per_second(index: Index, queries: Tensor, *, k: int = 10, seconds: float | None = None) -> float:
-    """QueryBatch answered a second, one at a time and by one thread; the first one is not counted."""
+    """Queries per second, one at a time on one thread; the first is not counted."""
     done, seconds = 0, SECONDS if seconds is None else seconds
     with threads(1):
         index.search(queries[:1], k)
         started = time.perf_counter()
         while done < 3 or time.perf_counter() - started < seconds:
-            place = done % len(queries)
-            index.search(queries[place : place + 1], k)
+            row = done % len(queries)
+            index.search(queries[row : row + 1], k)
             done += 1
         return done / (time.perf_counter() - started)
 
 
 def least_effort(index: FaissIndex, queries: Tensor, best: Tensor, *, recall: float) -> int | None:
-    """The least effort that finds enough, or none: doubled until it does, then halved in between."""
+    """The least effort that reaches a recall, or None: doubled until it does, then found by bisection."""
     wanted = recall + MARGIN * (1 - recall)
 
     def enough(effort: int) -> bool:
         index.effort = effort
-        return min(recalls(index, queries, best, TUNED).values()) >= wanted
+        return min(recalls(index, queries, best, TUNED_DEPTHS).values()) >= wanted
 
     low, high = 0, 1
     while not enough(high):
-        if high == index.most_effort:
+        if high == index.max_effort:
             return None
-        low, high = high, min(2 * high, index.most_effort)
+        low, high = high, min(2 * high, index.max_effort)
     while high - low > max(1, low // 16):
         middle = (low + high) // 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -246,91 +251,38 @@ def least_effort(index: FaissIndex, queries: Tensor, best: Tensor, *, recall: fl
 def tuned(
     table: Tensor, metric: Metric, *, kind: FaissKind, queries: Tensor, best: Tensor, recall: float
 ) -> FaissIndex:
-    """A FAISS index with the least effort that finds enough of the best of these queries.
+    """Build a FAISS index with the least effort that reaches a recall on these queries.
 
-    For inner products, FAISS searches for them, or for distances in the reduced table: whichever takes less effort
-    for some of the rows.
+    Inner products are searched as such or by distances, whichever takes less effort for a sample of the rows.
     """
     if not 0 < recall < 1:
-        raise RequestError(f"A recall is above 0 and below 1; {recall:g} was asked for. For 95 %, say 0.95.")
-    if kind not in FAISS_KINDS:
-        raise RequestError(f"FAISS has the indexes {', '.join(FAISS_KINDS)}; '{kind}' was asked for.")
-    reduced = metric == "inner product" and _better_reduced(table, kind, queries, recall)
-    index = FaissIndex.build(table, metric, kind=kind, reduced=reduced)
+        raise RequestError(f"The recall must be above 0 and below 1, such as 0.95; got {recall:g}.")
+    check_faiss_kind(kind)
+    by_distance = metric == "inner product" and _less_effort_by_distance(table, kind, queries, recall)
+    index = FaissIndex.build(table, metric, kind=kind, by_distance=by_distance)
     effort = least_effort(index, queries, best, recall=recall)
     if effort is None:
-        reached = min(recalls(index, queries, best, TUNED).values())
+        reached = min(recalls(index, queries, best, TUNED_DEPTHS).values())
         raise RequestError(
-            f"A recall of {recall:g} with some room was asked for; the index {kind} reaches {reached:.3f} with all its "
-            f"effort. Ask for less, or for another kind."
+            f"The index {kind} reaches a recall of {reached:.3f} with all its effort, which is too little for "
+            f"{recall:g}. Ask for a lower recall or another kind."
         )
     index.effort = effort
     return index
 
 
-def _better_reduced(table: Tensor, kind: FaissKind, queries: Tensor, recall: float) -> bool:
-    chosen = torch.randperm(len(table), generator=torch.Generator().manual_seed(0))[:PILOT]
-    rows = table[chosen]
-    best = ExactIndex.build(rows).search(queries, max(TUNED)).ids
-    efforts = [
-        least_effort(FaissIndex.build(rows, kind=kind, reduced=reduced), queries, best, recall=recall)
-        for reduced in (False, True)
-    ]
-    plain, reduced = (float("inf") if effort is None else effort for effort in efforts)
-    return reduced < plain
+def _less_effort_by_distance(table: Tensor, kind: FaissKind, queries: Tensor, recall: float) -> bool:
+    rows = table[_sample(len(table), PILOT_ROWS)]
+    best = ExactIndex.build(rows).search(queries, max(TUNED_DEPTHS)).ids
+    efforts = (
+        least_effort(FaissIndex.build(rows, kind=kind, by_distance=by_distance), queries, best, recall=recall)
+        for by_distance in (False, True)
+    )
+    by_product, by_distance = (math.inf if effort is None else effort for effort in efforts)
+    return by_distance < by_product
 
 
-IndexKind = Literal["exact", "ivf", "hnsw", "sq8"]
-INDEX_KINDS: tuple[IndexKind, ...] = get_args(IndexKind)
-NUM_QUERIES = 1000  # half to find the effort with, half to measure with
-
-
-@dataclass(frozen=True)
-class IndexStats:
-    """What an index reaches on questions that it was not tuned with: recall at several k, against the exact one.
-
-    A second's questions are asked one at a time, of one thread. `bytes` are those of its files, where it is saved.
-    """
-
-    recall: dict[int, float]
-    queries_per_second: float
-    exact_queries_per_second: float
-    build_seconds: float
-    num_queries: int
-    bytes: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True, eq=False)
-class ModelIndex:
-    """An index for tails, one for heads where those are asked for of another table, and what was measured of each.
-
-    `fingerprints` are of the tables that they were made of.
-    """
-
-    model: str
-    metric: Metric
-    indexes: dict[Side, Index]
-    stats: dict[Side, IndexStats]
-    fingerprints: dict[Side, str]
-
-    @property
-    def kind(self) -> str:
-        return self.indexes["tail"].kind
-
-    def for_side(self, side: Side) -> Index:
-        return self.indexes.get(side, self.indexes["tail"])
-
-    def check_model(self, model: Model) -> None:
-        """Refuse a model that the index was not made of: it would find another model's answers."""
-        found = {side: fingerprint(table) for side, table in tables_of(model).items()}
-        if found != self.fingerprints or metric_of(model) != self.metric:
-            raise RequestError(
-                f"The index was made of another model, {self.model} by {self.metric}: its rows are not the entities of "
-                f"this {type(model.embedding).__name__}. Make it again: dualkg index RUN"
-            )
+# -- building ---------------------------------------------------------------------------------------------------
 
 
 def build_index(
@@ -342,15 +294,16 @@ def build_index(
     storage: StorageFormat = "float32",
     seed: int = 0,
 ) -> ModelIndex:
-    """Index the entities of a model. `recall` is asked of FAISS's kinds; `form` is how the exact one keeps its table.
+    """Index the entities of a model and measure the result.
 
-    QueryBatch that training triples answer, half of them to find the effort and half to measure, are drawn by `seed`.
+    `recall` is the target of the FAISS kinds, `storage` the format of the exact one. Queries of training triples, drawn
+    by `seed`, are used half for tuning and half for measuring.
     """
     if kind not in INDEX_KINDS:
-        raise RequestError(f"An index is {', '.join(INDEX_KINDS)}; '{kind}' was asked for.")
-    if kind in FAISS_KINDS and storage != "float32":
-        raise RequestError(f"Only the exact index keeps its table as {storage}; the index {kind} was asked for.")
+        raise RequestError(f"The kind of an index must be one of {', '.join(INDEX_KINDS)}; got '{kind}'.")
     if kind in FAISS_KINDS:
+        if storage != "float32":
+            raise RequestError(f"Only the exact index can use the storage format {storage}; got the kind {kind}.")
         faiss()
     metric = metric_of(model)
     model.check_shape(graph.shape)
@@ -360,44 +313,35 @@ def build_index(
     for side, table in tables.items():
         exact = ExactIndex.build(table, metric)
         with eval_mode(model):
-            queries, held_out = _vectors(model, graph, side, exact, seed=seed)
+            queries, held_out = tuning_queries(model, graph, side, exact, seed=seed)
         started = time.perf_counter()
-        index = _built(exact, queries, kind=kind, recall=recall, storage=storage)
-        seconds = time.perf_counter() - started
-        indexes[side], stats[side] = index, measure(index, exact, held_out, build_seconds=seconds)
-    return ModelIndex(
-        type(model.embedding).__name__, metric, indexes, stats, {side: fingerprint(one) for side, one in tables.items()}
-    )
-
-
-def measure(index: Index, exact: ExactIndex, queries: Tensor, *, build_seconds: float) -> IndexStats:
-    """Recall against the exact index of the table in float32, and the speed of both."""
-    return IndexStats(
-        recall=recalls(index, queries, exact.search(queries, max(DEPTHS)).ids),
-        queries_per_second=queries_per_second(index, queries),
-        exact_queries_per_second=queries_per_second(exact, queries),
-        build_seconds=build_seconds,
-        num_queries=len(queries),
-    )
-
-
-def _built(exact: ExactIndex, queries: Tensor, *, kind: IndexKind, recall: float, storage: StorageFormat) -> Index:
-    table, metric = exact.table.whole(), exact.metric
-    if kind == "exact":
-        return ExactIndex.build(table, metric, storage=storage)
-    best = exact.search(queries, max(DEPTHS)).ids
-    return tuned(table, metric, kind=kind, queries=queries, best=best, recall=recall)
+        if kind == "exact":
+            index: Index = ExactIndex.build(table, metric, storage=storage)
+        else:
+            best = exact.search(queries, max(DEPTHS)).ids
+            index = tuned(exact.table.whole(), metric, kind=kind, queries=queries, best=best, recall=recall)
+        build_seconds = time.perf_counter() - started
+        indexes[side] = index
+        stats[side] = IndexStats(
+            recall=recalls(index, held_out, exact.search(held_out, max(DEPTHS)).ids),
+            queries_per_second=queries_per_second(index, held_out),
+            exact_queries_per_second=queries_per_second(exact, held_out),
+            build_seconds=build_seconds,
+            num_queries=len(held_out),
+        )
+    fingerprints = {side: fingerprint(table) for side, table in tables.items()}
+    return ModelIndex(type(model.embedding).__name__, metric, indexes, stats, fingerprints)
 
 
 @torch.no_grad()
-def _vectors(model: Model, graph: Graph, side: Side, exact: ExactIndex, *, seed: int) -> tuple[Tensor, Tensor]:
-    """The vectors of questions that one table answers, in two halves; first it is seen that they suit the model."""
+def tuning_queries(model: Model, graph: Graph, side: Side, exact: ExactIndex, *, seed: int) -> tuple[Tensor, Tensor]:
+    """The vectors of queries that one table answers, in two halves; a model that scores otherwise is refused."""
     sides: list[Side] = [side] if len(tables_of(model)) > 1 else ["tail", "head"]
     halves: list[list[Tensor]] = [[], []]
-    for asked in sides:
-        few = sample_queries(model, graph, asked, num=4, seed=seed)
+    for missing in sides:
+        few = sample_queries(model, graph, missing, num=4, seed=seed)
         check_agreement(few, exact.search(few.vectors, 1).ids[:, 0])
-        vectors = sample_queries(model, graph, asked, num=NUM_QUERIES // len(sides), seed=seed).vectors.cpu()
+        vectors = sample_queries(model, graph, missing, num=NUM_QUERIES // len(sides), seed=seed).vectors.cpu()
         half = -(-len(vectors) // 2)
         halves[0].append(vectors[:half])
         halves[1].append(vectors[half:] if len(vectors) > 1 else vectors)
@@ -405,73 +349,40 @@ def _vectors(model: Model, graph: Graph, side: Side, exact: ExactIndex, *, seed:
     return first, second
 
 
-class IndexedPredictor:
-    """Answers as a `Predictor` does, but looks for tails and heads in an index; other questions are the predictor's.
-
-    What the index finds, the model scores itself. So that known answers may be left out, as many more are looked for
-    as the question has. Where the index finds too few, every entity is scored.
-    """
-
-    def __init__(self, predictor: Predictor, index: ModelIndex) -> None:
-        index.check_model(predictor.model)
-        self.predictor = predictor
-        self.graph = predictor.graph
-        self.index = index
-
-    @torch.no_grad()
-    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Answer (head, relation, ?), best first."""
-        plain, graph = self.predictor, self.graph
-        h, r = graph.entities.id(head), graph.relations.id(relation)
-        questions = QueryBatch.for_tails(plain.model, plain._ids(h), plain._ids(r))
-        found = self._best(questions, plain.splits_of(h, r), k=k, known=known)
-        if found is None:
-            return plain.tails(h, r, k=k, known=known)
-        return plain._with_probabilities(found, lambda id: (h, r, id))
-
-    @torch.no_grad()
-    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Answer (?, relation, tail), best first."""
-        plain, graph = self.predictor, self.graph
-        r, t = graph.relations.id(relation), graph.entities.id(tail)
-        questions = QueryBatch.for_heads(plain.model, plain._ids(r), plain._ids(t))
-        found = self._best(questions, plain.splits_of(t, r + graph.shape.num_relations), k=k, known=known)
-        if found is None:
-            return plain.heads(r, t, k=k, known=known)
-        return plain._with_probabilities(found, lambda id: (id, r, t))
-
-    def _best(self, questions: QueryBatch, splits: dict[int, str], *, k: int, known: Known) -> list[Prediction] | None:
-        """The best answers, or none where the index found too few or the request is one to be refused."""
-        names = self.graph.entities
-        omitted = set(splits) if known == "omit" else set()
-        index = self.index.for_side(questions.side)
-        wanted = min(k, index.shape[0] - len(omitted))
-        if wanted < 1 or known not in ("mark", "omit"):
-            return None
-        ids = index.search(questions.vectors, k + len(omitted)).ids[0]
-        kept = torch.tensor([id for id in ids.tolist() if id >= 0 and id not in omitted], dtype=torch.int64)
-        if len(kept) < wanted:
-            return None
-        kept = kept.sort().values
-        scores = questions.scores(kept[None].to(self.predictor.model.device)).cpu()
-        best = best_of(scores, wanted)
-        return [
-            Prediction(names[id], names.label(id), id, score, splits.get(id))
-            for score, id in zip(best.scores[0].tolist(), kept[best.ids[0]].tolist(), strict=True)
-        ]
+def sample_queries(model: Model, graph: Graph, side: Side, *, num: int, seed: int) -> QueryBatch:
+    """Draw distinct queries for tails, or for heads, from the training triples."""
+    if not len(graph.train):
+        raise RequestError(f"{graph.name} has no training triples to measure an index with.")
+    pairs = np.unique(graph.train[:, :2] if side == "tail" else graph.train[:, 1:], axis=0)
+    chosen = np.random.default_rng(seed).permutation(len(pairs))[:num]
+    first, second = torch.from_numpy(pairs[chosen].astype(np.int64)).to(model.device).unbind(1)
+    return QueryBatch.of(model, *((first, second) if side == "tail" else (second, first)), side)
 
 
-ABOUT = "index.json"
+@torch.no_grad()
+def check_agreement(queries: QueryBatch, best: Tensor) -> None:
+    """Refuse a custom model whose best entities are not the rows `best` `(batch,)` that are best by the metric."""
+    model, f = queries.model, queries.factors
+    scores = model.tail_scores(f) if queries.side == "tail" else model.head_scores(f)
+    ours = scores.gather(1, best[:, None].to(scores.device))[:, 0]
+    if (scores.amax(1) - ours > 1e-3 * scores.abs().amax(1)).any():
+        raise RequestError(
+            f"The entities that {type(model.embedding).__name__} scores best are not the best by its maps, so an index "
+            f"would not find them. Predict without an index."
+        )
+
+
+# -- files ------------------------------------------------------------------------------------------------------
 
 
 def check_free(folder: Path) -> None:
-    """Refuse a folder that holds anything, before an index is built for it."""
+    """Refuse a folder that is not empty, before an index is built for it."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder} exists already. Name a new folder with --out.")
 
 
 def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
-    """Write an index, whole or not at all; what comes back knows how many bytes its files have."""
+    """Write an index atomically; return it with the number of bytes of its files."""
     folder = Path(folder)
     check_free(folder)
     with atomic_folder(folder, last=ABOUT) as fresh:
@@ -485,7 +396,7 @@ def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
 
 
 def describe_index(index: ModelIndex) -> dict[str, Any]:
-    """All that is known of an index but for its rows."""
+    """Everything about an index except its rows, for JSON."""
     return {
         "kind": index.kind,
         "model": index.model,
@@ -503,32 +414,28 @@ def describe_index(index: ModelIndex) -> dict[str, Any]:
 
 
 def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
-    """Read an index. Unless `in_memory`, an exact one is searched in its file, however large that is."""
+    """Read an index. Unless `in_memory`, an exact one is searched in its memory-mapped file."""
     folder = Path(folder)
     if not (folder / ABOUT).exists():
-        raise RequestError(f"{folder} holds no index (there is no {ABOUT}). Make one with: dualkg index RUN")
+        raise RequestError(f"{folder} holds no index (there is no {ABOUT}). Build one with: dualkg index RUN")
     saved = read_json(folder / ABOUT)
     indexes: dict[Side, Index] = {}
     stats: dict[Side, IndexStats] = {}
     try:
-        for side, table in saved["tables"].items():
-            indexes[cast(Side, side)] = _load(folder / side, saved, table, in_memory=in_memory)
-            numbers = table["stats"]
-            stats[cast(Side, side)] = IndexStats(
-                **{**numbers, "recall": {int(k): r for k, r in numbers["recall"].items()}}
-            )
-        made = {cast(Side, side): table["fingerprint"] for side, table in saved["tables"].items()}
-        return ModelIndex(saved["model"], saved["metric"], {"tail": indexes["tail"], **indexes}, stats, made)
+        tables = cast(dict[Side, dict[str, Any]], saved["tables"])
+        for side, table in tables.items():
+            rows, width = map(int, table["shape"])
+            place = folder / side, saved["metric"], (rows, width)
+            if saved["kind"] == "exact":
+                indexes[side] = ExactIndex.load(*place, in_memory=in_memory, **table["config"])
+            elif saved["kind"] in FAISS_KINDS:
+                indexes[side] = FaissIndex.load(*place, **table["config"])
+            else:
+                raise ValueError(f"its kind is '{saved['kind']}'")
+            recall = {int(k): share for k, share in table["stats"]["recall"].items()}
+            stats[side] = IndexStats(**{**table["stats"], "recall": recall})
+        fingerprints = {side: table["fingerprint"] for side, table in tables.items()}
+        return ModelIndex(saved["model"], saved["metric"], {"tail": indexes["tail"], **indexes}, stats, fingerprints)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise RequestError(f"The index {folder} is damaged: {told}. Make it again: dualkg index RUN") from None
-
-
-def _load(folder: Path, saved: dict[str, Any], table: dict[str, Any], *, in_memory: bool) -> Index:
-    rows, width = map(int, table["shape"])
-    config, kind = dict(table["config"]), saved["kind"]
-    if kind == "exact":
-        return ExactIndex.load(folder, saved["metric"], (rows, width), in_memory=in_memory, **config)
-    if kind not in FAISS_KINDS:
-        raise ValueError(f"its kind is '{kind}'")
-    return FaissIndex.load(folder, saved["metric"], (rows, width), **config)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise RequestError(f"The index {folder} is damaged: {reason}. Build it again: dualkg index RUN") from None

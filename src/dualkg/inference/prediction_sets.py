@@ -1,8 +1,9 @@
-"""Prediction sets: for a question, as few entities as hold its answer with a wanted coverage (split conformal prediction).
+"""Prediction sets by split conformal prediction: the few entities that contain the answer with a given coverage.
 
-How odd an answer is, is −log p(answer | question): a softmax over the entities that the graph does not already give as
-other answers. An prediction set has the entities that are at most as odd as a threshold. The threshold is a quantile of how
-odd the answers of the valid split are, in the same direction, of the same relation where that has enough of them."""
+The nonconformity score of an answer is −log p(answer | query), a softmax over the entities that are not other known
+answers. A prediction set contains the entities whose score is at most a threshold: a quantile of the scores of the
+valid answers in the same direction, of the same relation if it has enough.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +20,16 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, RequestError
-from dualkg.evaluation.ranking import eval_mode, full_precision
-from dualkg.evaluation.report import DIRECTIONS
-from dualkg.inference.calibration import Floats, Ids, query_block_size
+from dualkg.inference.scoring import Floats, Ids, score_blocks
 from dualkg.models.base import Model, Side
 
-MIN_TRIPLES = 50  # valid triples that give a relation a threshold of its own
-DIGITS = 5  # kept of how odd an answer is
+SIDES: tuple[Side, ...] = ("tail", "head")
+MIN_TRIPLES = 50  # valid triples for a threshold of a relation
+DIGITS = 5  # of nonconformity scores that are saved
 
 
 class PredictionSet(NamedTuple):
-    """Entities best first, and their scores."""
+    """Entities, best first, and their scores."""
 
     entities: Ids
     scores: Floats
@@ -37,29 +37,27 @@ class PredictionSet(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PredictionSets:
-    """How odd the answers of the valid split are; from them thresholds for any coverage."""
+    """The nonconformity scores of the valid answers, which give a threshold for any coverage."""
 
-    nonconformity: Floats  # `(2, num_valid)`: tails asked for, then heads
+    nonconformity: Floats  # `(2, num_valid)`: tail queries, then head queries
     relations: Ids  # of the valid triples, `(num_valid,)`
     num_relations: int
 
     @classmethod
     def fit(cls, model: Model, graph: Graph) -> PredictionSets:
-        """Ask every triple of valid from both its ends."""
+        """Score the valid triples in both directions."""
         if not len(graph.valid):
             raise RequestError(
-                f"Prediction sets need withheld triples, and {graph.name} has no valid triples. "
+                f"Prediction sets need held-out triples, and {graph.name} has no valid triples. "
                 f"Split the graph so that valid has some."
             )
         known, triples = KnownAnswers.of(graph), graph.valid.astype(np.int64)
         rows = []
-        for side in DIRECTIONS:
-            found = [
-                log_probabilities.gather(1, answers[:, None])[:, 0].cpu().numpy()
-                for log_probabilities, answers in without_others(model, triples, _side(side), known)
-            ]
+        for side in SIDES:
+            blocks = filtered_log_probabilities(model, triples, side, known)
+            found = [scores.gather(1, answers[:, None])[:, 0].cpu().numpy() for _, scores, answers in blocks]
             rows.append(-np.concatenate(found).astype(np.float64))
-        # Rounded up, so that no answer is left out by a digit that is not kept.
+        # Rounded up, so that saving excludes no answer.
         nonconformity = np.ceil(np.stack(rows) * 10**DIGITS) / 10**DIGITS
         return cls(nonconformity, triples[:, 1], graph.shape.num_relations)
 
@@ -68,19 +66,19 @@ class PredictionSets:
         return np.bincount(self.relations, minlength=self.num_relations)
 
     def has_own_threshold(self, relation: int, *, coverage: float = 0.9) -> bool:
-        """Whether a relation has enough valid triples for a threshold of its own."""
+        """Whether a relation has enough valid triples for its own threshold."""
         return bool(self._counts[relation] >= min_triples_for(coverage))
 
     def threshold(self, relation: int, side: Side, *, coverage: float = 0.9) -> float:
-        """How odd an answer may be. Relations that have too few triples alone are taken together."""
+        """The largest nonconformity score in a prediction set. Relations with too few triples share one."""
         needed = min_triples_for(coverage)
         if self.has_own_threshold(relation, coverage=coverage):
-            alike = self.relations == relation
+            used = self.relations == relation
         else:
-            alike = self._counts[self.relations] < needed
-            if alike.sum() < needed:
-                alike = np.ones_like(alike)
-        return quantile(self.nonconformity[DIRECTIONS.index(side), alike], coverage)
+            used = self._counts[self.relations] < needed
+            if used.sum() < needed:
+                used = np.ones_like(used)
+        return quantile(self.nonconformity[SIDES.index(side), used], coverage)
 
     def of(
         self,
@@ -92,31 +90,27 @@ class PredictionSets:
         side: Side = "tail",
         coverage: float = 0.9,
     ) -> PredictionSet:
-        """The prediction set of (given, relation, ?), or with `side="head"` of (?, relation, given), without known answers.
+        """The prediction set of (given, relation, ?), or for side "head" of (?, relation, given), of new answers.
 
-        It is empty where no entity is likely enough, and has all that are not known where valid has too few triples.
+        It is empty if no entity is likely enough, and complete if valid has too few triples for the coverage.
         """
-        most = self.threshold(relation, side, coverage=coverage)
-        triple = np.array([[given, relation, given]])
-        [(scores, _)] = _asked(model, triple, side)
+        threshold = self.threshold(relation, side, coverage=coverage)
+        query = _queries(np.array([[given, relation, given]]), side, model.shape.num_relations)
+        [(_, scores)] = _finite_scores(model, *query)
         found = scores[0].cpu().to(torch.float64, copy=True)
-        found[torch.from_numpy(known(*_query(triple, side, known.shape.num_relations))[1])] = -torch.inf
-        inside = (found.log_softmax(-1) >= -most) & torch.isfinite(found)
+        found[torch.from_numpy(known(*query)[1])] = -torch.inf
+        inside = (found.log_softmax(-1) >= -threshold) & torch.isfinite(found)
         order = found.masked_fill(~inside, -torch.inf).argsort(descending=True, stable=True)[: int(inside.sum())]
         return PredictionSet(order.numpy(), found[order].numpy())
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "relations": self.relations.tolist(),
-            "nonconformity": {
-                name: np.round(row, DIGITS).tolist() for name, row in zip(DIRECTIONS, self.nonconformity, strict=True)
-            },
-        }
+        scores = {side: np.round(row, DIGITS).tolist() for side, row in zip(SIDES, self.nonconformity, strict=True)}
+        return {"relations": self.relations.tolist(), "nonconformity": scores}
 
     @classmethod
-    def from_dict(cls, found: dict[str, Any], num_relations: int) -> PredictionSets:
-        nonconformity = np.array([found["nonconformity"][name] for name in DIRECTIONS], dtype=np.float64)
-        relations = np.array(found["relations"], dtype=np.int64)
+    def from_dict(cls, saved: dict[str, Any], num_relations: int) -> PredictionSets:
+        nonconformity = np.array([saved["nonconformity"][side] for side in SIDES], dtype=np.float64)
+        relations = np.array(saved["relations"], dtype=np.int64)
         if nonconformity.shape != (2, len(relations)) or not len(relations):
             raise ValueError("its prediction sets have columns of different lengths")
         if relations.min() < 0 or relations.max() >= num_relations:
@@ -127,60 +121,48 @@ class PredictionSets:
 
 
 def min_triples_for(coverage: float) -> int:
-    """How many valid triples a threshold is made from: no quantile of fewer could promise that coverage."""
+    """The number of valid triples for a threshold: fewer have no quantile that guarantees the coverage."""
     if not 0 < coverage < 1:
-        raise RequestError(f"A coverage is between 0 and 1, such as 0.9; {coverage:g} came.")
+        raise RequestError(f"The coverage must be between 0 and 1, such as 0.9; got {coverage:g}.")
     return max(MIN_TRIPLES, math.ceil(coverage / (1 - coverage) - 1e-9))
 
 
 def quantile(values: Floats, coverage: float) -> float:
-    """The ⌈(n + 1) · coverage⌉-th smallest of n values: one more like them is at most that with that probability.
+    """The conformal quantile: the ⌈(n + 1) · coverage⌉-th smallest of n values, or infinity if n is too small."""
+    rank = math.ceil((len(values) + 1) * coverage - 1e-9)
+    return float(np.sort(values)[rank - 1]) if rank <= len(values) else math.inf
 
-    Infinity where n is too small to promise anything.
+
+def filtered_log_probabilities(
+    model: Model, triples: Ids, side: Side, known: KnownAnswers
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Blocks of triples: which, log p(entity | query) `(batch, num_entities)`, and the answers `(batch,)`.
+
+    Other known answers of the query are excluded before the softmax, and are −∞.
     """
-    place = math.ceil((len(values) + 1) * coverage - 1e-9)
-    return float(np.sort(values)[place - 1]) if place <= len(values) else math.inf
+    entities, relations = _queries(triples, side, known.shape.num_relations)
+    column = torch.from_numpy(triples[:, 2 if side == "tail" else 0]).to(model.device)
+    for block, scores in _finite_scores(model, entities, relations):
+        rows, others = (torch.from_numpy(ids).to(model.device) for ids in known(entities[block], relations[block]))
+        answers = column[block]
+        filtered = scores.clone()  # a model may return a tensor that it keeps
+        filtered[rows, others] = -torch.inf
+        filtered.scatter_(1, answers[:, None], scores.gather(1, answers[:, None]))
+        yield block, filtered.log_softmax(-1), answers
 
 
-def without_others(model: Model, triples: Ids, side: Side, known: KnownAnswers) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of log p(entity | question), `(batch, num_entities)`, and the answers `(batch,)`.
-
-    Each triple asks for itself: its question's other known answers are left out before the softmax, and are −∞.
-    """
-    size = query_block_size(model)
-    start = 0
-    for scores, answers in _asked(model, triples, side):
-        block = triples[start : start + size]
-        start += len(block)
-        rows, others = known(*_query(block, side, known.shape.num_relations))
-        left = scores.clone()  # a model of one's own may give what it goes on using
-        left[torch.from_numpy(rows).to(scores.device), torch.from_numpy(others).to(scores.device)] = -torch.inf
-        yield left.scatter_(1, answers[:, None], scores.gather(1, answers[:, None])).log_softmax(-1), answers
+def _finite_scores(model: Model, entities: Ids, relations: Ids) -> Iterator[tuple[slice, Tensor]]:
+    for block, scores in score_blocks(model, entities, relations):
+        if not bool(torch.isfinite(scores).all()):
+            raise DivergedError(
+                "The model scores NaN or infinity for some query, so it has no probabilities. Its training has "
+                "diverged: lower the learning rate or raise the regularizer's weight."
+            )
+        yield block, scores
 
 
-@torch.no_grad()
-def _asked(model: Model, triples: Ids, side: Side) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of scores of all entities, and the answers."""
-    with full_precision(), eval_mode(model):
-        for start in range(0, len(triples), query_block_size(model)):
-            block = torch.from_numpy(triples[start : start + query_block_size(model)]).to(model.device)
-            heads, relations, tails = block.unbind(1)
-            asks_tails = side == "tail"
-            scores = model.predict_tails(heads, relations) if asks_tails else model.predict_heads(relations, tails)
-            if not bool(torch.isfinite(scores).all()):
-                raise DivergedError(
-                    "The model scores NaN or infinity for some question, so it has no probabilities. Its training has "
-                    "diverged: lower the learning rate or raise the regularizer's weight."
-                )
-            yield scores, tails if asks_tails else heads
-
-
-def _query(triples: Ids, side: Side, num_relations: int) -> tuple[Ids, Ids]:
-    """What `KnownAnswers` is asked by."""
+def _queries(triples: Ids, side: Side, num_relations: int) -> tuple[Ids, Ids]:
+    """Entities and relation ids of the queries that miss one side of triples."""
     if side == "tail":
         return triples[:, 0], triples[:, 1]
     return triples[:, 2], triples[:, 1] + num_relations
-
-
-def _side(name: str) -> Side:
-    return "tail" if name == "tail" else "head"

@@ -1,50 +1,54 @@
-"""What is known of one entity, and what a model would add to it."""
+"""Predictions of a trained model by name: tails, heads, relations, triples and similar entities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dualkg.data.filters import Ids, KnownAnswers
+from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import (
-    CachedLogProbabilities,
-    Calibration,
-    DomainRange,
-    PriorCorrection,
-    query_block_size,
-    triple_log_probabilities,
-)
+from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection
 from dualkg.inference.explanation import Explanation, explain
 from dualkg.inference.extension import NamedTriple, add_entity
+from dualkg.inference.index import ModelIndex, QueryBatch, best_of
 from dualkg.inference.inductive import FrozenContext
 from dualkg.inference.prediction_sets import PredictionSets
+from dualkg.inference.scoring import (
+    CachedLogProbabilities,
+    Ids,
+    query_block_size,
+    score_blocks,
+    score_queries,
+    triple_log_probabilities,
+)
 from dualkg.models.base import Model, Side
 from dualkg.training.recipe import Recipe
 
 Name = str | int
 Known = Literal["mark", "omit"]
-TripleOf = Callable[[int], tuple[int, int, int]]
+QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
+QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
+CANDIDATES_PER_FACT = 5  # triples that are scored from both ends for each fact that is returned
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One answer: what it is, its score, whether the graph already has it (and in which split), how probable it is."""
+    """A candidate with its score, the split that contains it (None if it is new), and its calibrated probability."""
 
     name: str
     label: str
     id: int
     score: float
     split: str | None = None
-    probability: float | None = None  # where there is a calibration; never of what train has, which is no candidate
+    probability: float | None = None  # None without a calibration, and for triples of train, which are no candidates
 
     @property
     def known(self) -> bool:
@@ -62,11 +66,33 @@ class Prediction:
         return {**asdict(self), "known": self.known}
 
 
-class Predictor:
-    """Answers questions about a graph with a trained model.
+@dataclass(frozen=True)
+class Query:
+    """The given ids in the order of the arguments of the `Predictor` method, and the predictions to return."""
 
-    Entities and relations are named by name, by label, or by id as a number. Scores of one question compare
-    with each other, not with those of another question.
+    given: tuple[int, ...]
+    k: int = 10
+    known: Known = "mark"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A triple by ids, with the split that contains it or the probability that a model gives it."""
+
+    head: int
+    relation: int
+    tail: int
+    split: str | None = None
+    probability: float | None = None
+    log_probability: float | None = None
+
+
+class Predictor:
+    """Predicts the missing part of triples with a trained model, one query at a time or in batches.
+
+    Entities and relations are given by name, label or id. Scores of one query compare with each other, not with those
+    of another query. With an `index`, tails and heads are searched in it and rescored by the model. With `cache`,
+    normalizers of queries are kept for later probabilities, which then agree up to rounding.
     """
 
     def __init__(
@@ -77,96 +103,87 @@ class Predictor:
         recipe: Recipe | None = None,
         calibration: Calibration | None = None,
         prediction_sets: PredictionSets | None = None,
+        index: ModelIndex | None = None,
+        cache: bool = False,
     ) -> None:
         model.check_shape(graph.shape)
+        if index is not None:
+            index.check_model(model)
         self.model = model.eval()
         self.graph = graph
-        self.recipe = recipe  # what the model was trained by, for rows that are solved for
+        self.recipe = recipe  # defines the training loss that inductive entities and explanations need
         self.calibration = calibration
+        self.index = index
         self._prediction_sets = prediction_sets
+        self._cache = cache
+        self._log_probabilities = CachedLogProbabilities(model) if cache else partial(triple_log_probabilities, model)
 
-    @cached_property
-    def _known(self) -> dict[str, KnownAnswers]:
-        return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
-
-    @cached_property
-    def all_known(self) -> KnownAnswers:
-        return KnownAnswers.of(self.graph)
-
-    @cached_property
-    def _domain_range(self) -> DomainRange:
-        return DomainRange.of(self.graph)
-
-    @cached_property
-    def prior_correction(self) -> PriorCorrection | None:
-        """How probable any triple is, where there is a calibration."""
-        return None if self.calibration is None else PriorCorrection.of(self.calibration, self.graph)
-
-    @torch.no_grad()
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Answer (head, relation, ?), best first."""
-        h, r = self.graph.entities.id(head), self.graph.relations.id(relation)
-        scores = self.model.predict_tails(self._ids(h), self._ids(r))[0]
-        answers = self._best(scores, self.graph.entities, self.splits_of(h, r), k=k, known=known)
-        return self._with_probabilities(answers, lambda id: (h, r, id))
+        """Predict the tail of (head, relation, ?), best first."""
+        return self._one("tails", (self._entity(head), self._relation(relation)), k, known)
 
-    @torch.no_grad()
     def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Answer (?, relation, tail), best first."""
-        r, t = self.graph.relations.id(relation), self.graph.entities.id(tail)
-        scores = self.model.predict_heads(self._ids(r), self._ids(t))[0]
-        inverse = r + self.graph.shape.num_relations
-        answers = self._best(scores, self.graph.entities, self.splits_of(t, inverse), k=k, known=known)
-        return self._with_probabilities(answers, lambda id: (id, r, t))
+        """Predict the head of (?, relation, tail), best first."""
+        return self._one("heads", (self._relation(relation), self._entity(tail)), k, known)
 
-    @torch.no_grad()
     def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Answer (head, ?, tail) among the graph's own relations, best first."""
-        h, t = self.graph.entities.id(head), self.graph.entities.id(tail)
-        scores = self.model.score_relations(self._ids(h), self._ids(t))[0, : self.graph.shape.num_relations]
-        answers = self._best(scores, self.graph.relations, self.splits_between(h, t), k=k, known=known)
-        return self._with_probabilities(answers, lambda id: (h, id, t))
-
-    @torch.no_grad()
-    def score(self, head: Name, relation: Name, tail: Name) -> float:
-        """The score of one triple."""
-        ids = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
-        return float(self.model.score(*(self._ids(id) for id in ids)))
+        """Predict the relation of (head, ?, tail) among the relations of the graph, best first."""
+        return self._one("relations", (self._entity(head), self._entity(tail)), k, known)
 
     def triple(self, head: Name, relation: Name, tail: Name) -> Prediction:
-        """One triple as an answer: its tail, with the score and the split that knows it."""
-        h, r, t = self.graph.entities.id(head), self.graph.relations.id(relation), self.graph.entities.id(tail)
-        names = self.graph.entities
-        answer = Prediction(names[t], names.label(t), t, self.score(h, r, t), self.splits_of(h, r).get(t))
-        return self._with_probabilities([answer], lambda id: (h, r, id))[0]
+        """Return one triple as a prediction of its tail."""
+        return self._one("triple", (self._entity(head), self._relation(relation), self._entity(tail)))[0]
+
+    def score(self, head: Name, relation: Name, tail: Name) -> float:
+        """Return the score of one triple."""
+        return self.triple(head, relation, tail).score
+
+    def similar(self, entity: Name, *, k: int = 10) -> list[Prediction]:
+        """Return the entities with the most similar embeddings; the score is the cosine."""
+        return self._one("similar", (self._entity(entity),), k)
+
+    @torch.no_grad()
+    def predict(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
+        """Predict for a batch of queries of one type, in their order; memory is bounded by a block of queries."""
+        for query in queries:
+            if query.k < 1:
+                raise RequestError(f"k must be at least 1; got {query.k}.")
+            if query.known not in ("mark", "omit"):
+                raise RequestError(f"known must be 'mark' or 'omit'; got '{query.known}'.")
+        size = query_block_size(self.model)
+        blocks = (queries[start : start + size] for start in range(0, len(queries), size))
+        return [predictions for block in blocks for predictions in self._predict_block(kind, block)]
 
     def prediction_set(
         self, head: Name | None, relation: Name, tail: Name | None = None, *, coverage: float = 0.9
     ) -> list[Prediction]:
-        """The few answers among which the missing one is with that probability, best first; known ones not among them.
+        """Return the prediction set of (head, relation, ?), or of (?, relation, tail) if `head` is None, best first.
 
-        It asks for the tail, or where `head` is None for the head. See docs/calibration_data.md for what that assumes.
+        It contains the missing answer with probability `coverage`; known answers are excluded. docs/calibration.md
+        states the assumptions.
         """
         if (head is None) == (tail is None):
             raise RequestError(
-                "An prediction set is asked for by a relation and one of head and tail; the other is None."
+                "A prediction set needs a relation and exactly one of head and tail; set the other to None."
             )
-        side: Side = "head" if head is None else "tail"
-        given = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]
-        r, names = self.graph.relations.id(relation), self.graph.entities
+        r, names = self._relation(relation), self.graph.entities
+        given = self._entity(tail if head is None else head)  # type: ignore[arg-type]
         if self._prediction_sets is None:
             self._prediction_sets = PredictionSets.fit(self.model, self.graph)
+        side: Side = "head" if head is None else "tail"
         found = self._prediction_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
-        answers = [
+        predictions = [
             Prediction(names[id], names.label(id), id, score)
             for id, score in zip(found.entities.tolist(), found.scores.tolist(), strict=True)
         ]
-        return self._with_probabilities(answers, lambda id: (given, r, id) if side == "tail" else (id, r, given))
+        if side == "head":
+            return self._with_probabilities("heads", [(r, given)], [predictions])[0]
+        return self._with_probabilities("tails", [(given, r)], [predictions])[0]
 
     def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
-        """A predictor that knows one more entity, placed by triples with known ones; this one stays as it is.
+        """Return a predictor with one more entity, embedded from triples with known entities; this one is unchanged.
 
-        Calibration and prediction sets go with it: they are of the same relations.
+        It has the same calibration and prediction sets, and no index.
         """
         found = add_entity(self.model, self.graph, name, triples=triples, context=self._context)
         return Predictor(
@@ -175,65 +192,30 @@ class Predictor:
             recipe=self.recipe,
             calibration=self.calibration,
             prediction_sets=self._prediction_sets,
+            cache=self._cache,
         )
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
-        """The training triples that most support a triple's score, and entities alike that have the same."""
+        """Return the training triples that most support the score of a triple, and similar entities with the same."""
         return explain(self.model, self.graph, (head, relation, tail), k=k, context=self._context)
 
+    # -- known triples ------------------------------------------------------------------------------------------
+
     @cached_property
-    def _context(self) -> FrozenContext:
-        return FrozenContext.of(self.model, self.graph, recipe=self.recipe)
+    def all_known(self) -> KnownAnswers:
+        return KnownAnswers.of(self.graph)
 
-    @torch.no_grad()
-    def similar(self, entity: Name, *, k: int = 10) -> list[Prediction]:
-        """The entities whose embeddings point the same way; the score is the cosine."""
-        id = self.graph.entities.id(entity)
-        unit = torch.nn.functional.normalize(self.model.entity_vectors(), dim=-1)
-        scores = unit @ unit[id]
-        return self._best(scores, self.graph.entities, {id: "itself"}, k=k, known="omit")
+    @cached_property
+    def prior_correction(self) -> PriorCorrection | None:
+        """The probability of arbitrary triples; None without a calibration."""
+        return None if self.calibration is None else PriorCorrection.of(self.calibration, self.graph)
 
-    def _ids(self, id: int) -> Tensor:
-        return torch.tensor([id], device=self.model.device)
+    def known_answers(self, entity: int, relation: int) -> dict[int, str]:
+        """The known answers of a query and the first split that contains each; `r + num_relations` asks for heads."""
+        return self._known_answers(np.array([entity]), np.array([relation]))[0]
 
-    def _with_probabilities(self, answers: list[Prediction], triple: TripleOf) -> list[Prediction]:
-        """Answers with their probabilities, where there is a calibration."""
-        return self.with_probabilities([(answers, triple)])[0]
-
-    def with_probabilities(
-        self,
-        asked: Sequence[tuple[list[Prediction], TripleOf]],
-        *,
-        log_probability: Callable[[Ids], Tensor] | None = None,
-    ) -> list[list[Prediction]]:
-        """The same for the answers to several questions, each with what makes a triple of the id of an answer."""
-        triples = [triple(answer.id) for answers, triple in asked for answer in answers if answer.split != "train"]
-        if self.calibration is None or not triples:
-            return [answers for answers, _ in asked]
-        ids = np.array(triples)
-        measured = log_probability(ids) if log_probability else triple_log_probabilities(self.model, ids)
-        relations, patterns = (torch.from_numpy(one) for one in (ids[:, 1], self._domain_range(ids)))
-        probabilities = self.calibration.probability(measured.cpu(), relations, patterns)
-        found = dict(zip(triples, probabilities.tolist(), strict=True))
-        return [
-            [a if a.split == "train" else replace(a, probability=found[triple(a.id)]) for a in answers]
-            for answers, triple in asked
-        ]
-
-    def splits_of(self, entity: int, relation: int) -> dict[int, str]:
-        """Which split gives each known answer; the first that does."""
-        return self.splits_of_queries([(entity, relation)])[0]
-
-    def splits_of_queries(self, questions: Sequence[tuple[int, ...]]) -> list[dict[int, str]]:
-        """The same of several questions, each an entity and a relation."""
-        found: list[dict[int, str]] = [{} for _ in questions]
-        entities, relations = np.array(questions).T
-        for split, known in self._known.items():
-            for row, answer in zip(*(ids.tolist() for ids in known(entities, relations)), strict=True):
-                found[row].setdefault(answer, split)
-        return found
-
-    def splits_between(self, head: int, tail: int) -> dict[int, str]:
+    def known_relations(self, head: int, tail: int) -> dict[int, str]:
+        """The known relations between two entities and the first split that contains each."""
         found: dict[int, str] = {}
         for split in SPLITS:
             triples = self.graph.split(split)
@@ -241,237 +223,227 @@ class Predictor:
                 found.setdefault(relation, split)
         return found
 
-    def _best(
-        self, scores: Tensor, names: Vocabulary, splits: dict[int, str], *, k: int, known: Known
-    ) -> list[Prediction]:
-        return self._best_of_many(scores[None], names, [splits], [(k, known)])[0]
+    def warm_up(self) -> None:
+        """Build the tables that the first queries would otherwise wait for."""
+        _ = self._known_by_split, self.all_known, self._unit_vectors
 
-    def _best_of_many(
-        self, scores: Tensor, names: Vocabulary, splits: list[dict[int, str]], asked: Sequence[tuple[int, Known]]
-    ) -> list[list[Prediction]]:
-        """The best of each row of scores, as many as are asked for, and without known ones where that is asked for."""
-        for k, known in asked:
-            if k < 1:
-                raise RequestError(f"At least one answer must be asked for; k is {k}.")
-            if known not in ("mark", "omit"):
-                raise RequestError(f"Known answers are marked or left out: 'mark' or 'omit'; '{known}' came.")
-        omitted = [split if known == "omit" else {} for split, (_, known) in zip(splits, asked, strict=True)]
-        places = [(row, id) for row, split in enumerate(omitted) for id in split]
-        if places:
-            scores = scores.clone()
-            scores[tuple(torch.tensor(places, device=scores.device).unbind(1))] = -torch.inf
-        num_names = scores.shape[1]
-        best = scores.topk(min(max(k for k, _ in asked), num_names))
-        rows = zip(best.values.tolist(), best.indices.tolist(), splits, omitted, asked, strict=True)
+    # -- batches ------------------------------------------------------------------------------------------------
+
+    def _one(self, kind: QueryType, given: tuple[int, ...], k: int = 10, known: Known = "mark") -> list[Prediction]:
+        return self.predict(kind, [Query(given, k, known)])[0]
+
+    def _entity(self, name: Name) -> int:
+        return self.graph.entities.id(name)
+
+    def _relation(self, name: Name) -> int:
+        return self.graph.relations.id(name)
+
+    def _predict_block(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
+        given = [query.given for query in queries]
+        columns = np.array(given).T
+        tensors = [torch.from_numpy(column).to(self.model.device) for column in columns.copy()]
+        match kind:
+            case "similar":
+                itself: list[dict[int, str]] = [{entity: "itself"} for (entity,) in given]
+                cosines = self._unit_vectors[tensors[0]] @ self._unit_vectors.T
+                return _top(cosines, self.graph.entities, itself, [replace(query, known="omit") for query in queries])
+            case "triple":
+                found = self._triples(columns, self.model.score(*tensors).tolist())
+            case "relations":
+                scores = self.model.score_relations(*tensors)[:, : self.graph.shape.num_relations]
+                found = _top(scores, self.graph.relations, [self.known_relations(*one) for one in given], queries)
+            case "tails":
+                found = self._entities(columns[0], columns[1], queries)
+            case "heads":
+                found = self._entities(columns[1], columns[0] + self.graph.shape.num_relations, queries)
+        return self._with_probabilities(kind, given, found)
+
+    def _triples(self, columns: Ids, scores: list[float]) -> list[list[Prediction]]:
+        names, splits = self.graph.entities, self._known_answers(columns[0], columns[1])
         return [
-            [
-                Prediction(names[id], names.label(id), id, score, split.get(id))
-                for score, id in list(zip(values, ids, strict=True))[: min(k, num_names - len(left_out))]
-            ]
-            for values, ids, split, left_out, (k, _) in rows
+            [Prediction(names[tail], names.label(tail), tail, score, known.get(tail))]
+            for tail, score, known in zip(columns[2].tolist(), scores, splits, strict=True)
         ]
 
+    def _entities(self, entities: Ids, relations: Ids, queries: Sequence[Query]) -> list[list[Prediction]]:
+        """The best entities for queries; those for which an index returns too few are scored in full."""
+        splits = self._known_answers(entities, relations)
+        found: list[list[Prediction] | None] = [None] * len(queries)
+        if self.index is not None:
+            asked = zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
+            found = [self._search_index(self.index, *one) for one in asked]
+        rest = [row for row, predictions in enumerate(found) if predictions is None]
+        if rest:
+            scores = score_queries(self.model, entities[rest], relations[rest])
+            scored = _top(scores, self.graph.entities, [splits[row] for row in rest], [queries[row] for row in rest])
+            for row, predictions in zip(rest, scored, strict=True):
+                found[row] = predictions
+        return [predictions or [] for predictions in found]
 
-LOOKED_AT = 5  # times as many triples as are wanted are measured from both their ends
+    def _search_index(
+        self, index: ModelIndex, entity: int, relation: int, known: dict[int, str], query: Query
+    ) -> list[Prediction] | None:
+        """The best entities by an index, rescored by the model; None if it returns too few.
+
+        As many more are searched for as there are known answers to omit.
+        """
+        names, omitted = self.graph.entities, set(known) if query.known == "omit" else set()
+        num_relations, device = self.graph.shape.num_relations, self.model.device
+        given, r = torch.tensor([entity], device=device), torch.tensor([relation % num_relations], device=device)
+        batch = QueryBatch.of(self.model, given, r, "tail" if relation < num_relations else "head")
+        searched = index.for_side(batch.side)
+        wanted = min(query.k, searched.shape[0] - len(omitted))
+        if wanted < 1:
+            return None
+        found = searched.search(batch.vectors, query.k + len(omitted)).ids[0].tolist()
+        candidates = (
+            torch.tensor([id for id in found if id >= 0 and id not in omitted], dtype=torch.int64).sort().values
+        )
+        if len(candidates) < wanted:
+            return None
+        best = best_of(batch.scores(candidates[None].to(self.model.device)).cpu(), wanted)
+        return [
+            Prediction(names[id], names.label(id), id, score, known.get(id))
+            for score, id in zip(best.scores[0].tolist(), candidates[best.ids[0]].tolist(), strict=True)
+        ]
+
+    def _with_probabilities(
+        self, kind: QueryType, given: Sequence[tuple[int, ...]], found: list[list[Prediction]]
+    ) -> list[list[Prediction]]:
+        """The predictions for queries with calibrated probabilities, if there is a calibration."""
+        if self.calibration is None:
+            return found
+        triples = {
+            _triple(kind, ids, one.id): 0.0
+            for ids, predictions in zip(given, found, strict=True)
+            for one in predictions
+            if one.split != "train"
+        }
+        if not triples:
+            return found
+        rows = np.array(list(triples))
+        relations, patterns = torch.from_numpy(rows[:, 1]), torch.from_numpy(self._domain_range(rows))
+        probabilities = self.calibration.probability(self._log_probabilities(rows).cpu(), relations, patterns)
+        triples = dict(zip(triples, probabilities.tolist(), strict=True))
+        return [
+            [replace(one, probability=triples.get(_triple(kind, ids, one.id))) for one in predictions]
+            for ids, predictions in zip(given, found, strict=True)
+        ]
+
+    def _known_answers(self, entities: Ids, relations: Ids) -> list[dict[int, str]]:
+        found: list[dict[int, str]] = [{} for _ in entities]
+        for split, known in self._known_by_split.items():
+            for row, answer in zip(*(ids.tolist() for ids in known(entities, relations)), strict=True):
+                found[row].setdefault(answer, split)
+        return found
+
+    @cached_property
+    def _known_by_split(self) -> dict[str, KnownAnswers]:
+        return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
+
+    @cached_property
+    def _domain_range(self) -> DomainRange:
+        return DomainRange.of(self.graph)
+
+    @cached_property
+    def _context(self) -> FrozenContext:
+        return FrozenContext.of(self.model, self.graph, recipe=self.recipe)
+
+    @cached_property
+    def _unit_vectors(self) -> Tensor:
+        """The vectors of all entities at length 1, `(num_entities, width)`."""
+        return torch.nn.functional.normalize(self.model.entity_vectors().detach(), dim=-1)
 
 
-@dataclass(frozen=True)
-class Fact:
-    """A triple by ids; the split that has it, or how likely a model holds it to be."""
-
-    head: int
-    relation: int
-    tail: int
-    split: str | None = None
-    probability: float | None = None
-    log_probability: float | None = None
+def _triple(kind: QueryType, given: tuple[int, ...], id: int) -> tuple[int, int, int]:
+    """The triple that a prediction completes."""
+    first, second = given[:2]
+    return (
+        (id, first, second) if kind == "heads" else (first, id, second) if kind == "relations" else (first, second, id)
+    )
 
 
-@dataclass(frozen=True)
-class KnownFacts:
-    """The triples that have an entity, the first so many of them, and how many there are."""
+def _top(
+    scores: Tensor, names: Vocabulary, splits: Sequence[dict[int, str]], queries: Sequence[Query]
+) -> list[list[Prediction]]:
+    """The best candidates of each row of scores `(num_queries, num_names)`; `splits` are the known ones of each row."""
+    omitted = [known if query.known == "omit" else {} for known, query in zip(splits, queries, strict=True)]
+    places = [(row, id) for row, known in enumerate(omitted) for id in known]
+    if places:
+        scores = scores.clone()  # a model may return a tensor that it keeps
+        scores[tuple(torch.tensor(places, device=scores.device).unbind(1))] = -torch.inf
+    num_names = scores.shape[1]
+    best = scores.topk(min(max(query.k for query in queries), num_names))
+    rows = zip(best.values.tolist(), best.indices.tolist(), splits, omitted, queries, strict=True)
+    return [
+        [
+            Prediction(names[id], names.label(id), id, score, known.get(id))
+            for score, id in list(zip(values, ids, strict=True))[: min(query.k, num_names - len(left_out))]
+        ]
+        for values, ids, known, left_out, query in rows
+    ]
 
-    facts: list[Fact]
-    number: int
+
+# -- facts about one entity -------------------------------------------------------------------------------------
 
 
-def known_facts(predictor: Predictor, entity: int, *, most: int) -> KnownFacts:
-    """By split; those with the entity as head before those with it as tail."""
+def known_facts(predictor: Predictor, entity: int, *, limit: int) -> tuple[list[Fact], int]:
+    """The first `limit` known triples of an entity, and the number of all: by split, as head before as tail."""
     facts: list[Fact] = []
     for split in SPLITS:
         triples = predictor.graph.split(split)
         is_head = triples[:, 0] == entity
-        for which in (is_head, ~is_head & (triples[:, 2] == entity)):
-            facts += [Fact(head, relation, tail, split=split) for head, relation, tail in triples[which].tolist()]
-    return KnownFacts(facts[:most], len(facts))
+        for selected in (is_head, ~is_head & (triples[:, 2] == entity)):
+            facts += [Fact(head, relation, tail, split=split) for head, relation, tail in triples[selected].tolist()]
+    return facts[:limit], len(facts)
 
 
 @torch.no_grad()
 def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
-    """New triples with the entity as head or as tail, best first: by probability, or without one by log_probability.
+    """The `k` best new triples with an entity as head or tail: by probability, or without one by log-probability.
 
-    Every relation is asked from both its ends. Of all answers, `LOOKED_AT` · k that are likeliest to their own
-    question, and where there are prior_correction to be missing, are then measured from both ends. A triple of the entity
-    with itself is none.
+    All relations are queried in both directions. The `CANDIDATES_PER_FACT` · k most likely answers are then scored
+    from both ends. Triples of the entity with itself are excluded.
     """
     prior_correction = predictor.prior_correction
-    triples = _likeliest(predictor, entity, number=LOOKED_AT * k)
+    triples = _likely_new_triples(predictor, entity, number=CANDIDATES_PER_FACT * k)
     if not len(triples):
         return []
     log_probability = triple_log_probabilities(predictor.model, triples).cpu()
-    worth, probability = log_probability, None
+    rank_score, probability = log_probability, None
     if prior_correction is not None:
-        relations, patterns = (torch.from_numpy(one) for one in (triples[:, 1], prior_correction.domain_range(triples)))
-        worth = prior_correction.log_odds(log_probability, relations, patterns)
-        probability = worth.sigmoid()
-    best = torch.from_numpy(np.lexsort((-log_probability.numpy(), -worth.numpy())))[:k]
-    believed = [None] * len(best) if probability is None else probability[best].tolist()
+        relations, patterns = (torch.from_numpy(ids) for ids in (triples[:, 1], prior_correction.domain_range(triples)))
+        rank_score = prior_correction.log_odds(log_probability, relations, patterns)
+        probability = rank_score.sigmoid()
+    best = torch.from_numpy(np.lexsort((-log_probability.numpy(), -rank_score.numpy())))[:k]
+    probabilities = [None] * len(best) if probability is None else probability[best].tolist()
     return [
         Fact(head, relation, tail, probability=likely, log_probability=measured)
         for (head, relation, tail), likely, measured in zip(
-            triples[best.numpy()].tolist(), believed, log_probability[best].tolist(), strict=True
+            triples[best.numpy()].tolist(), probabilities, log_probability[best].tolist(), strict=True
         )
     ]
 
 
-def _likeliest(predictor: Predictor, entity: int, *, number: int) -> Ids:
-    """Triples `(n, 3)` that no split has, the likeliest answers of all questions that the entity can be given in."""
-    model, shape = predictor.model, predictor.graph.shape
+def _likely_new_triples(predictor: Predictor, entity: int, *, number: int) -> Ids:
+    """New triples `(n, 3)` of an entity: the most likely answers to all queries that it can be given in."""
+    model, num_relations = predictor.model, predictor.graph.shape.num_relations
     found: list[tuple[float, int, int, int]] = []
-    every = torch.arange(shape.num_relations, device=model.device)
-    for relations in torch.split(every, query_block_size(model)):
-        given = torch.full_like(relations, entity)
-        for backward in (False, True):
-            scores = model.predict_heads(relations, given) if backward else model.predict_tails(given, relations)
-            likely = scores.log_softmax(-1)
+    for backward in (False, True):
+        relations = np.arange(num_relations) + num_relations * backward
+        for block, scores in score_blocks(model, np.full(num_relations, entity), relations):
+            likely, asked = scores.log_softmax(-1), relations[block]
             if predictor.prior_correction is not None:
-                open_ = predictor.prior_correction.query_priors(entity, relations.cpu(), "tail" if backward else "head")
-                likely += open_.log().to(likely)[:, None]
-            inverse = relations.cpu().numpy() + (shape.num_relations if backward else 0)
-            rows, known = predictor.all_known(np.full(len(inverse), entity), inverse)
+                side: Side = "tail" if backward else "head"
+                priors = predictor.prior_correction.query_priors(entity, torch.from_numpy(asked % num_relations), side)
+                likely += priors.log().to(likely)[:, None]
+            rows, known = predictor.all_known(np.full(len(asked), entity), asked)
             likely[torch.from_numpy(rows).to(likely.device), torch.from_numpy(known).to(likely.device)] = -torch.inf
             likely[:, entity] = -torch.inf
             best = likely.flatten().topk(min(number, likely.numel()))
             for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                row, other = divmod(place, shape.num_entities)
-                ends = (other, entity) if backward else (entity, other)
-                found.append((value, ends[0], int(relations[row]), ends[1]))
+                row, other = divmod(place, likely.shape[1])
+                head, tail = (other, entity) if backward else (entity, other)
+                found.append((value, head, int(asked[row]) % num_relations, tail))
     found.sort(key=lambda one: -one[0])
     return np.array([triple for value, *triple in found[:number] if value > -np.inf], dtype=np.int64).reshape(-1, 3)
-
-
-QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
-QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
-
-
-@dataclass(frozen=True)
-class Query:
-    """What is given, by ids and in the order of `Predictor`'s own arguments; how many answers, and which."""
-
-    given: tuple[int, ...]
-    k: int = 10
-    known: Known = "mark"
-
-
-def predict_one(predictor: Predictor, kind: QueryType, question: Query) -> list[Prediction]:
-    """The plain form: one question, one call of the predictor."""
-    given, k, known = question.given, question.k, question.known
-    match kind:
-        case "tails":
-            return predictor.tails(*given, k=k, known=known)
-        case "heads":
-            return predictor.heads(*given, k=k, known=known)
-        case "relations":
-            return predictor.relations(*given, k=k, known=known)
-        case "triple":
-            return [predictor.triple(*given)]
-        case "similar":
-            return predictor.similar(*given, k=k)
-
-
-class BatchedPredictor:
-    """Answers as a `Predictor` does, but all questions of a kind together: one product for the scores, and one pass for
-    the probabilities, which remembers what it has summed. Meant for one thread.
-    """
-
-    def __init__(self, predictor: Predictor) -> None:
-        self.predictor = predictor
-        self.model = predictor.model
-        self.graph = predictor.graph
-        self._evidence = CachedLogProbabilities(predictor.model)
-
-    @torch.no_grad()
-    def answer(self, kind: QueryType, questions: Sequence[Query]) -> list[list[Prediction]]:
-        """The answers to each question, in the order of the questions; memory is that of a block of them."""
-        ways: dict[QueryType, Callable[[Sequence[Query]], list[list[Prediction]]]] = {
-            "tails": self._tails,
-            "heads": self._heads,
-            "relations": self._relations,
-            "triple": self._triples,
-            "similar": self._similar,
-        }
-        size = query_block_size(self.model)
-        blocks = (questions[start : start + size] for start in range(0, len(questions), size))
-        return [answers for block in blocks for answers in ways[kind](block)]
-
-    def _tails(self, questions: Sequence[Query]) -> list[list[Prediction]]:
-        heads, relations = self._columns(questions)
-        scores = self.model.predict_tails(heads, relations)
-        return self._with_probabilities(self._best_entities(scores, questions), questions, lambda g, id: (*g, id))
-
-    def _heads(self, questions: Sequence[Query]) -> list[list[Prediction]]:
-        relations, tails = self._columns(questions)
-        scores = self.model.predict_heads(relations, tails)
-        inverse = self.graph.shape.num_relations
-        rotated = [Query((q.given[1], q.given[0] + inverse), q.k, q.known) for q in questions]
-        return self._with_probabilities(self._best_entities(scores, rotated), questions, lambda g, id: (id, *g))
-
-    def _relations(self, questions: Sequence[Query]) -> list[list[Prediction]]:
-        heads, tails = self._columns(questions)
-        scores = self.model.score_relations(heads, tails)[:, : self.graph.shape.num_relations]
-        splits = [self.predictor.splits_between(*q.given) for q in questions]
-        found = self.predictor._best_of_many(scores, self.graph.relations, splits, _wanted(questions))
-        return self._with_probabilities(found, questions, lambda g, id: (g[0], id, g[1]))
-
-    def _triples(self, questions: Sequence[Query]) -> list[list[Prediction]]:
-        heads, relations, tails = self._columns(questions)
-        names = self.graph.entities
-        splits = self.predictor.splits_of_queries([q.given[:2] for q in questions])
-        scores = self.model.score(heads, relations, tails).tolist()
-        found = [
-            [Prediction(names[t], names.label(t), t, score, split.get(t))]
-            for t, score, split in zip(tails.tolist(), scores, splits, strict=True)
-        ]
-        return self._with_probabilities(found, questions, lambda g, id: (g[0], g[1], id))
-
-    def _similar(self, questions: Sequence[Query]) -> list[list[Prediction]]:
-        (entities,) = self._columns(questions)
-        scores = self._unit[entities] @ self._unit.T
-        itself: list[dict[int, str]] = [{q.given[0]: "itself"} for q in questions]
-        return self.predictor._best_of_many(scores, self.graph.entities, itself, [(q.k, "omit") for q in questions])
-
-    @cached_property
-    def _unit(self) -> Tensor:
-        """The entities' vectors at length 1, `(num_entities, width)`."""
-        return torch.nn.functional.normalize(self.model.entity_vectors(), dim=-1)
-
-    def _columns(self, questions: Sequence[Query]) -> tuple[Tensor, ...]:
-        return torch.tensor([q.given for q in questions], device=self.model.device).unbind(1)
-
-    def _best_entities(self, scores: Tensor, questions: Sequence[Query]) -> list[list[Prediction]]:
-        """Of each row the best; `given` is an entity and a relation, of which r + num_relations is the inverse."""
-        splits = self.predictor.splits_of_queries([q.given for q in questions])
-        return self.predictor._best_of_many(scores, self.graph.entities, splits, _wanted(questions))
-
-    def _with_probabilities(
-        self, found: list[list[Prediction]], questions: Sequence[Query], triple: Callable[..., tuple[int, int, int]]
-    ) -> list[list[Prediction]]:
-        def of(given: tuple[int, ...]) -> TripleOf:
-            return lambda id: triple(given, id)
-
-        asked = [(answers, of(question.given)) for answers, question in zip(found, questions, strict=True)]
-        return self.predictor.with_probabilities(asked, log_probability=self._evidence)
-
-
-def _wanted(questions: Sequence[Query]) -> list[tuple[int, Known]]:
-    return [(question.k, question.known) for question in questions]

@@ -1,4 +1,4 @@
-"""Whether prediction sets hold what they promise: how often they have the answer, and how large they are."""
+"""Evaluation of calibrated probabilities and prediction sets on a split that they were not fitted on."""
 
 from __future__ import annotations
 
@@ -13,32 +13,31 @@ import torch
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import (
-    Calibration,
-    DomainRange,
-    Floats,
-    Ids,
-    sample_candidates,
-    triple_log_probabilities,
-)
-from dualkg.inference.prediction_sets import PredictionSets, without_others
+from dualkg.inference.calibration import Calibration, DomainRange, sample_candidates
+from dualkg.inference.prediction_sets import SIDES, PredictionSets, filtered_log_probabilities
+from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model, Side
 
-SIDES: tuple[Side, ...] = ("tail", "head")
+Flags = npt.NDArray[np.bool_]
+NUM_BINS = 10
+LIKELY = 0.01  # nearly all candidates are less probable and dominate a mean over all
+
+
+# -- prediction sets --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of some questions: the share whose prediction set has the answer, and the sizes of the sets."""
+    """The share of queries whose prediction set contains the answer, and the sizes of the sets."""
 
     coverage: float
     mean_size: float
     median_size: float
     num_queries: int
-    relation_specific: bool | None = None  # of a relation: whether its threshold is its own
+    relation_specific: bool | None = None  # whether a relation has its own threshold
 
     @classmethod
-    def of(cls, covered: npt.NDArray[np.bool_], sizes: Ids, *, relation_specific: bool | None = None) -> Coverage:
+    def of(cls, covered: Flags, sizes: Ids, *, relation_specific: bool | None = None) -> Coverage:
         return cls(float(covered.mean()), float(sizes.mean()), float(np.median(sizes)), covered.size, relation_specific)
 
     def as_dict(self) -> dict[str, Any]:
@@ -47,7 +46,7 @@ class Coverage:
 
 @dataclass(frozen=True)
 class CoverageReport:
-    """Prediction sets of every question of a split, both directions."""
+    """Coverage of all queries of a split in both directions."""
 
     graph: str
     split: str
@@ -70,12 +69,12 @@ class CoverageReport:
 def evaluate_coverage(
     prediction_sets: PredictionSets, model: Model, graph: Graph, *, split: Split = "test", coverage: float = 0.9
 ) -> CoverageReport:
-    """Make the prediction set of every question of a split, and see whether the answer is in it."""
+    """Measure how often prediction sets contain the answers of a split, and their sizes."""
     triples = graph.split(split).astype(np.int64)
     if not len(triples):
-        raise RequestError(f"{graph.name} has no {split} triples to check prediction sets by.")
+        raise RequestError(f"{graph.name} has no {split} triples to evaluate prediction sets on.")
     known = KnownAnswers.of(graph)
-    found = [_sets_of(prediction_sets, model, triples, side, known, coverage) for side in SIDES]
+    found = [_covered(prediction_sets, model, triples, side, known, coverage) for side in SIDES]
     covered, sizes = np.stack([one for one, _ in found]), np.stack([one for _, one in found])
     relations = triples[:, 1]
     return CoverageReport(
@@ -95,41 +94,51 @@ def evaluate_coverage(
     )
 
 
-def _sets_of(
+def _covered(
     prediction_sets: PredictionSets, model: Model, triples: Ids, side: Side, known: KnownAnswers, coverage: float
-) -> tuple[npt.NDArray[np.bool_], Ids]:
-    """Whether the set of each triple's question has the answer, and how many entities it has."""
+) -> tuple[Flags, Ids]:
+    """Whether the prediction set of each triple contains the answer, and its size, `(num_triples,)` each."""
     present, places = np.unique(triples[:, 1], return_inverse=True)
-    most = [prediction_sets.threshold(relation, side, coverage=coverage) for relation in present.tolist()]
-    least = -torch.tensor(most, device=model.device)[torch.from_numpy(places).to(model.device)]
-    covered, sizes, done = [], [], 0
-    for log_probabilities, answers in without_others(model, triples, side, known):
-        limit = least[done : done + len(answers), None]
-        done += len(answers)
-        inside = (log_probabilities >= limit) & torch.isfinite(log_probabilities)
+    thresholds = [prediction_sets.threshold(relation, side, coverage=coverage) for relation in present.tolist()]
+    least = -torch.tensor(thresholds, device=model.device)[torch.from_numpy(places).to(model.device)]
+    covered, sizes = [], []
+    for block, log_probabilities, answers in filtered_log_probabilities(model, triples, side, known):
+        inside = (log_probabilities >= least[block, None]) & torch.isfinite(log_probabilities)
         covered.append(inside.gather(1, answers[:, None])[:, 0].cpu().numpy())
         sizes.append(inside.sum(1).cpu().numpy())
     return np.concatenate(covered), np.concatenate(sizes)
 
 
-NUM_BINS = 10
-LIKELY = 0.01  # nearly all candidates are less probable, and would hide the others in a mean over all
+# -- probabilities ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """Candidates of about the same probability: what was said of them, and what was found."""
+    """Candidates of similar probability: the mean prediction, the observed share of true ones, and sampling noise."""
 
     predicted: float
     observed: float
     num_candidates: float
     num_true: int
-    noise: float  # how far apart the two would be on average if each probability were right
+    noise: float  # the mean difference between the two if every probability were right
+
+    @classmethod
+    def of(cls, probabilities: Floats, true: Flags, weights: Floats) -> ReliabilityBin:
+        total = float(weights.sum())
+        # A true triple is a candidate in both directions, which doubles the variance of independent ones.
+        variance = 2 * float((weights * probabilities * (1 - probabilities)).sum())
+        return cls(
+            predicted=float((weights * probabilities).sum()) / total,
+            observed=float((weights * true).sum()) / total,
+            num_candidates=total,
+            num_true=int(true.sum()),
+            noise=math.sqrt(2 / math.pi * variance) / total,  # the mean of |x| for a normal x
+        )
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Expected calibration error, what chance alone would leave of it, and the Brier score, over bins of equal mass."""
+    """Expected calibration error, the part of it that sampling noise explains, and the Brier score."""
 
     ece: float
     noise: float
@@ -139,55 +148,37 @@ class Reliability:
     bins: tuple[ReliabilityBin, ...]
 
     @classmethod
-    def of(
-        cls, probabilities: Floats, true: npt.NDArray[np.bool_], weights: Floats, *, num_bins: int = NUM_BINS
-    ) -> Reliability:
-        """Candidates `(n,)`, each counted by its weight; the error is Σ mass · |predicted − found| over the bins."""
+    def of(cls, probabilities: Floats, true: Flags, weights: Floats, *, num_bins: int = NUM_BINS) -> Reliability:
+        """Candidates `(n,)` with weights, in bins of equal mass; ECE is Σ mass · |predicted − observed|."""
         total = float(weights.sum())
         if not total:
-            nan = float("nan")
-            return cls(nan, nan, nan, num_candidates=0.0, num_true=0, bins=())
+            return cls(math.nan, math.nan, math.nan, num_candidates=0.0, num_true=0, bins=())
         order = np.argsort(probabilities, kind="stable")
         probabilities, true, weights = probabilities[order], true[order], weights[order]
         middles = np.cumsum(weights) - weights / 2
         places = np.minimum((middles / total * num_bins).astype(np.int64), num_bins - 1)
-        found = tuple(
-            _bin(probabilities[places == place], true[places == place], weights[places == place])
-            for place in np.unique(places)
+        bins = tuple(
+            ReliabilityBin.of(probabilities[its], true[its], weights[its])
+            for its in (places == place for place in np.unique(places))
         )
         return cls(
-            ece=sum(one.num_candidates * abs(one.predicted - one.observed) for one in found) / total,
-            noise=sum(one.num_candidates * one.noise for one in found) / total,
+            ece=sum(one.num_candidates * abs(one.predicted - one.observed) for one in bins) / total,
+            noise=sum(one.num_candidates * one.noise for one in bins) / total,
             brier=float((weights * (probabilities - true) ** 2).sum() / total),
             num_candidates=total,
             num_true=int(true.sum()),
-            bins=found,
+            bins=bins,
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON, which has no NaN: no candidates give no numbers."""
-        return {
-            name: None if isinstance(value, float) and math.isnan(value) else value
-            for name, value in asdict(self).items()
-        }
-
-
-def _bin(probabilities: Floats, true: npt.NDArray[np.bool_], weights: Floats) -> ReliabilityBin:
-    total = float(weights.sum())
-    # A true triple is asked about from both its ends, so twice as much is left to chance as if each stood alone.
-    variance = 2 * float((weights * probabilities * (1 - probabilities)).sum())
-    return ReliabilityBin(
-        predicted=float((weights * probabilities).sum()) / total,
-        observed=float((weights * true).sum()) / total,
-        num_candidates=total,
-        num_true=int(true.sum()),
-        noise=math.sqrt(2 / math.pi * variance) / total,  # the mean of |x| for a normal x
-    )
+        """For JSON, which has no NaN: None without candidates."""
+        found = asdict(self).items()
+        return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found}
 
 
 @dataclass(frozen=True)
 class RelationCounts:
-    """Of one relation: how many true candidates its probabilities add up to, and how many there were."""
+    """The expected and the actual number of true candidates of a relation."""
 
     expected: float
     num_true: int
@@ -196,7 +187,7 @@ class RelationCounts:
 
 @dataclass(frozen=True)
 class CalibrationReport:
-    """How a calibration held on a split: over all candidates, over those with p ≥ .01, and by relation."""
+    """Reliability of all candidates of a split and of those with p ≥ .01, and counts by relation."""
 
     graph: str
     split: str
@@ -208,17 +199,17 @@ class CalibrationReport:
         return {
             "graph": self.graph,
             "split": self.split,
-            "protocol": f"candidates of both directions that no other split knows; {NUM_BINS} bins of equal mass",
+            "protocol": f"candidates of both directions that no other split contains; {NUM_BINS} bins of equal mass",
             "overall": self.overall.as_dict(),
-            "likely": {"least_probability": LIKELY, **self.likely.as_dict()},
-            "by_relation": {name: asdict(tally) for name, tally in self.by_relation.items()},
+            "likely": {"min_probability": LIKELY, **self.likely.as_dict()},
+            "by_relation": {name: asdict(counts) for name, counts in self.by_relation.items()},
         }
 
 
 def evaluate_calibration(
     calibration: Calibration, model: Model, graph: Graph, *, split: Split = "test", seed: int = 0
 ) -> CalibrationReport:
-    """Hold probabilities against a split that they were not fitted on; `seed` draws the false candidates."""
+    """Compare probabilities with a split that they were not fitted on; `seed` draws the false candidates."""
     drawn = sample_candidates(model, graph, split, seed=seed)
     log_probability = triple_log_probabilities(model, drawn.triples).double().cpu()
     relations, patterns = (torch.from_numpy(ids) for ids in (drawn.relations, DomainRange.of(graph)(drawn.triples)))
@@ -227,10 +218,8 @@ def evaluate_calibration(
     by_relation = {}
     for id in np.unique(drawn.relations).tolist():
         its = drawn.relations == id
-        expected = float((found * drawn.weights)[its].sum())
-        by_relation[graph.relations[id]] = RelationCounts(
-            expected, int(drawn.true[its].sum()), bool(calibration.relation_specific[id])
-        )
+        expected, num_true = float((found * drawn.weights)[its].sum()), int(drawn.true[its].sum())
+        by_relation[graph.relations[id]] = RelationCounts(expected, num_true, bool(calibration.relation_specific[id]))
     return CalibrationReport(
         graph=graph.name,
         split=split,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dualkg.errors import DualkgError
-from dualkg.inference.predictor import Prediction, Query, QueryType, predict_one
+from dualkg.inference.predictor import Prediction, Query, QueryType
 from dualkg.serve.metrics import Counts
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class OneByOne(Asker):
     """What `Together` is measured against, and tested against."""
 
     async def ask(self, run: ServedRun, kind: QueryType, question: Query) -> list[Prediction]:
-        return await asyncio.to_thread(predict_one, run.predictor, kind, question)
+        return (await asyncio.to_thread(run.predictor.predict, kind, [question]))[0]
 
     async def start(self) -> None:
         """There is nothing to be made ready."""
@@ -123,13 +123,13 @@ def answer_batch(batch: list[Waiting]) -> list[list[Prediction] | Exception]:
     """The answers to each; where all together fail, each alone, so that one cannot spoil the others."""
     first = batch[0]
     try:
-        return list(first.run.many.answer(first.kind, [one.question for one in batch]))
+        return list(first.run.predictor.predict(first.kind, [one.question for one in batch]))
     except Exception as error:
         return [error] if len(batch) == 1 else [_answer_alone(one) for one in batch]
 
 
 def _answer_alone(one: Waiting) -> list[Prediction] | Exception:
     try:
-        return predict_one(one.run.predictor, one.kind, one.question)
+        return one.run.predictor.predict(one.kind, [one.question])[0]
     except Exception as error:
         return error

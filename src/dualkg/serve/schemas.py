@@ -288,7 +288,7 @@ class Decision(BaseModel):
     tail: str
     verdict: Literal["accepted", "rejected"]
     probability: float | None = Field(description="That it had when it was decided on.")
-    decided: str = Field(description="When, as ISO 8601 in UTC.")
+    decided_at: str = Field(description="When, as ISO 8601 in UTC.")
 
     @classmethod
     def of(cls, made: decisions.Decision) -> Decision:

@@ -18,9 +18,9 @@ from dualkg.data.graph import relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.inference.calibration_store import load_calibration
-from dualkg.inference.decisions import Decisions
+from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.names import NameSearch
-from dualkg.inference.predictor import BatchedPredictor, Predictor, Query, QueryType
+from dualkg.inference.predictor import Predictor, Query, QueryType
 from dualkg.serve.batching import Asker
 from dualkg.serve.limits import Limits
 from dualkg.serve.metrics import Counts, Journal
@@ -51,7 +51,7 @@ class ServedRun:
         """With probabilities and prediction sets where the run has been calibrated."""
         run.model = run.model.to(choose_device(device))
         if not run.folder or not RunFolder(run.folder).calibration.exists():
-            return cls(name, run, Predictor(run.model, run.graph, recipe=run.recipe))
+            return cls(name, run, Predictor(run.model, run.graph, recipe=run.recipe, cache=True))
         calibration_data = load_calibration(run.folder, run.graph)
         predictor = Predictor(
             run.model,
@@ -59,6 +59,7 @@ class ServedRun:
             recipe=run.recipe,
             calibration=calibration_data.calibration,
             prediction_sets=calibration_data.prediction_sets,
+            cache=True,
         )
         return cls(name, run, predictor, calibration_data.checks)
 
@@ -69,10 +70,6 @@ class ServedRun:
     @property
     def relations(self) -> Vocabulary:
         return self.run.graph.relations
-
-    @cached_property
-    def many(self) -> BatchedPredictor:
-        return BatchedPredictor(self.predictor)
 
     @cached_property
     def finder(self) -> NameSearch:
@@ -93,7 +90,8 @@ class ServedRun:
 
     def warm(self) -> None:
         """Make what the first requests would wait for."""
-        _ = self.finder, self.many, self.looping, self.predictor._known, self.predictor.all_known
+        _ = self.finder, self.looping
+        self.predictor.warm_up()
         self.entities.id(0)
         _ = "" in self.entities, "" in self.relations
 
@@ -139,12 +137,12 @@ class DecisionFiles:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self._files: dict[str, Decisions] = {}
+        self._files: dict[str, DecisionStore] = {}
 
-    def of(self, run: ServedRun) -> Decisions:
+    def of(self, run: ServedRun) -> DecisionStore:
         if run.run.folder is None:
             raise RequestError(f"The run {run.name} is in no folder, so decisions cannot be kept. Save it first.")
-        return self._files.setdefault(run.name, Decisions(RunFolder(run.run.folder).decisions))
+        return self._files.setdefault(run.name, DecisionStore(RunFolder(run.run.folder).decisions))
 
 
 class Maps:

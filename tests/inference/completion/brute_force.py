@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 import dualkg as kg
-from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection, triple_log_probabilities
+from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection
+from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 
 MODELS = {

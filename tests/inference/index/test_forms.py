@@ -35,7 +35,7 @@ def test_the_model_that_is_ranked_scores_as_the_index_does(model, storage):
     index = ExactIndex.build(model.entities, storage=storage)
     assert index.table.num_bytes == num_bytes
     heads, relations = torch.arange(30), torch.arange(30) % 4
-    found = index.search(QueryBatch.for_tails(kept, heads, relations).vectors, 30)
+    found = index.search(QueryBatch.of(kept, heads, relations, "tail").vectors, 30)
     torch.testing.assert_close(found.scores, kept.score_tails(heads, relations).gather(1, found.ids))
 
 

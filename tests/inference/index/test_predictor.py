@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference.index import ExactIndex, SearchResult
-from dualkg.inference.index_build import IndexedPredictor, build_index
+from dualkg.inference.index_build import build_index
 from tests.conftest import graph_of
 
 MODELS = {
@@ -23,10 +23,10 @@ MODELS = {
 }
 
 
-def pair(graph: kg.Graph, name: str = "ComplEx") -> tuple[kg.Predictor, IndexedPredictor]:
+def pair(graph: kg.Graph, name: str = "ComplEx") -> tuple[kg.Predictor, kg.Predictor]:
     model = MODELS[name](graph.shape)
     plain = kg.Predictor(model, graph)
-    return plain, IndexedPredictor(plain, build_index(model, graph, kind="exact"))
+    return plain, kg.Predictor(model, graph, index=build_index(model, graph, kind="exact"))
 
 
 def assert_same(ours: list[kg.Prediction], theirs: list[kg.Prediction]) -> None:
@@ -70,7 +70,7 @@ def test_an_approximate_index_is_not_crowded_out_by_known_answers(num_known):
     graph = graph_of([*((0, 0, tail) for tail in range(num_known)), *((n, 0, 1) for n in range(1, 300))])
     model = MODELS["ComplEx"](graph.shape)
     plain = kg.Predictor(model, graph)
-    indexed = IndexedPredictor(plain, build_index(model, graph, kind="ivf", recall=0.9))
+    indexed = kg.Predictor(model, graph, index=build_index(model, graph, kind="ivf", recall=0.9))
     ours, theirs = (one.tails(0, 0, k=10, known="omit") for one in (indexed, plain))
     assert len(ours) == len(theirs) == 10
     assert not any(answer.known for answer in ours)
@@ -88,21 +88,20 @@ def test_where_an_index_finds_too_few_every_entity_is_scored(small_graph, monkey
 def test_the_model_scores_what_a_coarse_table_finds(small_graph):
     model = MODELS["ComplEx"](small_graph.shape)
     plain = kg.Predictor(model, small_graph)
-    indexed = IndexedPredictor(plain, build_index(model, small_graph, kind="exact", storage="int8"))
+    indexed = kg.Predictor(model, small_graph, index=build_index(model, small_graph, kind="exact", storage="int8"))
     assert_same(indexed.tails(3, 1, k=30), plain.tails(3, 1, k=30))
 
 
 def test_refusals(small_graph):
     plain, indexed = pair(small_graph)
-    with pytest.raises(kg.RequestError, match="At least one answer must be asked for; k is 0"):
+    with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
         indexed.tails(0, 0, k=0)
-    with pytest.raises(kg.RequestError, match="'mark' or 'omit'; 'hide' came"):
+    with pytest.raises(kg.RequestError, match="'mark' or 'omit'; got 'hide'"):
         indexed.heads(0, 0, known="hide")
     with pytest.raises(kg.RequestError, match="No entity is named 'e99'"):
         indexed.tails("e99", 0)
-    other = kg.Predictor(kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0, seed=9), small_graph)
-    with pytest.raises(kg.RequestError, match="made of another model, ComplEx by inner product: .* Make it again"):
-        IndexedPredictor(other, indexed.index)
-    dual = kg.Predictor(kg.Dual(plain.model), small_graph)
+    other = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0, seed=9)
+    with pytest.raises(kg.RequestError, match="made of another model, ComplEx by inner product: .* Build it again"):
+        kg.Predictor(other, small_graph, index=indexed.index)
     with pytest.raises(kg.RequestError, match="made of another model"):
-        IndexedPredictor(dual, indexed.index)
+        kg.Predictor(kg.Dual(plain.model), small_graph, index=indexed.index)

@@ -11,12 +11,11 @@ import dualkg as kg
 from dualkg.inference.index import (
     ExactIndex,
     QueryBatch,
-    check_agreement,
     fingerprint,
     metric_of,
-    sample_queries,
     tables_of,
 )
+from dualkg.inference.index_build import check_agreement, sample_queries
 
 SHAPE = kg.GraphShape(12, 3)
 
@@ -48,8 +47,8 @@ def test_what_an_index_finds_is_what_the_model_scores_best(kind, config):
     given, relations = torch.arange(12), torch.arange(12) % 3
     tables = tables_of(model)
     for questions, scores in (
-        (QueryBatch.for_tails(model, given, relations), model.predict_tails(given, relations)),
-        (QueryBatch.for_heads(model, relations, given), model.predict_heads(relations, given)),
+        (QueryBatch.of(model, given, relations, "tail"), model.predict_tails(given, relations)),
+        (QueryBatch.of(model, given, relations, "head"), model.predict_heads(relations, given)),
     ):
         table = tables.get(questions.side, tables["tail"])
         found = ExactIndex.build(table, metric_of(model)).search(questions.vectors, 12)
@@ -61,18 +60,18 @@ def test_what_an_index_finds_is_what_the_model_scores_best(kind, config):
 @pytest.mark.parametrize(
     ("kind", "config", "why"),
     [
-        ("TransE", {"norm": 1}, "TransE with norm 1 adds up absolute differences"),
-        ("RotatE", {"norm": 1}, "RotatE with norm 1 adds up absolute differences"),
-        ("SE", {"norm": 2}, "SE scores otherwise"),
-        ("HAKE", {}, "HAKE scores otherwise"),
-        ("MuRP", {}, "MuRP scores otherwise"),
-        ("ModE", {"norm": 2, "reciprocal": False}, "ModE without reciprocal relations measures to where"),
-        ("CP", {"dual": "tail", "reciprocal": False}, "the dual of CP without reciprocal relations measures to where"),
-        ("CP", {"dual": "head"}, "the dual of CP on the side of the head measures to where each relation takes"),
+        ("TransE", {"norm": 1}, "TransE with norm 1 adds absolute differences"),
+        ("RotatE", {"norm": 1}, "RotatE with norm 1 adds absolute differences"),
+        ("SE", {"norm": 2}, "SE scores in another way"),
+        ("HAKE", {}, "HAKE scores in another way"),
+        ("MuRP", {}, "MuRP scores in another way"),
+        ("ModE", {"norm": 2, "reciprocal": False}, "ModE without reciprocal relations compares with heads"),
+        ("CP", {"dual": "tail", "reciprocal": False}, "the dual of CP without reciprocal relations compares with heads"),
+        ("CP", {"dual": "head"}, "the dual of CP on the side of the head compares with tails that each relation maps"),
     ],
 )
 def test_models_that_score_otherwise_are_refused(kind, config, why):
-    with pytest.raises(kg.RequestError, match=f"{why}.*. Ask it without an index"):
+    with pytest.raises(kg.RequestError, match=f"{why}.*. Predict without an index"):
         metric_of(made(kind, **config))
 
 
@@ -85,9 +84,9 @@ class Shifted(kg.DistMult):
 
 def test_a_model_that_does_not_score_by_its_maps_is_found_out():
     model = Shifted(SHAPE, dim=4, init_scale=1.0)
-    questions = QueryBatch.for_tails(model, torch.tensor([0]), torch.tensor([0]))
+    questions = QueryBatch.of(model, torch.tensor([0]), torch.tensor([0]), "tail")
     assert metric_of(model) == "inner product"
-    with pytest.raises(kg.RequestError, match="What is best by the maps of Shifted is not what it scores best"):
+    with pytest.raises(kg.RequestError, match="The entities that Shifted scores best are not the best by its maps"):
         check_agreement(questions, torch.tensor([3]))
 
 

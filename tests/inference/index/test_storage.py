@@ -10,7 +10,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.index import ExactIndex, tables_of
-from dualkg.inference.index_build import _vectors, build_index, load_index, recalls, save_index
+from dualkg.inference.index_build import build_index, load_index, recalls, save_index, tuning_queries
 
 FAISS_KINDS = ["exact", *(["ivf", "hnsw", "sq8"] if find_spec("faiss") else [])]
 
@@ -27,7 +27,7 @@ def test_the_recall_that_is_kept_is_measured_again(model, small_graph, tmp_path,
     assert (again.kind, again.metric, again.fingerprints) == (kind, "inner product", built.fingerprints)
     assert again.stats == built.stats
     exact = ExactIndex.build(tables_of(model)["tail"])
-    _, held_out = _vectors(model, small_graph, "tail", exact, seed=0)
+    _, held_out = tuning_queries(model, small_graph, "tail", exact, seed=0)
     assert again.stats["tail"].num_queries == len(held_out)
     assert recalls(again.for_side("head"), held_out, exact.search(held_out, 100).ids) == again.stats["tail"].recall
 
@@ -82,8 +82,8 @@ def damage(folder, what):
     ("what", "told"),
     [
         ("not JSON", "index.json is damaged: it is not JSON"),
-        ("no table", "The index .* is damaged: .* Make it again: dualkg index RUN"),
-        ("half a table", "The index .* is damaged: .* Make it again: dualkg index RUN"),
+        ("no table", "The index .* is damaged: .* Build it again: dualkg index RUN"),
+        ("half a table", "The index .* is damaged: .* Build it again: dualkg index RUN"),
         ("no tables", "The index .* is damaged: 'tables' is missing"),
         ("kind", "The index .* is damaged: its kind is 'tree'"),
         ("shape", "The index .* is damaged: its .*31 × 12"),
@@ -97,11 +97,11 @@ def test_damage_is_told(model, small_graph, tmp_path, kind, what, told):
 
 
 def test_refusals(model, small_graph):
-    with pytest.raises(kg.RequestError, match="An index is exact, ivf, hnsw, sq8; 'tree' was asked for"):
+    with pytest.raises(kg.RequestError, match="one of exact, ivf, hnsw, sq8; got 'tree'"):
         build_index(model, small_graph, kind="tree")
-    with pytest.raises(kg.RequestError, match="Only the exact index keeps its table as int8; the index ivf was asked"):
+    with pytest.raises(kg.RequestError, match="Only the exact index can use the storage format int8; got the kind ivf"):
         build_index(model, small_graph, kind="ivf", storage="int8")
     with pytest.raises(kg.RequestError, match="The model was made for 3 entities"):
         build_index(kg.ComplEx(kg.GraphShape(3, 1), dim=2), small_graph)
-    with pytest.raises(kg.RequestError, match="HAKE scores otherwise"):
+    with pytest.raises(kg.RequestError, match="HAKE scores in another way"):
         build_index(kg.HAKE(small_graph.shape, dim=2), small_graph)

@@ -158,11 +158,11 @@ def _known(context: Asked, question: PageQuestion, ids: dict[str, int], ranked: 
     """All that the graph has; those among the best answers with their scores, and before the others."""
     predictor, graph = context.run.predictor, context.run.run.graph
     if question.find == "relation":
-        splits, names = predictor.splits_between(ids["head"], ids["tail"]), graph.relations
+        splits, names = predictor.known_relations(ids["head"], ids["tail"]), graph.relations
     else:
         backwards = question.find == "head"
         relation = ids["relation"] + backwards * graph.shape.num_relations
-        splits, names = predictor.splits_of(ids["tail" if backwards else "head"], relation), graph.entities
+        splits, names = predictor.known_answers(ids["tail" if backwards else "head"], relation), graph.entities
     first = [answer for id, answer in ranked.items() if id in splits]
     rest = [
         Answer(**Thing.of(names, id).model_dump(), score=None, probability=None, known=True, split=splits[id])

@@ -517,7 +517,7 @@ def _beliefs(runs: Sequence[RunFacts]) -> Markup:
         return tag("section", heading, tag("p", missing, " ", how, " does it.", class_="soft"))
     likely: list[dict[str, Any]] = [(one or {}).get("likely") or {} for one in checked]
     series = [[(b["predicted"], b["observed"], b["noise"]) for b in one.get("bins") or []] for one in likely]
-    least = min((one["least_probability"] for one in likely if one), default=0.01)
+    least = min((one["min_probability"] for one in likely if one), default=0.01)
     said = "What was said against what was found; " + " ".join(
         f"{run.run}: expected calibration error {one['ece']:.3f}."
         for run, one in zip(runs, likely, strict=True)
@@ -534,7 +534,7 @@ def _held(run: RunFacts, letter: str, likely: dict[str, Any]) -> Markup:
         return tag("div", name, tag("p", "Not checked on test.", class_="soft"), class_="held")
     rows = [
         ("Calibration error", f"{likely['ece']:.4f}", f"chance alone would leave {likely['noise']:.4f}"),
-        ("Brier score", f"{likely['brier']:.4f}", f"of candidates with p ≥ {likely['least_probability']:g}"),
+        ("Brier score", f"{likely['brier']:.4f}", f"of candidates with p ≥ {likely['min_probability']:g}"),
         ("Candidates", f"{likely['num_candidates']:,.0f}", f"{likely['num_true']:,} of them true"),
     ]
     if run.coverage:

@@ -69,7 +69,7 @@ async def decide(context: AskedRun, made: MadeDecisions) -> DecisionCounts:
 
     def change() -> Kept:
         with service.decisions.lock:
-            return file.change(new, undone=undone)
+            return file.update(new, removed=undone)
 
     return _counts(run, await service.slowly(change))
 
@@ -129,7 +129,7 @@ async def _decision(service: Service, run: ServedRun, one: MadeDecision) -> tupl
         return triple, None
     [answer] = await service.answers(run, "triple", ModelQuery((head, relation, tail), k=1))
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return triple, kept.Decision(*triple, verdict=one.verdict, probability=answer.probability, decided=now)
+    return triple, kept.Decision(*triple, verdict=one.verdict, probability=answer.probability, decided_at=now)
 
 
 async def _kept(service: Service, run: ServedRun) -> Kept:

@@ -47,13 +47,13 @@ async def entity_page_as_json(context: AskedRun, name: EntityInPath) -> Entity:
 
 def _facts(run: ServedRun, id: int) -> Entity:
     graph = run.run.graph
-    known = known_facts(run.predictor, id, most=MOST_KNOWN)
+    known, num_known = known_facts(run.predictor, id, limit=MOST_KNOWN)
     predicted = predicted_facts(run.predictor, id, k=NUM_PREDICTED)
     return Entity(
         run=run.name,
         entity=Thing.of(graph.entities, id),
-        num_known=known.number,
-        known=[Fact.of(graph, fact) for fact in known.facts],
+        num_known=num_known,
+        known=[Fact.of(graph, fact) for fact in known],
         predicted=[Fact.of(graph, fact) for fact in predicted],
         similar=[],
     )

@@ -1,0 +1,116 @@
+"""Scores and log-probabilities of queries, computed in blocks of bounded memory.
+
+A query is an entity and a relation id: relation `r` asks for the tails of (entity, r, ?), and `r + num_relations` for
+the heads of (?, r, entity), as in `KnownAnswers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from dualkg.evaluation.ranking import eval_mode, full_precision
+from dualkg.models.base import Model
+
+Ids = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+BLOCK_SCORES = {"cpu": 2**23, "cuda": 2**28}  # scores held in memory at once
+MAX_CACHED = 2**20  # normalizers in a cache; about 150 MB
+
+
+def query_block_size(model: Model) -> int:
+    """The number of queries whose scores fit in memory together."""
+    return max(1, BLOCK_SCORES[model.device.type] // model.shape.num_entities)
+
+
+@torch.no_grad()
+def score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
+    """Score every entity as an answer to each query, `(num_queries, num_entities)`, all in one block."""
+    given, ids = (torch.from_numpy(np.ascontiguousarray(one)).to(model.device) for one in (entities, relations))
+    inverse, num_relations = relations >= model.shape.num_relations, model.shape.num_relations
+    with full_precision(), eval_mode(model):
+        if not inverse.any():
+            return model.predict_tails(given, ids)
+        if inverse.all():
+            return model.predict_heads(ids - num_relations, given)
+        backward = torch.from_numpy(inverse).to(model.device)
+        tails = model.predict_tails(given[~backward], ids[~backward])
+        scores = torch.empty(len(given), model.shape.num_entities, dtype=tails.dtype, device=model.device)
+        scores[~backward] = tails
+        scores[backward] = model.predict_heads(ids[backward] - num_relations, given[backward])
+        return scores
+
+
+def score_blocks(model: Model, entities: Ids, relations: Ids) -> Iterator[tuple[slice, Tensor]]:
+    """Score queries `(num_queries,)` block by block: which queries, and the scores `(block, num_entities)`."""
+    size = query_block_size(model)
+    for start in range(0, len(entities), size):
+        block = slice(start, min(start + size, len(entities)))
+        yield block, score_queries(model, entities[block], relations[block])
+
+
+def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
+    """The mean of log p(tail | head, relation) and log p(head | relation, tail) of triples `(n, 3)`, `(n,)`.
+
+    Each p is a softmax over all entities. Triples that share a query share its scores.
+    """
+    heads, relations, tails = np.asarray(triples, dtype=np.int64).T
+    of_tails = _answer_log_probabilities(model, heads, relations, tails)
+    of_heads = _answer_log_probabilities(model, tails, relations + model.shape.num_relations, heads)
+    return (of_tails + of_heads) / 2
+
+
+def _answer_log_probabilities(model: Model, entities: Ids, relations: Ids, answers: Ids) -> Tensor:
+    num_entities = model.shape.num_entities
+    queries, inverse = np.unique(relations * num_entities + entities, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    found = torch.empty(len(answers), device=model.device)
+    for block, scores in score_blocks(model, queries % num_entities, queries // num_entities):
+        here = order[slice(*np.searchsorted(inverse[order], [block.start, block.stop]))]
+        rows, columns, places = (
+            torch.from_numpy(ids).to(model.device) for ids in (inverse[here] - block.start, answers[here], here)
+        )
+        found[places] = scores[rows, columns] - scores.logsumexp(-1)[rows]
+    return found
+
+
+class CachedLogProbabilities:
+    """`triple_log_probabilities` for one model that keeps the normalizer of every query it has seen.
+
+    Results agree up to rounding. Several threads may call it.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._normalizers: dict[tuple[int, int], float] = {}
+
+    @torch.no_grad()
+    def __call__(self, triples: Ids) -> Tensor:
+        """Triples `(n, 3)` → log-probabilities `(n,)`."""
+        model, num_relations = self._model, self._model.shape.num_relations
+        heads, relations, tails = torch.from_numpy(np.ascontiguousarray(triples)).to(model.device).unbind(1)
+        with full_precision(), eval_mode(model):
+            forward = backward = model.score(heads, relations, tails)
+            if model.reciprocal:
+                backward = model.score(tails, relations + num_relations, heads)
+        of_tails = forward - self._normalizers_of(triples[:, 0], triples[:, 1])
+        of_heads = backward - self._normalizers_of(triples[:, 2], triples[:, 1] + num_relations)
+        return (of_tails + of_heads) / 2
+
+    def _normalizers_of(self, entities: Ids, relations: Ids) -> Tensor:
+        """log Σ exp of the scores of each query, `(n,)`."""
+        keys = list(zip(entities.tolist(), relations.tolist(), strict=True))
+        found = {key: value for key in keys if (value := self._normalizers.get(key)) is not None}
+        missing = [key for key in dict.fromkeys(keys) if key not in found]
+        if missing:
+            for block, scores in score_blocks(self._model, *np.array(missing, dtype=np.int64).T):
+                found.update(zip(missing[block], scores.logsumexp(-1).tolist(), strict=True))
+            if len(self._normalizers) + len(missing) > MAX_CACHED:
+                self._normalizers = {}
+            self._normalizers.update({key: found[key] for key in missing})
+        return torch.tensor([found[key] for key in keys], device=self._model.device)
