@@ -69,13 +69,12 @@ def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None)
     With `steps` an epoch ends after so many, in the order that the whole one would have.
     """
     from dualkg.training.api import choose_device
-    from dualkg.training.registry import build_model, build_regularizer
     from dualkg.training.trainer import Trainer
 
     measuring.forget_peak(device)
-    model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
+    model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(choose_device(device))
     started = time.perf_counter()
-    trainer = Trainer(model, graph, recipe, build_regularizer(recipe.regularizer))
+    trainer = Trainer(model, graph, recipe, recipe.regularizer.build())
     if steps is not None:
         whole, trainer.num_steps = trainer.batches, min(steps, trainer.num_steps)
         trainer.batches = lambda epoch: islice(whole(epoch), trainer.num_steps)  # type: ignore[method-assign]

@@ -33,7 +33,6 @@ from dualkg.models.distance import ModE, RotatE
 from dualkg.models.dual import Dual
 from dualkg.training.api import choose_device, spread
 from dualkg.training.recipe import Recipe, RegularizerConfig
-from dualkg.training.registry import build_model, build_regularizer
 from dualkg.training.run import describe_device, environment
 from dualkg.training.trainer import Trainer
 from paper import figures
@@ -147,8 +146,8 @@ def time_steps(
         weight = None if name == "none" else recipe.regularizer.weight
         other = recipe.model_copy(update={"regularizer": RegularizerConfig(name=name, weight=weight)})
         one = recipe if name == "DURA" else other
-        model = build_model(one.model, graph.shape, seed=one.training.seed).to(device)
-        trainers[name] = Trainer(model, graph, one, build_regularizer(one.regularizer))
+        model = one.model.build(graph.shape, seed=one.training.seed).to(device)
+        trainers[name] = Trainer(model, graph, one, one.regularizer.build())
         _seconds_per_step(trainers[name], steps=8)  # warm-up
     times: dict[str, list[float]] = {name: [] for name in COMPARED}
     for _ in range(rounds):
@@ -159,7 +158,7 @@ def time_steps(
         "dim": recipe.model.dim,
         "batch": recipe.training.batch_size,
         "device": describe_device(device),
-        "engine": trainers["DURA"].engine,
+        "engine": str(trainers["DURA"].engine),
         "seconds_per_step": {name: statistics.median(values) for name, values in times.items()},
     }
 

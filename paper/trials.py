@@ -19,7 +19,6 @@ from dualkg.evaluation.report import evaluate
 from dualkg.files import write_text
 from dualkg.training.api import choose_device
 from dualkg.training.recipe import recipe_from
-from dualkg.training.registry import build_model, build_regularizer
 from dualkg.training.trainer import InterruptedRunError, Trainer
 
 VALIDATIONS = 4  # per training, the last one at its end
@@ -67,15 +66,14 @@ def train_trial(tables: dict[str, Any], graph: Graph, *, device: str | None) -> 
     recipe = recipe_from(tables, source="a trial")
     every = max(1, -(-recipe.training.epochs // VALIDATIONS))
     validated = recipe.with_changes({"validation.every": every, "validation.keep": "last", "validation.patience": 0})
-    model = build_model(recipe.model, graph.shape, seed=recipe.training.seed).to(choose_device(device))
-    trainer = Trainer(model, graph, validated, build_regularizer(recipe.regularizer))
+    trainer = Trainer.of_recipe(validated, graph, device=choose_device(device))
     trainer.run()
     history = trainer.progress.history
     sample = np.random.default_rng(0).choice(len(graph.train), min(TRAIN_SAMPLE, len(graph.train)), replace=False)
     train = evaluate(model, replace(graph, valid=graph.train[sample]), split="valid", known=KnownAnswers.of(graph))
     return {
         "recipe": recipe.model_dump(exclude_none=True),
-        "engine": trainer.engine,
+        "engine": str(trainer.engine),
         "seconds": round(sum(entry["seconds"] for entry in history), 1),
         "valid_mrr": {entry["epoch"]: round(entry["valid_mrr"], 5) for entry in history if "valid_mrr" in entry},
         "train_mrr": round(train.mrr, 4),

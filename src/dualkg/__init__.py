@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dualkg.evaluation.ranking import Ranks, rank
     from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations
     from dualkg.inference.predictor import Prediction, Predictor
+    from dualkg.losses import KvsAll, Loss, MarginRanking, NegativeSampling, OneVsAll
     from dualkg.models.base import EmbeddingModel, Model
     from dualkg.models.bilinear import BilinearModel
     from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
     from dualkg.training.api import resume, train, train_recipe
     from dualkg.training.importing import from_arrays
-    from dualkg.training.recipe import Loss, Optimizer, Recipe, Validation, list_recipes, load_recipe
+    from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
 
 __version__ = "0.2.0"
@@ -61,12 +62,16 @@ __all__ = [
     "Graph",
     "GraphShape",
     "KnownAnswers",
+    "KvsAll",
     "Loss",
+    "MarginRanking",
     "Metrics",
     "ModE",
     "Model",
     "MuRP",
+    "NegativeSampling",
     "NoRegularizer",
+    "OneVsAll",
     "Optimizer",
     "Prediction",
     "Predictor",
@@ -99,7 +104,7 @@ __all__ = [
     "train_recipe",
 ]
 
-_PACKAGES = ("data", "errors", "evaluation", "inference", "models", "regularizers", "training")
+_PACKAGES = ("data", "errors", "evaluation", "inference", "losses", "models", "regularizers", "training")
 
 if not TYPE_CHECKING:
 

@@ -1,7 +1,6 @@
 """Regularizers, each weighted as the paper's experiments are: a mean over the triples of the batch.
 
-A regularizer sees `Factors` and nothing of the model, so that DURA is one formula for every bilinear model. One alone,
-`UnweightedDURA`, is a mean over all triples that there could be instead, and looks at whole tables."""
+A regularizer sees `Factors` and nothing of the model, so that DURA is one formula for every bilinear model."""
 
 from __future__ import annotations
 
@@ -13,12 +12,14 @@ from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel, Factors
+from dualkg.models.base import EmbeddingModel, Factors, overridden
 from dualkg.models.bilinear import BilinearModel
 
 
 class Regularizer(ABC):
     """`weight` (the paper's λ) times the mean of `per_triple` over a batch."""
+
+    reads_whole_tables = False  # rather than the vectors of a batch, by which memory is predicted
 
     def __init__(self, weight: float) -> None:
         if not weight >= 0:
@@ -38,11 +39,11 @@ class Regularizer(ABC):
 
     @property
     def config(self) -> dict[str, object]:
-        """The keywords that make this regularizer again."""
+        """The keywords that construct this regularizer."""
         return {"weight": self.weight}
 
 
-# The vectors of a triple that a relation has made, and what a gap is the difference of.
+# Vectors of a triple that a relation has mapped, and the two that a residual is the difference of.
 MAPPED = {"mapped_head", "mapped_tail", "tail_residual", "head_residual"}
 PARTS_OF_RESIDUALS = {
     "tail_residual": (("mapped_head", 1), ("tail", -1)),
@@ -51,10 +52,10 @@ PARTS_OF_RESIDUALS = {
 
 
 class PowerSum(Regularizer):
-    """Σ share · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex.
+    """Σ weight · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex.
 
-    `term_weights` names the vectors as `Factors` does. All of the paper's regularizers are of this form, so a kernel that
-    knows powers knows them all.
+    `term_weights` names the vectors as `Factors` does. All of the paper's regularizers have this form, and kernels
+    compute it for any weights.
     """
 
     power = 2
@@ -62,7 +63,7 @@ class PowerSum(Regularizer):
     @property
     @abstractmethod
     def term_weights(self) -> Mapping[str, float]:
-        """How much each vector of a triple counts; those left out do not."""
+        """The weight of each vector of a triple; those left out do not count."""
 
     def check(self, model: EmbeddingModel) -> None:
         name, kind = type(self).__name__, type(model).__name__
@@ -173,22 +174,16 @@ class DURA(PlainAndMapped, PowerSum):
 
 
 class UnweightedDURA(PlainAndMapped):
-    """DURA's mean over every head with every relation id and every tail, in train or not: the same for each batch.
+    """The mean of DURA over all heads, relation ids and tails, in train or not: the same for each batch.
 
     It is equation (9) of the paper over its |E|² |R| terms. Reciprocal relations are among R.
     """
 
+    reads_whole_tables = True
+
     def per_triple(self, f: Factors) -> Tensor:
         assert isinstance(f.model, BilinearModel)
-        return self.mean_over_all_triples(f.model).expand(len(f.heads))
-
-    def mean_over_all_triples(self, model: BilinearModel) -> Tensor:
-        """The mean alone, without `weight`; a scalar. No triple is looked at: sums over the tables are enough."""
-        num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
-        heads, mapped_heads = model.total_squared_norms(transposed=False)
-        tails, mapped_tails = model.total_squared_norms(transposed=True)
-        plain, mapped = (heads + tails) / num_entities, (mapped_heads + mapped_tails) / (num_entities * num_relations)
-        return self.plain * plain + self.mapped * mapped
+        return dura_of_all_triples(f.model, plain=self.plain, mapped=self.mapped).expand(len(f.heads))
 
     def check(self, model: EmbeddingModel) -> None:
         kind = type(model)
@@ -212,6 +207,15 @@ class RegP1(PowerSum):
     term_weights: Mapping[str, float] = {"tail_residual": 1.0, "head_residual": 1.0}
 
 
+def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) -> Tensor:
+    """The mean of DURA over all heads, relation ids and tails, a scalar, from sums over the tables."""
+    num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
+    heads, mapped_heads = model.total_squared_norms(transposed=False)
+    tails, mapped_tails = model.total_squared_norms(transposed=True)
+    of_plain, of_mapped = (heads + tails) / num_entities, (mapped_heads + mapped_tails) / (num_entities * num_relations)
+    return plain * of_plain + mapped * of_mapped
+
+
 REGULARIZERS: dict[str, type[Regularizer]] = {
     "none": NoRegularizer,
     "Frobenius": Frobenius,
@@ -223,6 +227,11 @@ REGULARIZERS: dict[str, type[Regularizer]] = {
 }
 
 
-def depends_on_batch_only(regularizer: Regularizer) -> TypeGuard[PowerSum]:
-    """Whether it is one of ours that is powers of the vectors of a batch, and of nothing else in the tables."""
-    return isinstance(regularizer, PowerSum) and type(regularizer) in REGULARIZERS.values()
+def is_power_sum(regularizer: Regularizer) -> TypeGuard[PowerSum]:
+    """Whether kernels can compute it: the formula of `PowerSum`, with vectors and a power that they know."""
+    return (
+        isinstance(regularizer, PowerSum)
+        and overridden(regularizer) <= {"term_weights", "power", "check", "config"}
+        and regularizer.power in (1, 2, 3)
+        and regularizer.term_weights.keys() <= {"head", "relation", "tail", *MAPPED}
+    )

@@ -21,7 +21,7 @@ from dualkg.inference.inductive import (
     training_queries,
 )
 from dualkg.inference.inductive_solver import minimize
-from dualkg.training.registry import describe_regularizer
+from dualkg.training.recipe import RegularizerConfig
 from tests.conftest import graph_of
 
 BILINEAR = [kg.CP, kg.DistMult, kg.ComplEx, kg.RESCAL, kg.SimplE, kg.QuatE, kg.TuckER]
@@ -42,7 +42,7 @@ def model_of(kind, graph, *, reciprocal=True):
 
 
 def recipe_of(regularizer=DURA, **loss) -> kg.Recipe:
-    return kg.Recipe(regularizer=describe_regularizer(regularizer), loss=kg.Loss(**loss))
+    return kg.Recipe(regularizer=RegularizerConfig.of(regularizer), loss=kg.OneVsAll(**loss))
 
 
 def problem_of(model, graph, *, regularizer=DURA):

@@ -14,12 +14,12 @@ import dualkg as kg
 from dualkg.inference import inductive, inductive_solver
 from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
 from dualkg.inference.inductive_solver import embed_entities, minimize
-from dualkg.training.registry import describe_regularizer
+from dualkg.training.recipe import RegularizerConfig
 from tests.conftest import graph_of
 
 BILINEAR = [kg.CP, kg.DistMult, kg.ComplEx, kg.RESCAL, kg.SimplE, kg.QuatE, kg.TuckER]
 RECIPE = kg.Recipe(
-    regularizer=describe_regularizer(kg.DURA(0.05, plain=0.5, mapped=1.5)), loss=kg.Loss(frequency_weight=0.3)
+    regularizer=RegularizerConfig.of(kg.DURA(0.05, plain=0.5, mapped=1.5)), loss=kg.OneVsAll(frequency_weight=0.3)
 )
 # Of the new entities 12 to 15 three have triples with known ones, and some with each other.
 TRIPLES = np.array(

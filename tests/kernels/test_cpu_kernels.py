@@ -17,7 +17,7 @@ from dualkg.kernels.cpu.adagrad import adagrad_
 from dualkg.kernels.cpu.softmax import softmax_gradient_
 from dualkg.kernels.hardware import has_bf16_products
 from dualkg.kernels.targets import Targets
-from dualkg.training.trainer import tiny_numbers_as_zero
+from dualkg.training.trainer import flush_denormals
 from tests.kernels.differences import KINDS, check_sums, sums_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
@@ -264,7 +264,7 @@ def test_threads_that_are_made_while_training_keep_tiny_numbers(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     pool_of_threads._pool.cache_clear()
     found = {}
-    with tiny_numbers_as_zero():
+    with flush_denormals():
         pool_of_threads.in_parallel(
             lambda first, last: found.update({first: float(torch.tensor([2.0**-126]) * 0.5)}), 2
         )

@@ -223,7 +223,7 @@ def test_a_turn_of_all_angles_leaves_an_entity_of_hake_what_it_was():
 def test_dropout_of_what_is_no_coordinate_is_refused(name, small_graph):
     torch.set_default_dtype(torch.float32)
     with pytest.raises(kg.RequestError, match=f"the numbers of {name} are not coordinates"):
-        kg.train(DISTANCE[name](small_graph.shape, dim=2), small_graph, epochs=1, loss=kg.Loss(dropout=0.5))
+        kg.train(DISTANCE[name](small_graph.shape, dim=2), small_graph, epochs=1, loss=kg.OneVsAll(dropout=0.5))
 
 
 def test_a_core_that_no_machine_could_hold_is_refused():

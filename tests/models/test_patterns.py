@@ -10,8 +10,7 @@ import torch
 
 import dualkg as kg
 from dualkg.models import BILINEAR, MODELS
-from dualkg.training.fused import FusedStep
-from dualkg.training.gpu_step import Bf16Step
+from dualkg.training.engines import Job, kernels_know_relations
 from tests.models.patterns import (
     CAPABILITIES,
     FOUND,
@@ -224,16 +223,19 @@ def test_the_page_says_what_applies_to_which_model():
             "dual": "yes" if name in BILINEAR else "no",
             "DURA": "yes" if model.has_adjoint else "no",
             "N3": "yes" if model.diagonal and model.euclidean else "no",
-            "fused step": "yes" if FusedStep.applies_to(model) else "no",
-            "GPU kernels": "yes" if Bf16Step.applies_to(model, kg.DURA(1.0), predicts_relations=False) else "no",
+            "fused step": "yes" if model.score_form else "no",
+            "GPU kernels": "yes"
+            if kernels_know_relations(Job(model, kg.OneVsAll(), kg.DURA(1.0), "Adagrad"))
+            else "no",
         }
 
     expected = {name: says(name) for name in MODELS}
     for name in ("TransE", "RotatE", "ModE"):
         expected[name]["fused step"] = 'norm "squared"'
-        assert FusedStep.applies_to(MODELS[name](SHAPE, dim=2, norm="squared"))
+        assert MODELS[name](SHAPE, dim=2, norm="squared").score_form == "squared distances"
     expected["QuatE"]["GPU kernels"] = "not normalized"
-    assert Bf16Step.applies_to(kg.QuatE(SHAPE, dim=2, normalized=False), kg.DURA(1.0), predicts_relations=False)
+    scaling = kg.QuatE(SHAPE, dim=2, normalized=False)
+    assert kernels_know_relations(Job(scaling, kg.OneVsAll(), kg.DURA(1.0), "Adagrad"))
     assert table("model | dual") == expected
 
 

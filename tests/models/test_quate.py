@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.losses.softmax import CrossEntropy
+from dualkg.losses.softmax import BoundOneVsAll
+from dualkg.training.engines import Job, kernels_know_relations
 from dualkg.training.fused import FusedStep
-from dualkg.training.gpu_step import Bf16Step
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
 from dualkg.training.reference_step import ReferenceStep
@@ -66,14 +66,15 @@ def test_a_relation_of_zeros_gives_numbers(part):
 def step(kind: type, *, normalized: bool, relation_weight: float = 0.0):
     model = build(normalized=normalized)
     optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is FusedStep)
-    return kind(model, CrossEntropy(relation_weight=relation_weight), kg.DURA(0.1), optimizer)
+    return kind(model, BoundOneVsAll(relation_weight=relation_weight), kg.DURA(0.1), optimizer)
 
 
 @pytest.mark.parametrize("normalized", [True, False])
 def test_gradients_without_autograd_are_for_relations_as_they_are_stored(normalized):
     plain, fused = (step(kind, normalized=normalized) for kind in (ReferenceStep, FusedStep))
     assert fused.direct != normalized
-    assert Bf16Step.applies_to(fused.model, kg.DURA(0.1), predicts_relations=True) != normalized
+    job = Job(fused.model, kg.OneVsAll(relation_weight=1.0), kg.DURA(0.1), "Adagrad")
+    assert kernels_know_relations(job) != normalized
     batch = torch.stack(IDS, dim=-1)[::7]
     for _ in range(5):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.training.gpu_step import Bf16Step
+from dualkg.training.engines import Job, kernels_know_relations
 
 
 def test_the_score_is_the_mean_of_two_of_cp():
@@ -31,7 +31,7 @@ def test_each_number_has_its_own_modulus():
 @pytest.mark.parametrize(("regularizer", "known"), [(kg.DURA(0.1), True), (kg.N3(0.1), False), (kg.RegP1(0.1), False)])
 def test_kernels_that_fold_a_coordinate_s_numbers_are_for_sums_of_squares_alone(regularizer, known):
     model = kg.SimplE(kg.GraphShape(2, 1), dim=2)
-    assert Bf16Step.applies_to(model, regularizer, predicts_relations=True) == known
+    assert kernels_know_relations(Job(model, kg.OneVsAll(relation_weight=1.0), regularizer, "Adagrad")) == known
 
 
 def test_complex_arrays_are_not_taken_for_its_halves():

@@ -7,12 +7,12 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.export import export
-from dualkg.losses.softmax import CrossEntropy
+from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models.tucker import through_core
 from dualkg.training.fused import FusedStep
 from dualkg.training.memory import MADE_OF_MATRICES, predict
 from dualkg.training.optimizers import build_optimizer
-from dualkg.training.recipe import Loss, Optimizer, Validation
+from dualkg.training.recipe import Optimizer, Validation
 from dualkg.training.reference_step import ReferenceStep
 from tests.training.test_loop import stop_after
 
@@ -95,7 +95,7 @@ def test_what_needs_the_transpose_is_refused(small_graph):
         with pytest.raises(kg.RequestError, match="TuckER"):
             kg.train(model, small_graph, regularizer=regularizer, epochs=1)
     with pytest.raises(kg.RequestError, match="Set loss.relation_weight to 0"):
-        kg.train(model, small_graph, loss=Loss(relation_weight=1.0), epochs=1)
+        kg.train(model, small_graph, loss=kg.OneVsAll(relation_weight=1.0), epochs=1)
 
 
 def test_the_fused_steps_are_the_plain_ones():
@@ -104,7 +104,7 @@ def test_the_fused_steps_are_the_plain_ones():
     for kind in (ReferenceStep, FusedStep):
         model = normalised().double()
         optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is FusedStep)
-        step = kind(model, CrossEntropy(), kg.Frobenius(0.1), optimizer)
+        step = kind(model, BoundOneVsAll(), kg.Frobenius(0.1), optimizer)
         for batch in [BATCH, BATCH[:1], BATCH[2:]] * 4:
             step(batch, 0.1)
         found.append(model.state_dict())

@@ -1,9 +1,10 @@
-"""The fused step against the plain one: the same steps, for every model, regularizer and loss."""
+"""The fused step against the reference step: the same steps, for every model, regularizer and loss."""
 
 from __future__ import annotations
 
 import itertools
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -12,9 +13,9 @@ import torch
 import dualkg as kg
 from dualkg.kernels.targets import Targets
 from dualkg.losses.dropout import Dropouts
-from dualkg.losses.softmax import CrossEntropy, frequency_weights
+from dualkg.losses.softmax import BoundOneVsAll, frequency_weights
 from dualkg.models import BILINEAR, MODELS
-from dualkg.regularizers import REGULARIZERS
+from dualkg.regularizers import REGULARIZERS, PlainAndMapped, PowerSum
 from dualkg.training import engines
 from dualkg.training.fused import Bf16Tables, Float32Tables, FusedStep
 from dualkg.training.optimizers import build_optimizer
@@ -22,31 +23,33 @@ from dualkg.training.recipe import Optimizer
 from dualkg.training.reference_step import ReferenceStep
 from tests.conftest import graph_of
 from tests.models import odd_models as odd
+from tests.pairwise import pairwise
 
 LOSSES = {
     "plain": {},
     "weighted": {"entity_weights": True},
     "relations": {"relation_weight": 0.5},
     "both": {"entity_weights": True, "relation_weight": 2.0},
-    "dropout": {"dropouts": Dropouts(images=0.4, seed=3)},
+    "dropout": {"dropouts": Dropouts(mapped=0.4, seed=3)},
 }
-BY_QUESTION = {f"{name} by question": {**choices, "grouped_by_query": True} for name, choices in LOSSES.items()}
-CASES = [
+BY_QUERY = {f"{name} by query": {**choices, "grouped_by_query": True} for name, choices in LOSSES.items()}
+ALL_CASES = [
     case
     for case in itertools.product(BILINEAR, REGULARIZERS, LOSSES, [True, False])
-    if case[1] != "N3" or case[0] not in ("RESCAL", "TuckER")  # explained elsewhere
+    if case[1] != "N3" or BILINEAR[case[0]].diagonal  # as N3 needs
 ]
+CASES = pairwise(ALL_CASES)
 
 
 def build(kind, name, regularizer, loss, reciprocal, graph, *, optimizer="Adagrad", dtype=torch.float64, device="cpu"):
     model = BILINEAR[name](graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5, seed=1).to(device, dtype)
-    choices = dict((LOSSES | BY_QUESTION)[loss])
+    choices = dict((LOSSES | BY_QUERY)[loss])
     if choices.get("entity_weights"):
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).to(device, dtype)
-    uneven = {"plain": 0.5, "mapped": 1.5} if regularizer in ("DURA", "UnweightedDURA") else {}
+    uneven = {"plain": 0.5, "mapped": 1.5} if issubclass(REGULARIZERS[regularizer], PlainAndMapped) else {}
     chosen = REGULARIZERS[regularizer](0.1, **uneven)
     stepper = build_optimizer(Optimizer(name=optimizer), model.parameters(), one_pass=kind is not ReferenceStep)
-    return kind(model, CrossEntropy(**choices), chosen, stepper)
+    return kind(model, BoundOneVsAll(**choices), chosen, stepper)
 
 
 def batches(graph: kg.Graph, reciprocal: bool, n: int) -> list[torch.Tensor]:
@@ -87,7 +90,7 @@ def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, lo
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
-@pytest.mark.parametrize("loss", BY_QUESTION)
+@pytest.mark.parametrize("loss", BY_QUERY)
 @pytest.mark.parametrize("name", BILINEAR)
 def test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, loss):
     plain, fused = (build(kind, name, "DURA", loss, True, small_graph) for kind in (ReferenceStep, FusedStep))
@@ -107,17 +110,19 @@ def test_a_question_is_scored_once(small_graph, monkeypatch):
 
     monkeypatch.setattr(Float32Tables, "cross_entropy", counted)
     batch = torch.tensor([[0, 1, 2], [0, 1, 3], [0, 2, 3], [4, 2, 3], [4, 2, 5], [0, 1, 4]])
-    for loss in ("plain by question", "plain"):
+    for loss in ("plain by query", "plain"):
         build(FusedStep, "ComplEx", "DURA", loss, True, small_graph)(batch, 0.1)
     assert rows == [4, 6]
 
 
 # Squared distances: of models that have them, and of duals on the tail side.
-SQUARED = [
-    *itertools.product(["TransE", "RotatE"], ["DURA", "Frobenius"], LOSSES, [True, False]),
-    *itertools.product(["ModE"], ["DURA", "N3", "RegP1"], LOSSES, [True]),
-    *itertools.product(["dual of CP", "dual of ComplEx", "dual of RESCAL"], ["none", "DURA"], LOSSES, [True]),
-]
+SQUARED = pairwise(
+    [
+        *itertools.product(["TransE", "RotatE"], ["DURA", "Frobenius"], LOSSES, [True, False]),
+        *itertools.product(["ModE"], ["DURA", "N3", "RegP1"], LOSSES, [True]),
+        *itertools.product(["dual of CP", "dual of ComplEx", "dual of RESCAL"], ["none", "DURA"], LOSSES, [True]),
+    ]
+)
 
 
 def build_squared(kind, name, regularizer, loss, reciprocal, graph):
@@ -125,12 +130,12 @@ def build_squared(kind, name, regularizer, loss, reciprocal, graph):
     options = {"init_scale": 0.5, "seed": 1} | ({} if own != name else {"norm": "squared"})
     model = MODELS[own](graph.shape, dim=3, reciprocal=reciprocal, **options).double()
     model = model if own == name else kg.Dual(model, "tail")
-    assert FusedStep.applies_to(model)
-    choices = dict((LOSSES | BY_QUESTION)[loss])
+    assert model.score_form == "squared distances"
+    choices = dict((LOSSES | BY_QUERY)[loss])
     if choices.get("entity_weights"):
         choices["entity_weights"] = frequency_weights(graph.train, graph.shape.num_entities, 0.9).double()
     stepper = build_optimizer(Optimizer(), model.parameters(), one_pass=kind is not ReferenceStep)
-    return kind(model, CrossEntropy(**choices), REGULARIZERS[regularizer](0.1), stepper)
+    return kind(model, BoundOneVsAll(**choices), REGULARIZERS[regularizer](0.1), stepper)
 
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), SQUARED)
@@ -139,7 +144,7 @@ def test_squared_distances_end_at_the_same_weights(small_graph, name, regularize
     plain, fused = (build_squared(kind, *case) for kind in (ReferenceStep, FusedStep))
     for batch in batches(small_graph, reciprocal, 20):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-11)
-    for one, other in zip(plain.model.parameters(), fused.asked.parameters(), strict=True):
+    for one, other in zip(plain.model.parameters(), fused.scored.parameters(), strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
@@ -149,7 +154,7 @@ def test_a_large_batch_in_parts_is_the_batch_as_a_whole(small_graph, monkeypatch
     monkeypatch.setattr("dualkg.training.fused.rows_at_once", lambda model, size: 3)
     test_twenty_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
     if reciprocal:
-        test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, "weighted by question")
+        test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, "weighted by query")
 
 
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "SGD"])
@@ -209,8 +214,8 @@ def test_huge_scores_stay_finite():
 
 def engine_step(recipe: kg.Recipe, model: kg.Model, regularizer: kg.Regularizer) -> engines.Step:
     engine = engines.choose_engine(recipe, model, regularizer)
-    optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=engine != "plain")
-    return engines.build_step(engine, model, CrossEntropy(), regularizer, optimizer)
+    optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=engine.fast)
+    return engines.build_step(engine, model, BoundOneVsAll(), regularizer, optimizer)
 
 
 def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> engines.Step:
@@ -259,7 +264,7 @@ def test_tf32_is_float32_on_a_cpu(small_graph):
 def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reciprocal, regularizer):
     plain, half = (
         build(kind, name, regularizer, "both", reciprocal, small_graph, dtype=torch.float32)
-        for kind in (ReferenceStep, partial(FusedStep, half=True))
+        for kind in (ReferenceStep, partial(FusedStep, bf16=True))
     )
     for batch in batches(small_graph, reciprocal, 4):
         plain.optimizer.zero_grad()
@@ -281,10 +286,12 @@ def test_what_looks_at_whole_tables_leaves_the_kernels_of_a_gpu_by_itself(
     monkeypatch.setattr(BILINEAR[name], "device", torch.device("cuda"))
     monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert engines.choose_engine(kg.Recipe(), model, regularizer) == engine
+    assert engines.choose_engine(kg.Recipe(), model, regularizer).step == engine
     if engine == "fused":
         asked = kg.Recipe().with_changes({"training.precision": "bf16"})
-        with pytest.raises(kg.RequestError, match="bf16 on a GPU .* other than UnweightedDURA.*precision=float32"):
+        with pytest.raises(
+            kg.RequestError, match=f"bf16 on a GPU .*{name} with {type(regularizer).__name__} is not.*precision=float32"
+        ):
             engines.choose_engine(asked, model, regularizer)
 
 
@@ -305,9 +312,9 @@ def test_engines_that_do_not_apply_are_refused(small_graph):
         chosen(kg.Dual(kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)), engine="fast")
     with pytest.raises(kg.RequestError, match="bf16 is for models that score by products"):
         chosen(kg.Dual(model), precision="bf16")
-    with pytest.raises(kg.RequestError, match="The reference engine trains in float32; bf16 was asked for"):
+    with pytest.raises(kg.RequestError, match="The reference engine trains in float32; bf16 was requested"):
         chosen(model, engine="reference", precision="bf16")
-    with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad; Adam was asked for"):
+    with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad; optimizer.name is Adam"):
         chosen(model, optimizer="Adam", precision="bf16")
 
 
@@ -322,7 +329,7 @@ def test_engines_that_do_not_apply_are_refused(small_graph):
         (kg.RESCAL, odd.ByRelation(0.1), True),
     ],
 )
-def test_whatever_one_s_own_classes_do_the_default_engine_takes_the_plain_steps(
+def test_the_default_engine_takes_the_reference_steps_for_classes_of_your_own(
     small_graph, kind, regularizer, reciprocal
 ):
     found = []
@@ -335,6 +342,69 @@ def test_whatever_one_s_own_classes_do_the_default_engine_takes_the_plain_steps(
         found.append(list(model.parameters()))
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
+
+
+class Quiet(kg.ComplEx):
+    """Overrides only what kernels do not use."""
+
+    def entity_vectors(self):
+        return self.entities[:, :1]
+
+    def triple_scores(self, f):
+        return super().triple_scores(f)
+
+
+class OwnMap(kg.ComplEx):
+    def map_head(self, head, relations):
+        return 2 * super().map_head(head, relations)
+
+
+class HeadsOnly(PowerSum):
+    term_weights: ClassVar = {"head": 1.0}
+
+
+class OwnPenalty(kg.DURA):
+    def per_triple(self, f):
+        return 2 * super().per_triple(f)
+
+
+@pytest.mark.parametrize(
+    ("kind", "regularizer", "known"),
+    [
+        (Quiet, kg.DURA(0.1), True),
+        (kg.ComplEx, HeadsOnly(0.1), True),
+        (OwnMap, kg.DURA(0.1), False),
+        (kg.ComplEx, OwnPenalty(0.1), False),
+    ],
+)
+def test_classes_of_your_own_get_the_kernels_unless_they_override_what_those_replace(
+    small_graph, monkeypatch, kind, regularizer, known
+):
+    steps = []
+    for step in (ReferenceStep, FusedStep):
+        model = kind(small_graph.shape, dim=3, init_scale=0.5).double()
+        optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=step is FusedStep)
+        steps.append(step(model, BoundOneVsAll(), regularizer, optimizer))
+        for batch in batches(small_graph, True, 5):
+            steps[-1](batch, 0.1)
+    assert steps[1].direct == known
+    for one, other in zip(*(step.model.parameters() for step in steps), strict=True):
+        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
+    monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    job = engines.Job(model.float(), kg.OneVsAll(), regularizer, "Adagrad")
+    assert (engines.obstacle(job, engines.BF16 + engines.BF16_ON_GPU) is None) == known
+
+
+def test_an_engine_is_described_in_one_phrase(small_graph, monkeypatch):
+    model = kg.ComplEx(small_graph.shape, dim=2)
+    reference = kg.Recipe().with_changes({"training.engine": "reference"})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    engine = engines.choose_engine(reference, model, kg.NoRegularizer())
+    assert str(engine) == "autograd, float32, 2 CPU threads"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
+    on_gpu = engines.Engine("kernels", "bf16", torch.device("cuda"))
+    assert str(on_gpu) == "fused kernels, bfloat16 products, one NVIDIA H200"
 
 
 def test_only_the_relations_of_the_batch_are_touched():

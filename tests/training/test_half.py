@@ -9,10 +9,11 @@ import dualkg as kg
 from dualkg.models import BILINEAR
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.cuda_graphs import CudaGraphStep
+from dualkg.training.engines import Job, kernels_know_relations
 from dualkg.training.gpu_step import Bf16Step
 from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import Trainer
-from tests.training.test_fused import BY_QUESTION, CASES, batches, build, grouped_by_query
+from tests.training.test_fused import ALL_CASES, BY_QUERY, batches, build, grouped_by_query
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,11 +22,14 @@ pytestmark = [
 
 KERNEL_CASES = [
     case
-    for case in CASES
-    if Bf16Step.applies_to(
-        BILINEAR[case[0]](kg.GraphShape(2, 1), dim=1),
-        REGULARIZERS[case[1]](0.1),
-        predicts_relations=case[2] in ("relations", "both"),
+    for case in ALL_CASES
+    if kernels_know_relations(
+        Job(
+            BILINEAR[case[0]](kg.GraphShape(2, 1), dim=1),
+            kg.OneVsAll(relation_weight=float(case[2] in ("relations", "both"))),
+            REGULARIZERS[case[1]](0.1),
+            "Adagrad",
+        )
     )
 ]
 
@@ -56,7 +60,7 @@ def test_gradients_are_near_the_plain_ones(small_graph, case):
 
 
 @pytest.mark.parametrize("room", [None, 200])
-@pytest.mark.parametrize("loss", BY_QUESTION)
+@pytest.mark.parametrize("loss", BY_QUERY)
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "SimplE", "TuckER"])
 def test_gradients_by_question_are_near_the_plain_ones(small_graph, name, loss, room):
     """Also after a step on other triples, with room for more questions than there are."""

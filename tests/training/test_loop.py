@@ -147,7 +147,7 @@ def test_a_stopped_run_resumes_to_the_very_same_weights(small_graph, tmp_path, s
     }
     whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
     folder = tmp_path / "run"
-    with pytest.raises(InterruptedRunError, match=f"all work saved. Go on with: dualkg resume {folder}"):
+    with pytest.raises(InterruptedRunError, match=f"all work saved. Resume with: dualkg resume {folder}"):
         kg.train(
             kg.ComplEx(small_graph.shape, dim=8), small_graph, out=folder, on_progress=stop_after(steps), **choices
         )
@@ -184,7 +184,7 @@ def test_a_graph_without_training_triples_is_refused(small_graph):
 
 
 def test_a_device_that_is_not_there_is_told(small_graph):
-    with pytest.raises(kg.RequestError, match="'gpu9' is no device to train on"):
+    with pytest.raises(kg.RequestError, match="'gpu9' is not a device to train on"):
         kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="gpu9")
     if not torch.cuda.is_available():
         with pytest.raises(kg.RequestError, match="finds no such GPU here"):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.kernels.hashing import splitmix64
-from dualkg.losses.grouping import Questions
-from dualkg.training.trainer import MOST_TOGETHER, GroupedByQuery, most_queries, shuffled
+from dualkg.losses.grouping import QueryGroups
+from dualkg.training.batches import MAX_GROUP, GroupedByQuery, most_queries, shuffled
 
 CPU = torch.device("cpu")
 
@@ -63,7 +63,7 @@ def test_answers_of_a_question_come_together_but_never_too_many(triples, seed, e
     for question in set(questions):
         lengths = [length for other, length in runs if other == question]
         # Hands of the same question may meet by chance, but there are no more runs than hands.
-        assert len(lengths) <= -(-sum(lengths) // MOST_TOGETHER)
+        assert len(lengths) <= -(-sum(lengths) // MAX_GROUP)
 
 
 def test_seeds_and_epochs_differ_by_question_too():
@@ -98,13 +98,13 @@ def test_the_most_questions_of_a_batch(triples, batch_size):
 @given(TRIPLES, st.integers(0, 5))
 def test_questions_of_a_batch(triples, more):
     heads, relations, _ = torch.tensor(triples).unbind(-1)
-    found = Questions.of(heads, relations)
+    found = QueryGroups.of(heads, relations)
     runs = [len(list(run)) for _, run in itertools.groupby(triples, key=lambda triple: triple[:2])]
     assert found.starts.diff().tolist() == runs
     assert found.rows.tolist() == [row for row, length in enumerate(runs) for _ in range(length)]
     assert [row for row in found.rows_of_first.tolist() if row >= 0] == list(range(len(runs)))
     assert found.rows_of_first[found.first].tolist() == list(range(len(runs)))
-    roomy = Questions.of(heads, relations, room=len(runs) + more)
+    roomy = QueryGroups.of(heads, relations, room=len(runs) + more)
     assert roomy.starts.diff().tolist() == [*runs, *[0] * more]
     assert roomy.rows_of_first.tolist() == found.rows_of_first.tolist()
     assert len(roomy.first) == len(runs) + more

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dualkg.training.trainer import tiny_numbers_as_zero
+from dualkg.training.trainer import flush_denormals
 
 
 def halved() -> float:
@@ -14,9 +14,9 @@ def halved() -> float:
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
 def test_tiny_numbers_are_zero_inside_and_as_before_outside():
     assert halved() > 0
-    with tiny_numbers_as_zero():
+    with flush_denormals():
         assert halved() == 0
-        with tiny_numbers_as_zero():
+        with flush_denormals():
             assert halved() == 0
         assert halved() == 0
     assert halved() > 0

@@ -13,7 +13,6 @@ from dualkg.evaluation.report import load_ranks
 from dualkg.training.api import train_seeds
 from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.registry import build_regularizer
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
 from tests.models import odd_models as odd
@@ -80,10 +79,10 @@ def test_a_folder_that_holds_something_is_not_written_over(run, small_graph, tmp
     def train_into(folder, **more):
         return kg.train_recipe(Recipe(), graph=small_graph, out=folder, **more)
 
-    with pytest.raises(kg.RequestError, match="holds a finished run. Use --overwrite"):
+    with pytest.raises(kg.RequestError, match="is a finished run. Use --overwrite"):
         train_into(run.folder)
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(kg.RequestError, match="was not finished. Go on with: dualkg resume"):
+    with pytest.raises(kg.RequestError, match="is not finished. Resume it with: dualkg resume"):
         train_into(run.folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
@@ -96,11 +95,11 @@ def test_what_is_no_run_is_told(tmp_path, run):
     with pytest.raises(kg.RequestError, match=f"runn does not exist. Runs nearby: {run.folder}"):
         kg.load_run(tmp_path / "runn")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(kg.RequestError, match="holds no run"):
+    with pytest.raises(kg.RequestError, match="is not a run"):
         kg.load_run(tmp_path / "empty")
     with pytest.raises(kg.RequestError, match="is a file; the folder of a run was expected"):
         kg.load_run(run.folder / "recipe.toml")
-    with pytest.raises(kg.RequestError, match="is finished. To train longer, begin again"):
+    with pytest.raises(kg.RequestError, match="is finished. To train longer, start a new run"):
         kg.resume(run.folder)
 
 
@@ -296,9 +295,9 @@ def test_an_empty_folder_becomes_a_whole_run(small_graph, tmp_path, monkeypatch)
 
 def test_half_written_results_are_not_taken_for_a_run(run):
     RunFolder(run.folder).report.unlink()
-    with pytest.raises(kg.RequestError, match="not finished. Its checkpoint is gone too; train it again"):
+    with pytest.raises(kg.RequestError, match="not finished. It has no checkpoint; train it again"):
         kg.load_run(run.folder)
-    with pytest.raises(kg.RequestError, match="cannot go on"):
+    with pytest.raises(kg.RequestError, match="cannot be resumed"):
         kg.resume(run.folder)
 
 
@@ -334,7 +333,7 @@ def test_seeds_of_other_data_are_not_taken_for_these(tmp_path):
     path.write_text("".join(rows))
     train_seeds(recipe, 1, out=tmp_path / "runs")
     path.write_text("".join(rows[:-1]))
-    with pytest.raises(kg.RequestError, match="is of other data than mine is now"):
+    with pytest.raises(kg.RequestError, match="was trained on other data than mine is now"):
         train_seeds(recipe, 1, out=tmp_path / "runs")
 
 
@@ -360,7 +359,7 @@ def test_a_class_that_nobody_could_find_again_is_not_kept(small_graph, tmp_path)
 
     model = kg.CP(small_graph.shape, dim=2)
     kg.train(model, small_graph, regularizer=Local(0.1), epochs=1)  # in memory it is as good as any
-    with pytest.raises(kg.RequestError, match="Local cannot be found again by its name"):
+    with pytest.raises(kg.RequestError, match="Local cannot be imported by its name"):
         kg.train(model, small_graph, regularizer=Local(0.1), epochs=1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -370,7 +369,7 @@ def test_a_regularizer_of_one_s_own_keeps_its_choices(small_graph, tmp_path):
     kg.train(model, small_graph, regularizer=odd.ByRelation(0.1, power=2.0), epochs=1, out=tmp_path / "run")
     recipe = kg.load_run(tmp_path / "run").recipe
     assert recipe.regularizer.options == {"power": 2.0}
-    assert build_regularizer(recipe.regularizer).power == 2.0
+    assert recipe.regularizer.build().power == 2.0
 
 
 def test_a_dim_that_no_machine_holds_is_refused_before_it_is_tried(small_graph):

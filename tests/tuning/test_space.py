@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.models import MODELS
-from dualkg.training.registry import build_regularizer
 from dualkg.tuning.space import Range, load_space, space_from
 
 SHIPPED = sorted((Path(__file__).parents[2] / "paper" / "spaces").glob("*.toml"))
@@ -103,7 +102,7 @@ def test_validation_interval_of_trials_and_of_the_best_recipe():
         ),
         ('[space]\n"model.dim" = 5', "model.dim should be a list of values, [1, 2], or a range"),
         ('[space]\n"model.dim" = [[5]]', "model.dim should be a list of values"),
-        ('[space]\n"model.dim" = [0]', "model.dim should be greater than or equal to 1; 0 came."),
+        ('[space]\n"model.dim" = [0]', "model.dim should be greater than or equal to 1; 0 was given."),
         ('[space]\n"model.dim" = [3, 3]', "model.dim lists 3 twice"),
         ('[space]\n"regularizer.weight" = [1, 1.0]', "regularizer.weight lists 1.0 twice"),
         ("[space]", "[space] is empty; it should list values to try"),
@@ -145,7 +144,7 @@ def test_every_space_of_the_paper_can_be_searched(path, small_graph):
     found = load_space(path)
     recipe = found.trial_recipe(found.point(found.num_trials - 1))
     model = MODELS[recipe.model.name](small_graph.shape, dim=4)
-    build_regularizer(recipe.regularizer).check(model)
+    recipe.regularizer.build().check(model)
     assert path.stem.startswith(recipe.data.graph.lower())
     assert recipe.model.name.lower() in path.stem
     assert found.name == path.stem

@@ -17,7 +17,7 @@ from dualkg.errors import RequestError
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import CP, ComplEx, DistMult
-from dualkg.regularizers import UnweightedDURA
+from dualkg.regularizers import dura_of_all_triples
 
 ModelT = TypeVar("ModelT", bound=Model)
 
@@ -48,7 +48,7 @@ def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> N
     head, relation, tail = component_norms(bilinear)
     num_entities, num_relations = model.shape.num_entities, model.num_relation_ids
     with torch.no_grad():  # (9) is a sum, and this is its mean
-        mean = UnweightedDURA(1.0, plain=plain, mapped=mapped).mean_over_all_triples(deepcopy(bilinear).double())
+        mean = dura_of_all_triples(deepcopy(bilinear).double(), plain=plain, mapped=mapped)
     dura = num_entities**2 * num_relations * float(mean)
     return NuclearBound(
         dura=dura,

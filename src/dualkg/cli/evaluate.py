@@ -299,7 +299,7 @@ def _finished_runs(path: Path) -> list[RunFolder]:
         run.check_is_run()
     finished = [folder for folder in folders if folder.finished]
     if not finished:
-        raise RequestError(f"{path} has no finished run. {folders[0].how_to_go_on()}")
+        raise RequestError(f"{path} has no finished run. {folders[0].resume_advice()}")
     if len(finished) < len(folders):
         count = f"{len(folders) - len(finished)} of the {len(folders)} runs"
         cli.note(f"{count} in {path} are not finished and are left out.")

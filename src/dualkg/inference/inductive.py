@@ -20,9 +20,8 @@ from dualkg.losses.softmax import frequency_weights
 from dualkg.models.base import Factors, Model, Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.grouping import lookup
-from dualkg.regularizers import DURA, PowerSum, Regularizer, depends_on_batch_only
+from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
 from dualkg.training.recipe import Recipe
-from dualkg.training.registry import build_regularizer
 
 MAX_SCORES = 16_000_000  # of a block
 MIN_EXAMPLES = 1_000
@@ -166,7 +165,7 @@ class Penalty:
 
         RegP1 is not smooth and UnweightedDURA is no sum over examples: the ridge replaces them.
         """
-        if not depends_on_batch_only(regularizer) or regularizer.power == 1 or not regularizer.weight:
+        if not is_power_sum(regularizer) or regularizer.power == 1 or not regularizer.weight:
             return cls(None, RIDGE)
         weights = regularizer.term_weights
         strongly_convex = regularizer.power == 2 and min(weights.get("head", 0.0), weights.get("tail", 0.0)) > 0
@@ -208,9 +207,9 @@ class FrozenContext:
         context = cls(
             model=bilinear,
             train=graph.train,
-            penalty=Penalty.of(build_regularizer(recipe.regularizer) if recipe else DURA(0.05, plain=0.5, mapped=1.5)),
+            penalty=Penalty.of(recipe.regularizer.build() if recipe else DURA(0.05, plain=0.5, mapped=1.5)),
             queries=tuple(training_queries(bilinear, graph.train)),
-            frequency_weight=recipe.loss.frequency_weight if recipe else 0.0,
+            frequency_weight=getattr(recipe.loss, "frequency_weight", 0.0) if recipe else 0.0,
             answer_weights=table.new_empty(0),
             new_rows=table.new_empty(0, 2 if bilinear.two_entity_tables else 1, table.shape[1]),
         )

@@ -1,37 +1,16 @@
-"""Losses: cross entropy over all entities, of triples or of questions, and those that sample negatives."""
+"""Losses: softmax over all entities (1-vs-all, K-vs-all), and losses over sampled negatives."""
 
 from __future__ import annotations
 
-from dualkg.losses.dropout import Dropout, Dropouts
-from dualkg.losses.negative_sampling import (
-    BatchSampler,
-    MarginRanking,
-    NegativeSampling,
-    SampledLoss,
-    Sampler,
-    SharedSampler,
-    Sides,
-    UniformSampler,
-)
-from dualkg.losses.softmax import AllAnswers, CrossEntropy, TrainingAnswers, cross_entropy, frequency_weights
+from dualkg.losses.base import Loss
+from dualkg.losses.negative_sampling import MarginRanking, NegativeSampling
+from dualkg.losses.softmax import KvsAll, OneVsAll
 
-AnyLoss = CrossEntropy | AllAnswers | SampledLoss
+LOSSES: dict[str, type[Loss]] = {
+    "OneVsAll": OneVsAll,
+    "KvsAll": KvsAll,
+    "NegativeSampling": NegativeSampling,
+    "MarginRanking": MarginRanking,
+}
 
-__all__ = [
-    "AllAnswers",
-    "AnyLoss",
-    "BatchSampler",
-    "CrossEntropy",
-    "Dropout",
-    "Dropouts",
-    "MarginRanking",
-    "NegativeSampling",
-    "SampledLoss",
-    "Sampler",
-    "SharedSampler",
-    "Sides",
-    "TrainingAnswers",
-    "UniformSampler",
-    "cross_entropy",
-    "frequency_weights",
-]
+__all__ = ["LOSSES", "KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll"]

@@ -1,4 +1,4 @@
-"""Dropout of the images that entities are scored with, and of the vectors that they are images of."""
+"""Dropout of the embeddings that queries are scored with: before the relation is applied, and after."""
 
 from __future__ import annotations
 
@@ -7,71 +7,77 @@ from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
-from dualkg.losses.grouping import Questions
-from dualkg.models.base import Factors
+from dualkg.losses.grouping import QueryGroups
+from dualkg.models.base import Factors, Model
 
 
 class Dropout:
-    """Sets a share of each query's vector to zero while it is scored, and makes the rest larger by as much.
+    """Sets a share of each query's vector to zero while it is scored, and scales up the rest.
 
-    What is dropped follows from the seed, the entities of the triple and its place in the batch, which changes from
-    epoch to epoch: the same on every device and by every engine, and a run that goes on need not know where it was. So
-    a triple has as many masks as a batch has places, which is few where batches are small. A question with several
-    answers has the mask of the first.
+    The mask follows from the seed, the entities of the triple and its position in the batch, which changes from epoch
+    to epoch: it is the same on every device and for every engine, and a resumed run needs no random state. A triple
+    has as many masks as a batch has positions. A query with several answers has the mask of the first.
     """
 
-    DIGITS = 24  # in which a drawn number is compared with the share
+    DIGITS = 24  # binary digits in which a random number is compared with the share
 
     def __init__(self, share: float, *, seed: int = 0) -> None:
-        if not 0 <= share < 1:
-            raise RequestError(f"The share that dropout sets to zero is at least 0 and below 1; it is {share}.")
         self.share = share
         self.seed = seed
 
-    def mask(self, f: Factors, like: Tensor, *, backward: bool = False, questions: Questions | None = None) -> Tensor:
-        """Factors of vectors `like` these, `(batch, width)`: 0, or 1 / (1 − share); `backward` asks for heads.
+    def mask(self, f: Factors, like: Tensor, *, backward: bool = False, groups: QueryGroups | None = None) -> Tensor:
+        """Factors 0 or 1 / (1 − share) for vectors `like` these, `(batch, width)`; `backward` for head prediction.
 
-        With `questions`, the vectors are of those: `(questions, width)`.
+        With `groups`, the vectors are those of queries, `(queries, width)`.
         """
-        places = torch.arange(len(f.heads), device=like.device) if questions is None else questions.first
-        start = hash_columns(2 * self.seed + backward, places, f.heads[places], f.tails[places])
+        positions = torch.arange(len(f.heads), device=like.device) if groups is None else groups.first
+        start = hash_columns(2 * self.seed + backward, positions, f.heads[positions], f.tails[positions])
         drawn = splitmix64(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
         kept: Tensor = shift_right(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
         return kept.to(like.dtype) / (1 - self.share)
 
+    def __call__(
+        self, vectors: Tensor, f: Factors, *, backward: bool = False, groups: QueryGroups | None = None
+    ) -> Tensor:
+        """The vectors of all triples, `(batch, width)`, with some coordinates dropped."""
+        mask = self.mask(f, vectors, backward=backward, groups=groups)
+        return vectors * (mask if groups is None else mask[groups.rows])
+
 
 class Dropouts:
-    """What a loss drops of the factors that it scores: of images, and of the given entities before they are mapped."""
+    """What a loss drops: coordinates of mapped vectors, and of the given entities before they are mapped."""
 
-    def __init__(self, *, images: float = 0.0, heads: float = 0.0, seed: int = 0) -> None:
-        self.images = Dropout(images, seed=seed) if images else None
-        self.heads = Dropout(heads, seed=-1 - seed) if heads else None  # numbers that no image is dropped by
+    def __init__(self, *, mapped: float = 0.0, given: float = 0.0, seed: int = 0) -> None:
+        self.mapped = Dropout(mapped, seed=seed) if mapped else None
+        self.given = Dropout(given, seed=-1 - seed) if given else None  # a seed that no mapped vector is dropped by
+
+    @classmethod
+    def of(cls, model: Model, *, dropout: float, head_dropout: float, seed: int) -> Dropouts:
+        """The dropouts of a loss, refused for models whose parameters are not coordinates."""
+        for key, share in {"dropout": dropout, "head_dropout": head_dropout}.items():
+            if share and not model.embedding.euclidean:
+                raise RequestError(
+                    f"Dropout sets coordinates to zero, and the numbers of {type(model).__name__} are not coordinates "
+                    f"of a vector space. Set loss.{key} to 0."
+                )
+        return cls(mapped=dropout, given=head_dropout, seed=seed)
 
     def __call__(self, f: Factors, *, both: bool = False, grouped_by_query: bool = False) -> Factors:
-        """The same factors with some dropped of what tails are scored by; with `both`, heads too.
+        """The same factors with dropout for tail prediction; with `both`, for head prediction too.
 
-        With `grouped_by_query`, neighbours that ask the same have the same dropped.
+        With `grouped_by_query`, neighbours that share head and relation share the mask.
         """
-        if self.images is None and self.heads is None:
+        if self.mapped is None and self.given is None:
             return f
         found = Factors(f.model, f.heads, f.relations, f.tails)
-        questions = Questions.of(f.heads, f.relations) if grouped_by_query else None
-        if self.heads is not None:
-            found.head = _dropped(f.head, self.heads, f, questions=questions)
-        image = f.mapped_head if self.heads is None else found.mapped_head  # which a regularizer may have asked for
-        found.mapped_head = _dropped(image, self.images, f, questions=questions)
+        groups = QueryGroups.of(f.heads, f.relations) if grouped_by_query else None
+        if self.given is not None:
+            found.head = self.given(f.head, f, groups=groups)
+        mapped = f.mapped_head if self.given is None else found.mapped_head  # f's may have been computed already
+        found.mapped_head = mapped if self.mapped is None else self.mapped(mapped, f, groups=groups)
         if both:
-            if self.heads is not None:
-                found.tail = _dropped(f.tail, self.heads, f, backward=True)
-            image = f.mapped_tail if self.heads is None else found.mapped_tail
-            found.mapped_tail = _dropped(image, self.images, f, backward=True)
+            if self.given is not None:
+                found.tail = self.given(f.tail, f, backward=True)
+            mapped = f.mapped_tail if self.given is None else found.mapped_tail
+            found.mapped_tail = mapped if self.mapped is None else self.mapped(mapped, f, backward=True)
         return found
-
-
-def _dropped(
-    vectors: Tensor, dropout: Dropout | None, f: Factors, *, backward: bool = False, questions: Questions | None = None
-) -> Tensor:
-    if dropout is None:
-        return vectors
-    mask = dropout.mask(f, vectors, backward=backward, questions=questions)
-    return vectors * (mask if questions is None else mask[questions.rows])

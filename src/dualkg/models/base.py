@@ -20,6 +20,7 @@ from dualkg.models.grouping import lookup
 
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
+ScoreForm = Literal["products", "squared distances"]
 _skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", default=False)
 
 
@@ -33,12 +34,22 @@ def skip_initialization() -> Iterator[None]:
         _skip_initialization.reset(token)
 
 
+def overridden(instance: object) -> set[str]:
+    """Names of the nearest class of dualkg that the class of an instance defines again; empty for dualkg's own."""
+    kinds = type(instance).__mro__
+    nearest = next(index for index, kind in enumerate(kinds) if kind.__module__.startswith("dualkg."))
+    names = {name for kind in kinds[:nearest] for name in vars(kind) if hasattr(kinds[nearest], name)}
+    return {name for name in names if not name.startswith(("__", "_abc_"))}
+
+
 class Model(nn.Module, ABC):
     """Scores triples of ids; a higher score is a more plausible triple.
 
     With `reciprocal` relations, relation `r + num_relations` is the inverse of `r`, and heads are predicted as tails of
     the inverse.
     """
+
+    score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
 
     def __init__(self, shape: GraphShape, *, reciprocal: bool = True) -> None:
         super().__init__()
@@ -97,6 +108,19 @@ class Model(nn.Module, ABC):
     # -- to be implemented --------------------------------------------------------------------------------
 
     @property
+    def score_form(self) -> ScoreForm | None:
+        """How scores of all entities follow from a mapped vector x and the rows t of a table.
+
+        "products" are ⟨x, t⟩, "squared distances" −‖x − t‖²; None is anything else, which the fast step cannot train.
+        """
+        return None
+
+    @property
+    def shares_candidates(self) -> bool:
+        """Whether candidates of a whole batch have one vector each in `candidate_scores`, not one for every triple."""
+        return False
+
+    @property
     @abstractmethod
     def embedding(self) -> EmbeddingModel:
         """The model that holds the tables: itself, or the one it is the dual of."""
@@ -147,7 +171,7 @@ class EmbeddingModel(Model):
     euclidean = True  # whether the numbers of an entity are coordinates, so that sums of their powers are norms
     numbers_per_coordinate = 1  # real numbers of one coordinate: 2 if complex
     two_entity_tables = False  # whether an entity has one vector as head and another as tail
-    score_arrays = 3  # arrays of batch × entities that autograd keeps for all scores and their softmax
+    capturable = False  # whether no operation waits for a size that the GPU computed, as a CUDA graph needs
     default_init_scale: InitScale = 1e-3
 
     def __init__(
@@ -187,6 +211,11 @@ class EmbeddingModel(Model):
     @property
     def config(self) -> dict[str, object]:
         return {"dim": self.dim, "reciprocal": self.reciprocal, "init_scale": self.init_scale}
+
+    def scores_as(self, kind: type, *more: str) -> bool:
+        """Whether all entities are scored by the methods of a base class."""
+        names = ("tail_scores", "head_scores", "head_table", "tail_table", "factors", *more)
+        return all(getattr(type(self), name) is getattr(kind, name) for name in names)
 
     # -- to be implemented --------------------------------------------------------------------------------
 

@@ -6,17 +6,28 @@ heads and relations, the dual models and the regularizers follow from the two.""
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from dualkg.models.base import EmbeddingModel, Factors, Side
+from dualkg.models.base import EmbeddingModel, Factors, ScoreForm, Side
 
 
 class BilinearModel(EmbeddingModel):
     """A model that scores by ⟨h R, t⟩; subclasses define their tables and the two maps."""
 
     has_adjoint = True
+    # What GPU kernels take relations for: rows that act on coordinates, stored matrices, or mixtures of a core.
+    relation_kernel: Literal["rows", "matrices", "mixtures"] | None = None
+
+    @property
+    def score_form(self) -> ScoreForm | None:
+        return "products" if self.scores_as(BilinearModel) else None
+
+    @property
+    def shares_candidates(self) -> bool:
+        return True
 
     @abstractmethod
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:

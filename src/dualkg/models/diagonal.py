@@ -23,6 +23,7 @@ class DiagonalModel(BilinearModel):
     """
 
     diagonal = True
+    relation_kernel = "rows"
     multiplicative_modulus = True  # whether a coordinate has one modulus, with |x·r| = |x||r|
 
     @staticmethod

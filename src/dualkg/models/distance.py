@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError
 from dualkg.kernels import pairwise as kernels
-from dualkg.models.base import EmbeddingModel, Factors, InitScale, Side, skip_initialization
+from dualkg.models.base import EmbeddingModel, Factors, InitScale, ScoreForm, Side, skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
 from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
@@ -101,6 +101,10 @@ class DistanceModel(EmbeddingModel):
             return -self.distances(query, chosen)
         return -self.distance(query.unsqueeze(1), chosen)
 
+    @property
+    def shares_candidates(self) -> bool:
+        return self.maps_both_sides or self.reciprocal or self.isometric
+
     def _target(self, f: Factors) -> Tensor:
         return f.mapped_tail if self.maps_both_sides else f.tail
 
@@ -140,6 +144,11 @@ class NormModel(DistanceModel):
     @property
     def config(self) -> dict[str, object]:
         return {**super().config, "norm": self.norm}
+
+    @property
+    def score_form(self) -> ScoreForm | None:
+        fits = self.norm == "squared" and not self.maps_both_sides and (self.reciprocal or self.isometric)
+        return "squared distances" if fits and self.scores_as(NormModel, "distance", "distances") else None
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         difference = one - other
@@ -202,6 +211,7 @@ class ModE(NormModel):
     """
 
     has_adjoint = True
+    capturable = True
     diagonal = True
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
@@ -229,6 +239,7 @@ class RotatE(NormModel, AngleModel):
     """
 
     has_adjoint = True
+    capturable = True
     isometric = True
     numbers_per_coordinate = 2
 
@@ -326,6 +337,7 @@ class TransE(NormModel):
     """
 
     has_adjoint = True
+    capturable = True
     isometric = True
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.models.base import Factors, Model, Side
+from dualkg.models.base import Factors, Model, ScoreForm, Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.grouping import lookup
 
@@ -17,6 +17,8 @@ class Dual(Model):
     side="tail": −‖hR − t‖² = 2⟨hR, t⟩ − ‖hR‖² − ‖t‖²;   side="head": −‖tRᵀ − h‖² = 2⟨hR, t⟩ − ‖tRᵀ‖² − ‖h‖².
     All scores come from the primal's scores and the two norms, so that nothing of size batch × entities × width exists.
     """
+
+    score_arrays = 5
 
     def __init__(self, primal: BilinearModel, side: Side = "tail") -> None:
         if side not in ("tail", "head"):
@@ -37,6 +39,12 @@ class Dual(Model):
     @property
     def config(self) -> dict[str, object]:
         return {**self.primal.config, "dual": self.side}
+
+    @property
+    def score_form(self) -> ScoreForm | None:
+        """Squared distances where tails are predicted; heads would be, by the norms of their own images."""
+        fits = type(self) is Dual and self.side == "tail" and self.reciprocal and self.primal.score_form == "products"
+        return "squared distances" if fits else None
 
     def entity_vectors(self) -> Tensor:
         return self.primal.entity_vectors()

@@ -27,6 +27,7 @@ class HAKE(AngleModel):
 
     maps_both_sides = True
     euclidean = False
+    capturable = True
     score_arrays = 8
     numbers_per_coordinate = 2
 

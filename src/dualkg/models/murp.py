@@ -27,6 +27,7 @@ class MuRP(DistanceModel):
 
     maps_both_sides = True
     euclidean = False
+    capturable = True
     score_arrays = 20
 
     def __init__(self, shape: GraphShape, *, signs: bool = False, **config: Any) -> None:

@@ -17,6 +17,7 @@ class RESCAL(BilinearModel):
     """
 
     default_init_scale: InitScale = "xavier"
+    relation_kernel = "matrices"
 
     def relation_width(self, dim: int) -> int:
         return dim * dim

@@ -23,6 +23,7 @@ class TuckER(BilinearModel):
     """
 
     default_init_scale: InitScale = "xavier"
+    relation_kernel = "mixtures"
 
     def __init__(
         self,
@@ -41,6 +42,7 @@ class TuckER(BilinearModel):
             raise RequestError(f"{NO_TRANSPOSE}, so heads can only be predicted with reciprocal relations.")
         self.batch_norm = batch_norm
         self.has_adjoint = not batch_norm
+        self.capturable = batch_norm  # which maps heads through the core, without grouping a batch by relation
         drawn = torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random)
         self.core = nn.Parameter(drawn)
         self.before, self.after = (BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2))

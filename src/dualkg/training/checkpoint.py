@@ -29,7 +29,6 @@ class Progress:
     loss_sum: float = 0.0
     seconds: float = 0.0
     best_mrr: float = -1.0
-    best_epoch: int = 0
     since_best: int = 0
     stopped: bool = False
     averaged: int = 0  # epochs whose weights are in the mean

@@ -1,102 +1,192 @@
-"""Which step trains a model: the plain one, the fused one, or on a GPU the one in kernels, captured as a graph."""
+"""Which step trains a model: one table of capabilities decides, and one phrase says what was chosen.
+
+There are two engines. The reference engine is autograd, on a GPU captured as a CUDA graph where that is possible. The
+fast engine computes the gradient of the softmax without autograd: fused on a CPU or a GPU, and with bfloat16 products
+on a GPU entirely in kernels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.kernels.hardware import gpu_kernels_unavailable, has_bf16_products
-from dualkg.losses import AnyLoss
-from dualkg.losses.softmax import CrossEntropy
-from dualkg.models.base import Model
-from dualkg.regularizers import Regularizer
+from dualkg.losses.base import BoundLoss, Loss
+from dualkg.models.base import Model, overridden
+from dualkg.models.bilinear import BilinearModel
+from dualkg.models.diagonal import DiagonalModel
+from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.cuda_graphs import CudaGraphStep
-from dualkg.training.fused import FusedStep, scores_are
+from dualkg.training.fused import FusedStep, has_builtin_maps
 from dualkg.training.gpu_step import Bf16Step
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.reference_step import CapturedStep, ReferenceStep
 
 Step = Callable[[Tensor, float], Tensor]
-# On a GPU there is the plain one captured as a graph, and one all in kernels, with products in bfloat16.
-Engine = Literal["plain", "captured", "fused", "fused bf16", "kernels"]
+StepName = Literal["autograd", "captured", "fused", "kernels"]
+PHRASES: dict[StepName, str] = {
+    "autograd": "autograd",
+    "captured": "autograd in a CUDA graph",
+    "fused": "fused kernels",
+    "kernels": "fused kernels",
+}
+MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
+MAX_FORMED = 2**28  # numbers in the matrices that a step forms for all relations
+
+
+@dataclass(frozen=True)
+class Engine:
+    """The step that trains a run, the precision of its products and its device; `reason` is why it is not fast."""
+
+    step: StepName
+    precision: Literal["float32", "tf32", "bf16"]
+    device: torch.device
+    reason: str | None = None
+
+    @property
+    def fast(self) -> bool:
+        return self.step in ("fused", "kernels")
+
+    def __str__(self) -> str:
+        """Such as `fused kernels, bfloat16 products, one NVIDIA H200` or `autograd, float32, 2 CPU threads`."""
+        products = {"float32": "float32", "tf32": "TensorFloat-32 products", "bf16": "bfloat16 products"}
+        return f"{PHRASES[self.step]}, {products[self.precision]}, {_device_phrase(self.device)}"
+
+
+def _device_phrase(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"one {torch.cuda.get_device_name(device)}"
+    threads = torch.get_num_threads()
+    return f"{threads} CPU thread{'' if threads == 1 else 's'}"
+
+
+class Job(NamedTuple):
+    """What the engine depends on."""
+
+    model: Model
+    loss: Loss
+    regularizer: Regularizer
+    optimizer: str
+    order: str = "triples"
+
+
+Requirement = tuple[Callable[[Job], object], Callable[[Job], str]]  # a condition, and why it fails
+
+
+def kernels_know_relations(job: Job) -> bool:
+    """Whether GPU kernels can compute with the relations of a model, the regularizer and relation prediction."""
+    model, regularizer = job.model, job.regularizer
+    if not (isinstance(model, BilinearModel) and has_builtin_maps(model) and is_power_sum(regularizer)):
+        return False
+    if isinstance(model, DiagonalModel):
+        # The kernel of penalties takes one modulus of all numbers of a coordinate; for squares that is their sum.
+        return model.linear_in_relations and (model.multiplicative_modulus or regularizer.power == 2)
+    numbers_formed = model.num_relation_ids * model.dim**2 if model.relation_kernel == "mixtures" else 0
+    return (
+        model.relation_kernel is not None
+        and model.has_adjoint
+        and model.num_relation_ids <= MAX_MATRICES
+        and numbers_formed <= MAX_FORMED
+        and not getattr(job.loss, "relation_weight", 0)
+        and (regularizer.power == 2 or "relation" not in regularizer.term_weights)
+    )
+
+
+# What each step needs, in the order in which it is checked.
+FAST: list[Requirement] = [
+    (
+        lambda job: job.model.score_form and all(table.requires_grad for table in job.model.parameters()),
+        lambda job: (
+            "needs a model whose scores are one product, as those of bilinear models and squared distances are, and "
+            f"whose tables are all trained; this {type(job.model).__name__} is none"
+        ),
+    ),
+    (
+        lambda job: job.loss.fast_step_obstacle is None,
+        lambda job: f"is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set",
+    ),
+]
+BF16: list[Requirement] = [
+    (lambda job: job.model.score_form == "products", lambda job: "is for models that score by products"),
+    (
+        lambda job: job.optimizer == "Adagrad",
+        lambda job: f"is for training with Adagrad; optimizer.name is {job.optimizer}",
+    ),
+    (lambda job: job.model.embedding.entities.dtype == torch.float32, lambda job: "is for tables of float32"),
+]
+BF16_ON_CPU: list[Requirement] = [
+    (lambda job: has_bf16_products(), lambda job: "is not what this processor multiplies, and would be slow"),
+]
+BF16_ON_GPU: list[Requirement] = [
+    (lambda job: not gpu_kernels_unavailable(), lambda job: f"on a GPU {gpu_kernels_unavailable()}"),
+    (
+        lambda job: torch.cuda.get_device_capability(job.model.device) >= (8, 0),
+        lambda job: "is not what this GPU multiplies",
+    ),
+    (
+        kernels_know_relations,
+        lambda job: (
+            "on a GPU is for models and regularizers that kernels know: relations that are rows, or matrices without "
+            f"relation prediction, and sums of powers over a batch; this {type(job.model).__name__} with "
+            f"{type(job.regularizer).__name__} is not"
+        ),
+    ),
+]
+CAPTURED: list[Requirement] = [
+    (lambda job: job.model.device.type == "cuda", lambda job: "is for a GPU"),
+    (lambda job: job.optimizer == "Adam" and job.order == "triples", lambda job: "is for Adam and single triples"),
+    (
+        lambda job: getattr(job.model, "capturable", False) and overridden(job.model) <= {"config", "entity_vectors"},
+        lambda job: "is for models without sizes that depend on the batch",
+    ),
+    (
+        lambda job: is_power_sum(job.regularizer) and job.loss.has_fixed_shapes(reciprocal=job.model.reciprocal),
+        lambda job: "is for losses and regularizers without sizes that depend on the batch",
+    ),
+]
+
+
+def obstacle(job: Job, requirements: list[Requirement]) -> str | None:
+    """Why a job does not meet the requirements, as the end of a sentence; None if it does."""
+    return next((why(job) for holds, why in requirements if not holds(job)), None)
 
 
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
-    """What the recipe asks for; what it leaves open is what is fastest on the model's device."""
-    engine, precision = recipe.training.engine, recipe.training.precision
-    without_fusing: Engine = "plain"
-    if engine == "auto" and CapturedStep.applies_to(recipe, model, regularizer):
-        without_fusing = "captured"
-    if not FusedStep.applies_to(model):
-        if engine == "fast" or precision == "bf16":
-            raise RequestError(
-                f"The fast engine needs a model whose scores are one product, as those of bilinear models and squared "
-                f"distances are, and whose tables are all trained; this {type(model).__name__} is none. Use --engine "
-                f"reference and float32."
-            )
-        return without_fusing
-    if plain_alone := _loss_of_plain_engine(recipe):
-        if engine == "fast" or precision == "bf16":
-            raise RequestError(
-                f"The fast engine is for cross entropy of triples, each against one whole answer; {plain_alone} was "
-                f"asked for. Use --engine reference and float32."
-            )
-        return without_fusing
-    if engine == "reference":
-        if precision == "bf16":
-            raise RequestError("The reference engine trains in float32; bf16 was asked for. Use --engine fast.")
-        return "plain"
+    """The engine that the recipe requests, or the fastest one that applies where it leaves that open."""
+    wanted, precision = recipe.training.engine, recipe.training.precision
+    job = Job(model, recipe.loss, regularizer, recipe.optimizer.name, recipe.training.order)
     on_gpu = model.device.type == "cuda"
-    reason = _obstacle_to_bf16(recipe, model, regularizer)
-    if precision == "bf16" and reason:
-        raise RequestError(f"bf16 {reason}. Use --set training.precision=float32.")
-    if reason or precision in ("float32", "tf32"):
-        return "fused"
-    return "kernels" if on_gpu else "fused bf16"
+    exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and on_gpu else "float32"
+    not_fast = obstacle(job, FAST)
+    if not_fast and (wanted == "fast" or precision == "bf16"):
+        raise RequestError(f"The fast engine {not_fast}. Use --engine reference and float32.")
+    if wanted == "reference" and precision == "bf16":
+        raise RequestError("The reference engine trains in float32; bf16 was requested. Use --engine fast.")
+    if not_fast or wanted == "reference":
+        captured = wanted == "auto" and obstacle(job, CAPTURED) is None
+        return Engine("captured" if captured else "autograd", exact, model.device, not_fast)
+    not_bf16 = obstacle(job, BF16 + (BF16_ON_GPU if on_gpu else BF16_ON_CPU))
+    if not_bf16 and precision == "bf16":
+        raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
+    if not_bf16 or precision in ("float32", "tf32"):
+        return Engine("fused", exact, model.device)
+    return Engine("kernels" if on_gpu else "fused", "bf16", model.device)
 
 
-def build_step(engine: Engine, model: Model, loss: AnyLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> Step:
-    if engine == "plain":
+def build_step(
+    engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
+) -> Step:
+    """The step of an engine; the fast ones take a bound `OneVsAll`."""
+    if engine.step == "autograd":
         return ReferenceStep(model, loss, regularizer, optimizer)
-    if engine == "captured":
+    if engine.step == "captured":
         return CudaGraphStep(CapturedStep(model, loss, regularizer, optimizer))
-    if not isinstance(loss, CrossEntropy) or loss.label_smoothing or loss.dropouts.heads:
-        raise ValueError(f"the engine '{engine}' is for cross entropy without label smoothing and dropout of heads")
-    if engine == "kernels":
+    if engine.step == "kernels":
         return CudaGraphStep(Bf16Step(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
-    return FusedStep(model, loss, regularizer, optimizer, half=engine == "fused bf16")
-
-
-def _loss_of_plain_engine(recipe: Recipe) -> str | None:
-    """What of a loss the fused engines do not know, where there is such."""
-    if recipe.loss.kind != "cross entropy":
-        return f"loss.kind = '{recipe.loss.kind}'"
-    keys = ("label_smoothing", "head_dropout")
-    return next((f"loss.{key}" for key in keys if getattr(recipe.loss, key)), None)
-
-
-def _obstacle_to_bf16(recipe: Recipe, model: Model, regularizer: Regularizer) -> str | None:
-    """Why products cannot be in bfloat16, as the end of a sentence."""
-    if scores_are(model) != "products":
-        return "is for models that score by products"
-    if recipe.optimizer.name != "Adagrad":
-        return f"is for training with Adagrad; {recipe.optimizer.name} was asked for"
-    if model.embedding.entities.dtype != torch.float32:
-        return "is for tables of float32"
-    if model.device.type == "cpu":
-        return None if has_bf16_products() else "is not what this processor multiplies, and would be slow"
-    if missing := gpu_kernels_unavailable():
-        return f"on a GPU {missing}"
-    if torch.cuda.get_device_capability(model.device) < (8, 0):
-        return "is not what this GPU multiplies"
-    if not Bf16Step.applies_to(model, regularizer, predicts_relations=bool(recipe.loss.relation_weight)):
-        return (
-            "on a GPU is for the models and regularizers of dualkg, other than UnweightedDURA and QuatE with "
-            "normalized relations; for RESCAL and TuckER without relation prediction, for SimplE with sums of squares"
-        )
-    return None
+    return FusedStep(model, loss, regularizer, optimizer, bf16=engine.precision == "bf16")  # type: ignore[arg-type]

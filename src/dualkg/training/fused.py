@@ -1,4 +1,4 @@
-"""What a fused step must know of a model's scores."""
+"""The fused step: the gradient of 1-vs-all without autograd, in less time and memory than the reference step."""
 
 from __future__ import annotations
 
@@ -12,39 +12,23 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.kernels.targets import Targets
-from dualkg.losses.grouping import Questions
-from dualkg.losses.softmax import CrossEntropy, cross_entropy
-from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel, Factors, Model
-from dualkg.models.bilinear import BilinearModel
+from dualkg.losses.grouping import QueryGroups
+from dualkg.losses.softmax import BoundOneVsAll, cross_entropy
+from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
-from dualkg.models.distance import NormModel
-from dualkg.models.dual import Dual
-from dualkg.regularizers import PowerSum, Regularizer, depends_on_batch_only
+from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
 from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
 
-Form = Literal["products", "squared distances"]
-INHERITED = ("tail_scores", "head_scores", "head_table", "tail_table", "factors")
+# What a subclass may override and still be trained by kernels in place of its maps.
+UNUSED_BY_KERNELS = {
+    *("config", "entity_vectors", "triple_scores", "candidate_scores", "score", "score_relations"),
+    *("table", "relation_table", "init_noise", "default_init_scale", "check_shape"),
+}
 
 
-def scores_are(model: Model) -> Form | None:
-    """Of all scores of a query: products of its image with a table, or squared distances from it; or something else."""
-    held = model.embedding
-    if isinstance(held, BilinearModel) and _inherits(held, BilinearModel):
-        if model is held:
-            return "products"
-        # Heads of relations without an inverse would be asked for by the norms of their images.
-        fits = type(model) is Dual and model.side == "tail" and model.reciprocal
-        return "squared distances" if fits else None
-    if isinstance(held, NormModel) and model is held and _inherits(held, NormModel):
-        fits = held.norm == "squared" and not held.maps_both_sides and (held.reciprocal or held.isometric)
-        return "squared distances" if fits else None
-    return None
-
-
-def _inherits(model: EmbeddingModel, base: type) -> bool:
-    """Whether a model scores as its base does, and not in a way of its own."""
-    return all(getattr(type(model), name) is getattr(base, name) for name in INHERITED)
+def has_builtin_maps(model: Model) -> bool:
+    """Whether maps, tables and scores of all entities are those of a class of dualkg, which kernels can replace."""
+    return overridden(model) <= UNUSED_BY_KERNELS
 
 
 class Workspace:
@@ -87,7 +71,7 @@ class Tables(ABC):
     def cross_entropy(self, side: Side, images: Tensor, targets: Targets, *, accumulate: bool) -> LossAndGradient:
         """Σ share · −log softmax(scores)[target], the gradient of the table kept here, or added to it.
 
-        In one array of questions × entities, and of many questions in parts of it. Autograd would keep the scores,
+        In one array of queries × entities, and of many queries in parts of it. Autograd would keep the scores,
         their log-softmax and both gradients; here the scores are rotated into the gradient where they stand.
         """
         rows = rows_at_once(self.model, self._scored(side).element_size())
@@ -197,15 +181,15 @@ def rows_at_once(model: EmbeddingModel, bytes_of_score: int) -> int:
 
 
 def _softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
-    """Overwrite scores by the gradient of the cross entropy and return what each question adds, `(questions,)`."""
+    """Overwrite scores by the gradient of the cross entropy and return what each question adds, `(queries,)`."""
     if scores.device.type == "cpu":
         from dualkg.kernels.cpu.softmax import softmax_gradient_
 
         return softmax_gradient_(scores, targets, scores.shape[1])
-    questions = targets.queries
-    places, losses = (questions, targets.entities), torch.zeros_like(scores[:, 0])
-    weights = torch.zeros_like(losses).index_add_(0, questions, targets.weights)
-    losses.index_add_(0, questions, targets.weights * (scores.logsumexp(dim=-1)[questions] - scores[places]))
+    queries = targets.queries
+    places, losses = (queries, targets.entities), torch.zeros_like(scores[:, 0])
+    weights = torch.zeros_like(losses).index_add_(0, queries, targets.weights)
+    losses.index_add_(0, queries, targets.weights * (scores.logsumexp(dim=-1)[queries] - scores[places]))
     torch.softmax(scores, dim=-1, out=scores)
     scores.mul_(weights[:, None]).index_put_(places, -targets.weights, accumulate=True)
     return losses
@@ -235,31 +219,26 @@ class FusedStep:
     def __init__(
         self,
         model: Model,
-        loss: CrossEntropy,
+        loss: BoundOneVsAll,
         regularizer: Regularizer,
         optimizer: AnyOptimizer,
         *,
-        half: bool = False,
+        bf16: bool = False,
     ) -> None:
-        self.asked = model
+        self.scored = model
         self.model = model = model.embedding
         self.loss = loss
         self.regularizer = regularizer
         self.optimizer = optimizer
-        squared = scores_are(self.asked) == "squared distances"
-        self.tables = Bf16Tables(model, optimizer) if half else Float32Tables(model, optimizer, squared=squared)
+        squared = self.scored.score_form == "squared distances"
+        self.tables = Bf16Tables(model, optimizer) if bf16 else Float32Tables(model, optimizer, squared=squared)
         # All rows of a relation table get a gradient from relation prediction, and from an optimizer with momentum.
-        # Of classes that are not ours we cannot know what else they do with the ids of relations, or with the tables.
-        ours = type(model) in MODELS.values() and depends_on_batch_only(regularizer)
+        # Other classes may do anything with the ids of relations, or with whole tables.
+        known = has_builtin_maps(model) and is_power_sum(regularizer)
         large = model.relations.shape[1] > model.entities.shape[1]
         linear = isinstance(model, DiagonalModel) and model.linear_in_relations
-        self.direct = ours and linear and not loss.relation_weight
-        self.by_row = ours and large and not loss.relation_weight and can_step_rows(optimizer)
-
-    @staticmethod
-    def applies_to(model: Model) -> bool:
-        """Whether all scores are what is fused here, and every table is trained."""
-        return scores_are(model) is not None and all(table.requires_grad for table in model.parameters())
+        self.direct = known and linear and not loss.relation_weight
+        self.by_row = known and large and not loss.relation_weight and can_step_rows(optimizer)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -359,17 +338,17 @@ class FusedStep:
         images = images.detach()
         if self.loss.grouped_by_query and not backward:
             return self._by_question(f, images, share)
-        mask = dropout.mask(f, images, backward=backward) if (dropout := self.loss.dropouts.images) else 1
+        mask = dropout.mask(f, images, backward=backward) if (dropout := self.loss.dropouts.mapped) else 1
         one_each = Targets.one_each(targets, share)
         found = self.tables.cross_entropy(side, images * mask, one_each, accumulate=accumulate)
         return found._replace(images=found.images * mask)
 
     def _by_question(self, f: Factors, images: Tensor, share: Tensor) -> LossAndGradient:
         """Of tails, each question scored once: what its image gets goes back through the first of its triples."""
-        questions = Questions.of(f.heads, f.relations)
-        first = questions.first
-        mask = dropout.mask(f, images, questions=questions) if (dropout := self.loss.dropouts.images) else 1
-        targets = Targets(f.tails, share, questions.starts)
+        groups = QueryGroups.of(f.heads, f.relations)
+        first = groups.first
+        mask = dropout.mask(f, images, groups=groups) if (dropout := self.loss.dropouts.mapped) else 1
+        targets = Targets(f.tails, share, groups.starts)
         found = self.tables.cross_entropy("tail", images[first] * mask, targets, accumulate=False)
         return found._replace(images=torch.zeros_like(images).index_copy_(0, first, found.images * mask))
 
@@ -390,7 +369,7 @@ class FusedStep:
         """What autograd can well do: relation prediction and the regularizer."""
         terms = []
         if self.loss.relation_weight:
-            terms.append(self.loss.relation_weight * cross_entropy(self.asked.relation_scores(f), f.relations))
+            terms.append(self.loss.relation_weight * cross_entropy(self.scored.relation_scores(f), f.relations))
         if self.regularizer.weight:
             terms.append(self.regularizer(f))
         return torch.stack(terms).sum() if terms else None

@@ -13,15 +13,12 @@ from torch import Tensor, nn
 
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.targets import Targets
-from dualkg.losses.grouping import Questions
-from dualkg.losses.softmax import CrossEntropy
-from dualkg.models import MODELS
-from dualkg.models.base import Factors, Model
+from dualkg.losses.grouping import QueryGroups
+from dualkg.losses.softmax import BoundOneVsAll
+from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
-from dualkg.models.rescal import RESCAL
-from dualkg.models.tucker import TuckER
-from dualkg.regularizers import PowerSum, Regularizer, depends_on_batch_only
+from dualkg.regularizers import PowerSum
 from dualkg.training.fused import Workspace
 from dualkg.training.optimizers import AnyOptimizer
 
@@ -90,16 +87,16 @@ class Table:
 class Scored(NamedTuple):
     """What images got from being scored: of heads and, where those are asked for, of tails; of what predicts relations.
 
-    The first is of `questions`, where they were scored in place of triples.
+    The first is of `queries`, where they were scored in place of triples.
     """
 
     images: list[Tensor]
     pairs: Tensor | None
-    questions: Questions | None
+    queries: QueryGroups | None
 
     @property
     def places(self) -> Tensor | None:
-        return None if self.questions is None else self.questions.rows_of_first
+        return None if self.queries is None else self.queries.rows_of_first
 
 
 class Vectors(ABC):
@@ -132,8 +129,8 @@ class Vectors(ABC):
         """In how many pieces the regularizer of a triple comes."""
 
     @abstractmethod
-    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
-        """Write h R (given 0) or t Rᵀ (given 2) of the triples, or h R of the questions, into `images`."""
+    def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
+        """Write h R (given 0) or t Rᵀ (given 2) of the triples, or h R of the queries, into `images`."""
 
     def pair(self, batch: Tensor, images: Tensor) -> None:
         """Write what relations are predicted by into `images`, of relations that are rows."""
@@ -171,10 +168,10 @@ class Coordinates(Vectors):
 
         return num_blocks(self.step.model.dim)
 
-    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
+    def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
         from dualkg.kernels.gpu.diagonal import map_rows_
 
-        asked = batch if questions is None else batch[questions.first]
+        asked = batch if queries is None else batch[queries.first]
         map_rows_(images, asked, self.table(given), self.relations, algebra=self.algebra, column=given)
 
     def pair(self, batch: Tensor, images: Tensor) -> None:
@@ -230,18 +227,18 @@ class Matrices(Vectors):
         one, other = (space.of(size, self.step.model.dim, self.relations) for space in spaces)
         return one, other
 
-    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
+    def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
         """All are mapped, for the regularizer and the matrices ask for all."""
         from dualkg.kernels.gpu.matrices import TriplesByRelation
 
         if given == 0:
             self.groups = TriplesByRelation.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
-        if questions is None:
+        if queries is None:
             self._map(batch, given, images)
             return
         bf16_output = self.bf16_output.of(len(batch), images.shape[1], images)
         self._map(batch, given, bf16_output)
-        images.copy_(bf16_output[questions.first])
+        images.copy_(bf16_output[queries.first])
 
     def _map(self, batch: Tensor, given: int, bf16_output: Tensor | None) -> None:
         from dualkg.kernels.gpu.matrices import map_rows_
@@ -315,18 +312,17 @@ class Mixtures(Matrices):
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
         model = step.model
-        assert isinstance(model, TuckER)
-        parameters = (model.relations, model.core)
+        parameters = (model.relations, model.get_parameter("core"))
         self.rows, self.core = (parameter.detach().flatten(1) for parameter in parameters)
         self.sums = [step.optimizer.state[parameter]["sum"].flatten(1) for parameter in parameters]
         self.relations, self.slopes = self.rows.new_zeros(2, len(self.rows), self.core.shape[1])
         self.never = torch.zeros(max(len(self.rows), len(self.core)), dtype=torch.int32, device=model.device)
 
-    def map(self, batch: Tensor, given: int, images: Tensor, questions: Questions | None) -> None:
+    def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
         if given == 0:
             with matmul_precision("tf32"):
                 torch.mm(self.rows, self.core, out=self.relations)
-        super().map(batch, given, images, questions)
+        super().map(batch, given, images, queries)
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
         from dualkg.kernels.gpu.adagrad import adagrad_
@@ -349,30 +345,22 @@ class Mixtures(Matrices):
             )
 
 
-def vectors_of(step: Bf16Step, regularizer: PowerSum) -> Vectors:
-    """By what the relations of the step's model are."""
-    if isinstance(step.model, DiagonalModel):
-        return Coordinates(step, regularizer)
-    return (Mixtures if isinstance(step.model, TuckER) else Matrices)(step, regularizer)
-
-
-MOST_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
-MOST_FORMED = 2**28  # numbers of matrices that are formed for a step, of all relations
+KERNELS: dict[str | None, type[Vectors]] = {"rows": Coordinates, "matrices": Matrices, "mixtures": Mixtures}
 
 
 class Bf16Step:
     """Descend on loss plus regularizer for one batch; what `ReferenceStep` does, but for rounding in the products."""
 
     def __init__(
-        self, model: BilinearModel, loss: CrossEntropy, regularizer: PowerSum, optimizer: AnyOptimizer
+        self, model: BilinearModel, loss: BoundOneVsAll, regularizer: PowerSum, optimizer: AnyOptimizer
     ) -> None:
         self.model = model
         self.loss = loss
         self.optimizer = optimizer
         self.eps = float(optimizer.param_groups[0]["eps"])
         if loss.grouped_by_query and not model.reciprocal:
-            raise ValueError("questions are put together for tails, and this model asks for heads too")
-        self.room: int | None = None  # for questions of a batch; as many as it has triples, if nothing is known of it
+            raise ValueError("queries are grouped for tail prediction, and this model predicts heads too")
+        self.room: int | None = None  # for queries of a batch; as many as it has triples if it is not known
         self.rate = torch.zeros((), device=model.device)
         self.now = torch.zeros((), dtype=torch.int32, device=model.device)
         # The side that asks for tails, and without reciprocal relations the one that asks for heads: the column of a
@@ -384,24 +372,8 @@ class Bf16Step:
             for name, table in model.named_parameters()
             if name in ("entities", "tails")
         }
-        self.vectors = vectors_of(self, regularizer)
+        self.vectors = KERNELS[model.relation_kernel](self, regularizer)
         self.beside = stream(model.device, "beside")
-
-    @staticmethod
-    def applies_to(model: Model, regularizer: Regularizer, *, predicts_relations: bool) -> bool:
-        """Whether model and regularizer are ours, so that kernels know what they do, and look at the batch alone."""
-        if type(model) not in MODELS.values() or not depends_on_batch_only(regularizer):
-            return False
-        if isinstance(model, RESCAL | TuckER):
-            formed = model.num_relation_ids * model.dim**2 if isinstance(model, TuckER) else 0
-            few = model.num_relation_ids <= MOST_MATRICES and formed <= MOST_FORMED
-            return few and model.has_adjoint and not predicts_relations
-        # The kernel of penalties takes one modulus of all numbers of a coordinate; of squares that is their sum anyway.
-        return (
-            isinstance(model, DiagonalModel)
-            and model.linear_in_relations
-            and (model.multiplicative_modulus or regularizer.power == 2)
-        )
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -412,31 +384,31 @@ class Bf16Step:
     def step(self, batch: Tensor) -> Tensor:
         """Take one step at the learning rate that is set."""
         self.now += 1
-        questions = self._questions(batch)
-        num_questions = len(batch) if questions is None else len(questions.starts) - 1
-        num_losses, num_penalties = len(self.sides) * num_questions, self.vectors.num_blocks * len(batch)
+        queries = self._queries(batch)
+        num_queries = len(batch) if queries is None else len(queries.starts) - 1
+        num_losses, num_penalties = len(self.sides) * num_queries, self.vectors.num_blocks * len(batch)
         num_predicted = len(batch) if self.loss.relation_weight else 0
         parts = torch.zeros(num_losses + num_predicted + num_penalties + 1, device=batch.device)  # of the objective
         sizes = [num_losses, num_predicted, num_penalties, 1]
         of_entities, of_relations, penalties, rest = torch.split(parts, sizes)
         losses = of_entities.view(len(self.sides), -1)
-        images = self._score(batch, questions, losses)
+        images = self._score(batch, queries, losses)
         pairs = self._predict_relations(batch, of_relations) if num_predicted else None
-        self.vectors.add_gradients(batch, Scored(images, pairs, questions), penalties)
+        self.vectors.add_gradients(batch, Scored(images, pairs, queries), penalties)
         self.vectors.update_relations(batch, rest[0])
         torch.cuda.current_stream().wait_stream(self.beside)
         for table in self.tables.values():
             table.update(self.now, self.rate, self.eps)
         return parts.sum()
 
-    def _questions(self, batch: Tensor) -> Questions | None:
+    def _queries(self, batch: Tensor) -> QueryGroups | None:
         """Those of the batch, where some of them may have several answers."""
         if not self.loss.grouped_by_query:
             return None
-        return Questions.of(batch[:, 0], batch[:, 1], room=len(batch) if self.room is None else self.room)
+        return QueryGroups.of(batch[:, 0], batch[:, 1], room=len(batch) if self.room is None else self.room)
 
-    def _score(self, batch: Tensor, questions: Questions | None, losses: Tensor) -> list[Tensor]:
-        """Score all entities for the questions of each side, write their losses, and find the gradients of the images.
+    def _score(self, batch: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
+        """Score all entities for the queries of each side, write their losses, and find the gradients of the images.
 
         The gradient of a table goes on beside what follows: nobody waits for it but the update.
         """
@@ -453,13 +425,13 @@ class Bf16Step:
             masks = {}
             for number, part in zip(sides, images.view(len(sides), size, -1), strict=True):
                 given, asked = self.sides[number]
-                self.vectors.map(batch, given, part, questions)
-                if (dropout := self.loss.dropouts.images) is not None:
-                    masks[number] = dropout.mask(f, part, backward=asked == 0, questions=questions)
+                self.vectors.map(batch, given, part, queries)
+                if (dropout := self.loss.dropouts.mapped) is not None:
+                    masks[number] = dropout.mask(f, part, backward=asked == 0, groups=queries)
                     part *= masks[number]
             torch.mm(images, table.copy.T, out=scores)
             for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
-                targets = self._targets(batch[:, self.sides[number][1]], questions)
+                targets = self._targets(batch[:, self.sides[number][1]], queries)
                 softmax_gradient_(part, targets, self.model.shape.num_entities, losses[number])
             found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
             for number, part in zip(sides, found, strict=True):
@@ -469,9 +441,9 @@ class Bf16Step:
                 torch.mm(scores.T, images, out=table.product)
         return upstream
 
-    def _targets(self, entities: Tensor, questions: Questions | None) -> Targets:
+    def _targets(self, entities: Tensor, queries: QueryGroups | None) -> Targets:
         shares = self._share(entities)
-        return Targets.one_each(entities, shares) if questions is None else Targets(entities, shares, questions.starts)
+        return Targets.one_each(entities, shares) if queries is None else Targets(entities, shares, queries.starts)
 
     def _asked(self, column: int) -> Tensor:
         return self.model.tail_table if column == 2 else self.model.head_table

@@ -14,8 +14,7 @@ from dualkg.errors import RequestError
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel
 from dualkg.models.diagonal import SimplE
-from dualkg.training.recipe import Data, ModelConfig, Recipe
-from dualkg.training.registry import find_class
+from dualkg.training.recipe import Data, ModelConfig, Recipe, find_class
 from dualkg.training.run import Run
 
 Array = npt.ArrayLike

@@ -1,8 +1,10 @@
-"""A recipe: every choice of a run, as validated TOML."""
+"""A recipe: all settings of a run, as validated TOML, and the objects that it names."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
@@ -14,24 +16,85 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    SerializationInfo,
-    SerializerFunctionWrapHandler,
+    FieldSerializationInfo,
     ValidationError,
-    model_serializer,
+    field_serializer,
+    field_validator,
     model_validator,
 )
 
+from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError, did_you_mean
+from dualkg.losses import LOSSES, Loss, OneVsAll
+from dualkg.losses.base import validation_sentence
+from dualkg.models import MODELS, Dual
+from dualkg.models.base import EmbeddingModel, Model
+from dualkg.regularizers import REGULARIZERS, Regularizer
+
+RENAMED_KEYS = {
+    "loss.kind": "loss.name, which is OneVsAll, KvsAll, NegativeSampling or MarginRanking",
+    "loss.count_power": "loss.count_exponent",
+    "loss.negatives": "loss.sampler",
+    "loss.sides": "loss.corruption",
+    "loss.temperature": "loss.adversarial_temperature",
+    "loss.known": "loss.filtered, with the opposite meaning",
+}
+
+
+def name_of(instance: object, known: Mapping[str, type]) -> str:
+    """The short name of a class that is registered, `package.module:Class` of any other."""
+    kind = type(instance)
+    return next((name for name, listed in known.items() if listed is kind), f"{kind.__module__}:{kind.__qualname__}")
+
+
+def find_class(name: str, known: Mapping[str, type], base: type) -> Any:
+    """The class of a short name, or of `package.module:Class` on the Python path or in the working folder."""
+    if name in known:
+        return known[name]
+    module_name, colon, class_name = name.partition(":")
+    if not colon:
+        near = did_you_mean(name, known) or f" There are {', '.join(known)}."
+        kind = base.__name__.removeprefix("Embedding").lower()
+        raise RequestError(f"No {kind} is named '{name}'.{near} Your own class is named package.module:Class.")
+    found = getattr(_import(module_name, name), class_name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise RequestError(f"'{name}' should be a subclass of dualkg's {base.__name__}; it is {found!r}.")
+    return found
+
+
+def check_importable(*names: str) -> None:
+    """Refuse to save a run with a class that another process could not import."""
+    for name in names:
+        module, _, kind = name.partition(":")
+        if module == "__main__" or "<locals>" in kind:
+            raise RequestError(
+                f"{kind} cannot be imported by its name, so a run with it cannot be saved: define it at the top level "
+                f"of a module and import it from there."
+            )
+
+
+def _import(module_name: str, name: str) -> Any:
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:  # a console script does not have the working folder on its path
+        sys.path.insert(0, here)
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:  # a user's module may raise anything
+        raise RequestError(f"'{name}' cannot be imported: {type(error).__name__}: {error}.") from None
+    finally:
+        if added:
+            sys.path.remove(here)
 
 
 class Section(BaseModel):
-    """A table of a recipe: unknown keys are refused, and nothing changes once it is made."""
+    """A table of a recipe: unknown keys are refused, and it is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Data(Section):
-    """Which graph: a name of the catalogue, `world`, or a path; the rest is for one's own files."""
+    """The graph: a name of the catalogue, `world`, or a path. The other keys are for files of your own."""
 
     graph: str = "world"
     columns: tuple[str | int, str | int, str | int] | None = None
@@ -41,7 +104,7 @@ class Data(Section):
 
 
 class ModelConfig(Section):
-    """A model of dualkg by its name, or one's own as `package.module:Class`; `options` go to that class."""
+    """A model of dualkg by name, or your own as `package.module:Class`; `options` are passed to that class."""
 
     name: str = "ComplEx"
     dim: int = Field(100, ge=1)
@@ -49,6 +112,23 @@ class ModelConfig(Section):
     init_scale: float | Literal["xavier"] | None = None
     dual: Literal["none", "tail", "head"] = "none"
     options: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, model: Model) -> ModelConfig:
+        """The config that builds a model like this one."""
+        return cls.model_validate({"name": name_of(model.embedding, MODELS), **_with_options(cls, model.config)})
+
+    def build(self, shape: GraphShape, *, seed: int) -> Model:
+        """The model with new parameters."""
+        kind = find_class(self.name, MODELS, EmbeddingModel)
+        keywords: dict[str, Any] = {"dim": self.dim, "reciprocal": self.reciprocal, **self.options}
+        if self.init_scale is not None:
+            keywords["init_scale"] = self.init_scale
+        try:
+            model: Model = kind(shape, seed=seed, **keywords)
+        except TypeError as error:
+            raise RequestError(f"{self.name} cannot be made from [model]: {error}.") from None
+        return model if self.dual == "none" else Dual(model, self.dual)  # type: ignore[arg-type]
 
 
 class RegularizerConfig(Section):
@@ -60,84 +140,53 @@ class RegularizerConfig(Section):
     mapped: float | None = Field(None, ge=0)
     options: dict[str, Any] = {}
 
+    @classmethod
+    def of(cls, regularizer: Regularizer) -> RegularizerConfig:
+        """The config that builds a regularizer like this one."""
+        name = name_of(regularizer, REGULARIZERS)
+        return cls.model_validate({"name": name, **_with_options(cls, regularizer.config)})
 
-OF_TRIPLES = ("frequency_weight", "relation_weight")
-OF_CROSS_ENTROPY = (*OF_TRIPLES, "dropout", "head_dropout", "label_smoothing")
-OF_SAMPLING = ("num_negatives", "negatives", "sides", "margin", "temperature", "subsampling", "known")
+    def build(self) -> Regularizer:
+        """The regularizer; `plain` and `mapped` are refused by those that have none."""
+        kind = find_class(self.name, REGULARIZERS, Regularizer)
+        keywords = self.model_dump(exclude_none=True, exclude={"name", "options"}) | self.options
+        if self.weight is None and self.name != "none":
+            raise RequestError(f"{self.name} needs a weight, the paper's λ: set regularizer.weight.")
+        try:
+            regularizer: Regularizer = kind(**keywords)
+        except TypeError:
+            extra = " and ".join(key for key in ("plain", "mapped") if key in keywords)
+            whose = f"{extra}: those are DURA's" if extra else f"such setting: {', '.join(keywords)}"
+            raise RequestError(f"{self.name} has no {whose}.") from None
+        return regularizer
 
 
-class Loss(Section):
-    """Cross entropy over all entities, or a loss over negatives that are sampled; each kind has keys of its own.
+def _with_options(table: type[Section], config: Mapping[str, object]) -> dict[str, object]:
+    """Keywords of a class as keys of a recipe's table, those that the table does not have under `options`."""
+    own = {key: value for key, value in config.items() if key in table.model_fields}
+    return {**own, "options": {key: value for key, value in config.items() if key not in own}}
 
-    `cross entropy` has one answer at a time, `all answers` all those of a question together. `frequency_weight` is w0
-    of Appendix D.1, `relation_weight` adds relation prediction, `dropout` is the share of each query's image that is
-    set to zero while it is scored, `head_dropout` that of its head. `margin` is γ; left out, the loss's own.
-    """
 
-    kind: Literal["cross entropy", "all answers", "negative sampling", "margin"] = "cross entropy"
-    frequency_weight: float = Field(0.0, ge=0, le=1)
-    relation_weight: float = Field(0.0, ge=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
-    head_dropout: float = Field(0.0, ge=0, lt=1)
-    label_smoothing: float = Field(0.0, ge=0, lt=1)
-    count_power: float = Field(0.0, ge=0, le=1)
-    num_negatives: int = Field(64, ge=1)
-    negatives: Literal["uniform", "shared", "batch"] = "uniform"
-    sides: Literal["uniform", "bernoulli", "both"] = "uniform"
-    margin: float | None = Field(None, ge=0)
-    temperature: float = Field(1.0, ge=0)
-    subsampling: bool = False
-    known: bool = False
-
-    @property
-    def samples(self) -> bool:
-        """Whether scores are of negatives that are drawn, not of all entities."""
-        return self.kind in ("negative sampling", "margin")
-
-    def _idle(self) -> dict[str, str]:
-        """The keys that this choice has no use for, and why, as the middle of a sentence."""
-        sampling = dict.fromkeys(OF_SAMPLING, f"is for a loss that samples negatives, and loss.kind is '{self.kind}'")
-        counting = {"count_power": f"is for all answers of a question, and loss.kind is '{self.kind}'"}
-        entropy = f"is for cross entropy, and loss.kind is '{self.kind}'"
-        if self.kind == "cross entropy":
-            return sampling | counting
-        if self.kind == "all answers":
-            return sampling | dict.fromkeys(OF_TRIPLES, entropy)
-        idle = dict.fromkeys(OF_CROSS_ENTROPY, entropy) | counting
-        if self.kind == "margin":
-            idle["temperature"] = "is for negative sampling, and loss.kind is 'margin'"
-        if self.negatives == "batch":
-            idle["num_negatives"] = "says how many are drawn, and loss.negatives = 'batch' draws none"
-        return idle
-
-    def _is_default(self, key: str) -> bool:
-        return bool(getattr(self, key) == type(self).model_fields[key].default)
-
-    @model_validator(mode="after")
-    def _all_is_of_use(self) -> Loss:
-        for key, why in self._idle().items():
-            if not self._is_default(key):
-                raise ValueError(f"{key} {why}; leave {key} out")
-        return self
-
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Where choices left open are left out, so are keys of another kind: cross entropy is written as it was."""
-        found: dict[str, Any] = write(self)
-        if not info.exclude_none:
-            return found
-        silent = {"kind", "label_smoothing", "head_dropout"} if self.kind == "cross entropy" else set()
-        left_out = {*self._idle(), *(key for key in silent if self._is_default(key))}
-        return {key: value for key, value in found.items() if key not in left_out}
+def build_loss(table: Any) -> Loss:
+    """The loss of a recipe's table: `name` and its settings."""
+    if not isinstance(table, Mapping):
+        raise ValueError("a table with name and settings was expected")
+    settings = dict(table)
+    name = settings.pop("name", "OneVsAll")
+    kind = find_class(name, LOSSES, Loss)
+    for key in settings.keys() - kind.model_fields.keys():
+        owners = [known for known, listed in LOSSES.items() if key in listed.model_fields]
+        if owners:
+            raise ValueError(f"{key} is a setting of {' and '.join(owners)}, and loss.name is '{name}'; leave it out")
+    loss: Loss = kind(**settings)
+    return loss
 
 
 class Optimizer(Section):
-    """The learning rate falls to zero, linearly or as a cosine, from the share `decay_from` of training on.
+    """The optimizer and its learning rate, which may decay to zero from the share `decay_from` of training on.
 
-    From the share `average_from` on, the weights at the end of each epoch are averaged, and their mean is kept.
-
-    Adagrad and Adam divide a gradient by its usual size; where that is far below `epsilon`, they step as SGD does.
-    Left out, `epsilon` is 1e-10 for Adagrad and 1e-8 for Adam.
+    From the share `average_from` on, the weights at the end of each epoch are averaged, and the run keeps the mean.
+    `epsilon` is 1e-10 for Adagrad and 1e-8 for Adam if it is left out.
     """
 
     name: Literal["Adagrad", "Adam", "SGD"] = "Adagrad"
@@ -155,7 +204,7 @@ class Optimizer(Section):
 
 
 class Validation(Section):
-    """Rank the validation split every so many epochs; stop after `patience` without a better MRR; 0 is never."""
+    """Rank the validation split every `every` epochs; stop after `patience` without a better MRR; 0 is never."""
 
     every: int = Field(0, ge=0)
     patience: int = Field(0, ge=0)
@@ -169,14 +218,12 @@ class Validation(Section):
 
 
 class Training(Section):
-    """`checkpoint_seconds` is by the clock, so that short epochs do not drown in writing.
+    """How training runs. Every epoch has its own order of the triples.
 
-    Every epoch has an order of its own; with `queries` the answers of the same query, up to 16, come together, and
-    the fused engine scores that question once.
-
-    The fused engine and the plain one take the same steps; `auto` is fused where it applies. `bf16` is for the
-    fused engine's products with the entity tables, which stay float32; `auto` is that where it is faster. With `tf32`
-    all products are that on a GPU, by either engine, and float32 elsewhere.
+    With `order = "queries"`, up to 16 answers of a query come together, and the fast engine scores that query once.
+    Both engines take the same steps; `auto` is the fast one where it applies. `bf16` is for the fast engine's products
+    with the entity tables, which stay float32; `auto` is that where it is faster. With `tf32` all products are
+    TensorFloat-32 on a GPU, and float32 elsewhere. Checkpoints are written every `checkpoint_seconds`.
     """
 
     epochs: int = Field(20, ge=1)
@@ -187,86 +234,68 @@ class Training(Section):
     engine: Literal["auto", "reference", "fast"] = "auto"
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
 
-    @model_serializer(mode="wrap")
-    def _written(self, write: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Where choices left open are left out, so is the usual order: recipes are written as they were."""
-        found: dict[str, Any] = write(self)
-        if info.exclude_none and self.order == "triples":
-            del found["order"]
-        return found
 
-
-class Recipe(Section):
-    """Every choice of a run."""
+class Recipe(Section, title="recipes"):
+    """All settings of a run."""
 
     data: Data = Data()
     model: ModelConfig = ModelConfig()
     regularizer: RegularizerConfig = RegularizerConfig()
-    loss: Loss = Loss()
+    loss: Loss = OneVsAll()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
     validation: Validation = Validation()
 
+    @field_validator("loss", mode="before")
+    @classmethod
+    def _loss_of_table(cls, value: Any) -> Loss:
+        return value if isinstance(value, Loss) else build_loss(value)
+
+    @field_serializer("loss")
+    def _table_of_loss(self, loss: Loss, info: FieldSerializationInfo) -> dict[str, Any]:
+        """Name and settings; without defaults where values of None are left out, too, so that the name can change."""
+        return {"name": name_of(loss, LOSSES), **loss.model_dump(exclude_defaults=bool(info.exclude_none))}
+
     @model_validator(mode="after")
-    def _one_choice_of_weights(self) -> Recipe:
+    def _combinations(self) -> Recipe:
         if self.optimizer.average_from < 1 and self.validation.keep == "best":
             raise ValueError(
                 "a mean of weights is kept by optimizer.average_from, or the best by validation.keep; not both"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _questions_are_of_tails(self) -> Recipe:
         if self.training.order == "queries" and not self.model.reciprocal:
             raise ValueError(
-                "without reciprocal relations every triple is asked for its head too, so training.order = 'queries' "
-                "is for model.reciprocal = true; it is false"
+                "without reciprocal relations heads are predicted too, so training.order = 'queries' is for "
+                "model.reciprocal = true; it is false"
             )
+        if self.loss.examples == "queries":
+            self._check_queries()
+        self.loss.check_training(reciprocal=self.model.reciprocal, batch_size=self.training.batch_size)
         return self
 
-    @model_validator(mode="after")
-    def _questions_are_examples(self) -> Recipe:
-        if self.loss.kind != "all answers":
-            return self
+    def _check_queries(self) -> None:
+        name = type(self.loss).__name__
         if not self.model.reciprocal:
-            raise ValueError("all answers are those of questions for tails, so model.reciprocal should be true")
+            raise ValueError(f"{name} is a loss of tail queries, so model.reciprocal should be true; it is false")
         if self.training.order == "queries":
-            raise ValueError("all answers of a question come together as it is; leave training.order out")
+            raise ValueError(f"{name} groups the answers of a query anyway; leave training.order out")
         if self.regularizer.name != "none":
             raise ValueError(
-                f"a regularizer is of triples, and loss.kind = 'all answers' goes over questions, so regularizer.name "
-                f"should be 'none'; it is '{self.regularizer.name}'"
+                f"a regularizer is a mean over triples, and {name} trains on queries, so regularizer.name should be "
+                f"'none'; it is '{self.regularizer.name}'"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _negatives_can_be_drawn(self) -> Recipe:
-        if not self.loss.samples:
-            return self
-        if self.training.batch_size < 2:
-            raise ValueError(
-                "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
-                "training.batch_size should be at least 2; it is 1"
-            )
-        if self.loss.sides != "uniform" and self.model.reciprocal:
-            raise ValueError(
-                f"with reciprocal relations tails alone are corrupted, so loss.sides = '{self.loss.sides}' is for "
-                f"model.reciprocal = false; it is true"
-            )
-        return self
 
     def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
-        """Another recipe with some choices changed, named as `training.epochs`."""
+        """Another recipe with some values changed, named as `training.epochs`."""
         tables = self.model_dump(exclude_none=True)
         for name, value in changes.items():
             put(tables, name, value)
         return recipe_from(tables, source="--set")
 
     def as_toml(self) -> str:
-        """The recipe as it is read again; choices left to the model or the regularizer are left out."""
+        """The recipe as TOML; values left to the model or the regularizer are left out."""
         parts = []
-        for name, section in self.model_dump(exclude_none=True).items():
-            lines = [f"{key} = {_toml(value)}" for key, value in section.items() if value != {}]
+        for name, section in self.model_dump().items():
+            lines = [f"{key} = {_toml(value)}" for key, value in section.items() if value is not None and value != {}]
             parts.append("\n".join([f"[{name}]", *lines]))
         return "\n\n".join(parts) + "\n"
 
@@ -303,11 +332,20 @@ def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None) -
 
 
 def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
-    """Validate tables as a recipe; the first thing wrong is told in a sentence."""
+    """Validate tables as a recipe; the error is a sentence on the first problem."""
+    for name, renamed in RENAMED_KEYS.items():
+        section, _, key = name.partition(".")
+        table = tables.get(section)
+        if isinstance(table, Mapping) and key in table:
+            raise RequestError(f"{source}: {name} is now {renamed}.")
     try:
         return Recipe.model_validate(tables)
     except ValidationError as error:
-        raise RequestError(f"{source}: {_sentence(error)}") from None
+        first = error.errors()[0]["loc"]
+        table = Recipe.model_fields[str(first[0])].annotation if len(first) > 1 else Recipe
+        raise RequestError(f"{source}: {validation_sentence(error, getattr(table, 'model_fields', ()))}") from None
+    except RequestError as error:
+        raise RequestError(f"{source}: {error}") from None
 
 
 def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
@@ -332,24 +370,6 @@ def put(tables: dict[str, Any], name: str, value: Any) -> None:
         if not isinstance(tables, dict):
             raise RequestError(f"{name} cannot be set: {part} is not a table of the recipe.")
     tables[key] = value
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = [str(part) for part in first["loc"]]
-    name = ".".join(where)
-    if first["type"] == "extra_forbidden":
-        section = Recipe.model_fields[where[0]].annotation if len(where) > 1 else Recipe
-        known = list(getattr(section, "model_fields", ()))
-        kind = f"a choice of [{where[0]}]" if len(where) > 1 else "a table of a recipe"
-        near = did_you_mean(where[-1], known) or f" There are: {', '.join(known)}."
-        return f"{name} is not {kind}.{near}"
-    if first["type"] == "value_error":
-        said = first["msg"].removeprefix("Value error, ")
-        return f"{name}: {said}." if name else f"{said}."
-    came = json.dumps(first["input"], ensure_ascii=False, default=str)
-    rule = first["msg"].removeprefix("Input should be ")
-    return f"{name} should be {rule}; {came} came."
 
 
 def _toml(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a run was made with."""
+"""A run: a trained model with its graph, recipe and reports, and the folder that it is saved in."""
 
 from __future__ import annotations
 
@@ -26,13 +26,12 @@ from dualkg.files import atomic_folder, link_or_copy, read_json, write_text
 from dualkg.models.base import Model, skip_initialization
 from dualkg.training.checkpoint import load_weights, read_weights, save_weights
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.registry import build_model
 
 PACKAGES = ("dualkg", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
 
 
 def environment(device: torch.device, *, fingerprint: str, engine: str | None = None) -> dict[str, object]:
-    """Versions, commit, device, threads, the engine that was chosen, and the hash of the data."""
+    """What a run was made with: versions, commit, device, threads, engine, and the hash of the data."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),
@@ -53,11 +52,9 @@ def describe_device(device: torch.device) -> str:
 
 
 def processor() -> str:
-    """The processor's name as Linux tells it, or what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
+    """The name of the processor from Linux, or else from Python."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
     named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
     return next(named, platform.processor() or platform.machine())
 
@@ -72,12 +69,12 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this source tree, marked where files differ from it; None outside of one.
+    """The commit of this source tree, marked `-dirty` if files differ; None if it is not a git repository.
 
-    `DUALKG_COMMIT` says it where git cannot, as in a copy of the tree.
+    `DUALKG_COMMIT` overrides it, for copies of the tree.
     """
-    if said := os.environ.get("DUALKG_COMMIT"):
-        return said
+    if given := os.environ.get("DUALKG_COMMIT"):
+        return given
     here = Path(__file__).parent
     if "site-packages" in here.parts or sys.platform == "win32":
         return None
@@ -97,7 +94,7 @@ def _commit() -> str | None:
 
 @dataclass
 class Run:
-    """A trained model with the graph and the recipe it was trained by."""
+    """A trained model with its graph, recipe and results."""
 
     model: Model
     graph: Graph
@@ -105,8 +102,8 @@ class Run:
     history: list[dict[str, Any]] = field(default_factory=list)
     reports: dict[str, Report] = field(default_factory=dict)
     folder: Path | None = None
-    costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory: training/costs.py
-    sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are those kept without their zeros
+    costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory
+    sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
 
     @property
     def report(self) -> Report:
@@ -114,7 +111,7 @@ class Run:
         return self.report_on("test")
 
     def report_on(self, split: Split) -> Report:
-        """The report on a split: the one made when training ended, from its saved ranks, or a new one."""
+        """The report on a split: from training, from saved ranks, or evaluated now."""
         if split not in self.reports:
             ranks = RunFolder(self.folder).ranks(split) if self.folder else None
             if ranks and ranks.exists():
@@ -124,10 +121,10 @@ class Run:
         return self.reports[split]
 
     def save(self, path: str | Path) -> Path:
-        """Keep a run that was made without a folder, such as one of imported embeddings."""
+        """Save a run that has no folder, such as one of imported embeddings."""
         folder = RunFolder(path)
         folder.check_free()
-        with folder.beginning(
+        with folder.create(
             self.recipe, self.graph, environment(self.model.device, fingerprint=self.graph.fingerprint)
         ) as fresh:
             fresh.finish(self)
@@ -150,7 +147,6 @@ class RunFolder:
         self.report = self.path / "report.json"
         self.sparsity = self.path / "sparsity.json"
         self.calibration = self.path / "calibration.json"
-        self.extension = self.path / "extension.json"
         self.map = self.path / "map.parquet"
         self.decisions = self.path / "decisions.jsonl"
 
@@ -162,46 +158,43 @@ class RunFolder:
         return self.report.exists() and self.weights.exists()
 
     def check_free(self, *, overwrite: bool = False) -> None:
-        """Refuse a folder that holds a run or anything else, unless it is a run that may be overwritten."""
+        """Refuse a folder that is not empty, unless it is a run that may be overwritten."""
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
-        strange = self._strange_names()
-        if strange:
+        if unknown := self._unknown_files():
             raise RequestError(
-                f"{self.path} exists and is not a run: it has {', '.join(strange[:3])}. Name another folder with --out."
+                f"{self.path} exists and is not a run: it has {', '.join(unknown[:3])}. Name another folder with --out."
             )
         if overwrite and self.decisions.exists():
             raise RequestError(
-                f"{self.path} has decisions on new facts ({self.decisions.name}), which no training brings back. Move "
-                f"that file elsewhere first, or name another folder with --out."
+                f"{self.path} has decisions on new facts ({self.decisions.name}), which would be lost. Move that file "
+                f"elsewhere first, or name another folder with --out."
             )
         if overwrite:
             return
         if self.finished:
-            raise RequestError(f"{self.path} holds a finished run. Use --overwrite, or another folder with --out.")
+            raise RequestError(f"{self.path} is a finished run. Use --overwrite, or another folder with --out.")
         raise RequestError(
-            f"{self.path} holds a run that was not finished. Go on with: dualkg resume {self.path}, "
-            f"or begin again with --overwrite."
+            f"The run {self.path} is not finished. Resume it with: dualkg resume {self.path}, or replace it with "
+            f"--overwrite."
         )
 
-    def _strange_names(self) -> list[str]:
-        """What a run does not leave behind, or `no recipe.toml`: a folder with any of it is never removed."""
+    def _unknown_files(self) -> list[str]:
+        """Files that are not a run's, or what a run lacks: a folder with any of these is never removed."""
         if not self.path.is_dir():
             return ["no folder"]
-        own = {path.name for path in vars(self).values() if isinstance(path, Path)}
-        own |= {self.ranks(split).name for split in SPLITS}
-        strange = sorted(path.name for path in self.path.iterdir() if path.name not in own)
-        return (
-            strange if self.recipe.exists() and (self.graph / "graph.json").exists() else [*strange, "no recipe.toml"]
-        )
+        known = {path.name for path in vars(self).values()} | {self.ranks(split).name for split in SPLITS}
+        unknown = sorted(path.name for path in self.path.iterdir() if path.name not in known)
+        is_run = self.recipe.exists() and (self.graph / "graph.json").exists()
+        return unknown if is_run else [*unknown, "no recipe.toml"]
 
     @contextmanager
-    def beginning(
+    def create(
         self, recipe: Recipe, graph: Graph, environment: dict[str, object], *, overwrite: bool = False
     ) -> Iterator[RunFolder]:
-        """Everything that resuming needs, all at once: a folder that can be seen can be resumed.
+        """Write all that resuming needs atomically: a folder that exists can be resumed.
 
-        A run that is overwritten goes only when the new one is there to take its place.
+        A run that is overwritten is removed only when the new one can take its place.
         """
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
         with atomic_folder(self.path, existing=existing, last=self.recipe.name) as path:
@@ -212,9 +205,9 @@ class RunFolder:
             yield fresh
 
     def finish(self, run: Run, *, trained: Path | None = None) -> None:
-        """The results, the report last; then the checkpoint is of no more use.
+        """Write the results, the report last, and remove the checkpoint.
 
-        `trained` is a file that has the weights already: the checkpoint that training ended with.
+        `trained` is a file that has the weights already: the last checkpoint.
         """
         if trained:
             link_or_copy(trained, self.weights)
@@ -232,21 +225,22 @@ class RunFolder:
         self.checkpoint.unlink(missing_ok=True)
 
     def check_is_run(self) -> None:
+        """Refuse anything but the folder of a run."""
         if self.path.is_file():
             raise RequestError(f"{self.path} is a file; the folder of a run was expected.")
         if not self.recipe.exists():
-            what = "does not exist" if not self.path.exists() else "holds no run (there is no recipe.toml)"
+            what = "does not exist" if not self.path.exists() else "is not a run (there is no recipe.toml)"
             raise RequestError(f"{self.path} {what}.{_runs_nearby(self.path)}")
 
     def saved_reports(self) -> dict[str, Any]:
-        """The reports of a finished run by split, as they were written."""
+        """The saved reports of a finished run by split."""
         found: dict[str, Any] = read_json(self.report)
         return found
 
-    def how_to_go_on(self) -> str:
+    def resume_advice(self) -> str:
         if self.checkpoint.exists():
-            return f"Go on with: dualkg resume {self.path}"
-        return f"Its checkpoint is gone too; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
+            return f"Resume it with: dualkg resume {self.path}"
+        return f"It has no checkpoint; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
 
     def load_graph(self) -> Graph:
         try:
@@ -261,14 +255,14 @@ class RunFolder:
 
 
 def load_run(path: str | Path) -> Run:
-    """Load a finished run, ready to be asked."""
+    """Load a finished run."""
     folder = RunFolder(path)
     folder.check_is_run()
     if not folder.finished:
-        raise RequestError(f"The run {folder.path} is not finished. {folder.how_to_go_on()}")
+        raise RequestError(f"The run {folder.path} is not finished. {folder.resume_advice()}")
     recipe, graph = load_recipe(folder.recipe), folder.load_graph()
     with skip_initialization():
-        model = build_model(recipe.model, graph.shape, seed=recipe.training.seed)
+        model = recipe.model.build(graph.shape, seed=recipe.training.seed)
     load_weights(model, read_weights(folder.weights), source=folder.weights)
     history = read_json(folder.history) if folder.history.exists() else []
     sparsity = read_json(folder.sparsity) if folder.sparsity.exists() else None

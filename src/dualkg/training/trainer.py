@@ -1,4 +1,4 @@
-"""What a run costs: seconds of training, of getting ready for it and of ranking, and the peak of memory."""
+"""The training loop: epochs, validation, progress, checkpoints and graceful shutdown."""
 
 from __future__ import annotations
 
@@ -26,245 +26,31 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.evaluation.report import evaluate
 from dualkg.kernels.hardware import matmul_precision
-from dualkg.kernels.hashing import STEP, splitmix64
-from dualkg.losses.grouping import asks_anew
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
+from dualkg.training.batches import GroupedByQuery, most_queries, one_of_each_query, shuffled
 from dualkg.training.checkpoint import Progress
 from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.engines import Step, build_step, choose_engine
 from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe
-from dualkg.training.registry import build_loss
 
-# In these kernels are compiled, and on a GPU a step is captured as a graph.
-STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}
-
-
-@dataclass(frozen=True)
-class Costs:
-    """`training_seconds` are of the epochs, without their warm-up and without validation.
-
-    Of a run that was resumed, warm-up and peak are those of the last process.
-    """
-
-    warm_up_seconds: float
-    training_seconds: float
-    ranking_seconds: float
-    peak_mib: float | None
-
-    def as_dict(self) -> dict[str, float | None]:
-        return {name: None if value is None else round(value, 3) for name, value in asdict(self).items()}
-
-
-class WarmUp:
-    """Times the first steps, and the first one of any other size, apart from those after them."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = 0.0
-        self._taken: Counter[int] = Counter()
-
-    def take(self, step: Callable[[Tensor, float], Tensor], batch: Tensor, learning_rate: float) -> Tensor:
-        """Take one step. On a GPU the host waits for the first ones, and never again."""
-        first = next(iter(self._taken), len(batch))
-        if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if len(batch) == first else 1):
-            return step(batch, learning_rate)
-        self._taken[len(batch)] += 1
-        self._wait()
-        started = time.perf_counter()
-        objective = step(batch, learning_rate)
-        self._wait()
-        self.seconds += time.perf_counter() - started
-        return objective
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-
-
-class Clock:
-    """Seconds since it was made, without those of a warm-up."""
-
-    def __init__(self, warm_up: WarmUp) -> None:
-        self._warm_up = warm_up
-        self._started = time.perf_counter() - warm_up.seconds
-
-    def passed(self) -> float:
-        return time.perf_counter() - self._started - self._warm_up.seconds
-
-
-def reset_peak(device: torch.device) -> None:
-    """Count a GPU's memory from here, without what earlier runs left; a process's own is counted from its start."""
-    if device.type == "cuda":
-        gc.collect()  # Python clears cycles by the number of objects, not by what they hold
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_mib(device: torch.device) -> float | None:
-    """On a GPU what PyTorch had allocated at most, on a CPU what the process had; Windows does not tell."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    if sys.platform == "win32":
-        return None
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
-
-
-MOST_TOGETHER = 16  # answers of a question that stand together: more would leave a batch with few questions
-
-
-def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """The numbers below `size` in an order that depends on seed and epoch alone, `(size,)`.
-
-    Whole numbers are mixed and sorted, so the order needs no generator whose numbers differ between devices.
-    """
-    return torch.argsort(_drawn(torch.arange(size, device=device), seed=seed, epoch=epoch))
-
-
-class GroupedByQuery:
-    """Orders in which answers of the same question stand together, so that it need be scored only once.
-
-    The answers of each question are shuffled and dealt into hands of at most `MOST_TOGETHER`; then the hands are.
-    """
-
-    def __init__(self, triples: Tensor) -> None:
-        keys = triples[:, 0] * (triples[:, 1].max() + 1) + triples[:, 1]
-        _, self.questions, counts = torch.unique(keys, return_inverse=True, return_counts=True)
-        hands = (counts + MOST_TOGETHER - 1) // MOST_TOGETHER
-        self.starts, self.first_hands = counts.cumsum(0) - counts, hands.cumsum(0) - hands
-
-    def shuffled(self, *, seed: int, epoch: int) -> Tensor:
-        """As the function of that name."""
-        size, device = len(self.questions), self.questions.device
-        order = shuffled(size, seed=seed, epoch=epoch, device=device)
-        order = order[torch.argsort(self.questions[order], stable=True)]
-        questions, places = self.questions[order], torch.arange(size, device=device)
-        hands = self.first_hands[questions] + (places - self.starts[questions]) // MOST_TOGETHER
-        # Numbers from `size` on have not been drawn for the triples.
-        return order[torch.argsort(_drawn(hands + size, seed=seed, epoch=epoch), stable=True)]
-
-
-def one_of_each_query(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The first triple of every head and relation, in the order of the triples."""
-    _, first = np.unique(triples[:, :2], axis=0, return_index=True)
-    return triples[np.sort(first)]
-
-
-def most_queries(triples: Tensor, batch_size: int) -> int:
-    """The most questions that a batch asks, where batches are cut from triples in this order."""
-    again = asks_anew(triples[:, 0], triples[:, 1])
-    again[::batch_size] = True
-    batches = torch.arange(len(triples), device=triples.device) // batch_size
-    return int(torch.bincount(batches[again]).max())
-
-
-def _drawn(numbers: Tensor, *, seed: int, epoch: int) -> Tensor:
-    start = int(splitmix64(splitmix64(torch.tensor(seed) * STEP) + torch.tensor(epoch) * STEP))
-    return splitmix64(numbers * STEP + start)
-
-
-@contextmanager
-def tiny_numbers_as_zero() -> Iterator[None]:
-    """Take numbers below 10⁻³⁸ for zero: processors are slow with them, and early in training there are many."""
-    before = _takes_tiny_numbers_as_zero()
-    torch.set_flush_denormal(True)
-    try:
-        yield
-    finally:
-        torch.set_flush_denormal(before)
-
-
-def _takes_tiny_numbers_as_zero() -> bool:
-    return bool(torch.tensor([2.0**-126]).mul(0.5) == 0)
-
-
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a GPU the one that kernels are started on, where there are several."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-class GracefulShutdown:
-    """Whether someone has asked to stop."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Turn the first Ctrl-C or TERM into a request; a second one is not waited for. Only in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: object) -> None:
-            if self.asked:
-                raise KeyboardInterrupt
-            self.asked = True
-
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
-class Seen(NamedTuple):
-    """A sum, and of how many steps."""
-
-    loss_sum: float
-    step: int
-
-
-class RunningLoss:
-    """Sums losses where they are; what it held a while ago can be read without making the device wait."""
-
-    def __init__(self, device: torch.device, start: float) -> None:
-        self._sum = torch.tensor(start, dtype=torch.float64, device=device)
-        self._waits = device.type == "cuda"
-        self._copy = torch.empty((), dtype=torch.float64, pin_memory=self._waits)
-        self._under_way: tuple[torch.cuda.Event, int] | None = None
-
-    def add(self, loss: Tensor) -> None:
-        self._sum += loss
-
-    def glance(self, step: int) -> Seen | None:
-        """The sum, if it is there; on a GPU that of an earlier glance, whose copy has arrived meanwhile."""
-        if not self._waits:
-            return Seen(self.total(), step)
-        seen = None
-        if self._under_way and self._under_way[0].query():  # type: ignore[no-untyped-call]
-            seen = Seen(float(self._copy), self._under_way[1])
-            self._under_way = None
-        if not self._under_way:
-            self._copy.copy_(self._sum, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._under_way = (event, step)
-        return seen
-
-    def total(self) -> float:
-        """The sum of all that was added, waited for."""
-        return float(self._sum)
-
-
-STEPS_BETWEEN_CHECKS = 50  # on a GPU: a look costs a copy
+STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}  # in which kernels are compiled, and on a GPU a step is captured as a graph
+STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss: on a GPU it costs a copy
+OnProgress = Callable[["ProgressEvent"], None]
 
 
 class InterruptedRunError(DualkgError):
-    """Training was stopped by its user; what was done is saved."""
+    """Training was stopped by its user; the state is saved."""
 
     exit_code = 130
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """What a progress display needs to know."""
+    """What a progress display shows."""
 
     epoch: int
     epochs: int
@@ -277,8 +63,8 @@ class ProgressEvent:
 class Trainer:
     """Trains a model by a recipe, from the start or from a checkpoint.
 
-    Batches depend on seed and epoch alone, so a checkpoint need hold no random state, and a run that was
-    killed ends with the same weights as one that was not.
+    Batches depend on seed and epoch alone, so a checkpoint needs no random state, and a run that was killed and
+    resumed ends with the same weights as one that was not.
     """
 
     def __init__(
@@ -288,7 +74,7 @@ class Trainer:
         recipe: Recipe,
         regularizer: Regularizer,
         *,
-        on_progress: Callable[[ProgressEvent], None] | None = None,
+        on_progress: OnProgress | None = None,
     ) -> None:
         model.check_shape(graph.shape)
         regularizer.check(model.embedding)
@@ -301,14 +87,14 @@ class Trainer:
         reset_peak(model.device)
         self.warm_up = WarmUp(model.device)
         examples = self._examples()
-        check_memory(recipe, model, self.engine, num_examples=len(examples))
+        check_memory(recipe, model, regularizer, self.engine, num_examples=len(examples))
         self.examples = torch.from_numpy(examples).to(model.device)
         self.grouped_by_query = GroupedByQuery(self.examples) if recipe.training.order == "queries" else None
         self.optimizer = build_optimizer(
             recipe.optimizer,
             model.parameters(),
-            one_pass=self.engine not in ("plain", "captured"),
-            captured=self.engine == "captured",
+            one_pass=self.engine.fast,
+            captured=self.engine.step == "captured",
         )
         self.regularizer = regularizer
         self.step = self._step()
@@ -319,13 +105,26 @@ class Trainer:
         self._saved_at = time.monotonic()
         self.stop = GracefulShutdown()
 
-    # -- what is trained on -------------------------------------------------------------------------------
+    @classmethod
+    def of_recipe(
+        cls, recipe: Recipe, graph: Graph, *, device: torch.device, on_progress: OnProgress | None = None
+    ) -> Trainer:
+        """A trainer of the model and the regularizer that a recipe names."""
+        model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(device)
+        return cls(model, graph, recipe, recipe.regularizer.build(), on_progress=on_progress)
+
+    # -- training data ------------------------------------------------------------------------------------
 
     def _step(self) -> Step:
-        """A step that sees the weights as they are now: a fused one may hold copies of the tables."""
-        return build_step(
-            self.engine, self.model, build_loss(self.recipe, self.model, self.graph), self.regularizer, self.optimizer
+        """A step for the present weights: a fused one may hold copies of the tables."""
+        loss = self.recipe.loss.bind(
+            self.model,
+            self.graph,
+            batch_size=self.recipe.training.batch_size,
+            seed=self.recipe.training.seed,
+            grouped_by_query=self.grouped_by_query is not None,
         )
+        return build_step(self.engine, self.model, loss, self.regularizer, self.optimizer)
 
     def _examples(self) -> npt.NDArray[np.int64]:
         triples = self.graph.train
@@ -336,16 +135,16 @@ class Trainer:
         if self.model.reciprocal:
             triples = with_reciprocals(triples, self.graph.shape.num_relations)
         examples = triples.astype(np.int64)
-        return one_of_each_query(examples) if self.recipe.loss.kind == "all answers" else examples
+        return one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
-        """The batches of one epoch, a new order each time."""
+        """The batches of one epoch, `(batch, 3)` each, in an order of its own."""
         device, size, seed = self.examples.device, self.recipe.training.batch_size, self.recipe.training.seed
         if self.grouped_by_query is None:
             order = shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
         else:
             order = self.grouped_by_query.shuffled(seed=seed, epoch=epoch)
-        if device.type == "cuda":  # all at once, so that a step has one kernel less
+        if device.type == "cuda":  # all at once, which saves a kernel in each step
             examples = self.examples[order]
             if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
                 self.step.make_room(most_queries(examples, size))
@@ -356,55 +155,54 @@ class Trainer:
     # -- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train to the end. The model then holds the weights to keep."""
+        """Train to the end, and leave the final weights in the model."""
         precision = matmul_precision(self.recipe.training.precision)
-        with self.stop.listening(), tiny_numbers_as_zero(), current(self.model.device), precision:
+        with self.stop.listening(), flush_denormals(), current(self.model.device), precision:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
-        self._refuse_divergence()
+        self._check_weights()
         if self.recipe.validation.keep == "best" and self.best:
             self.model.load_state_dict(self.best)
         if self.mean:
             self.model.load_state_dict(self.mean)
-        if self.checkpoint_path:  # what comes after training may be interrupted too
+        if self.checkpoint_path:  # the evaluation after training may be interrupted too
             self.save_end(self.checkpoint_path)
 
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
         clock = Clock(self.warm_up)
-        tally = RunningLoss(self.model.device, progress.loss_sum)
-        look_every = STEPS_BETWEEN_CHECKS if self.model.device.type == "cuda" else 1
+        losses = RunningLoss(self.model.device, progress.loss_sum)
+        check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
         for number, batch in enumerate(self.batches(progress.epoch)):
             if number < progress.step:
                 continue
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
-            tally.add(self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done)))
+            losses.add(self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done)))
             progress.step = number + 1
-            if progress.step % look_every == 0 and (seen := tally.glance(progress.step)) is not None:
-                self._look(seen)
+            if progress.step % check_every == 0 and (found := losses.poll(progress.step)) is not None:
+                self._check_loss(found)
             if self._checkpoint_due():
-                progress.loss_sum = self._look(Seen(tally.total(), progress.step))
+                progress.loss_sum = self._check_loss(LossSum(losses.total(), progress.step))
                 progress.seconds += clock.passed()
                 self._pause()
                 clock = Clock(self.warm_up)
-        progress.loss_sum = self._look(Seen(tally.total(), progress.step))
+        progress.loss_sum = self._check_loss(LossSum(losses.total(), progress.step))
         progress.seconds += clock.passed()
         self._end_epoch()
 
-    def _look(self, seen: Seen) -> float:
-        """Refuse to go on from a loss that is no number; otherwise report progress."""
+    def _check_loss(self, found: LossSum) -> float:
+        """Raise if the loss is not finite, report progress otherwise, and return the sum."""
         progress = self.progress
-        if not math.isfinite(seen.loss_sum):
-            raise DivergedError(self._divergence(f"the loss is {seen.loss_sum}"))
+        if not math.isfinite(found.total):
+            raise DivergedError(self._divergence(f"the loss is {found.total}"))
         mrr = progress.best_mrr if progress.best_mrr >= 0 else None
-        mean = seen.loss_sum / seen.step
-        self.on_progress(
-            ProgressEvent(progress.epoch + 1, self.recipe.training.epochs, seen.step, self.num_steps, mean, mrr)
-        )
-        return seen.loss_sum
+        mean = found.total / found.step
+        epochs = self.recipe.training.epochs
+        self.on_progress(ProgressEvent(progress.epoch + 1, epochs, found.step, self.num_steps, mean, mrr))
+        return found.total
 
-    def _refuse_divergence(self) -> None:
-        """The last step may have gone wrong after its loss was seen to be good."""
+    def _check_weights(self) -> None:
+        """Raise if a weight is not finite: the last step may have diverged after its loss was checked."""
         if not all(torch.isfinite(parameter).all() for parameter in self.model.parameters()):
             raise DivergedError(self._divergence("the weights hold NaN or infinity"))
 
@@ -436,7 +234,7 @@ class Trainer:
             self._pause()
 
     def _average(self) -> None:
-        """Take the weights of this epoch into the mean of those before."""
+        """Add the weights of this epoch to the running mean."""
         self.progress.averaged += 1
         for name, value in self.model.state_dict().items():
             if name in self.mean:
@@ -445,8 +243,8 @@ class Trainer:
                 self.mean[name] = value.detach().clone()
 
     @contextmanager
-    def _as_kept(self) -> Iterator[None]:
-        """The model for a while with the mean of its weights, once there is one: that is what will be kept."""
+    def _with_mean_weights(self) -> Iterator[None]:
+        """The model with the mean of its weights, once there is one: it is what the run keeps."""
         if not self.mean:
             yield
             return
@@ -459,11 +257,11 @@ class Trainer:
 
     def _validate(self) -> float:
         progress, choice = self.progress, self.recipe.validation
-        self._refuse_divergence()
-        with self._as_kept():
+        self._check_weights()
+        with self._with_mean_weights():
             mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
         if mrr > progress.best_mrr:
-            progress.best_mrr, progress.best_epoch, progress.since_best = mrr, progress.epoch, 0
+            progress.best_mrr, progress.since_best = mrr, 0
             if choice.keep == "best":
                 self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
         else:
@@ -478,35 +276,36 @@ class Trainer:
     # -- checkpoints --------------------------------------------------------------------------------------
 
     def _checkpoint_due(self) -> bool:
-        if self.stop.asked:
+        if self.stop.requested:
             return True
         waited = time.monotonic() - self._saved_at
         return self.checkpoint_path is not None and waited >= self.recipe.training.checkpoint_seconds
 
     def _pause(self) -> None:
-        """Save; and leave, if that was asked for."""
+        """Save a checkpoint, and raise if a shutdown was requested."""
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
-        if self.stop.asked:
-            where = f" Go on with: dualkg resume {self.checkpoint_path.parent}" if self.checkpoint_path else ""
+        if self.stop.requested:
+            epoch = self.progress.epoch + 1
+            if not self.checkpoint_path:
+                raise InterruptedRunError(f"Stopped in epoch {epoch}.")
             raise InterruptedRunError(
-                f"Stopped in epoch {self.progress.epoch + 1} of {self.recipe.training.epochs}, all work saved.{where}"
-                if self.checkpoint_path
-                else f"Stopped in epoch {self.progress.epoch + 1}."
+                f"Stopped in epoch {epoch} of {self.recipe.training.epochs}, all work saved. Resume with: dualkg "
+                f"resume {self.checkpoint_path.parent}"
             )
 
     def save(self, path: Path) -> None:
-        """Write all that is needed to go on."""
+        """Write all that resuming needs."""
         groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
         groups |= {name: kept for name, kept in (("best", self.best), ("mean", self.mean)) if kept}
         self._write(groups, path, when="between")
 
     def save_start(self, path: Path, *, by_seed: bool) -> None:
-        """Write what is needed to begin: the model, unless the recipe's seed makes it again. No step is done yet."""
+        """Write the initial model, unless the recipe's seed creates the same one."""
         self._write({} if by_seed else {"model": self.model.state_dict()}, path, when="start")
 
     def save_end(self, path: Path) -> None:
-        """Write the weights to keep: no step is left."""
+        """Write the final weights."""
         self._write({"model": self.model.state_dict()}, path, when="end")
 
     def _write(self, groups: dict[str, dict[str, Tensor]], path: Path, *, when: str) -> None:
@@ -518,7 +317,7 @@ class Trainer:
         self._saved_at = time.monotonic()
 
     def restore(self, path: Path) -> None:
-        """Go back to where a checkpoint was written."""
+        """Load the state of a checkpoint."""
         groups, about = checkpoint.load_tensors(path)
         when = about.get("when", "between")
         if groups or when != "start":
@@ -526,14 +325,167 @@ class Trainer:
         if about.get("optimizer") != self.recipe.optimizer.name:
             raise RequestError(
                 f"{path} was written with {about.get('optimizer')}; the recipe says {self.recipe.optimizer.name}. "
-                f"A recipe is not changed half-way: begin again."
+                f"The optimizer cannot change during a run: start a new run."
             )
         if when == "between":
             restore_optimizer(self.optimizer, groups.get("optimizer", {}))
         self.progress = Progress(**about["progress"])
-        del self.step  # before another is made: together they might not fit
+        del self.step  # first: two might not fit in memory
         self.step = self._step()
         self.best, self.mean = (
             {name: value.to(self.model.device) for name, value in groups.get(kept, {}).items()}
             for kept in ("best", "mean")
         )
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a run: `training_seconds` are those of the epochs, without warm-up and validation.
+
+    Warm-up and peak memory of a resumed run are those of the last process.
+    """
+
+    warm_up_seconds: float
+    training_seconds: float
+    ranking_seconds: float
+    peak_mib: float | None
+
+    def as_dict(self) -> dict[str, float | None]:
+        return {name: None if value is None else round(value, 3) for name, value in asdict(self).items()}
+
+
+class WarmUp:
+    """Times the first steps, and the first step of any other batch size, separately."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds = 0.0
+        self._taken: Counter[int] = Counter()
+
+    def take(self, step: Callable[[Tensor, float], Tensor], batch: Tensor, learning_rate: float) -> Tensor:
+        """Take one step. On a GPU the host waits for the first ones only."""
+        first = next(iter(self._taken), len(batch))
+        if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if len(batch) == first else 1):
+            return step(batch, learning_rate)
+        self._taken[len(batch)] += 1
+        self._wait()
+        started = time.perf_counter()
+        objective = step(batch, learning_rate)
+        self._wait()
+        self.seconds += time.perf_counter() - started
+        return objective
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+class Clock:
+    """Seconds since it was created, without warm-up."""
+
+    def __init__(self, warm_up: WarmUp) -> None:
+        self._warm_up = warm_up
+        self._started = time.perf_counter() - warm_up.seconds
+
+    def passed(self) -> float:
+        return time.perf_counter() - self._started - self._warm_up.seconds
+
+
+def reset_peak(device: torch.device) -> None:
+    """Measure a GPU's peak from here; that of a process on a CPU is always measured from its start."""
+    if device.type == "cuda":
+        gc.collect()  # reference cycles may hold large tensors
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def peak_mib(device: torch.device) -> float | None:
+    """Peak memory: on a GPU allocated by PyTorch, on a CPU of the process; None on Windows."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+@contextmanager
+def flush_denormals() -> Iterator[None]:
+    """Treat numbers below 10⁻³⁸ as zero: they are slow on CPUs, and early in training there are many."""
+    before = bool(torch.tensor([2.0**-126]).mul(0.5) == 0)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make this GPU the current one, where there are several."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+class GracefulShutdown:
+    """Whether a shutdown was requested."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Turn the first Ctrl-C or TERM into a request; a second one interrupts. Only in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(number: int, frame: object) -> None:
+            if self.requested:
+                raise KeyboardInterrupt
+            self.requested = True
+
+        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class LossSum(NamedTuple):
+    """The sum of losses after a number of steps."""
+
+    total: float
+    step: int
+
+
+class RunningLoss:
+    """Sums losses on the device; an earlier sum can be read without making the device wait."""
+
+    def __init__(self, device: torch.device, start: float) -> None:
+        self._sum = torch.tensor(start, dtype=torch.float64, device=device)
+        self._on_gpu = device.type == "cuda"
+        self._copy = torch.empty((), dtype=torch.float64, pin_memory=self._on_gpu)
+        self._pending: tuple[torch.cuda.Event, int] | None = None
+
+    def add(self, loss: Tensor) -> None:
+        self._sum += loss
+
+    def poll(self, step: int) -> LossSum | None:
+        """The sum if it is available; on a GPU that of an earlier poll, once its copy has arrived."""
+        if not self._on_gpu:
+            return LossSum(self.total(), step)
+        found = None
+        if self._pending and self._pending[0].query():  # type: ignore[no-untyped-call]
+            found = LossSum(float(self._copy), self._pending[1])
+            self._pending = None
+        if not self._pending:
+            self._copy.copy_(self._sum, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+            self._pending = (event, step)
+        return found
+
+    def total(self) -> float:
+        """The sum of all losses; waits for the device."""
+        return float(self._sum)

@@ -23,7 +23,6 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.training.registry import build_model, build_regularizer
 from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
 from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import Range, SearchSpace, Value
@@ -270,8 +269,8 @@ class Worker:
     def _train(self, trial: Trial, params: Mapping[str, Value]) -> float:
         """Train one recipe and return its validation MRR, reporting it to the pruner on the way."""
         recipe = self.space.trial_recipe(params)
-        model = build_model(recipe.model, self.graph.shape, seed=recipe.training.seed).to(torch.device(self.device))
-        trainer = Trainer(model, self.graph, recipe, build_regularizer(recipe.regularizer))
+        model = recipe.model.build(self.graph.shape, seed=recipe.training.seed).to(torch.device(self.device))
+        trainer = Trainer(model, self.graph, recipe, recipe.regularizer.build())
         num_reported = 0
 
         def on_progress(event: ProgressEvent) -> None:

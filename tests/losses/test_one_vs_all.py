@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
 from dualkg.data.graph import GraphShape
 from dualkg.losses.dropout import Dropout, Dropouts
-from dualkg.losses.softmax import CrossEntropy, cross_entropy, frequency_weights
+from dualkg.losses.softmax import BoundOneVsAll, cross_entropy, frequency_weights
 from tests.conftest import graph_of
 
 
@@ -21,8 +20,8 @@ def test_frequency_weights_count_heads_and_tails_of_train_once():
 
 @pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_a_frequency_weight_outside_0_and_1_is_refused(share):
-    with pytest.raises(kg.RequestError, match="between 0 and 1"):
-        frequency_weights(np.zeros((1, 3), dtype=np.int32), 1, share)
+    with pytest.raises(kg.RequestError, match="loss.frequency_weight should be (less|greater) than or equal to [01]; "):
+        kg.OneVsAll(frequency_weight=share)
 
 
 def test_weighted_cross_entropy_divides_by_the_summed_weights():
@@ -39,7 +38,7 @@ def test_without_reciprocals_heads_are_asked_for_too():
     h, r, t = batch.T
     tails = torch.nn.functional.cross_entropy(model.score_tails(h, r), t)
     heads = torch.nn.functional.cross_entropy(model.score_heads(r, t), h)
-    torch.testing.assert_close(CrossEntropy()(model, model.factors(h, r, t)), (tails + heads) / 2)
+    torch.testing.assert_close(BoundOneVsAll()(model, model.factors(h, r, t)), (tails + heads) / 2)
 
 
 @pytest.mark.parametrize("dual", [None, "tail", "head"])
@@ -50,8 +49,8 @@ def test_relation_prediction_is_over_all_relation_ids(dual):
     h, r, t = batch.T
     one_by_one = torch.stack([asked.score(h, torch.full_like(h, id), t) for id in range(4)], dim=1)
     extra = torch.nn.functional.cross_entropy(one_by_one, r)
-    plain = CrossEntropy()(asked, asked.factors(h, r, t))
-    torch.testing.assert_close(CrossEntropy(relation_weight=0.5)(asked, asked.factors(h, r, t)), plain + 0.5 * extra)
+    plain = BoundOneVsAll()(asked, asked.factors(h, r, t))
+    torch.testing.assert_close(BoundOneVsAll(relation_weight=0.5)(asked, asked.factors(h, r, t)), plain + 0.5 * extra)
 
 
 def test_the_norm_of_the_mapped_head_counts_when_a_dual_predicts_relations():
@@ -66,8 +65,10 @@ def test_the_norm_of_the_mapped_head_counts_when_a_dual_predicts_relations():
 
 
 def test_a_negative_relation_weight_is_refused():
-    with pytest.raises(kg.RequestError, match="at least 0"):
-        CrossEntropy(relation_weight=-1)
+    with pytest.raises(
+        kg.RequestError, match="loss.relation_weight should be greater than or equal to 0; -1 was given"
+    ):
+        kg.OneVsAll(relation_weight=-1)
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():
@@ -102,10 +103,10 @@ def test_what_is_dropped_is_not_scored():
     """All but one of two coordinates dropped, by hand: scores are of the one that is left, twice as large."""
     model = kg.CP(GraphShape(3, 1), dim=2, init_scale=1.0)
     f = model.factors(torch.tensor([0]), torch.tensor([0]), torch.tensor([2]))
-    dropouts = Dropouts(images=0.5)
-    mask = dropouts.images.mask(f, f.mapped_head)
+    dropouts = Dropouts(mapped=0.5)
+    mask = dropouts.mapped.mask(f, f.mapped_head)
     by_hand = cross_entropy((f.mapped_head * mask) @ model.tail_table.T, f.tails)
-    torch.testing.assert_close(CrossEntropy(dropouts=dropouts)(model, f), by_hand)
+    torch.testing.assert_close(BoundOneVsAll(dropouts=dropouts)(model, f), by_hand)
     assert Dropouts()(f) is f
 
 
@@ -114,30 +115,32 @@ def test_what_is_dropped_of_heads_is_dropped_before_they_are_mapped(reciprocal):
     """By masks of their own: what is dropped of an image is not what was dropped of its head."""
     model = kg.RESCAL(GraphShape(5, 2), dim=64, reciprocal=reciprocal, init_scale=1.0).double()
     f = model.factors(torch.tensor([0, 3]), torch.tensor([0, 1]), torch.tensor([2, 4]))
-    dropouts = Dropouts(images=0.25, heads=0.5, seed=2)
-    head, image = dropouts.heads.mask(f, f.head), dropouts.images.mask(f, f.mapped_head)
-    assert not torch.equal(head == 0, Dropouts(images=0.5, seed=2).images.mask(f, f.head) == 0)
+    dropouts = Dropouts(mapped=0.25, given=0.5, seed=2)
+    head, image = dropouts.given.mask(f, f.head), dropouts.mapped.mask(f, f.mapped_head)
+    assert not torch.equal(head == 0, Dropouts(mapped=0.5, seed=2).mapped.mask(f, f.head) == 0)
     tails = (model.map_head(f.head * head, f.relations) * image) @ model.tail_table.T
     expected = cross_entropy(tails, f.tails)
     if not reciprocal:
-        tail, back = (one.mask(f, f.tail, backward=True) for one in (dropouts.heads, dropouts.images))
+        tail, back = (one.mask(f, f.tail, backward=True) for one in (dropouts.given, dropouts.mapped))
         heads = (model.map_tail(f.tail * tail, f.relations) * back) @ model.head_table.T
         expected = (expected + cross_entropy(heads, f.heads)) / 2
-    torch.testing.assert_close(CrossEntropy(dropouts=dropouts)(model, f), expected)
+    torch.testing.assert_close(BoundOneVsAll(dropouts=dropouts)(model, f), expected)
 
 
 def test_what_is_dropped_of_a_question_is_the_same_for_all_its_answers():
     model = kg.CP(GraphShape(5, 2), dim=16, init_scale=1.0)
     f = model.factors(torch.tensor([1, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([2, 3, 4]))
-    asked = Dropouts(images=0.5, heads=0.5)(f, grouped_by_query=True)
+    asked = Dropouts(mapped=0.5, given=0.5)(f, grouped_by_query=True)
     assert torch.equal(asked.head[0], asked.head[1])
     assert torch.equal(asked.mapped_head[0], asked.mapped_head[1])
     assert not torch.equal(asked.head[0], asked.head[2])
 
 
-def test_a_share_that_is_none_is_refused():
-    with pytest.raises(kg.RequestError, match="at least 0 and below 1; it is 1"):
-        Dropout(1.0)
+@pytest.mark.parametrize("key", ["dropout", "head_dropout"])
+@pytest.mark.parametrize("loss", [kg.OneVsAll, kg.KvsAll])
+def test_dropout_of_everything_is_refused(loss, key):
+    with pytest.raises(kg.RequestError, match=f"loss.{key} should be less than 1; 1.0 was given"):
+        loss(**{key: 1.0})
 
 
 def test_label_smoothing_by_hand():
@@ -159,11 +162,13 @@ def test_labels_of_entities_are_smoothed_and_those_of_relations_are_not(reciproc
         heads = torch.nn.functional.cross_entropy(model.score_heads(r, t), h, label_smoothing=0.3)
         smoothed = (smoothed + heads) / 2
     expected = smoothed + 0.5 * torch.nn.functional.cross_entropy(model.score_relations(h, t), r)
-    loss = CrossEntropy(relation_weight=0.5, label_smoothing=0.3)
+    loss = BoundOneVsAll(relation_weight=0.5, label_smoothing=0.3)
     torch.testing.assert_close(loss(model, model.factors(h, r, t)), expected)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_smoothing_that_leaves_no_answer_is_refused(share):
-    with pytest.raises(kg.RequestError, match="at least 0 and below 1"):
-        CrossEntropy(label_smoothing=share)
+    with pytest.raises(
+        kg.RequestError, match="loss.label_smoothing should be (greater than or equal to 0|less than 1)"
+    ):
+        kg.OneVsAll(label_smoothing=share)

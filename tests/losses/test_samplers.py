@@ -8,8 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses.negative_sampling import Asked, BatchSampler, Draws, Sampler, SharedSampler, Sides, UniformSampler
-from dualkg.losses.softmax import TrainingAnswers
+from dualkg.losses.negative_sampling import (
+    BatchSampler,
+    CorruptedSide,
+    Corruption,
+    Draws,
+    Sampler,
+    SharedSampler,
+    UniformSampler,
+)
+from dualkg.losses.training_answers import TrainingAnswers
 from tests.losses.test_training_answers import CPU, answers_of
 
 NEW = {"uniform": UniformSampler, "shared": SharedSampler}
@@ -20,9 +28,9 @@ def factors_of(batch, *, num_entities: int = 7, num_relations: int = 3, reciproc
     return model, model.factors(*torch.tensor(batch).T)
 
 
-def asked_of(batch, *, seed: int = 0, side: str = "tail", **shape) -> Asked:
+def asked_of(batch, *, seed: int = 0, side: str = "tail", **shape) -> CorruptedSide:
     _, f = factors_of(batch, **shape)
-    return Asked(f, side, Draws.of(f, seed=seed), f.tails if side == "tail" else f.heads)
+    return CorruptedSide(f, side, Draws.of(f, seed=seed), f.tails if side == "tail" else f.heads)
 
 
 def sampler_of(kind: str, known: TrainingAnswers | None, num_negatives: int = 5) -> Sampler:
@@ -82,7 +90,7 @@ def test_a_gpu_draws_the_same(kind):
         known = TrainingAnswers(torch.tensor(triples).int().numpy(), kg.GraphShape(7, 3), device=device)
         f = kg.DistMult(known.shape, dim=2).to(device).factors(*torch.tensor(triples, device=device).T)
         draws = Draws.of(f, seed=5)
-        candidates, allowed = sampler_of(kind, known)(Asked(f, "tail", draws, f.tails))
+        candidates, allowed = sampler_of(kind, known)(CorruptedSide(f, "tail", draws, f.tails))
         found.append([draws.sides().cpu(), candidates.cpu(), allowed.cpu()])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
@@ -125,7 +133,7 @@ def test_no_known_answer_ever_counts(found, seed, kind, reciprocal):
     model, f = factors_of(both, reciprocal=reciprocal)
     sampler = sampler_of(kind, answers_of(found, 7, 3))
     seen = 0
-    for asked in Sides()(model, f, Draws.of(f, seed=seed)):
+    for asked in Corruption()(model, f, Draws.of(f, seed=seed)):
         candidates, allowed = sampler(asked)
         candidates = candidates.expand(allowed.shape)
         ids = torch.stack([asked.factors.heads, asked.factors.relations, asked.factors.tails], dim=1)
@@ -152,8 +160,8 @@ def test_the_own_answer_does_not_count_even_where_it_is_not_known():
 
 
 def test_less_than_one_negative_is_refused():
-    with pytest.raises(kg.RequestError, match="at least one negative; num_negatives is 0"):
-        SharedSampler(5, num_negatives=0)
+    with pytest.raises(kg.RequestError, match="loss.num_negatives should be greater than or equal to 1; 0 was given"):
+        kg.NegativeSampling(num_negatives=0)
 
 
 # -- sides --------------------------------------------------------------------------------------------------
@@ -161,7 +169,7 @@ def test_less_than_one_negative_is_refused():
 
 def test_with_reciprocals_tails_alone_are_corrupted():
     model, f = factors_of([(0, 0, 1), (1, 3, 0)], reciprocal=True)
-    (asked,) = Sides()(model, f, Draws.of(f, seed=0))
+    (asked,) = Corruption()(model, f, Draws.of(f, seed=0))
     assert asked.factors is f
     assert (asked.side, asked.given.tolist(), asked.answers.tolist()) == ("tail", [0, 1], [1, 0])
 
@@ -169,7 +177,7 @@ def test_with_reciprocals_tails_alone_are_corrupted():
 def test_without_them_each_triple_is_asked_for_one_side():
     batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(2000)]
     model, f = factors_of(batch)
-    tails, heads = Sides()(model, f, Draws.of(f, seed=0))
+    tails, heads = Corruption()(model, f, Draws.of(f, seed=0))
     assert (tails.side, heads.side) == ("tail", "head")
     assert len(heads.given) == pytest.approx(1000, abs=5 * 22.4)
     assert torch.equal(heads.given, heads.factors.tails)
@@ -182,14 +190,14 @@ def test_without_them_each_triple_is_asked_for_one_side():
 def test_the_chance_of_the_relation_decides():
     batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(3000)]
     model, f = factors_of(batch)
-    _, heads = Sides(torch.tensor([0.0, 0.25, 1.0]))(model, f, Draws.of(f, seed=0))
+    _, heads = Corruption(torch.tensor([0.0, 0.25, 1.0]))(model, f, Draws.of(f, seed=0))
     counts = torch.bincount(heads.factors.relations, minlength=3).tolist()
     assert counts == [0, pytest.approx(250, abs=5 * 13.7), 1000]
 
 
 def test_a_side_that_no_triple_has_is_left_out():
     model, f = factors_of([(0, 0, 1), (2, 0, 3)])
-    (asked,) = Sides(torch.tensor([1.0, 0.5, 0.5]))(model, f, Draws.of(f, seed=0))
+    (asked,) = Corruption(torch.tensor([1.0, 0.5, 0.5]))(model, f, Draws.of(f, seed=0))
     assert asked.side == "head"
 
 
@@ -197,7 +205,7 @@ def test_both_sides_of_every_triple_can_be_asked_for_with_negatives_of_their_own
     batch = [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
     model, f = factors_of(batch, num_entities=10**6)
     draws = Draws.of(f, seed=0)
-    tails, heads = Sides(both=True)(model, f, draws)
+    tails, heads = Corruption(both=True)(model, f, draws)
     assert [tails.side, heads.side] == ["tail", "head"]
     assert tails.factors is heads.factors is f
     assert (tails.answers.tolist(), heads.answers.tolist()) == ([1, 3, 5], [0, 2, 4])

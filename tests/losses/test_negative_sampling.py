@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.losses.negative_sampling import (
     BatchSampler,
+    BoundSampledLoss,
+    Corruption,
     MarginRanking,
     NegativeSampling,
     SharedSampler,
-    Sides,
     UniformSampler,
 )
 from tests.losses.test_training_answers import answers_of
@@ -31,44 +32,42 @@ def log_sigmoid(x: float) -> float:
 
 def test_negative_sampling_by_hand():
     """σ(ln 3) = 3/4 for the triple; both negatives score −γ − ln 3 and −γ, with shares 1/4 and 3/4 at temperature 1."""
-    loss = NegativeSampling(ALL, margin=2.0)
+    loss = NegativeSampling(margin=2.0)
     positive, negative = torch.tensor([LOG3 - 2]), torch.tensor([[-LOG3 - 2, -2.0]])
     allowed = torch.tensor([[True, True]])
-    torch.testing.assert_close(loss.shares(negative, allowed), torch.tensor([[0.25, 0.75]]))
+    torch.testing.assert_close(loss.weights(negative, allowed), torch.tensor([[0.25, 0.75]]))
     expected = -(math.log(3 / 4) + 0.25 * math.log(3 / 4) + 0.75 * math.log(1 / 2)) / 2
     assert loss.per_triple(positive, negative, allowed).tolist() == pytest.approx([expected])
 
 
 def test_temperature_0_counts_all_alike():
-    loss = NegativeSampling(ALL, margin=2.0, temperature=0.0)
+    loss = NegativeSampling(margin=2.0, adversarial_temperature=0.0)
     negative = torch.tensor([[-LOG3 - 2, -2.0, 40.0]])
     allowed = torch.tensor([[True, True, False]])
-    assert loss.shares(negative, allowed).tolist() == [[0.5, 0.5, 0.0]]
+    assert loss.weights(negative, allowed).tolist() == [[0.5, 0.5, 0.0]]
     expected = -(log_sigmoid(2.0) + (math.log(3 / 4) + math.log(1 / 2)) / 2) / 2
     assert loss.per_triple(torch.tensor([0.0]), negative, allowed).tolist() == pytest.approx([expected])
 
 
 def test_a_triple_without_negatives_has_its_own_half():
-    loss = NegativeSampling(ALL, margin=1.0)
+    loss = NegativeSampling(margin=1.0)
     nothing = torch.zeros(1, 3, dtype=torch.bool)
-    assert loss.shares(torch.ones(1, 3), nothing).tolist() == [[0.0, 0.0, 0.0]]
+    assert loss.weights(torch.ones(1, 3), nothing).tolist() == [[0.0, 0.0, 0.0]]
     assert loss.per_triple(torch.zeros(1), torch.ones(1, 3), nothing).tolist() == pytest.approx([-log_sigmoid(1.0) / 2])
-    assert MarginRanking(ALL).per_triple(torch.zeros(1), torch.ones(1, 3), nothing).tolist() == [0.0]
+    assert MarginRanking().per_triple(torch.zeros(1), torch.ones(1, 3), nothing).tolist() == [0.0]
 
 
 def test_margin_ranking_by_hand():
     """γ − s⁺ + s⁻ of −1, 0.5 and 2 → 0, 0.5 and 2; of the first two alone, a mean of a quarter."""
     positive, negative = torch.tensor([3.0, 3.0]), torch.tensor([[1.0, 2.5, 4.0]]).expand(2, 3)
     allowed = torch.tensor([[True, True, True], [True, True, False]])
-    assert MarginRanking(ALL, margin=1.0).per_triple(positive, negative, allowed).tolist() == pytest.approx(
-        [2.5 / 3, 0.25]
-    )
+    assert MarginRanking(margin=1.0).per_triple(positive, negative, allowed).tolist() == pytest.approx([2.5 / 3, 0.25])
 
 
 def test_what_a_negative_counts_is_not_learned_from():
     """The gradient of the second half is p_i σ(γ + s_i) / 2: nothing comes through p."""
     negative = torch.tensor([[0.3, -1.2]], requires_grad=True)
-    loss = NegativeSampling(ALL, margin=0.5, temperature=2.0)
+    loss = NegativeSampling(margin=0.5, adversarial_temperature=2.0)
     loss.per_triple(torch.zeros(1), negative, torch.ones(1, 2, dtype=torch.bool)).sum().backward()
     shares = torch.softmax(2 * negative.detach(), -1)
     torch.testing.assert_close(negative.grad, shares * torch.sigmoid(0.5 + negative.detach()) / 2)
@@ -86,13 +85,17 @@ def test_a_batch_under_a_model_by_hand():
     """Tails of (0, r, 1) and (1, r, 2) change places: scores 1·2 against 1·3, 2·3 against 2·2."""
     model = one_coordinate()
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 2]))
-    tails_alone = Sides(torch.zeros(1, dtype=torch.float64))
-    assert MarginRanking(ALL, margin=1.5, sides=tails_alone)(model, f).item() == pytest.approx((2.5 + 0) / 2)
-    heads_alone = Sides(torch.ones(1, dtype=torch.float64))  # 1·2 against 2·2, 2·3 against 1·3
-    assert MarginRanking(ALL, margin=1.5, sides=heads_alone)(model, f).item() == pytest.approx((3.5 + 0) / 2)
+    tails_alone = Corruption(torch.zeros(1, dtype=torch.float64))
+    assert BoundSampledLoss(MarginRanking(margin=1.5), ALL, corruption=tails_alone)(model, f).item() == pytest.approx(
+        (2.5 + 0) / 2
+    )
+    heads_alone = Corruption(torch.ones(1, dtype=torch.float64))  # 1·2 against 2·2, 2·3 against 1·3
+    assert BoundSampledLoss(MarginRanking(margin=1.5), ALL, corruption=heads_alone)(model, f).item() == pytest.approx(
+        (3.5 + 0) / 2
+    )
     model = one_coordinate(reciprocal=True)
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([1, 2]))  # 2 against 3, 60 against 40
-    assert MarginRanking(ALL, margin=1.5)(model, f).item() == pytest.approx((2.5 + 0) / 2)
+    assert BoundSampledLoss(MarginRanking(margin=1.5), ALL)(model, f).item() == pytest.approx((2.5 + 0) / 2)
 
 
 def test_subsampling_weighs_triples_by_their_counts():
@@ -100,7 +103,8 @@ def test_subsampling_weighs_triples_by_their_counts():
     model = one_coordinate()
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 2]))
     known = answers_of([(0, 0, 1), (1, 0, 2), (1, 0, 0)], 3, 1)
-    loss = MarginRanking(ALL, margin=3.0, sides=Sides(torch.zeros(1, dtype=torch.float64)), subsampling=known)
+    tails_alone = Corruption(torch.zeros(1, dtype=torch.float64))
+    loss = BoundSampledLoss(MarginRanking(margin=3.0), ALL, corruption=tails_alone, subsampling=known)
     first, second = 1 / math.sqrt(8), 1 / math.sqrt(9)
     assert loss(model, f).item() == pytest.approx((first * 4 + second * 1) / (first + second))
 
@@ -112,14 +116,14 @@ def test_known_answers_have_no_gradient(kind, reciprocal):
     found = [(h, 0, t) for h in range(3) for t in (3, 4)] + [(4, 0, t) for t in (3, 4)]
     known = answers_of(found, 6, 1)
     model = kg.ComplEx(kg.GraphShape(6, 1), dim=3, reciprocal=reciprocal, init_scale=1.0)
-    sides = Sides(torch.zeros(1, dtype=torch.float64))
+    loss, tails = NegativeSampling(margin=1.0), Corruption(torch.zeros(1, dtype=torch.float64))
     batch = torch.arange(3), torch.zeros(3, dtype=torch.int64), torch.full((3,), 3)
     sampler = kind(6, num_negatives=40, known=known)
-    NegativeSampling(sampler, margin=1.0, sides=sides)(model, model.factors(*batch)).backward()
+    BoundSampledLoss(loss, sampler, corruption=tails)(model, model.factors(*batch)).backward()
     assert model.entities.grad[4].tolist() == [0.0] * 6
     assert (model.entities.grad[5] != 0).all()
     model.zero_grad()
-    NegativeSampling(kind(6, num_negatives=40), margin=1.0, sides=sides)(model, model.factors(*batch)).backward()
+    BoundSampledLoss(loss, kind(6, num_negatives=40), corruption=tails)(model, model.factors(*batch)).backward()
     assert (model.entities.grad[4] != 0).all()
 
 
@@ -131,7 +135,7 @@ def test_what_is_not_allowed_does_not_matter(positive, negative, data):
     allowed = data.draw(st.lists(st.booleans(), min_size=len(negative), max_size=len(negative)))
     others = [value if good else 50 - value for value, good in zip(negative, allowed, strict=True)]
     left = [value for value, good in zip(negative, allowed, strict=True) if good]
-    for loss in (NegativeSampling(ALL, margin=3.0), NegativeSampling(ALL, temperature=0.0), MarginRanking(ALL)):
+    for loss in (NegativeSampling(margin=3.0), NegativeSampling(adversarial_temperature=0.0), MarginRanking()):
         made = [
             loss.per_triple(
                 torch.tensor([positive]).double(),
@@ -150,7 +154,7 @@ def test_a_loss_keeps_nothing_from_batch_to_batch():
     batches = torch.randint(0, 2, (3, 20, 3), generator=torch.Generator().manual_seed(0))
 
     def new():
-        return NegativeSampling(UniformSampler(50, num_negatives=4), margin=1.0, seed=9)
+        return BoundSampledLoss(NegativeSampling(margin=1.0), UniformSampler(50, num_negatives=4), seed=9)
 
     loss = new()
     through = [loss(model, model.factors(*batch.T)).item() for batch in batches]
@@ -168,7 +172,7 @@ def test_an_obvious_graph_is_learned(kind, shared):
     model = kg.ComplEx(kg.GraphShape(size, 1), dim=12, init_scale=0.1, seed=1)
     known = answers_of(triples, size, 1)
     sampler = (SharedSampler if shared else UniformSampler)(size, num_negatives=6, known=known)
-    loss, optimizer = kind(sampler, margin=1.0), torch.optim.Adagrad(model.parameters(), lr=0.3)
+    loss, optimizer = BoundSampledLoss(kind(margin=1.0), sampler), torch.optim.Adagrad(model.parameters(), lr=0.3)
     h, r, t = torch.from_numpy(triples).long().T
     for epoch in range(60):
         order = torch.randperm(size, generator=torch.Generator().manual_seed(epoch))
@@ -180,10 +184,10 @@ def test_an_obvious_graph_is_learned(kind, shared):
 
 @pytest.mark.parametrize("kind", [NegativeSampling, MarginRanking])
 def test_a_margin_below_0_is_refused(kind):
-    with pytest.raises(kg.RequestError, match="at least 0; it is -1"):
-        kind(ALL, margin=-1.0)
+    with pytest.raises(kg.RequestError, match="loss.margin should be greater than or equal to 0; -1.0 was given"):
+        kind(margin=-1.0)
 
 
 def test_a_temperature_below_0_is_refused():
-    with pytest.raises(kg.RequestError, match="temperature of negatives is at least 0; it is -0.5"):
-        NegativeSampling(ALL, temperature=-0.5)
+    with pytest.raises(kg.RequestError, match="temperature should be greater than or equal to 0; -0.5 was given"):
+        NegativeSampling(adversarial_temperature=-0.5)

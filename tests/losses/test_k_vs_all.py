@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.data.filters import with_reciprocals
 from dualkg.losses.dropout import Dropouts
-from dualkg.losses.softmax import AllAnswers, CrossEntropy, TrainingAnswers
-from dualkg.training.trainer import one_of_each_query
+from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
+from dualkg.losses.training_answers import TrainingAnswers
+from dualkg.training.batches import one_of_each_query
 from tests.conftest import graph_of
 
 CPU = torch.device("cpu")
@@ -46,11 +47,11 @@ def test_by_hand():
     first, second = (math.log(3) + math.log(2)) / 2, math.log(3)
 
     def loss(**choices):
-        return AllAnswers(answers, batch_size=2, **choices)(model, f).item()
+        return BoundKvsAll(answers, batch_size=2, **choices)(model, f).item()
 
     assert loss() == pytest.approx((first + second) / 2)
-    assert loss(count_power=1.0) == pytest.approx((2 * first + second) / 3)
-    assert loss(count_power=0.5) == pytest.approx((math.sqrt(2) * first + second) / (math.sqrt(2) + 1))
+    assert loss(count_exponent=1.0) == pytest.approx((2 * first + second) / 3)
+    assert loss(count_exponent=0.5) == pytest.approx((math.sqrt(2) * first + second) / (math.sqrt(2) + 1))
     spread = (math.log(6) + math.log(3) + math.log(2)) / 3
     assert loss(label_smoothing=0.3) == pytest.approx((0.7 * first + 0.3 * spread + second) / 2)
 
@@ -62,8 +63,8 @@ def test_counted_by_triples_it_is_cross_entropy(train):
     questions, triples = questions_of(graph)
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
     for smoothing in (0.0, 0.2):
-        loss = AllAnswers(answers, batch_size=len(questions), count_power=1.0, label_smoothing=smoothing)
-        expected = CrossEntropy(label_smoothing=smoothing)(model, model.factors(*triples.T))
+        loss = BoundKvsAll(answers, batch_size=len(questions), count_exponent=1.0, label_smoothing=smoothing)
+        expected = BoundOneVsAll(label_smoothing=smoothing)(model, model.factors(*triples.T))
         torch.testing.assert_close(loss(model, model.factors(*questions.T)), expected)
 
 
@@ -80,10 +81,10 @@ def test_answers_are_those_of_training(train, data):
     questions, triples = questions_of(graph)
     chosen = questions[data.draw(st.lists(st.integers(0, len(questions) - 1), min_size=1, max_size=5, unique=True))]
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
-    found = answers.of(chosen[:, 0], chosen[:, 1], room=answers.most_of(len(chosen)))
+    found = answers.of(chosen[:, 0], chosen[:, 1], room=answers.max_answers(len(chosen)))
     for number, (head, relation, _) in enumerate(chosen.tolist()):
         expected = {t for h, r, t in triples.tolist() if (h, r) == (head, relation)}
-        here = found.there & (found.questions == number)
+        here = found.valid & (found.queries == number)
         assert sorted(found.entities[here].tolist()) == sorted(expected)
         assert found.counts[number] == len(expected)
 
@@ -92,7 +93,7 @@ def test_a_gradient_reaches_scores_through_dropped_vectors(small_graph):
     model = kg.TuckER(small_graph.shape, dim=4, relation_dim=3, batch_norm=True)
     questions, _ = questions_of(small_graph)
     answers = TrainingAnswers(small_graph.train, small_graph.shape, device=CPU)
-    loss = AllAnswers(answers, batch_size=20, dropouts=Dropouts(images=0.3, heads=0.2), label_smoothing=0.1)
+    loss = BoundKvsAll(answers, batch_size=20, dropouts=Dropouts(mapped=0.3, given=0.2), label_smoothing=0.1)
     loss(model, model.factors(*questions[:20].T)).backward()
     for parameter in model.parameters():
         assert parameter.grad is not None

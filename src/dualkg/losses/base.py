@@ -1,0 +1,74 @@
+"""What every loss offers: checked settings, and `bind`, which makes the function that training minimizes."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from dualkg.data.graph import Graph
+from dualkg.errors import RequestError, did_you_mean
+from dualkg.models.base import Factors, Model
+
+BoundLoss = Callable[[Model, Factors], Tensor]
+
+
+class Loss(BaseModel, ABC):
+    """Settings of a loss: immutable, checked when it is constructed, without a graph or a model.
+
+    A loss of your own subclasses this, declares its settings as annotated fields and implements `bind`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    examples: ClassVar[Literal["triples", "queries"]] = "triples"  # what a batch holds; queries have a tail each, too
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise RequestError(validation_sentence(error, type(self).model_fields, prefix="loss.")) from None
+
+    @abstractmethod
+    def bind(
+        self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
+    ) -> BoundLoss:
+        """The function of a model and the factors of a batch that returns the mean loss, a scalar.
+
+        With `grouped_by_query`, neighbours in a batch that share head and relation are answers of one query.
+        """
+
+    def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
+        """Raise ValueError for a training that this loss cannot be used in."""
+
+    @property
+    def fast_step_obstacle(self) -> str | None:
+        """What keeps the fast step from computing this loss, or None. A loss of your own is trained by autograd."""
+        return f"loss.name = '{type(self).__name__}'"
+
+    def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
+        """Whether tensors have the same shapes for all batches of one size, as a CUDA graph needs."""
+        return False
+
+    def numbers_per_example(self, model: Model, batch_size: int) -> int:
+        """At most how many numbers autograd keeps for an example, by which memory is predicted: scores of all."""
+        sides = 1 if model.reciprocal else 2
+        return sides * model.score_arrays * model.shape.num_entities
+
+
+def validation_sentence(error: ValidationError, known: Iterable[str], *, prefix: str = "") -> str:
+    """The first problem of a validation, in one sentence; `known` are the keys to choose from."""
+    first = error.errors()[0]
+    name = prefix + ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        key = str(first["loc"][-1])
+        near = did_you_mean(key, known) or f" There are: {', '.join(known)}."
+        return f"{name} is not a setting of {error.title}.{near}"
+    if first["type"] == "value_error":
+        said = first["msg"].removeprefix("Value error, ")
+        return f"{name}: {said}." if first["loc"] else f"{said}."
+    given = json.dumps(first["input"], ensure_ascii=False, default=str)
+    return f"{name} should be {first['msg'].removeprefix('Input should be ')}; {given} was given."

@@ -1,0 +1,105 @@
+"""The answers of the training split by query, as tensors on the device of the model."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualkg.data.filters import KnownAnswers
+from dualkg.data.graph import GraphShape, Triples
+
+FIRST_COUNT = 4  # the count of a query with one answer in subsampling, as in RotatE's published code
+
+
+class Answers(NamedTuple):
+    """The answers of a batch of queries, one after the other: query and entity of each, and whether it is padding.
+
+    `counts` is the number of answers of each query, `(queries,)`; the others are padded to a fixed size, so that no
+    shape depends on how many answers there are.
+    """
+
+    counts: Tensor
+    queries: Tensor
+    entities: Tensor
+    valid: Tensor
+
+
+class TrainingAnswers:
+    """The answers in train to each query (entity, relation id); heads are answers to (tail, r + num_relations).
+
+    Queries are numbered in order, and an answer is the integer query · num_entities + entity: a sorted array, in which
+    a binary search finds candidates on any device.
+    """
+
+    def __init__(self, train: Triples, shape: GraphShape, *, device: torch.device) -> None:
+        known = KnownAnswers([train], shape)
+        sizes = np.diff(known.offsets)
+        numbered = np.repeat(np.arange(len(sizes)), sizes) * shape.num_entities + known.answers
+        self.shape = shape
+        self.queries, self.sizes, self.numbered = (
+            torch.from_numpy(array).to(device) for array in (known.queries, sizes, numbered)
+        )
+        self.starts = self.sizes.cumsum(0) - self.sizes
+
+    def contain(self, entities: Tensor, relations: Tensor, candidates: Tensor) -> Tensor:
+        """Queries `(batch,)` and candidates `(batch, n)`, or `(n,)` for all → which are answers, `(batch, n)`."""
+        position, found = self._positions(entities, relations)
+        wanted = position[:, None] * self.shape.num_entities + candidates
+        return _search(self.numbered, wanted)[1] & found[:, None]
+
+    def counts(self, entities: Tensor, relations: Tensor) -> Tensor:
+        """How many answers each query has, `(batch,)`; 0 for queries that are not in train."""
+        position, found = self._positions(entities, relations)
+        return torch.where(found, self.sizes[position], 0)
+
+    def of(self, entities: Tensor, relations: Tensor, *, room: int) -> Answers:
+        """All answers of queries in train, `(batch,)` each, padded to `room` in total."""
+        position, _ = self._positions(entities, relations)
+        counts = self.sizes[position]
+        ends, number = counts.cumsum(0), torch.arange(room, device=counts.device)
+        queries = torch.searchsorted(ends, number, right=True).clamp_(max=len(ends) - 1)
+        valid = number < ends[-1]
+        offset = torch.where(valid, number - (ends - counts)[queries], 0)
+        found = self.numbered[self.starts[position[queries]] + offset] % self.shape.num_entities
+        return Answers(counts, queries, found, valid)
+
+    def max_answers(self, num_queries: int) -> int:
+        """The most answers that this many different queries have in total."""
+        return int(self.sizes.topk(min(num_queries, len(self.sizes))).values.sum())
+
+    def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
+        """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less.
+
+        Both counts start at 4 for a single answer and grow by one with each other, as in the published code: the
+        rarest triple then counts 1/√8 and one with twice 8 answers 1/√22, not 1/√2 and 1/√16. A triple and its
+        reciprocal have the same weight.
+        """
+        num_relations = self.shape.num_relations
+        inverses = torch.where(relations < num_relations, relations + num_relations, relations - num_relations)
+        counts = self.counts(heads, relations) + self.counts(tails, inverses) + 2 * (FIRST_COUNT - 1)
+        return counts.to(torch.get_default_dtype()).rsqrt()
+
+    def head_corruption_probabilities(self) -> Tensor:
+        """The probability of corrupting the head for each relation, `(num_relations,)` (Wang et al., 2014).
+
+        It is tph / (tph + hpt), tails per head against heads per tail. Both are the relation's triples divided by its
+        distinct heads, or tails, so it is the share of tails among the two. A relation without triples has a half.
+        """
+        num_relations = self.shape.num_relations
+        distinct = torch.bincount(self.queries.cpu() % (2 * num_relations), minlength=2 * num_relations).double()
+        heads, tails = distinct.split(num_relations)  # type: ignore[no-untyped-call]
+        found: Tensor = torch.where(heads + tails > 0, tails / (heads + tails).clamp(min=1), 0.5)
+        return found.to(self.queries.device)
+
+    def _positions(self, entities: Tensor, relations: Tensor) -> tuple[Tensor, Tensor]:
+        """The number of each query, and whether it is in train."""
+        return _search(self.queries, entities * (2 * self.shape.num_relations) + relations)
+
+
+def _search(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each value would stand, at most the last position, and whether it is there."""
+    position = torch.searchsorted(ordered, wanted).clamp_(max=len(ordered) - 1)
+    return position, ordered[position] == wanted

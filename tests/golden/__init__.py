@@ -1,0 +1,1 @@
+"""Regression tests against results that were recorded with an earlier version of the code."""

@@ -1,0 +1,66 @@
+"""Small trainings and their ranks agree with what was recorded in golden.json.
+
+On the machine of the record they agree bit for bit, on others within a tolerance. Names of the code base under test are
+in adapter.py alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from . import adapter, measure
+from .checks import check, golden, one_thread, same_machine
+
+MACHINE_DEPENDENT = ("auto", "bf16")  # precisions that another processor chooses or rounds otherwise
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def graph() -> Any:
+    return adapter.build_graph(golden()["graph"])
+
+
+def settings_of(recorded: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return measure.merged(golden()["defaults"], recorded["settings"])
+
+
+def test_all_models_and_regularizers_are_covered() -> None:
+    chosen = [adapter.model_and_regularizer(recorded["settings"]) for recorded in golden()["trainings"]]
+    assert {model for model, _ in chosen} >= set(adapter.MODEL_NAMES)
+    assert {regularizer for _, regularizer in chosen} >= set(adapter.REGULARIZER_NAMES)
+
+
+TRAININGS = [
+    pytest.param(recorded, id=recorded["id"], marks=() if number % 4 == 0 else pytest.mark.slow)
+    for number, recorded in enumerate(golden()["trainings"])
+]
+
+
+@pytest.mark.parametrize("recorded", TRAININGS)
+def test_training(recorded: dict[str, Any], graph: Any) -> None:
+    settings = settings_of(recorded)
+    if settings["training"]["precision"] in MACHINE_DEPENDENT and not same_machine():
+        pytest.skip("the precision depends on the processor")
+    if recorded.get("sensitive") and not same_machine():
+        pytest.skip("rounding errors grow too much to compare results of different machines")
+    run = measure.train(settings, graph)
+    check(recorded["results"], measure.training_results(run, with_ranks="ranks" in recorded["results"]))
+
+
+@pytest.mark.parametrize("recorded", golden()["rejected"], ids=lambda recorded: recorded["id"])
+def test_settings_that_are_rejected(recorded: dict[str, Any], graph: Any) -> None:
+    with pytest.raises(adapter.InvalidSettingsError):
+        measure.train(settings_of(recorded), graph)
+
+
+def test_bootstrap() -> None:
+    recorded = golden()["bootstrap"]
+    check(recorded["results"], measure.bootstrap_results(recorded["inputs"]))
