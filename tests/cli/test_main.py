@@ -242,7 +242,7 @@ def damaged(folder: Path) -> None:
         (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
         (["train", "good.tsv", "--set", "training.epochs=-1"], "training.epochs should be greater than"),
         (["train", "good.tsv", "--device", "warp"], "'warp' is no device"),
-        (["train", "good.tsv", "--device", "mps"], "'mps' is no device to train on"),
+        (["train", "good.tsv", "--device", "mps"], "'mps' is not a device to train on"),
         (["train", "good.tsv", "--model", ":X"], "':X' cannot be imported"),
         (["train", "good.tsv", "--columns", "²,1,3"], "²"),
         (["train", "good.tsv", "--set", "optimizer.learning_rate=inf"], "should be a finite number"),
