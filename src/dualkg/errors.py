@@ -1,4 +1,4 @@
-"""What can go wrong, as sentences: what was expected, what came, what to do."""
+"""Errors, whose messages say what was expected, what was found and what to do; and suggestions of similar names."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-ALIKE = 0.6  # the share of letters that two names must have in common
-LOOKED_AT = 300  # names that are compared letter by letter
+MIN_SIMILARITY = 0.6  # the fraction of letters that two names must have in common
+MAX_COMPARED = 300  # names that difflib compares
 
 
 class DualkgError(Exception):
@@ -19,13 +19,13 @@ class DualkgError(Exception):
 
 
 class RequestError(DualkgError):
-    """The request was wrong: a name, a choice or a value that cannot be used."""
+    """The request was wrong: a name or a value that cannot be used."""
 
     exit_code = 2
 
 
 class DataError(RequestError):
-    """The triples cannot be read or are not what they claim to be."""
+    """The triples cannot be read, or are not those of the named graph."""
 
 
 class DivergedError(DualkgError):
@@ -33,23 +33,25 @@ class DivergedError(DualkgError):
 
 
 def close_matches(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
-    """The names most like `name`, best first; case is ignored."""
+    """The names most similar to `name`, best first; case is ignored."""
     by_folded: dict[str, str] = {}
     for known in names:
         by_folded.setdefault(known.casefold(), known)
     folded = name.casefold()
-    matches = difflib.get_close_matches(folded, _with_its_letters(folded, list(by_folded)), n=4 * most, cutoff=ALIKE)
-    # difflib likes long common runs; people make single slips.
+    matches = difflib.get_close_matches(
+        folded, _with_common_letters(folded, list(by_folded)), n=4 * most, cutoff=MIN_SIMILARITY
+    )
+    # difflib prefers long common runs; typing errors are single letters.
     matches.sort(key=lambda match: edit_distance(folded, match))
     return [by_folded[match] for match in matches[:most]]
 
 
-def _with_its_letters(name: str, names: list[str]) -> list[str]:
-    """The names that have enough of a name's letters, in whatever order; where these are many, those that have most.
+def _with_common_letters(name: str, names: list[str]) -> list[str]:
+    """The names that have enough letters in common with a name, in any order; at most `MAX_COMPARED`, best first.
 
-    All are counted at once. `difflib` asks the same, name by name, and takes seconds for 40,000.
+    It counts letters by NumPy: `difflib` filters in the same way, and takes seconds for 40,000 names.
     """
-    if len(names) <= LOOKED_AT:
+    if len(names) <= MAX_COMPARED:
         return names
     letters = np.frombuffer("".join(f"{one}\n" for one in names).encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     lengths = np.array([len(one) + 1 for one in names])
@@ -57,13 +59,13 @@ def _with_its_letters(name: str, names: list[str]) -> list[str]:
     common = np.zeros(len(names), dtype=np.int64)
     for letter, number in Counter(name).items():
         common += np.minimum(np.add.reduceat(letters == ord(letter), starts, dtype=np.int64), number)
-    shares = 2 * common / (lengths - 1 + len(name)).clip(1)
-    best = np.argsort(-shares, kind="stable")[:LOOKED_AT]
-    return [names[place] for place in best.tolist() if shares[place] >= ALIKE]
+    similarities = 2 * common / (lengths - 1 + len(name)).clip(1)
+    best = np.argsort(-similarities, kind="stable")[:MAX_COMPARED]
+    return [names[index] for index in best.tolist() if similarities[index] >= MIN_SIMILARITY]
 
 
 def edit_distance(one: str, other: str) -> int:
-    """How many letters must be added, left out or changed to turn one word into the other."""
+    """Levenshtein distance: letters to insert, delete or replace."""
     above = list(range(len(other) + 1))
     for row, letter in enumerate(one, start=1):
         here = [row]
@@ -74,7 +76,7 @@ def edit_distance(one: str, other: str) -> int:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """` Did you mean 'Paris'?`, or nothing where no name is near."""
+    """` Did you mean 'Paris'?`, or an empty string if no name is similar."""
     matches = [f"'{match}'" for match in close_matches(name, names)]
     if not matches:
         return ""

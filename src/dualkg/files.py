@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a kill, never meets half of one."""
+"""Atomic writes of files and folders: a reader never sees an incomplete one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dualkg.errors import RequestError
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A new file beside `path` that takes its place when the block ends well, and vanishes when it does not."""
+    """A temporary file that replaces `path` when the block succeeds, and is deleted when it fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     os.close(handle)
@@ -35,10 +35,9 @@ def atomic_write(path: Path) -> Iterator[Path]:
 def atomic_folder(
     path: Path, *, existing: Literal["refuse", "keep", "replace"] = "refuse", last: str = ""
 ) -> Iterator[Path]:
-    """A new folder that becomes `path` when the block ends well, and vanishes when it does not.
+    """A temporary folder that becomes `path` when the block succeeds, and is deleted when it fails.
 
-    A folder that is there by then is kept in its place, replaced, or refused; an empty one is filled, the file named
-    `last` last.
+    An existing folder is kept, replaced or refused; an empty one is filled, the file named `last` last.
     """
     path = path.absolute()
     filling = path.is_dir() and not any(path.iterdir())
@@ -64,7 +63,7 @@ def atomic_folder(
 
 
 def _swap(fresh: Path, path: Path) -> None:
-    """Put one folder in the place of another, which is then removed."""
+    """Replace a folder by another."""
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         path.rename(aside / "old")
@@ -74,7 +73,7 @@ def _swap(fresh: Path, path: Path) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file under a second name, or a copy where the file system knows no such thing."""
+    """A hard link, or a copy if the file system has none."""
     target.unlink(missing_ok=True)
     try:
         target.hardlink_to(source)
@@ -84,7 +83,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file of ours holds; one that is damaged is told in a sentence."""
+    """The content of a JSON file; a damaged one raises `RequestError`."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:

@@ -74,33 +74,33 @@ class PowerSum(Regularizer):
             )
         if MAPPED & set(self.term_weights) and not model.has_adjoint:
             raise RequestError(
-                f"{name} asks where a relation takes the head and where it takes the tail, and {kind} does not say "
-                f"both. Use Frobenius, or no regularizer."
+                f"{name} needs the head and the tail mapped by the relation, and {kind} does not define both. Use "
+                f"Frobenius, or no regularizer."
             )
 
     def per_triple(self, f: Factors) -> Tensor:
-        terms = [share * self._size(f, name) for name, share in self.term_weights.items()]
+        terms = [weight * self._size(f, name) for name, weight in self.term_weights.items()]
         return sum(terms[1:], start=terms[0]) if terms else f.head.new_zeros(len(f.head))
 
     def gradients(self, f: Factors) -> dict[str, Tensor]:
-        """Of `weight` times the mean, with respect to each vector alone: of h, t, hR and tRᵀ as if none made another.
+        """Gradients of `weight` times the mean with respect to h, r, t, hR and tRᵀ as if these were independent.
 
-        Only for diagonal models: of others the gradient of a relation is a matrix for each triple.
+        Only for diagonal models: for others the gradient of a relation is a matrix per triple.
         """
         found: dict[str, Tensor] = {}
-        for name, share in self.term_weights.items():
+        for name, term_weight in self.term_weights.items():
             vectors = getattr(f, name)
-            slope = self._slope(f.model, vectors).mul_(share * self.weight / len(vectors))
+            slope = self._slope(f.model, vectors).mul_(term_weight * self.weight / len(vectors))
             for target, sign in PARTS_OF_RESIDUALS.get(name, ((name, 1),)):
                 found[target] = found[target].add(slope, alpha=sign) if target in found else slope * sign
         return found
 
     def _slope(self, model: EmbeddingModel, vectors: Tensor) -> Tensor:
-        """∂|x|^power, of every coordinate, as a new array."""
+        """∂|x|^power of every coordinate, as a new array."""
         if self.power == 2:
             return 2 * vectors
         modulus = model.modulus(vectors).unsqueeze(1)
-        numbers = vectors.view(len(vectors), -1, modulus.shape[-1])  # those that have one modulus, below each other
+        numbers = vectors.view(len(vectors), -1, modulus.shape[-1])  # the numbers of one modulus in one column
         if self.power == 1:
             return (numbers / modulus.masked_fill(modulus == 0, 1.0)).view_as(vectors)
         return (self.power * modulus.pow(self.power - 2) * numbers).view_as(vectors)
@@ -114,7 +114,7 @@ class PowerSum(Regularizer):
 
 
 class NoRegularizer(PowerSum):
-    """Nothing: the paper's rows without a regularizer."""
+    """No regularization."""
 
     term_weights: Mapping[str, float] = {}
 
@@ -144,13 +144,13 @@ class N3(PowerSum):
 
 
 class BasicDURA(PowerSum):
-    """‖hR‖² + ‖t‖²: what the dual on the tail side leaves (Section 4.1 of the paper)."""
+    """‖hR‖² + ‖t‖², from the dual on the tail's side (Section 4.1 of the paper)."""
 
     term_weights: Mapping[str, float] = {"mapped_head": 1.0, "tail": 1.0}
 
 
 class PlainAndMapped(Regularizer):
-    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²), over some triples; `plain` is λ1, `mapped` λ2."""
+    """The weights of λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²): `plain` is λ1, `mapped` λ2."""
 
     def __init__(self, weight: float, *, plain: float = 1.0, mapped: float = 1.0) -> None:
         super().__init__(weight)
@@ -166,7 +166,7 @@ class PlainAndMapped(Regularizer):
 
 
 class DURA(PlainAndMapped, PowerSum):
-    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²): what the duals on both sides leave; `plain` is λ1, `mapped` λ2."""
+    """λ1 (‖h‖² + ‖t‖²) + λ2 (‖hR‖² + ‖tRᵀ‖²), from the duals on both sides; `plain` is λ1, `mapped` λ2."""
 
     @property
     def term_weights(self) -> Mapping[str, float]:

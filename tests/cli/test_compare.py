@@ -130,7 +130,7 @@ def test_runs_of_different_recipes_have_no_mean(dualkg, runs, tmp_path):
         (["cp", "world"], "cp is of made and world of world; only runs of the same graph can be compared."),
         (["cp", "reordered"], "cp and reordered are both of made, but the data were not the same"),
         (["untested", "untested"], "The graph of untested has no test triples to compare."),
-        (["cp", "dura", "--samples", 5], "A 95 % interval needs at least 100 samples; 5 were asked for."),
+        (["cp", "dura", "--samples", 5], "A 95 % interval needs at least 100 samples; 5 were given."),
         (["cp", "dura", "--seed", -1], "A seed is at least 0; -1 came."),
         (["cp", "dura", "--split", "tset"], "--split should be one of train, valid, test; got 'tset'."),
         (["cp", "dura", "--by", "colour"], "--by should be one of relation, direction, cardinality; got 'colour'."),

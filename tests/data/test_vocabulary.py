@@ -76,7 +76,7 @@ def test_an_ambiguous_label_lists_the_names() -> None:
 
 
 def test_an_ambiguous_case_lists_the_names() -> None:
-    with pytest.raises(RequestError, match=r"^'MAY' stands for 2 relations: 'may', 'May'\. Ask by"):
+    with pytest.raises(RequestError, match=r"^'MAY' stands for 2 relations: 'may', 'May'\. Use one"):
         Vocabulary(["may", "May"], kind="relation").id("MAY")
 
 

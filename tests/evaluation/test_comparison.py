@@ -198,8 +198,8 @@ def test_numbers_in_short(number, text):
         (np.ones((1, 2, 5)), np.ones((1, 2, 6)), {}, "A has ranks of 2 × 5 queries and B of 2 × 6"),
         (np.zeros((1, 2, 5)), np.ones((1, 2, 5)), {}, "Ranks are numbers from 1 on; A has others"),
         (np.ones((1, 2, 5)), np.full((1, 2, 5), np.nan), {}, "Ranks are numbers from 1 on; B has others"),
-        (np.ones((1, 2, 5)), np.ones((1, 2, 5)), {"samples": 99}, "at least 100 samples; 99 were asked for"),
-        (np.ones((1, 2, 5)), np.ones((1, 2, 5)), {"seed": -1}, "A seed is at least 0; -1 came"),
+        (np.ones((1, 2, 5)), np.ones((1, 2, 5)), {"samples": 99}, "at least 100 samples; 99 were given"),
+        (np.ones((1, 2, 5)), np.ones((1, 2, 5)), {"seed": -1}, "A seed is at least 0; -1 was given"),
     ],
 )
 def test_nonsense_gets_a_sentence(a, b, choices, sentence):

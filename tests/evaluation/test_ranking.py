@@ -100,7 +100,7 @@ def test_an_answer_that_the_filter_does_not_have_stays_in(graph, seed):
 def test_every_form_of_counting_gives_the_same_ranks(small_graph, form, monkeypatch):
     if form == "numba" and not importlib.util.find_spec("numba"):
         pytest.skip("numba is not installed")
-    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0 if form == "numba" else 10**18)
+    monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 0 if form == "numba" else 10**18)
     model = whole_numbers(kg.ComplEx(small_graph.shape, dim=3))
     ranks = kg.rank(model, small_graph)
     best, worst = brute_force(model, small_graph, "test")
@@ -109,7 +109,7 @@ def test_every_form_of_counting_gives_the_same_ranks(small_graph, form, monkeypa
 
 
 def test_the_form_of_counting_is_the_fastest_that_is_installed(monkeypatch):
-    monkeypatch.setattr(ranking, "WORTH_NUMBA", 100)
+    monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 100)
     assert ranking.choose_counter("cpu", 99) is ranking.count_with_torch
     assert ranking.choose_counter("mps", 100) is ranking.count_with_torch
     ranking._compiled_count.cache_clear()
@@ -173,7 +173,7 @@ def test_all_scores_equal_is_the_middle_and_not_the_first_place():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", ["plain", "numba"])
 def test_scores_that_are_no_numbers_are_refused(small_graph, bad, form, monkeypatch):
-    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0 if form == "numba" else 10**18)
+    monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 0 if form == "numba" else 10**18)
     model = kg.ComplEx(small_graph.shape, dim=2)
     model.entities.data[0, 0] = bad
     with pytest.raises(kg.DivergedError, match="scores NaN or infinity for the query"):
@@ -198,7 +198,7 @@ def test_the_query_that_has_no_numbers_is_named(relation, query):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("form", ["plain", "numba"])
 def test_scores_may_be_of_any_width(small_graph, dtype, form, monkeypatch):
-    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0 if form == "numba" else 10**18)
+    monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 0 if form == "numba" else 10**18)
 
     class Other(kg.DistMult):
         def score_tails(self, heads, relations):

@@ -50,7 +50,7 @@ def test_ranks_equal_brute_force(name, dual, graph, seed):
 def test_every_form_of_counting_gives_the_same_ranks(small_graph, monkeypatch):
     model = kg.CP(small_graph.shape, dim=2)
     plain = kg.evaluate_relations(model, small_graph)
-    monkeypatch.setattr(ranking, "WORTH_NUMBA", 0)
+    monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 0)
     assert kg.evaluate_relations(model, small_graph) == plain
 
 

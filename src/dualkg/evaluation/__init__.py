@@ -1,4 +1,4 @@
-"""Evaluation: ranks, metrics and reports. Training, the command and the tests all come through here."""
+"""Evaluation: filtered ranks, metrics, reports and paired comparison of runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Two runs on the same queries: how far apart they are, and whether that could be the luck of the draw.
+"""Paired comparison of two runs on the same queries, with bootstrap intervals and p-values.
 
-The bootstrap draws triples, each with both its directions: the two ask for the same fact, and are not independent."""
+The bootstrap resamples triples, each with both directions, since the two queries of a triple are not independent."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dualkg.evaluation.report import COLUMNS, DIRECTIONS, cardinalities, metric_
 Floats = npt.NDArray[np.float64]
 
 TAILS = (0.025, 0.975)  # of a 95 % interval
-FEWEST_SAMPLES = 100
-FEWEST_TRIPLES = 10  # fewer are often all on one side, and then so is every sample of them
-ROUNDING = 1e-12  # what sums may be off by
-BLOCK_ELEMENTS = 250_000  # triples drawn at once by a thread: 10 MB
+MIN_SAMPLES = 100
+MIN_TRIPLES = 10  # the differences of fewer often all have one sign, and so does every sample
+ROUNDING = 1e-12  # of sums
+BLOCK_ELEMENTS = 250_000  # triples drawn at a time by a thread: 10 MB
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of both runs, `a` − `b`, its 95 % interval, and the two-sided p-value of there being none.
+    """A metric of both runs, `a` − `b`, its 95 % interval, and the two-sided p-value of no difference.
 
-    The interval and the p-value are NaN where there are too few triples to tell.
+    The interval and the p-value are NaN for fewer than `MIN_TRIPLES` triples.
     """
 
     a: float
@@ -44,18 +44,18 @@ class Difference:
 
     @property
     def within_noise(self) -> bool:
-        """Whether the interval includes 0, or is not known."""
+        """Whether the interval includes 0, or is NaN."""
         return not (self.low > 0 or self.high < 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON, which has no NaN."""
+        """For JSON, with None for NaN."""
         numbers = {name: None if math.isnan(value) else value for name, value in asdict(self).items()}
         return {**numbers, "within_noise": self.within_noise}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference of two runs in each metric, and on which share of the triples `a` has the higher MRR."""
+    """The difference of two runs in each metric, and the fractions of triples where `a` is better, worse or equal."""
 
     mrr: Difference
     hits_at_1: Difference
@@ -69,16 +69,16 @@ class Comparison:
 
     @property
     def within_noise(self) -> bool:
-        """Whether the difference in MRR is."""
+        """Whether the difference in MRR is within noise."""
         return self.mrr.within_noise
 
     @property
     def differences(self) -> dict[str, Difference]:
-        """By the title of the metric, as tables show it."""
+        """By the column titles of tables."""
         return {title: getattr(self, name) for title, name in COLUMNS.items()}
 
     def sentence(self, a: str = "A", b: str = "B") -> str:
-        """What to say of it, given what the two are called."""
+        """A summary in one sentence, with the names of the two runs."""
         found = self.mrr
         if math.isnan(found.low):
             count = f"{self.num_triples:,} {'triple is' if self.num_triples == 1 else 'triples are'}"
@@ -100,7 +100,7 @@ class Comparison:
 def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> Comparison:
     """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each; seeds may differ in number.
 
-    What a query metric_values is its mean over seeds. Triples are drawn again, with replacement, as many as there are.
+    Metrics of a query are averaged over seeds. Each bootstrap sample draws `num_triples` triples with replacement.
     """
     a, b = _checked(a, "A"), _checked(b, "B")
     if a.shape[1:] != b.shape[1:]:
@@ -108,24 +108,24 @@ def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0)
             f"A has ranks of {a.shape[1]} × {a.shape[2]:,} queries and B of {b.shape[1]} × {b.shape[2]:,}: only ranks "
             f"of the same split can be compared."
         )
-    if samples < FEWEST_SAMPLES:
-        raise RequestError(f"A 95 % interval needs at least {FEWEST_SAMPLES} samples; {samples} were asked for.")
+    if samples < MIN_SAMPLES:
+        raise RequestError(f"A 95 % interval needs at least {MIN_SAMPLES} samples; {samples} were given.")
     if seed < 0:
-        raise RequestError(f"A seed is at least 0; {seed} came.")
-    gained_a, gained_b = (metric_values(ranks).mean(axis=(1, 2)) for ranks in (a, b))  # (num_metrics, num_triples)
-    gap = gained_a - gained_b
-    gap[np.isclose(gained_a, gained_b, rtol=ROUNDING, atol=0)] = 0  # a mean over seeds depends on their order
+        raise RequestError(f"A seed is at least 0; {seed} was given.")
+    values_a, values_b = (metric_values(ranks).mean(axis=(1, 2)) for ranks in (a, b))  # (num_metrics, num_triples)
+    gap = values_a - values_b
+    gap[np.isclose(values_a, values_b, rtol=ROUNDING, atol=0)] = 0  # a mean over seeds depends on their order
     means, whole = _bootstrap(np.ascontiguousarray(gap.T), samples, seed), gap.mean(axis=1)
     mrr, at_1, at_3, at_10 = (
         Difference(float(of_a.mean()), float(of_b.mean()), float(between), *_spread(drawn))
-        for of_a, of_b, between, drawn in zip(gained_a, gained_b, whole, means.T, strict=True)
+        for of_a, of_b, between, drawn in zip(values_a, values_b, whole, means.T, strict=True)
     )
     better, worse, equal = (float(where.mean()) for where in (gap[0] > 0, gap[0] < 0, gap[0] == 0))
     return Comparison(mrr, at_1, at_3, at_10, better, worse, equal, num_triples=gap.shape[1], samples=samples)
 
 
 def check_comparable(one: tuple[str, Graph, Triples], other: tuple[str, Graph, Triples]) -> None:
-    """Refuse two runs, each by what it is called, that were not ranked on the same triples of the same graph."""
+    """Refuse two runs (name, graph, ranked triples) that were not ranked on the same triples of the same graph."""
     (a, graph, triples), (b, other_graph, other_triples) = one, other
     same_names = graph.entities == other_graph.entities and graph.relations == other_graph.relations
     if graph.fingerprint == other_graph.fingerprint and same_names and np.array_equal(triples, other_triples):
@@ -142,7 +142,7 @@ def check_comparable(one: tuple[str, Graph, Triples], other: tuple[str, Graph, T
 
 @dataclass(frozen=True)
 class GroupComparison:
-    """One of several parts that were compared, with the p-value of its MRR corrected for how many there are."""
+    """The comparison of one group, with the p-value of its MRR corrected for the number of groups."""
 
     comparison: Comparison
     p_corrected: float
@@ -155,18 +155,18 @@ class GroupComparison:
 def compare_by(
     a: Floats, b: Floats, triples: Triples, graph: Graph, *, view: str, samples: int = 10_000, seed: int = 0
 ) -> dict[str, GroupComparison]:
-    """The same by direction, relation or cardinality, most triples first."""
+    """Compare by direction, relation or cardinality; groups with most triples first."""
     found = {
-        name: compare_ranks(a[where], b[where], samples=samples, seed=seed)
-        for name, where in _parts(triples, graph, view)
+        name: compare_ranks(a[group], b[group], samples=samples, seed=seed)
+        for name, group in _groups(triples, graph, view)
     }
     corrected = holm([one.mrr.p_value for one in found.values()])
-    parts = {name: GroupComparison(one, p) for (name, one), p in zip(found.items(), corrected, strict=True)}
-    return dict(sorted(parts.items(), key=lambda item: -item[1].comparison.num_triples))
+    groups = {name: GroupComparison(one, p) for (name, one), p in zip(found.items(), corrected, strict=True)}
+    return dict(sorted(groups.items(), key=lambda item: -item[1].comparison.num_triples))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for how many were looked at (Holm, 1979); NaN was no test and stays NaN."""
+    """p-values corrected for multiple testing (Holm, 1979); NaN stays NaN and does not count as a test."""
     corrected, highest = list(p_values), 0.0
     order = sorted((i for i, p in enumerate(p_values) if not math.isnan(p)), key=lambda i: p_values[i])
     for done, i in enumerate(order):
@@ -177,9 +177,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class QueryDifference:
-    """A query that two runs answer differently: ids, what is asked for, and the rank of the answer in each.
+    """A query that two runs rank differently: the ids of its triple, the predicted side, and the rank in each run.
 
-    Of several seeds a rank is the harmonic mean, so that `difference` is 1/`rank_a` − 1/`rank_b`.
+    With several seeds a rank is the harmonic mean, so that `difference` is 1/`rank_a` − 1/`rank_b`.
     """
 
     head: int
@@ -192,23 +192,23 @@ class QueryDifference:
 
 
 def largest_differences(a: Floats, b: Floats, triples: Triples, *, most: int) -> list[QueryDifference]:
-    """The queries on which two runs differ most in reciprocal rank, largest first."""
+    """The `most` queries with the largest differences in reciprocal rank, largest first."""
     inverse_a, inverse_b = (
         metric_values(_checked(ranks, whose))[0].mean(axis=0) for ranks, whose in ((a, "A"), (b, "B"))
     )
     gap = (inverse_a - inverse_b).reshape(-1)
     order = np.argsort(-np.abs(gap), kind="stable")[:most]
     found = []
-    for place in order[~np.isclose(gap[order], 0, atol=ROUNDING)].tolist():
-        direction, row = divmod(place, len(triples))
+    for query in order[~np.isclose(gap[order], 0, atol=ROUNDING)].tolist():
+        direction, row = divmod(query, len(triples))
         of_a, of_b = (float(1 / inverse[direction, row]) for inverse in (inverse_a, inverse_b))
         head, relation, tail = triples[row].tolist()
-        found.append(QueryDifference(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(gap[place])))
+        found.append(QueryDifference(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(gap[query])))
     return found
 
 
 def stack_mean_ranks(ranks: Sequence[Ranks]) -> Floats:
-    """The mean ranks of runs that differ in their seed alone, `(num_seeds, 2, num_triples)`."""
+    """The mean ranks of runs that differ only in their seed, `(num_seeds, 2, num_triples)`."""
     first, *others = ranks
     if any(not np.array_equal(first.triples, other.triples) for other in others):
         raise RequestError("The runs do not rank the same triples in the same order, so their ranks have no mean.")
@@ -216,7 +216,7 @@ def stack_mean_ranks(ranks: Sequence[Ranks]) -> Floats:
 
 
 def short_decimal(number: float) -> str:
-    """`.0123`, `−.0011`: four places, and no 0 before them."""
+    """`.0123`, `−.0011`: four decimal places without a leading 0."""
     digits = f"{abs(number):.4f}"
     sign = "−" if number < 0 and float(digits) else ""
     return sign + digits.removeprefix("0")
@@ -226,9 +226,9 @@ def short_decimal(number: float) -> str:
 
 
 def _bootstrap(gap: Floats, samples: int, seed: int) -> Floats:
-    """The means of rows drawn again, `(samples, num_metrics)`; the same for a seed, however many threads there are."""
+    """Means of resampled rows, `(samples, num_metrics)`; they do not depend on the number of threads."""
     num_triples = len(gap)
-    if num_triples < FEWEST_TRIPLES:
+    if num_triples < MIN_TRIPLES:
         return np.full((samples, gap.shape[1]), np.nan)
     size = max(1, BLOCK_ELEMENTS // num_triples)
     sizes = [min(size, samples - start) for start in range(0, samples, size)]
@@ -237,7 +237,7 @@ def _bootstrap(gap: Floats, samples: int, seed: int) -> Floats:
     def draw(size: int, source: np.random.SeedSequence) -> Floats:
         rows = np.random.default_rng(source).integers(0, num_triples, (size, num_triples))
         means: Floats = ones @ gap.take(rows, axis=0) / num_triples
-        means[np.abs(means) < ROUNDING] = 0  # metric_values and losses that cancel
+        means[np.abs(means) < ROUNDING] = 0  # positive and negative differences that cancel
         return means
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
@@ -245,7 +245,7 @@ def _bootstrap(gap: Floats, samples: int, seed: int) -> Floats:
 
 
 def _spread(means: Floats) -> tuple[float, float, float]:
-    """The ends of the 95 % interval, and twice the share of samples on the rarer side of 0."""
+    """The ends of the 95 % interval, and twice the fraction of samples on the rarer side of 0."""
     if np.isnan(means[0]):
         return math.nan, math.nan, math.nan
     low, high = np.quantile(means, TAILS)
@@ -253,19 +253,19 @@ def _spread(means: Floats) -> tuple[float, float, float]:
     return float(low), float(high), min(1.0, 2 * (rarer + 1) / (len(means) + 1))
 
 
-def _checked(ranks: Floats, whose: str) -> Floats:
+def _checked(ranks: Floats, run: str) -> Floats:
     ranks = np.asarray(ranks, dtype=np.float64)
     if ranks.ndim != 3 or not ranks.size:
         raise RequestError(
-            f"Ranks to compare are of the shape (num_seeds, 2, num_triples); those of {whose} are {ranks.shape}."
+            f"Ranks to compare are of the shape (num_seeds, 2, num_triples); those of {run} are {ranks.shape}."
         )
     if not (np.isfinite(ranks).all() and ranks.min() >= 1):
-        raise RequestError(f"Ranks are numbers from 1 on; {whose} has others.")
+        raise RequestError(f"Ranks are numbers from 1 on; {run} has others.")
     return ranks
 
 
-def _parts(triples: Triples, graph: Graph, view: str) -> Iterator[tuple[str, Any]]:
-    """The names of a view's parts, and which of the ranks each has."""
+def _groups(triples: Triples, graph: Graph, view: str) -> Iterator[tuple[str, Any]]:
+    """The names of the groups of a view, and the index of each group's ranks."""
     if view == "direction":
         yield from ((name, np.s_[:, row : row + 1]) for row, name in enumerate(DIRECTIONS))
         return

@@ -1,4 +1,4 @@
-"""Ranks: where each true answer stands among all entities, other known answers left out."""
+"""Filtered ranks: the rank of each true answer among all entities but the other known answers."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from dualkg.models.base import Model
 
 Counts = npt.NDArray[np.int64]
 
-BLOCK_ELEMENTS = 16_000_000  # scores held at once: 64 MB in float32
-CPU_BLOCK = 512  # queries scored at once on a CPU: more take more memory and are no faster
-PIECE_ELEMENTS = 1_000_000  # scores that PyTorch compares at once
-WORTH_NUMBA = 50_000_000  # comparisons; loading numba takes longer than PyTorch does for fewer
+BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
+CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no faster
+PIECE_ELEMENTS = 1_000_000  # scores that PyTorch compares at a time
+MIN_COMPARISONS_FOR_NUMBA = 50_000_000  # importing numba takes longer than fewer comparisons by PyTorch
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The ranks of the tail and of the head of every triple, at their best and at their worst among ties.
+    """The optimistic and the pessimistic rank of the tail and of the head of every triple.
 
-    Arrays are `(2, num_triples)`: row 0 asks (head, relation, ?), row 1 asks (?, relation, tail).
+    Arrays are `(2, num_triples)`: row 0 is of (head, relation, ?), row 1 of (?, relation, tail).
     """
 
     triples: Triples
@@ -41,7 +41,7 @@ class Ranks:
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
-        """Ties at the mean of the best and the worst place."""
+        """The realistic rank: the mean of the optimistic and the pessimistic one."""
         return (self.optimistic + self.pessimistic) / 2
 
 
@@ -56,8 +56,8 @@ def rank(
 ) -> Ranks:
     """Rank every triple of a split in both directions, filtered by all three splits.
 
-    A query is scored once however many of its answers are asked for. Memory is bounded by `BLOCK_ELEMENTS`
-    scores, whatever the number of queries. A GPU is waited for at the end, not from block to block.
+    A query with several answers is scored once. Memory is bounded by `BLOCK_ELEMENTS` scores. A GPU is synchronized
+    at the end, not after each block.
     """
     model.check_shape(graph.shape)
     triples, device = graph.split(split), model.device
@@ -69,13 +69,13 @@ def rank(
     done = 0
     with full_precision(), eval_mode(model):
         for block in blocks:
-            places = order[done : done + len(block.asked.rows)]
-            counts[places] = count(block.scores(model), answers, block.asked)
-            done += len(places)
+            positions = order[done : done + len(block.targets.rows)]
+            counts[positions] = count(block.scores(model), answers, block.targets)
+            done += len(positions)
             if progress:
                 progress(done, len(order))
     found = counts.cpu().numpy().astype(np.int64)
-    check_finite(found, lambda place: _as_asked(triples, place))
+    check_finite(found, lambda position: _format_query(triples, position))
     better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
     return Ranks(triples, better + 1, better + tied + 1)
 
@@ -84,9 +84,9 @@ def rank(
 
 
 class RankTargets(NamedTuple):
-    """Answers asked of rows of scores, `(num_asked,)` each; those of one row stand together.
+    """Answers to rank in rows of scores, `(num_targets,)` each, sorted by row.
 
-    Known to the row are `known[first:last]`, of an array that belongs to no row alone.
+    The known answers of a target's row are `known[first:last]`, slices of an array that all rows share.
     """
 
     rows: Tensor
@@ -96,11 +96,11 @@ class RankTargets(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """Distinct queries of one direction, and the answers asked of them."""
+    """Distinct queries of one direction, and the answers to rank."""
 
     given: Tensor
     relations: Tensor
-    asked: RankTargets
+    targets: RankTargets
     backward: bool
 
     def scores(self, model: Model) -> Tensor:
@@ -110,20 +110,20 @@ class _Block(NamedTuple):
 
 
 def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tuple[Tensor, Iterator[_Block]]:
-    """The queries of both directions in blocks; and, for every answer as blocks ask for it, its place among all.
+    """The queries of both directions in blocks, and the position of each of their answers, in order.
 
-    Places are those of the tails of all triples, then those of the heads of all.
+    Positions count the tails of all triples, then the heads of all triples.
     """
     num_entities, num_relations = known.shape
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
     given, answers = torch.cat([heads, tails]), torch.cat([tails, heads])
-    # By relation first: what a model does for a relation it then does in few blocks.
+    # Sorted by relation, so that work per relation is done in few blocks.
     keys = torch.cat([relations, relations + num_relations]) * num_entities + given
     order = torch.argsort(keys)
     distinct, rows, repeats = torch.unique_consecutive(keys[order], return_inverse=True, return_counts=True)
     relation, entity = distinct // num_entities, distinct % num_entities
     first, last = (ends[rows] for ends in known.on(device).ranges(known.keys(entity, relation)))
-    asked = RankTargets(rows, answers[order], first, last)
+    targets = RankTargets(rows, answers[order], first, last)
     num_forward = int((relation < num_relations).sum())
     size = _block_size(num_entities, device)
     starts = [*range(0, num_forward, size), *range(num_forward, len(distinct), size), len(distinct)]
@@ -132,7 +132,7 @@ def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tup
     def blocks() -> Iterator[_Block]:
         for (start, stop), (begin, end) in zip(pairwise(starts), pairwise(offsets), strict=True):
             backward = start >= num_forward
-            part = RankTargets(*(values[begin:end] for values in asked))
+            part = RankTargets(*(values[begin:end] for values in targets))
             yield _Block(
                 entity[start:stop],
                 relation[start:stop] - (num_relations if backward else 0),
@@ -144,22 +144,22 @@ def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tup
 
 
 def _block_size(num_entities: int, device: torch.device) -> int:
-    """How many queries are scored at once: whole tiles of a matrix product where there is room for some."""
+    """The number of queries per block, a multiple of 128 if there are more than 128."""
     size = BLOCK_ELEMENTS // num_entities
     if device.type == "cpu":
         size = min(size, CPU_BLOCK)
     return max(1, size - size % 128 if size > 128 else size)
 
 
-def _as_asked(triples: Triples, place: int) -> str:
-    backward, row = divmod(place, len(triples))
+def _format_query(triples: Triples, position: int) -> str:
+    backward, row = divmod(position, len(triples))
     head, relation, tail = triples[row].tolist()
     return f"(?, {relation}, {tail})" if backward else f"({head}, {relation}, ?)"
 
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Matrix products of float32 in float32, whatever was chosen for training."""
+    """Compute float32 matrix products in float32, whatever precision training uses."""
     reduced = [
         (matmul, matmul.fp32_precision)
         for matmul in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def eval_mode(model: Model) -> Iterator[None]:
-    """The model for a while as it answers, not as it learns: batch normalisation is another thing in the two."""
+    """Switch a model to evaluation mode and back."""
     was_training = model.training
     model.eval()
     try:
@@ -191,8 +191,8 @@ Count = Callable[[Tensor, Tensor, RankTargets], Tensor]
 
 
 def choose_counter(kind: str, num_comparisons: int) -> Count:
-    """The form of `count_with_torch` for a kind of device: Triton's or numba's where that is installed."""
-    if kind == "cpu" and num_comparisons < WORTH_NUMBA:
+    """The Triton or numba form of `count_with_torch` for a device type, if available and worthwhile."""
+    if kind == "cpu" and num_comparisons < MIN_COMPARISONS_FOR_NUMBA:
         return count_with_torch
     return _compiled_count(kind) or count_with_torch
 
@@ -211,21 +211,20 @@ def _compiled_count(kind: str) -> Count | None:
     return None
 
 
-def count_with_torch(scores: Tensor, known: Tensor, asked: RankTargets) -> Tensor:
-    """How many candidates stand above each answer, and how many beside it, `(num_asked, 2)`; known ones do not count.
+def count_with_torch(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
+    """The numbers of candidates that score higher than each target and equal to it, `(num_targets, 2)`.
 
-    The answer itself is among neither, whether it is known or not. Where a row has a score that is NaN or infinite,
-    its counts are −1.
+    Known answers and the target itself are not counted. A row with a NaN or infinite score has counts −1.
     """
     finite = torch.isfinite(scores.amax(1)) & torch.isfinite(scores.amin(1))
     step = max(1, PIECE_ELEMENTS // scores.shape[1])
-    pieces = (RankTargets(*piece) for piece in zip(*(torch.split(values, step) for values in asked), strict=True))
+    pieces = (RankTargets(*piece) for piece in zip(*(torch.split(values, step) for values in targets), strict=True))
     counts = torch.cat([_count_piece(scores, known, piece) for piece in pieces])
-    return counts.masked_fill_(~finite[asked.rows, None], -1)
+    return counts.masked_fill_(~finite[targets.rows, None], -1)
 
 
-def _count_piece(scores: Tensor, known: Tensor, asked: RankTargets) -> Tensor:
-    rows, answers, first, last = asked
+def _count_piece(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
+    rows, answers, first, last = targets
     values = scores[rows]
     target = values.gather(1, answers[:, None])
     better, tied = ((values > target).sum(1, dtype=torch.int32), (values == target).sum(1, dtype=torch.int32) - 1)
@@ -233,15 +232,15 @@ def _count_piece(scores: Tensor, known: Tensor, asked: RankTargets) -> Tensor:
     which = torch.repeat_interleave(num_known)
     within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
     others = known[first[which] + within].long()
-    theirs, against = values[which, others], target[which, 0]
-    apart = others != answers[which]
-    better.index_add_(0, which, ((theirs > against) & apart).int(), alpha=-1)
-    tied.index_add_(0, which, ((theirs == against) & apart).int(), alpha=-1)
+    others_scores, target_scores = values[which, others], target[which, 0]
+    is_other = others != answers[which]
+    better.index_add_(0, which, ((others_scores > target_scores) & is_other).int(), alpha=-1)
+    tied.index_add_(0, which, ((others_scores == target_scores) & is_other).int(), alpha=-1)
     return torch.stack([better, tied], dim=1)
 
 
 def check_finite(counts: Counts, query: Callable[[int], str]) -> None:
-    """NaN compares as false with everything and would rank first, so it must never be counted."""
+    """Raise for rows with counts −1: NaN compares as false with everything and would rank first."""
     bad = np.flatnonzero(counts[:, 0] < 0)
     if len(bad):
         raise DivergedError(

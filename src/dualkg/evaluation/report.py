@@ -1,4 +1,4 @@
-"""Whether a relation gives one or many answers, counted on the training triples."""
+"""Metrics, the evaluation report, relation prediction, and saved ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from dualkg.files import atomic_write
 from dualkg.models.base import Model
 
 CARDINALITIES = ("1-1", "1-N", "N-1", "N-N", "unseen")
-MANY = 1.5
+MANY = 1.5  # answers per query, on average
 
 
 def cardinalities(train: Triples, shape: GraphShape) -> list[str]:
-    """The class of each relation: many tails a head, or heads a tail, means 1.5 or more on average."""
+    """The class of each relation, counted on train: N means 1.5 or more answers per query on average."""
     _, first = np.unique(triple_keys(train, shape), return_index=True)
     distinct = train[first]
     tails_per_head = _answers_per_query(distinct[:, 0], distinct[:, 1], shape)
@@ -40,24 +40,24 @@ def cardinalities(train: Triples, shape: GraphShape) -> list[str]:
 def _answers_per_query(given: np.ndarray, relation: np.ndarray, shape: GraphShape) -> list[float]:
     answers = np.bincount(relation, minlength=shape.num_relations)
     queries = np.unique(given.astype(np.int64) * shape.num_relations + relation)
-    asked = np.bincount(queries % shape.num_relations, minlength=shape.num_relations)
-    found: list[float] = (answers / np.maximum(asked, 1)).tolist()
+    num_queries = np.bincount(queries % shape.num_relations, minlength=shape.num_relations)
+    found: list[float] = (answers / np.maximum(num_queries, 1)).tolist()
     return found
 
 
 HITS = (1, 3, 10)
 COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
-"""What tables show, by its title."""
+"""Metrics by the column titles of tables."""
 
 
 def metric_values(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """What each rank adds to the means of `COLUMNS`, `(4, …)`: 1/rank, and 1 where it is within 1, 3 and 10."""
+    """The value of each rank in each metric of `COLUMNS`, `(4, …)`: 1/rank, and whether it is at most 1, 3, 10."""
     return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Mean reciprocal rank, mean rank, and the share of ranks within 1, 3 and 10."""
+    """Mean reciprocal rank, mean rank, and Hits@1, 3 and 10."""
 
     mrr: float
     mr: float
@@ -68,7 +68,7 @@ class Metrics:
 
     @classmethod
     def of(cls, ranks: npt.NDArray[np.number]) -> Metrics:
-        """A rank that is a mean over ties may lie between two places; it is within k if it is at most k."""
+        """From ranks of any shape; realistic ranks may be fractions."""
         ranks = np.asarray(ranks, dtype=np.float64).reshape(-1)
         if not len(ranks):
             nan = float("nan")
@@ -77,32 +77,32 @@ class Metrics:
         return cls(mrr, float(ranks.mean()), at_1, at_3, at_10, num_queries=len(ranks))
 
     def as_dict(self) -> dict[str, float | None]:
-        """Ready for JSON, which has no NaN: no queries give no numbers."""
+        """For JSON, with None for NaN, the metrics of no queries."""
         return {
             name: value if self.num_queries or name == "num_queries" else None for name, value in asdict(self).items()
         }
 
     def row(self) -> list[str]:
-        """For a table: `COLUMNS`, then the mean rank and the number of queries."""
+        """The cells of a table row: `COLUMNS`, the mean rank and the number of queries."""
         if not self.num_queries:
             return ["–"] * 5 + ["0"]
         shares = [f"{getattr(self, name):.4f}" for name in COLUMNS.values()]
         return [*shares, f"{self.mr:,.1f}", f"{self.num_queries:,}"]
 
 
-BLOCK = 1024  # queries scored at once
+BLOCK = 1024  # queries scored at a time
 
 
 @torch.no_grad()
 def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test") -> Metrics:
-    """Ask (head, ?, tail) of every triple of a split; filtered by all three splits, ties at their mean.
+    """Relation prediction: rank the relation of every triple of a split, filtered, by realistic ranks.
 
-    Candidates are the graph's own relations: their inverses are the same facts said the other way round.
+    Candidates are the relations of the graph, without their reciprocals.
     """
     model.check_shape(graph.shape)
     num_relations, triples, device = graph.shape.num_relations, graph.split(split), model.device
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
-    known, first, last = (found.to(device) for found in _known_between(triples, graph))
+    known, first, last = (found.to(device) for found in _known_relations(triples, graph))
     count = choose_counter(device.type, len(triples) * num_relations)
     counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
     with full_precision(), eval_mode(model):
@@ -117,11 +117,11 @@ def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test") -> 
     return Metrics.of(better + 1 + tied / 2)
 
 
-def _known_between(asked: Triples, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-    """The relations of all pairs, known from any split, and where those of each triple's pair begin and end."""
+def _known_relations(queries: Triples, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
+    """The known relations sorted by entity pair, and the start and end of those of each triple's pair."""
     known = distinct_triples(np.concatenate([graph.split(name) for name in SPLITS]), graph.shape)
     num_entities = graph.shape.num_entities
-    pairs, wanted = (triples[:, 0].astype(np.int64) * num_entities + triples[:, 2] for triples in (known, asked))
+    pairs, wanted = (triples[:, 0].astype(np.int64) * num_entities + triples[:, 2] for triples in (known, queries))
     order = np.argsort(pairs, kind="stable")
     first, last = (np.searchsorted(pairs[order], wanted, side=side) for side in ("left", "right"))
     return torch.from_numpy(known[order, 1]), torch.from_numpy(first), torch.from_numpy(last)
@@ -133,7 +133,7 @@ VIEWS = ("direction", "relation", "cardinality")
 
 @dataclass(frozen=True)
 class Report:
-    """Filtered link prediction on one split, both directions; ties at their mean, both bounds beside it."""
+    """Filtered link prediction on one split in both directions: realistic ranks, with both bounds."""
 
     graph: str
     split: str
@@ -157,7 +157,7 @@ class Report:
         return views
 
     def as_dict(self) -> dict[str, Any]:
-        """Everything but the ranks, ready for JSON."""
+        """Everything but the ranks, for JSON."""
         single = ("metrics", "optimistic", "pessimistic", "without_unseen")
         return {
             "graph": self.graph,
@@ -185,7 +185,7 @@ def evaluate(
 
 
 def build_report(ranks: Ranks, graph: Graph, *, split: Split) -> Report:
-    """Look at ranks as a whole, at their bounds, and by direction, relation and cardinality."""
+    """Metrics of all ranks, of their bounds, and by direction, relation and cardinality."""
     mean = ranks.mean
     relation = ranks.triples[:, 1]
     kinds = np.array(cardinalities(graph.train, graph.shape), dtype=object)[relation]
@@ -206,14 +206,14 @@ def build_report(ranks: Ranks, graph: Graph, *, split: Split) -> Report:
 
 
 def _seen_in_train(ranks: Ranks, graph: Graph) -> np.ndarray:
-    """Which triples have both their entities in train."""
+    """Whether both entities of each triple occur in train, `(num_triples,)`."""
     seen = np.zeros(graph.shape.num_entities, dtype=bool)
     seen[graph.train[:, [0, 2]].reshape(-1)] = True
     return np.asarray(seen[ranks.triples[:, 0]] & seen[ranks.triples[:, 2]])
 
 
 def save_ranks(ranks: Ranks, path: Path) -> None:
-    """One row a query: the triple, the direction, the rank at its best and at its worst."""
+    """Write one row per query: the triple, the direction, the optimistic and the pessimistic rank."""
     columns = {name: np.tile(ranks.triples[:, i], 2) for i, name in enumerate(("head", "relation", "tail"))}
     directions = pa.array(np.repeat([0, 1], len(ranks.triples)), pa.int8())
     columns["direction"] = pa.DictionaryArray.from_arrays(directions, pa.array(DIRECTIONS))
