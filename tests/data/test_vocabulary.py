@@ -105,10 +105,11 @@ def test_an_empty_vocabulary_says_so() -> None:
         known.id(0)
 
 
-def test_very_many_names_are_searched_among_those_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_names_are_first_filtered_by_length_and_first_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocabulary, "MANY_NAMES", 3)
     known = Vocabulary(["Paris", "parish", "Aris", "Parisian people", "東京"])
-    assert known._alike("Pariz") == ["Paris", "parish"]
+    with pytest.raises(RequestError, match=r"Did you mean 'Paris' or 'parish'\?$"):  # 'Aris' begins otherwise
+        known.id("Pariz")
     with pytest.raises(RequestError, match=r"Did you mean 'Paris'"):
         known.id("Pariz")
 
