@@ -128,3 +128,15 @@ def test_answer_sets_by_name(small_graph):
     assert [(a.id, a.score) for a in tails] == [(a.id, pytest.approx(a.score)) for a in best]
     with pytest.raises(kg.RequestError, match="a relation and exactly one of head and tail"):
         predictor.prediction_set("e5", "r2", "e6")
+
+
+def test_a_run_makes_its_predictor(small_graph, tmp_path):
+    model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
+    run = kg.train(model, small_graph, epochs=1, out=tmp_path / "run")
+    assert run.predictor().tails("e5", "r2") == kg.Predictor(run.model, small_graph).tails("e5", "r2")
+    assert run.predictor().calibration is None
+    calibrated = run.predictor(calibrated=True, cache=True)
+    assert run.predictor().calibration is not None  # read from the folder
+    found = [prediction.probability for prediction in calibrated.tails("e5", "r2")]
+    assert found == pytest.approx([one.probability for one in run.predictor().tails("e5", "r2")], abs=1e-5)
+    assert calibrated.recipe is run.recipe

@@ -56,11 +56,11 @@ def predict(
 
 def load_predictor(path: Path, *, device: str | None, calibrate: bool, index: Path | None = None) -> Predictor:
     """The predictor of a run, with probabilities if the run is calibrated; `calibrate` calibrates it if necessary."""
-    from dualkg.inference.calibration_store import predictor_for
     from dualkg.inference.index_build import load_index
+    from dualkg.inference.predictor import Predictor
 
     run = cli.load_on_device(path, device)
-    return predictor_for(run, calibrated=calibrate, index=load_index(index) if index else None)
+    return Predictor.of(run, calibrated=calibrate, index=load_index(index) if index else None)
 
 
 def predict_entities(

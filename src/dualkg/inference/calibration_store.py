@@ -11,9 +11,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.files import read_json, write_text
 from dualkg.inference.calibration import NUM_PATTERNS, Calibration, calibrate
-from dualkg.inference.index import ModelIndex
 from dualkg.inference.prediction_sets import PredictionSets
-from dualkg.inference.predictor import Predictor
 from dualkg.training.run import Run, RunFolder
 
 
@@ -72,21 +70,3 @@ def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
     if run.folder:
         save_calibration(made, run.folder)
     return made
-
-
-def predictor_for(
-    run: Run, *, calibrated: bool = False, index: ModelIndex | None = None, cache: bool = False
-) -> Predictor:
-    """Make the predictor of a run, with its calibration if the folder has one; `calibrated` fits a missing one."""
-    saved = None
-    if calibrated or (run.folder and RunFolder(run.folder).calibration.exists()):
-        saved = calibration_for(run)
-    return Predictor(
-        run.model,
-        run.graph,
-        recipe=run.recipe,
-        calibration=saved.calibration if saved else None,
-        prediction_sets=saved.prediction_sets if saved else None,
-        index=index,
-        cache=cache,
-    )

@@ -16,6 +16,7 @@ from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection
+from dualkg.inference.calibration_store import calibration_for
 from dualkg.inference.explanation import Explanation, explain
 from dualkg.inference.extension import NamedTriple, add_entity
 from dualkg.inference.index import ModelIndex, QueryBatch, best_of
@@ -31,6 +32,7 @@ from dualkg.inference.scoring import (
 )
 from dualkg.models.base import Model, Side
 from dualkg.training.recipe import Recipe
+from dualkg.training.run import Run, RunFolder
 
 Name = str | int
 Known = Literal["mark", "omit"]
@@ -117,6 +119,23 @@ class Predictor:
         self._prediction_sets = prediction_sets
         self._cache = cache
         self._log_probabilities = CachedLogProbabilities(model) if cache else partial(triple_log_probabilities, model)
+
+    @classmethod
+    def of(
+        cls, run: Run, *, calibrated: bool = False, index: ModelIndex | None = None, cache: bool = False
+    ) -> Predictor:
+        """The predictor of a run, with its calibration if the folder has one; `calibrated` fits a missing one."""
+        has_calibration = run.folder is not None and RunFolder(run.folder).calibration.exists()
+        saved = calibration_for(run) if calibrated or has_calibration else None
+        return cls(
+            run.model,
+            run.graph,
+            recipe=run.recipe,
+            calibration=saved.calibration if saved else None,
+            prediction_sets=saved.prediction_sets if saved else None,
+            index=index,
+            cache=cache,
+        )
 
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
         """Predict the tail of (head, relation, ?), best first."""

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -26,6 +26,9 @@ from dualkg.files import atomic_folder, link_or_copy, read_json, write_text
 from dualkg.models.base import Model, skip_initialization
 from dualkg.training.checkpoint import load_weights, read_weights, save_weights
 from dualkg.training.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    import dualkg
 
 PACKAGES = ("dualkg", "torch", "numpy", "pyarrow", "safetensors", "pydantic")
 
@@ -119,6 +122,12 @@ class Run:
             else:
                 self.reports[split] = evaluate(self.model, self.graph, split=split)
         return self.reports[split]
+
+    def predictor(self, **options: Any) -> dualkg.Predictor:
+        """A predictor of this run, with probabilities if its folder has a calibration; options of `Predictor.of`."""
+        import dualkg  # inference depends on this module
+
+        return dualkg.Predictor.of(self, **options)
 
     def save(self, path: str | Path) -> Path:
         """Save a run that has no folder, such as one of imported embeddings."""
