@@ -148,7 +148,7 @@ def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
         expected = torch.einsum("bi,bij->bj", table[ids].double(), applied)
         images = torch.full((size, dim), torch.nan, device="cuda")
         halves = torch.full((size, dim + 5), 7.0, dtype=torch.bfloat16, device="cuda")
-        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, images=images, bf16_output=halves)
+        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, output=images, bf16_output=halves)
         assert near(images, expected, 2e-3)
         assert torch.equal(halves[:, :dim], images.bfloat16())
         assert (halves[:, dim:] == 7).all()

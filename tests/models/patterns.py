@@ -128,7 +128,7 @@ class Setting:
     init_scale: float = 0.1
     weight: float = 0.05
     learning_rate: float = 0.1
-    epochs: int = 100
+    epochs: int = 50
 
 
 USUAL = Setting()
@@ -137,9 +137,9 @@ SETTINGS: dict[str, Setting] = {
     "DistMult": Setting(dim=16),
     "QuatE": Setting(learning_rate=0.05),
     "TransE": Setting(learning_rate=0.3),
-    "ModE": Setting(learning_rate=0.3, weight=0.02),
-    "SE": Setting(learning_rate=0.3, weight=0.1),
-    "MuRP": Setting(dim=12, init_scale=0.01),
+    "ModE": Setting(learning_rate=0.3, weight=0.02, epochs=100),
+    "SE": Setting(learning_rate=0.3, weight=0.1, epochs=100),
+    "MuRP": Setting(dim=12, init_scale=0.01, epochs=100),
 }
 
 

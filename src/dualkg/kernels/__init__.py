@@ -1,5 +1,5 @@
-"""Loops that PyTorch's operations would take several passes for: numba on a CPU, Triton on a GPU.
+"""Compiled kernels: numba on a CPU, Triton on a GPU, for operations that take PyTorch several passes.
 
-Kernels know arrays alone. Each has a plain form in PyTorch beside its caller, which is what runs where the compiler
-is missing, and what the kernel is tested against.
+Kernels work on arrays alone. Each has a form in plain PyTorch, which runs without a compiler and which tests compare
+the kernel with.
 """

@@ -16,7 +16,7 @@ import torch
 
 @cache
 def gpu_kernels_unavailable() -> str | None:
-    """Why kernels cannot be compiled here, as the end of a sentence: Triton starts them by a bit of C."""
+    """Why Triton kernels cannot be compiled here, as the end of a sentence, or None."""
     if find_spec("triton") is None:
         return "needs Triton, which is not installed"
     if not any(shutil.which(name) for name in (os.environ.get("CC", ""), "clang", "gcc") if name):
@@ -31,7 +31,7 @@ BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is ARM's
 
 @cache
 def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor itself multiplies matrices of bfloat16; not known, so False, where Linux does not say."""
+    """Whether the processor has bfloat16 matrix products; False if Linux does not report it."""
     if not description.is_file():
         return False
     for line in description.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -43,7 +43,7 @@ def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
 
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
-    """With "tf32", products of float32 on a GPU are for a while in TF32; with anything else, as they were."""
+    """With "tf32", compute float32 products on a GPU in TF32 within the block; otherwise change nothing."""
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
     if precision == "tf32":

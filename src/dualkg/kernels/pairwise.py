@@ -1,7 +1,7 @@
-"""Sums over coordinates of a function of the difference, for all pairs of rows, without an array of the differences.
+"""Sums over coordinates of |d| or |sin d| for the differences d of all pairs of rows, without an array of differences.
 
-A coordinate is one number or two; a row holds all its first numbers, then all its second ones. The function is the
-modulus, |d|, or |sin d|. Both are even, so what gives the gradient of one side gives that of the other.
+A coordinate is one number or two; a row holds the first numbers of all coordinates, then the second ones. Both
+functions are even, so one kernel computes the gradients of both sides.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from dualkg.kernels.hardware import gpu_kernels_unavailable
 
 
 def available_for(vectors: Tensor) -> bool:
-    """Whether there is a kernel for such vectors here."""
+    """Whether there is a kernel for the device and type of these vectors."""
     if vectors.is_cuda:
         return vectors.dtype == torch.float32 and gpu_kernels_unavailable() is None
-    from dualkg.kernels.cpu import compile  # here, for it imports numba
+    from dualkg.kernels.cpu import compile  # imports numba
 
     return compile.HAS_NUMBA and vectors.dtype in (torch.float32, torch.float64)
 
 
 def pairwise_modulus_sums(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
-    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, by coordinates of some numbers: `(batch, n)`."""
+    """Σ|x − y| for each of `(batch, width)` and each of `(n, width)`, `parts` numbers per coordinate: `(batch, n)`."""
     found: Tensor = _Sums.apply(one, other, parts, False)  # type: ignore[no-untyped-call]
     return found
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Targets(NamedTuple):
-    """Those of query q are `entities[starts[q] : starts[q + 1]]`; each counts in the loss by its weight."""
+    """The targets of query q are `entities[starts[q] : starts[q + 1]]`, each with its weight in the loss."""
 
     entities: Tensor
     weights: Tensor
@@ -17,16 +17,16 @@ class Targets(NamedTuple):
 
     @staticmethod
     def one_each(entities: Tensor, weights: Tensor) -> Targets:
-        """Of queries with one answer."""
+        """One target for each query."""
         return Targets(entities, weights, torch.arange(len(entities) + 1, device=entities.device))
 
     def part(self, first: int, last: int) -> Targets:
-        """Of the queries from `first` to before `last`."""
+        """The targets of the queries `first` to `last` − 1."""
         begin, end = int(self.starts[first]), int(self.starts[last])
         return Targets(self.entities[begin:end], self.weights[begin:end], self.starts[first : last + 1] - begin)
 
     @property
     def queries(self) -> Tensor:
-        """The query of each answer."""
+        """The query of each target."""
         counts = self.starts.diff()
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)

@@ -193,7 +193,7 @@ class Coordinates(Vectors):
             power=self.regularizer.power,
             algebra=self.algebra,
             penalties=penalties,
-            places=scored.places,
+            query_rows=scored.places,
             pairs=scored.pairs,
         )
 
@@ -249,7 +249,7 @@ class Matrices(Vectors):
             self.groups,
             transposed=given == 2,
             ids=batch[:, given],
-            images=self._buffers(self.mapped, len(batch))[given // 2],
+            output=self._buffers(self.mapped, len(batch))[given // 2],
             bf16_output=bf16_output,
         )
 
@@ -271,7 +271,7 @@ class Matrices(Vectors):
             power=self.regularizer.power,
             with_tails=self.maps_tails,
             penalties=penalties,
-            places=scored.places,
+            query_rows=scored.places,
         )
         sides = [(0, self.heads), (2, self.tails)] if self.maps_tails else [(0, self.heads)]
         for given, table in sides:

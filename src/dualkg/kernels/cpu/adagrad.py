@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dualkg.kernels.cpu.compile import HAS_NUMBA, bits_of, compiled, in_parallel, narrowed, widened
 
-BLOCK = 1 << 20  # numbers that the plain form takes at a time: enough for all threads, and few beside the table
+BLOCK = 1 << 20  # numbers per block of the plain form: enough for all threads, and few compared to the table
 
 
 def adagrad_(
@@ -16,14 +16,14 @@ def adagrad_(
 ) -> None:
     """Step a table by its gradient, and write its bfloat16 `copy`; padding rows of either are left alone."""
     num_numbers = table.numel()
-    values, totals, slopes = (tensor.view(-1)[:num_numbers] for tensor in (table, sums, gradient))
+    values, totals, gradients = (tensor.view(-1)[:num_numbers] for tensor in (table, sums, gradient))
     copies = None if copy is None else copy.view(-1)[:num_numbers]
     if HAS_NUMBA and table.dtype == torch.float32:
-        numbers, bits = (None, slopes) if gradient.dtype == torch.bfloat16 else (slopes, None)
+        numbers, bits = (None, gradients) if gradient.dtype == torch.bfloat16 else (gradients, None)
         arrays = [None if tensor is None else bits_of(tensor) for tensor in (values, totals, numbers, bits, copies)]
         in_parallel(_adagrad, num_numbers, *arrays, np.float32(float(learning_rate)), np.float32(eps))
     else:
-        _in_blocks(values, totals, slopes, copies, float(learning_rate), eps)
+        _in_blocks(values, totals, gradients, copies, float(learning_rate), eps)
 
 
 def _in_blocks(
@@ -40,23 +40,23 @@ def _in_blocks(
 
 
 @compiled("contract")
-def _adagrad(first, last, table, sums, gradient, halves, copy, rate, eps):
-    """Step the numbers from first to last; the gradient is `halves`, the bits of bfloat16, where that is given."""
+def _adagrad(first, last, table, sums, gradient, bf16_gradient, copy, rate, eps):
+    """Step the numbers from first to last; `bf16_gradient`, if given, has the bits of a bfloat16 gradient."""
     values, totals = table[first:last], sums[first:last]
     if gradient is not None:
-        slopes = gradient[first:last]
-    if halves is not None:
-        slopes = halves[first:last]
+        gradients = gradient[first:last]
+    if bf16_gradient is not None:
+        gradients = bf16_gradient[first:last]
     if copy is not None:
         copies = copy[first:last]
-    for place in range(len(values)):
+    for i in range(len(values)):
         if gradient is not None:
-            slope = slopes[place]
-        if halves is not None:
-            slope = widened(slopes[place])
-        total = totals[place] + slope * slope
-        value = values[place] - rate * slope / (np.sqrt(total) + eps)
-        totals[place] = total
-        values[place] = value
+            slope = gradients[i]
+        if bf16_gradient is not None:
+            slope = widened(gradients[i])
+        total = totals[i] + slope * slope
+        value = values[i] - rate * slope / (np.sqrt(total) + eps)
+        totals[i] = total
+        values[i] = value
         if copy is not None:
-            copies[place] = narrowed(value)
+            copies[i] = narrowed(value)

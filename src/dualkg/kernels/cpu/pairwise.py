@@ -1,4 +1,4 @@
-"""Sums over coordinates of |d| or |sin d|, d the difference, for all pairs of rows, while both are in the cache.
+"""Sums over coordinates of |d| or |sin d| of the differences d of all pairs of rows, while both are in the cache.
 
 With `sine` a row holds sines of angles, then their cosines, and sin(a − b) is sin a cos b − cos a sin b."""
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dualkg.kernels.cpu.compile import compiled, in_parallel
 
-# Sums may be taken in any order, so that several are in one register; NaN must still come out where one went in.
+# Sums may be reordered, so that loops are vectorized; NaN must still propagate.
 ANY_ORDER = ("reassoc", "contract", "nsz")
 
 
@@ -22,7 +22,7 @@ def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
 
 
 def gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """Of Σ upstream · sums, `(batch, n)`, with respect to `one` or to its angles; 0 where coordinates are the same."""
+    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where coordinates are equal."""
     found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     arrays = (array.detach().numpy() for array in (one, other, upstream.contiguous(), found))
     in_parallel(_gradients[parts, sine], len(one), *arrays)
@@ -32,12 +32,12 @@ def gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: 
 @compiled(*ANY_ORDER)
 def _sums_of_real(first, last, one, other, found):
     for row in range(first, last):
-        mine = one[row]
+        x = one[row]
         for column in range(len(other)):
-            theirs = other[column]
-            total = mine.dtype.type(0)
-            for place in range(len(mine)):
-                total += abs(mine[place] - theirs[place])
+            y = other[column]
+            total = x.dtype.type(0)
+            for i in range(len(x)):
+                total += abs(x[i] - y[i])
             found[row, column] = total
 
 
@@ -49,9 +49,9 @@ def _sums_of_complex(first, last, one, other, found):
         for column in range(len(other)):
             other_real, other_imaginary = other[column, :half], other[column, half:]
             total = real.dtype.type(0)
-            for place in range(half):
-                across, up = real[place] - other_real[place], imaginary[place] - other_imaginary[place]
-                total += np.sqrt(across * across + up * up)
+            for i in range(half):
+                real_part, imaginary_part = real[i] - other_real[i], imaginary[i] - other_imaginary[i]
+                total += np.sqrt(real_part * real_part + imaginary_part * imaginary_part)
             found[row, column] = total
 
 
@@ -63,19 +63,19 @@ def _sums_of_sines(first, last, one, other, found):
         for column in range(len(other)):
             other_sine, other_cosine = other[column, :half], other[column, half:]
             total = sine.dtype.type(0)
-            for place in range(half):
-                total += abs(sine[place] * other_cosine[place] - cosine[place] * other_sine[place])
+            for i in range(half):
+                total += abs(sine[i] * other_cosine[i] - cosine[i] * other_sine[i])
             found[row, column] = total
 
 
 @compiled(*ANY_ORDER)
 def _gradient_of_real(first, last, one, other, upstream, found):
     for row in range(first, last):
-        mine, mine_found = one[row], found[row]
+        x, gradient_row = one[row], found[row]
         for column in range(len(other)):
-            theirs, slope = other[column], upstream[row, column]
-            for place in range(len(mine)):
-                mine_found[place] += slope * np.sign(mine[place] - theirs[place])
+            y, slope = other[column], upstream[row, column]
+            for i in range(len(x)):
+                gradient_row[i] += slope * np.sign(x[i] - y[i])
 
 
 @compiled(*ANY_ORDER)
@@ -88,28 +88,28 @@ def _gradient_of_complex(first, last, one, other, upstream, found):
         for column in range(len(other)):
             other_real, other_imaginary = other[column, :half], other[column, half:]
             slope = upstream[row, column]
-            for place in range(half):
-                across, up = real[place] - other_real[place], imaginary[place] - other_imaginary[place]
-                modulus = np.sqrt(across * across + up * up)
+            for i in range(half):
+                real_part, imaginary_part = real[i] - other_real[i], imaginary[i] - other_imaginary[i]
+                modulus = np.sqrt(real_part * real_part + imaginary_part * imaginary_part)
                 scaled = slope / (modulus if modulus != zero else unit)
-                to_real[place] += scaled * across
-                to_imaginary[place] += scaled * up
+                to_real[i] += scaled * real_part
+                to_imaginary[i] += scaled * imaginary_part
 
 
 @compiled(*ANY_ORDER)
 def _gradient_of_sines(first, last, one, other, upstream, found):
-    """Of |sin(a − b)| it is ±cos(a − b), which is cos a cos b + sin a sin b."""
+    """The gradient of |sin(a − b)| is ±cos(a − b), which is cos a cos b + sin a sin b."""
     half = one.shape[1] // 2
     zero = one.dtype.type(0)
     for row in range(first, last):
-        sine, cosine, mine_found = one[row, :half], one[row, half:], found[row]
+        sine, cosine, gradient_row = one[row, :half], one[row, half:], found[row]
         for column in range(len(other)):
             other_sine, other_cosine = other[column, :half], other[column, half:]
             slope = upstream[row, column]
-            for place in range(half):
-                ahead, behind = sine[place] * other_cosine[place], cosine[place] * other_sine[place]
-                signed = slope if ahead > behind else (-slope if ahead < behind else zero)
-                mine_found[place] += signed * (cosine[place] * other_cosine[place] + sine[place] * other_sine[place])
+            for i in range(half):
+                left, right = sine[i] * other_cosine[i], cosine[i] * other_sine[i]
+                signed = slope if left > right else (-slope if left < right else zero)
+                gradient_row[i] += signed * (cosine[i] * other_cosine[i] + sine[i] * other_sine[i])
 
 
 _sums = {(1, False): _sums_of_real, (2, False): _sums_of_complex, (2, True): _sums_of_sines}

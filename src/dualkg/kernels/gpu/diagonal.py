@@ -1,8 +1,8 @@
-"""What a step does with the vectors of a batch where relations act on each coordinate alone: two passes.
+"""The two passes of a training step over the vectors of a batch, for diagonal models.
 
-The first gathers and maps. The second gathers again, adds the regularizer's gradient to that of the loss, takes both
-back through the maps, and adds the results to the rows of the tables. Maps are taken back by the maps themselves:
-⟨x·r, g⟩ has the gradients g·r̄ and x̄·g. Where relations are predicted, ⟨h̄·t, g⟩ has the gradients t·ḡ and h·g."""
+The first gathers and maps. The second gathers again, adds the regularizer's gradient to that of the loss, propagates
+both through the maps, and adds the results to the rows of the tables. The gradients of ⟨x·r, g⟩ are g·r̄ and x̄·g; those
+of ⟨h̄·t, g⟩, in relation prediction, are t·ḡ and h·g."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 512  # coordinates a program takes
+BLOCK = 512  # coordinates per program
 
 
 class Algebra(NamedTuple):
-    """How coordinates are multiplied, as a diagonal model writes it, compiled."""
+    """The product and the conjugate of a diagonal model's coordinates, compiled."""
 
     num_numbers: int
     times: Any
@@ -31,7 +31,7 @@ class Algebra(NamedTuple):
 
 
 class RowGradients(NamedTuple):
-    """A table, the sum of its rows' gradients, and a stamp for each row that has one."""
+    """A table, the sums of its rows' gradients, and for each row the step that last added to it."""
 
     table: Tensor
     rows: Tensor
@@ -59,7 +59,7 @@ def _plus(x, y, weight, NUM: tl.constexpr):
 
 @triton.jit
 def power_and_slope(squared, POWER: tl.constexpr):
-    """|x|^power, and what x is multiplied by in its gradient."""
+    """|x|^power, and the factor of x in its gradient."""
     if POWER == 2:
         power = squared
         slope = tl.full(squared.shape, 2.0, tl.float32)
@@ -93,7 +93,7 @@ def _add_rows(rows, stamps, now, row, coordinate, dim, gradient, NUM: tl.constex
 
 @triton.jit
 def _map(
-    images,
+    output,
     batch,
     table,
     relations,
@@ -111,15 +111,15 @@ def _map(
     r = _load(relations, tl.load(batch + triple * 3 + 1), coordinate, dim, dim * NUM, NUM)
     if COLUMN == 2:
         r = CONJUGATE(r)
-    image = TIMES(x, r)
-    start = images + triple.to(tl.int64) * stride + coordinate
+    mapped = TIMES(x, r)
+    start = output + triple.to(tl.int64) * stride + coordinate
     for part in tl.static_range(NUM):
-        tl.store(start + part * dim, image[part].to(images.dtype.element_ty), mask=coordinate < dim)
+        tl.store(start + part * dim, mapped[part].to(output.dtype.element_ty), mask=coordinate < dim)
 
 
 @triton.jit
 def _pair(
-    images,
+    output,
     batch,
     head_table,
     tail_table,
@@ -133,10 +133,10 @@ def _pair(
     coordinate = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     h = _load(head_table, tl.load(batch + triple * 3), coordinate, dim, dim * NUM, NUM)
     t = _load(tail_table, tl.load(batch + triple * 3 + 2), coordinate, dim, dim * NUM, NUM)
-    image = TIMES(CONJUGATE(h), t)
-    start = images + triple.to(tl.int64) * dim * NUM + coordinate
+    mapped = TIMES(CONJUGATE(h), t)
+    start = output + triple.to(tl.int64) * dim * NUM + coordinate
     for part in tl.static_range(NUM):
-        tl.store(start + part * dim, image[part].to(images.dtype.element_ty), mask=coordinate < dim)
+        tl.store(start + part * dim, mapped[part].to(output.dtype.element_ty), mask=coordinate < dim)
 
 
 @triton.jit
@@ -156,7 +156,7 @@ def _gradients(
     relation_stamps,
     now,
     penalties,
-    places,
+    query_rows,
     dim,
     stride,
     of_head,
@@ -164,12 +164,12 @@ def _gradients(
     of_tail,
     of_mapped_head,
     of_mapped_tail,
-    of_tail_gap,
-    of_head_gap,
+    of_tail_residual,
+    of_head_residual,
     POWER: tl.constexpr,
-    GAPS: tl.constexpr,
-    BOTH: tl.constexpr,
-    SOME: tl.constexpr,
+    RESIDUALS: tl.constexpr,
+    BOTH_SIDES: tl.constexpr,
+    BY_QUERY: tl.constexpr,
     PAIRS: tl.constexpr,
     NUM: tl.constexpr,
     TIMES: tl.constexpr,
@@ -196,18 +196,18 @@ def _gradients(
     value, to_head = _penalty(value, nothing, h, of_head, POWER, NUM)
     value, to_relation = _penalty(value, nothing, r, of_relation, POWER, NUM)
     value, to_tail = _penalty(value, nothing, t, of_tail, POWER, NUM)
-    if GAPS:
-        value, pull = _penalty(value, nothing, _plus(mapped_head, t, -1.0, NUM), of_tail_gap, POWER, NUM)
+    if RESIDUALS:
+        value, pull = _penalty(value, nothing, _plus(mapped_head, t, -1.0, NUM), of_tail_residual, POWER, NUM)
         to_mapped_head, to_tail = _plus(to_mapped_head, pull, 1.0, NUM), _plus(to_tail, pull, -1.0, NUM)
-        value, pull = _penalty(value, nothing, _plus(mapped_tail, h, -1.0, NUM), of_head_gap, POWER, NUM)
+        value, pull = _penalty(value, nothing, _plus(mapped_tail, h, -1.0, NUM), of_head_residual, POWER, NUM)
         to_mapped_tail, to_head = _plus(to_mapped_tail, pull, 1.0, NUM), _plus(to_head, pull, -1.0, NUM)
-    if SOME:  # a question's image is that of the first of its triples
-        place = tl.load(places + triple)
-        found = _load(from_tails, tl.maximum(place, 0), coordinate, dim, stride, NUM)
-        to_mapped_head = _plus(to_mapped_head, found, tl.where(place < 0, 0.0, 1.0), NUM)
+    if BY_QUERY:  # the gradient of a query goes to the first of its triples
+        query_row = tl.load(query_rows + triple)
+        found = _load(from_tails, tl.maximum(query_row, 0), coordinate, dim, stride, NUM)
+        to_mapped_head = _plus(to_mapped_head, found, tl.where(query_row < 0, 0.0, 1.0), NUM)
     else:
         to_mapped_head = _plus(to_mapped_head, _load(from_tails, triple, coordinate, dim, stride, NUM), 1.0, NUM)
-    if BOTH:
+    if BOTH_SIDES:
         to_mapped_tail = _plus(to_mapped_tail, _load(from_heads, triple, coordinate, dim, stride, NUM), 1.0, NUM)
 
     to_head = _plus(to_head, TIMES(to_mapped_head, rotated), 1.0, NUM)
@@ -227,24 +227,24 @@ def _gradients(
 
 
 def num_blocks(dim: int) -> int:
-    """How many programs share a triple."""
+    """The number of programs per triple."""
     return int(triton.cdiv(dim, BLOCK))
 
 
 def map_rows_(
-    images: Tensor, batch: Tensor, table: Tensor, relations: Tensor, *, algebra: Algebra, column: int
+    output: Tensor, batch: Tensor, table: Tensor, relations: Tensor, *, algebra: Algebra, column: int
 ) -> None:
-    """Write h R (column 0), or t Rᵀ (column 2), of a contiguous batch of triples into rows of `images`."""
+    """Write h R (column 0), or t Rᵀ (column 2), of a contiguous batch of triples into rows of `output`."""
     dim = table.shape[1] // algebra.num_numbers
     _map[(len(batch), num_blocks(dim))](
-        images, batch, table, relations, dim, images.stride(0), column, *algebra, BLOCK=BLOCK
+        output, batch, table, relations, dim, output.stride(0), column, *algebra, BLOCK=BLOCK
     )
 
 
-def map_pairs_(images: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, algebra: Algebra) -> None:
-    """Write h̄·t of a contiguous batch into rows of `images`: ⟨h r, t⟩ is ⟨r, h̄·t⟩."""
+def map_pairs_(output: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, algebra: Algebra) -> None:
+    """Write h̄·t of a contiguous batch into rows of `output`: ⟨h r, t⟩ is ⟨r, h̄·t⟩."""
     dim = heads.shape[1] // algebra.num_numbers
-    _pair[(len(batch), num_blocks(dim))](images, batch, heads, tails, dim, *algebra, BLOCK=BLOCK)
+    _pair[(len(batch), num_blocks(dim))](output, batch, heads, tails, dim, *algebra, BLOCK=BLOCK)
 
 
 def add_gradients_(
@@ -259,14 +259,14 @@ def add_gradients_(
     power: int,
     algebra: Algebra,
     penalties: Tensor,
-    places: Tensor | None = None,
+    query_rows: Tensor | None = None,
     pairs: Tensor | None = None,
 ) -> None:
-    """Add to the rows of all tables what loss and regularizer ask of them.
+    """Add the gradients of loss and regularizer to the rows of all tables.
 
-    `upstream` is what h R, and t Rᵀ if it was scored too, got from that; `weights` are the regularizer's, by the names
-    of `Factors`; `penalties` `(batch · num_blocks,)` receives its value in pieces. With `places` only some triples had
-    an image scored: they say in which row of `upstream` that is, or −1. `pairs` is what h̄·t got from being scored.
+    `upstream` has the loss gradients of h R and, if heads were scored too, of t Rᵀ; `pairs` has those of h̄·t. `weights`
+    are the regularizer's, by attributes of `Factors`, and `penalties` `(batch · num_blocks,)` receives its terms.
+    `query_rows` has the row of `upstream` for each triple, or −1 for a triple that was not scored.
     """
     dim = heads.table.shape[1] // algebra.num_numbers
     names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
@@ -286,14 +286,14 @@ def add_gradients_(
         relations.stamps,
         now,
         penalties,
-        batch if places is None else places,
+        batch if query_rows is None else query_rows,
         dim,
         upstream[0].stride(0),
         *(float(weights.get(name, 0.0)) for name in names),
         POWER=power,
-        GAPS=bool({"tail_residual", "head_residual"} & weights.keys()),
-        BOTH=len(upstream) == 2,
-        SOME=places is not None,
+        RESIDUALS=bool({"tail_residual", "head_residual"} & weights.keys()),
+        BOTH_SIDES=len(upstream) == 2,
+        BY_QUERY=query_rows is not None,
         PAIRS=pairs is not None,
         NUM=algebra.num_numbers,
         TIMES=algebra.times,

@@ -1,6 +1,6 @@
-"""Rows times the matrix of their relation.
+"""The kernels of a training step of RESCAL: rows times the matrix of their relation.
 
-Triples are sorted by relation, so that a matrix is read once for all its triples and no matrix exists per triple."""
+Triples are sorted by relation, so that a matrix is read once for all its triples."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch import Tensor
 from dualkg.kernels.gpu.adagrad import adagrad
 from dualkg.kernels.gpu.diagonal import RowGradients, power_and_slope
 
-ROWS, INNER, TILE = 16, 64, 64  # triples, summed numbers and columns that a program multiplies at once
-STRANDS = 4  # programs that weight the triples of one relation
+ROWS, INNER, TILE = 16, 64, 64  # triples, summed numbers and columns of a tile
+PROGRAMS_PER_RELATION = 4  # programs that share the triples of one relation
 
 
 class TriplesByRelation(NamedTuple):
-    """The triples of a batch in the order of their relations, and where each relation starts, `(relations + 1,)`."""
+    """The triples of a batch sorted by relation, and the start of each relation, `(relations + 1,)`."""
 
     order: Tensor
     starts: Tensor
 
     @staticmethod
     def of(relations: Tensor, num_relations: int) -> TriplesByRelation:
-        """Sort without asking how many relations there are, so that the host need not wait."""
+        """Sort without counting relations on the host, which would have to wait for the GPU."""
         narrow = torch.int16 if num_relations < 2**15 else torch.int32  # fewer digits to sort by
         sorted_ids, order = torch.sort(relations.to(narrow))
         return TriplesByRelation(
@@ -43,29 +43,29 @@ def _map(
     matrices,
     order,
     starts,
-    images,
+    output,
     bf16_output,
-    half_stride,
+    bf16_stride,
     rows,
     dim,
     TRANSPOSED: tl.constexpr,
     GATHER: tl.constexpr,
     SCATTER: tl.constexpr,
-    HALF: tl.constexpr,
+    BF16: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
     TILE: tl.constexpr,
-    STRANDS: tl.constexpr,
+    PROGRAMS_PER_RELATION: tl.constexpr,
 ):
-    """Rows of vectors times the matrix of their relation, some columns of it."""
+    """Rows of vectors times a tile of columns of their relation's matrix."""
     relation = tl.program_id(2)
     column = tl.program_id(0) * TILE + tl.arange(0, TILE)
     begin, end = tl.load(starts + relation), tl.load(starts + relation + 1)
     matrix = matrices + relation.to(tl.int64) * dim * dim
-    for first in range(begin + tl.program_id(1) * ROWS, end, ROWS * STRANDS):
-        place = first + tl.arange(0, ROWS)
-        there = place < end
-        triple = tl.load(order + place, mask=there, other=0)
+    for first in range(begin + tl.program_id(1) * ROWS, end, ROWS * PROGRAMS_PER_RELATION):
+        position = first + tl.arange(0, ROWS)
+        there = position < end
+        triple = tl.load(order + position, mask=there, other=0)
         source = triple
         if GATHER:
             source = tl.load(ids + triple * id_stride, mask=there, other=0)
@@ -89,9 +89,9 @@ def _map(
             at = rows + target[:, None].to(tl.int64) * dim + column[None, :]
             tl.atomic_add(at, summed, mask=inside, sem="relaxed")
         else:
-            tl.store(images + triple[:, None].to(tl.int64) * dim + column[None, :], summed, mask=inside)
-        if HALF:
-            at = bf16_output + triple[:, None].to(tl.int64) * half_stride + column[None, :]
+            tl.store(output + triple[:, None].to(tl.int64) * dim + column[None, :], summed, mask=inside)
+        if BF16:
+            at = bf16_output + triple[:, None].to(tl.int64) * bf16_stride + column[None, :]
             tl.store(at, summed.to(bf16_output.dtype.element_ty), mask=inside)
 
 
@@ -102,24 +102,24 @@ def map_rows_(
     *,
     transposed: bool,
     ids: Tensor | None = None,
-    images: Tensor | None = None,
+    output: Tensor | None = None,
     bf16_output: Tensor | None = None,
     rows: Tensor | None = None,
 ) -> None:
     """Multiply each triple's vector by the matrix of its relation, or by the transpose.
 
-    With `images` `(batch, dim)`, vectors are the rows `ids` of a table and the products are written there, and rounded
+    With `output` `(batch, dim)`, vectors are the rows `ids` of a table and the products are written there, and rounded
     to `bf16_output`. With `rows`, vectors are one a triple and the products are added to the rows `ids`.
     """
     dim = vectors.shape[1]
     num_relations = len(groups.starts) - 1
-    _map[(triton.cdiv(dim, TILE), STRANDS, num_relations)](
+    _map[(triton.cdiv(dim, TILE), PROGRAMS_PER_RELATION, num_relations)](
         vectors,
         groups.order if ids is None else ids,
         1 if ids is None else ids.stride(0),
         matrices,
         *groups,
-        vectors if images is None else images,
+        vectors if output is None else output,
         vectors if bf16_output is None else bf16_output,
         0 if bf16_output is None else bf16_output.stride(0),
         vectors if rows is None else rows,
@@ -127,11 +127,11 @@ def map_rows_(
         TRANSPOSED=transposed,
         GATHER=rows is None and ids is not None,
         SCATTER=rows is not None,
-        HALF=bf16_output is not None,
+        BF16=bf16_output is not None,
         ROWS=ROWS,
         INNER=INNER,
         TILE=TILE,
-        STRANDS=STRANDS,
+        PROGRAMS_PER_RELATION=PROGRAMS_PER_RELATION,
     )
 
 
@@ -139,7 +139,7 @@ WIDE = 1024  # numbers of a vector that a program takes
 
 
 @triton.jit
-def _image_gradients(
+def _mapped_gradients(
     batch,
     head_table,
     tail_table,
@@ -155,22 +155,22 @@ def _image_gradients(
     tail_stamps,
     now,
     penalties,
-    places,
+    query_rows,
     dim,
     stride,
     of_head,
     of_tail,
     of_mapped_head,
     of_mapped_tail,
-    of_tail_gap,
-    of_head_gap,
+    of_tail_residual,
+    of_head_residual,
     POWER: tl.constexpr,
     TAILS: tl.constexpr,
-    BOTH: tl.constexpr,
-    SOME: tl.constexpr,
+    BOTH_SIDES: tl.constexpr,
+    BY_QUERY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What loss and regularizer ask of h, t, h R and t Rᵀ, those of the images kept, the others added to rows."""
+    """Gradients of loss and regularizer: those of h R and t Rᵀ are stored, those of h and t added to rows."""
     triple = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < dim
@@ -189,21 +189,21 @@ def _image_gradients(
     value += more
     more, to_mapped_tail = _penalty(mapped_tail, of_mapped_tail, POWER)
     value += more
-    more, pull = _penalty(mapped_head - t, of_tail_gap, POWER)
+    more, pull = _penalty(mapped_head - t, of_tail_residual, POWER)
     value += more
     to_mapped_head += pull
     to_tail -= pull
-    more, pull = _penalty(mapped_tail - h, of_head_gap, POWER)
+    more, pull = _penalty(mapped_tail - h, of_head_residual, POWER)
     value += more
     to_mapped_tail += pull
     to_head -= pull
     padded = triple.to(tl.int64) * stride + column
-    if SOME:  # a question's image is that of the first of its triples
-        place = tl.load(places + triple)
-        to_mapped_head += tl.load(from_tails + place * stride + column, mask=inside & (place >= 0), other=0.0)
+    if BY_QUERY:  # the gradient of a query goes to the first of its triples
+        query_row = tl.load(query_rows + triple)
+        to_mapped_head += tl.load(from_tails + query_row * stride + column, mask=inside & (query_row >= 0), other=0.0)
     else:
         to_mapped_head += tl.load(from_tails + padded, mask=inside, other=0.0)
-    if BOTH:
+    if BOTH_SIDES:
         to_mapped_tail += tl.load(from_heads + padded, mask=inside, other=0.0)
     tl.store(to_mapped_heads + here, to_mapped_head, mask=inside)
     tl.store(to_mapped_tails + here, to_mapped_tail, mask=inside)
@@ -244,9 +244,9 @@ def _update(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A tile of hᵀ ∂(h R) + ∂(t Rᵀ)ᵀ t summed over a relation's triples, and the matrix stepped by it.
+    """A tile of hᵀ ∂(h R) + ∂(t Rᵀ)ᵀ t summed over a relation's triples, and the step of the matrix.
 
-    Without STEP that sum is written in the place of `sums`, and no matrix is stepped.
+    Without STEP the sum is written to `sums`, and the matrix is not changed.
     """
     relation = tl.program_id(2)
     begin, end = tl.load(starts + relation), tl.load(starts + relation + 1)
@@ -255,15 +255,15 @@ def _update(
         column = tl.program_id(0) * TILE + tl.arange(0, TILE)
         inside = (row < dim)[:, None] & (column < dim)[None, :]
         at = (relation.to(tl.int64) * dim + row[:, None]) * dim + column[None, :]
-        value = tl.load(matrices + at, mask=inside, other=0.0)  # long before they are needed
+        value = tl.load(matrices + at, mask=inside, other=0.0)  # early, to hide the latency
         seen = tl.zeros([TILE, TILE], tl.float32)
         if STEP:
             seen = tl.load(sums + at, mask=inside, other=0.0)
         slope = tl.zeros([TILE, TILE], tl.float32)
         for first in range(begin, end, ROWS):
-            place = first + tl.arange(0, ROWS)
-            there = place < end
-            triple = tl.load(order + place, mask=there, other=0)
+            position = first + tl.arange(0, ROWS)
+            there = position < end
+            triple = tl.load(order + position, mask=there, other=0)
             in_rows, in_columns = there[:, None] & (row < dim)[None, :], there[:, None] & (column < dim)[None, :]
             here = triple[:, None].to(tl.int64) * dim
             head = tl.load(batch + triple * 3, mask=there, other=0)[:, None].to(tl.int64) * dim
@@ -288,7 +288,7 @@ def _update(
 
 
 def num_blocks(dim: int) -> int:
-    """How many programs share a triple."""
+    """The number of programs per triple."""
     return int(triton.cdiv(dim, WIDE))
 
 
@@ -305,15 +305,15 @@ def add_mapped_gradients_(
     power: int,
     with_tails: bool,
     penalties: Tensor,
-    places: Tensor | None = None,
+    query_rows: Tensor | None = None,
 ) -> None:
-    """Write the gradients of the images of heads and tails, and add those of the vectors themselves to their rows.
+    """Write the gradients of mapped heads and tails, and add those of heads and tails to their rows.
 
-    `places` say which row of `upstream` is that of a triple, or −1 where its image was not scored.
+    `query_rows` has the row of `upstream` for each triple, or −1 for a triple that was not scored.
     """
     dim = heads.table.shape[1]
     names = ("head", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
-    _image_gradients[(len(batch), num_blocks(dim))](
+    _mapped_gradients[(len(batch), num_blocks(dim))](
         batch,
         heads.table,
         tails.table,
@@ -327,14 +327,14 @@ def add_mapped_gradients_(
         tails.stamps,
         now,
         penalties,
-        batch if places is None else places,
+        batch if query_rows is None else query_rows,
         dim,
         upstream[0].stride(0),
         *(float(weights.get(name, 0.0)) for name in names),
         POWER=power,
         TAILS=with_tails,
-        BOTH=len(upstream) == 2,
-        SOME=places is not None,
+        BOTH_SIDES=len(upstream) == 2,
+        BY_QUERY=query_rows is not None,
         BLOCK=min(WIDE, triton.next_power_of_2(dim)),
     )
 

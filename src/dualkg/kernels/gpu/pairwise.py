@@ -1,7 +1,6 @@
-"""Sums over coordinates of |d| or |sin d|, d the difference, for all pairs of rows: no difference leaves registers.
+"""Sums over coordinates of |d| or |sin d| of the differences d of all pairs of rows, which stay in registers.
 
-A sine is of two angles whose sines and cosines are given: sin(a − b) = sin a cos b − cos a sin b, so that a pair costs
-two products, and no series."""
+Sines and cosines of angles are given: sin(a − b) = sin a cos b − cos a sin b takes two products per pair."""
 
 from __future__ import annotations
 
@@ -10,15 +9,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-ROWS, COLUMNS, COORDINATES = 16, 16, 16  # of a tile: so many differences are in the registers of a program at once
+ROWS, COLUMNS, COORDINATES = 16, 16, 16  # of a tile, whose differences are in the registers of one program
 
 
 @triton.jit
 def _part(table, rows, coordinates, num_rows, num_coordinates, stride, part):
-    """Numbers of some rows and coordinates, 0 where there are none."""
+    """A tile of rows and coordinates, 0 outside the table."""
     inside = (rows < num_rows)[:, None] & (coordinates < num_coordinates)[None, :]
-    places = rows.to(tl.int64)[:, None] * stride + part * num_coordinates + coordinates[None, :]
-    return tl.load(table + places, mask=inside, other=0.0)
+    positions = rows.to(tl.int64)[:, None] * stride + part * num_coordinates + coordinates[None, :]
+    return tl.load(table + positions, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -37,33 +36,31 @@ def _sums(
     COLUMNS: tl.constexpr,
     COORDINATES: tl.constexpr,
 ):
-    """One program a tile of pairs; the sum over coordinates is over lanes only at the end."""
+    """One program per tile of pairs; lanes are summed at the end."""
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
     for first in range(0, num_coordinates, COORDINATES):
-        places = first + tl.arange(0, COORDINATES)
-        mine = _part(one, rows, places, num_one, num_coordinates, one_stride, 0)
-        theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 0)
+        positions = first + tl.arange(0, COORDINATES)
+        x = _part(one, rows, positions, num_one, num_coordinates, one_stride, 0)
+        y = _part(other, columns, positions, num_other, num_coordinates, other_stride, 0)
         if PARTS == 1:
-            total += tl.abs(mine[:, None, :] - theirs[None, :, :])
+            total += tl.abs(x[:, None, :] - y[None, :, :])
         else:
-            mine_second = _part(one, rows, places, num_one, num_coordinates, one_stride, 1)
-            theirs_second = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
+            x_second = _part(one, rows, positions, num_one, num_coordinates, one_stride, 1)
+            y_second = _part(other, columns, positions, num_other, num_coordinates, other_stride, 1)
             if SINE:
-                total += tl.abs(
-                    mine[:, None, :] * theirs_second[None, :, :] - mine_second[:, None, :] * theirs[None, :, :]
-                )
+                total += tl.abs(x[:, None, :] * y_second[None, :, :] - x_second[:, None, :] * y[None, :, :])
             else:
-                gap = mine[:, None, :] - theirs[None, :, :]
-                second = mine_second[:, None, :] - theirs_second[None, :, :]
-                total += tl.sqrt(gap * gap + second * second)
+                difference = x[:, None, :] - y[None, :, :]
+                difference_second = x_second[:, None, :] - y_second[None, :, :]
+                total += tl.sqrt(difference * difference + difference_second * difference_second)
     inside = (rows < num_one)[:, None] & (columns < num_other)[None, :]
     tl.store(found + rows.to(tl.int64)[:, None] * num_other + columns[None, :], tl.sum(total, axis=2), mask=inside)
 
 
 @triton.jit
-def _slopes(
+def _gradients(
     one,
     other,
     upstream,
@@ -81,47 +78,47 @@ def _slopes(
     COLUMNS: tl.constexpr,
     COORDINATES: tl.constexpr,
 ):
-    """One program a tile of one side's numbers: Σ over the other side of upstream · slope; 0 where a pair meets."""
+    """One program per tile of one side: Σ upstream · slope over the other side; 0 where coordinates are equal."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    places = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
-    mine = _part(one, rows, places, num_one, num_coordinates, one_stride, 0)
+    positions = tl.program_id(1) * COORDINATES + tl.arange(0, COORDINATES)
+    x = _part(one, rows, positions, num_one, num_coordinates, one_stride, 0)
     total = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
     if PARTS == 2:
-        mine_second = _part(one, rows, places, num_one, num_coordinates, one_stride, 1)
+        x_second = _part(one, rows, positions, num_one, num_coordinates, one_stride, 1)
         total_second = tl.zeros([ROWS, COLUMNS, COORDINATES], tl.float32)
     for first in range(0, num_other, COLUMNS):
         columns = first + tl.arange(0, COLUMNS)
-        asked = (rows < num_one)[:, None] & (columns < num_other)[None, :]
+        inside_pairs = (rows < num_one)[:, None] & (columns < num_other)[None, :]
         weights = tl.load(
             upstream + rows.to(tl.int64)[:, None] * row_stride + columns.to(tl.int64)[None, :] * column_stride,
-            mask=asked,
+            mask=inside_pairs,
             other=0.0,
         )[:, :, None]
-        theirs = _part(other, columns, places, num_other, num_coordinates, other_stride, 0)
+        y = _part(other, columns, positions, num_other, num_coordinates, other_stride, 0)
         if PARTS == 1:
-            gap = mine[:, None, :] - theirs[None, :, :]
-            total += weights * tl.where(gap > 0, 1.0, tl.where(gap < 0, -1.0, 0.0))
+            difference = x[:, None, :] - y[None, :, :]
+            total += weights * tl.where(difference > 0, 1.0, tl.where(difference < 0, -1.0, 0.0))
         else:
-            theirs_second = _part(other, columns, places, num_other, num_coordinates, other_stride, 1)
+            y_second = _part(other, columns, positions, num_other, num_coordinates, other_stride, 1)
             if SINE:  # whose slope is ±cos(a − b) = ±(cos a cos b + sin a sin b): a comes in at the end
-                ahead = mine[:, None, :] * theirs_second[None, :, :]
-                behind = mine_second[:, None, :] * theirs[None, :, :]
-                signed = tl.where(ahead > behind, weights, tl.where(ahead < behind, -weights, 0.0))
-                total += signed * theirs[None, :, :]
-                total_second += signed * theirs_second[None, :, :]
+                left = x[:, None, :] * y_second[None, :, :]
+                right = x_second[:, None, :] * y[None, :, :]
+                signed = tl.where(left > right, weights, tl.where(left < right, -weights, 0.0))
+                total += signed * y[None, :, :]
+                total_second += signed * y_second[None, :, :]
             else:
-                gap = mine[:, None, :] - theirs[None, :, :]
-                second = mine_second[:, None, :] - theirs_second[None, :, :]
-                square = gap * gap + second * second
+                difference = x[:, None, :] - y[None, :, :]
+                difference_second = x_second[:, None, :] - y_second[None, :, :]
+                square = difference * difference + difference_second * difference_second
                 scaled = weights * tl.where(square == 0, 0.0, tl.rsqrt(square))
-                total += scaled * gap
-                total_second += scaled * second
-    inside = (rows < num_one)[:, None] & (places < num_coordinates)[None, :]
+                total += scaled * difference
+                total_second += scaled * difference_second
+    inside = (rows < num_one)[:, None] & (positions < num_coordinates)[None, :]
     if SINE:
-        slopes = mine * tl.sum(total, axis=1) + mine_second * tl.sum(total_second, axis=1)
-        tl.store(found + rows.to(tl.int64)[:, None] * num_coordinates + places[None, :], slopes, mask=inside)
+        slopes = x * tl.sum(total, axis=1) + x_second * tl.sum(total_second, axis=1)
+        tl.store(found + rows.to(tl.int64)[:, None] * num_coordinates + positions[None, :], slopes, mask=inside)
     else:
-        start = found + rows.to(tl.int64)[:, None] * (PARTS * num_coordinates) + places[None, :]
+        start = found + rows.to(tl.int64)[:, None] * (PARTS * num_coordinates) + positions[None, :]
         tl.store(start, tl.sum(total, axis=1), mask=inside)
         if PARTS == 2:
             tl.store(start + num_coordinates, tl.sum(total_second, axis=1), mask=inside)
@@ -143,12 +140,12 @@ def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
 
 
 def gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
-    """Of Σ upstream · sums, `(batch, n)`, with respect to `one` or to its angles; 0 where coordinates are the same."""
+    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where coordinates are equal."""
     found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     if one.numel() and len(other):
         grid = (triton.cdiv(len(one), ROWS), triton.cdiv(one.shape[1] // parts, COORDINATES))
         sizes = *_sizes(one, other, parts), *upstream.stride()
-        _slopes[grid](one, other, upstream, found, *sizes, parts, sine, *_TILE)
+        _gradients[grid](one, other, upstream, found, *sizes, parts, sine, *_TILE)
     return found
 
 
