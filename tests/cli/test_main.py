@@ -56,7 +56,7 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
 
 
 def test_version(dualkg):
-    assert dualkg("--version").out.strip() == "0.1.0"
+    assert dualkg("--version").out.strip() == kg.__version__
 
 
 def test_the_garbage_collector_rarely_runs():
@@ -144,6 +144,14 @@ def test_a_file_takes_precedence_over_a_recipe_of_the_same_name(dualkg, tmp_path
     result = dualkg("train", "umls/complex-dura", *QUICK)
     assert result.code == 0
     assert "triples of complex-dura" in result.err
+
+
+def test_tables_keep_names_and_numbers_on_a_narrow_terminal(dualkg, world_run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    lines = dualkg("evaluate", world_run).out.splitlines()
+    assert lines[0].split() == ["MRR", "H@1", "H@3", "H@10", "MR", "queries"]
+    assert lines[1].startswith("world test")
+    assert lines[1].endswith("1,354")
 
 
 def test_evaluate_equals_the_report_of_the_training(dualkg, world_run):

@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -127,26 +127,25 @@ def print_table(
     rows: Iterable[Sequence[Cell]],
     *,
     left: int = 1,
-    bold: Callable[[Sequence[Cell]], bool] = lambda row: False,
+    bold: Container[int] = (),
     console: Console = stdout,
 ) -> None:
     """Print a table without lines: `left` columns of names that may fold, then numbers that are never cut.
 
-    Strings are printed as they are: a name may contain anything, also markup.
+    Strings are printed as they are: a name may contain anything, also markup. `bold` are the numbers of rows.
     """
+    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in (columns, *rows)]
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        name = number < left or column == ""
-        justify, overflow = ("left", "fold") if name else ("right", "ellipsis")
-        table.add_column(_text(column), justify=justify, overflow=overflow, no_wrap=not name)  # type: ignore[arg-type]
-    for row in rows:
-        table.add_row(*map(_text, row), style="bold" if bold(row) else None)
-    needed = Measurement.get(console, console.options.update(max_width=1000), table).minimum
+    for number, column in enumerate(zip(*cells, strict=True)):
+        name, width = number < left or not column[0], max(cell.cell_len for cell in column)
+        style: dict[str, Any] = {"justify": "right", "no_wrap": True, "min_width": width}
+        if name:
+            style = {"justify": "left", "overflow": "fold", "min_width": min(width, 12)}
+        table.add_column(column[0], **style)
+    for number, row in enumerate(cells[1:]):
+        table.add_row(*row, style="bold" if number in bold else None)
+    needed = Measurement.get(console, console.options.update(max_width=1000), table).minimum + 2  # padding
     (console if needed <= console.width else Console(highlight=False, width=needed)).print(table)
-
-
-def _text(cell: Cell) -> Text:
-    return Text(cell) if isinstance(cell, str) else cell
 
 
 def print_metrics(rows: dict[str, Metrics], *, title: str = "") -> None:
@@ -176,7 +175,8 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
     """A progress bar on stderr, updated by `(done, total, text)`; it is only shown on a terminal."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     facts = TextColumn("{task.fields[text]}", markup=False)
-    with Progress(*columns, facts, TimeRemainingColumn(), console=stderr, transient=True) as bar:
+    shown = stderr.is_terminal
+    with Progress(*columns, facts, TimeRemainingColumn(), console=stderr, transient=True, disable=not shown) as bar:
         task = bar.add_task(title, total=None, text="")
         yield lambda done, total, text="": bar.update(task, completed=done, total=total, text=text)
 

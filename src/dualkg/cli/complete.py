@@ -124,7 +124,7 @@ def extend(
         if extension["num_entities"] > NUM_PRINTED:
             rows.append([f"and {extension['num_entities'] - NUM_PRINTED:,} more", ""])
         total = ["all", f"{extension['num_triples']:,}"]
-        cli.print_table(["new entity", "triples"], [*rows, total], bold=lambda row: row is total)
+        cli.print_table(["new entity", "triples"], [*rows, total], bold=[len(rows)])
         cli.stdout.print()
         cli.print_reports(made)
         head, relation, tail = made.graph.train[-1].tolist()

@@ -340,10 +340,10 @@ def _print_groups(groups: dict[str, GroupComparison], a: Side, b: Side, *, title
         numbers = (f"{mrr.a:.4f}", f"{mrr.b:.4f}", *_cells(mrr, group.p_corrected))
         rows.append([name, *numbers, f"{group.comparison.num_triples:,}"])
         if group.p_corrected < 0.05:
-            significant.append(name)
+            significant.append(len(rows) - 1)
     cli.stdout.print()
     columns = [title, a.name, b.name, "difference", "95 %", "p", "triples"]
-    cli.print_table(columns, rows, bold=lambda row: row[0] in significant)
+    cli.print_table(columns, rows, bold=significant)
     correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
     cli.stdout.print(f"[dim]MRR by {title}; {correction}.[/dim]", soft_wrap=True)
 

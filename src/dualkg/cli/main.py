@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from typer import Option
 
+from dualkg import __version__
 from dualkg.cli import common as cli
 from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, export, extend, index
@@ -73,9 +74,7 @@ def _exit(sentence: str, status: int) -> None:
 @app.callback(invoke_without_command=True)
 def callback(version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
-        from importlib import metadata
-
-        print(metadata.version("dualkg"))
+        print(__version__)
         raise typer.Exit
 
 

@@ -163,7 +163,7 @@ def _train_seeds(
     def show() -> None:
         rows = [[str(seed), *(f"{metrics[key]:.4f}" for key in spreads)] for seed, metrics in tests.items()]
         total = ["mean ± sd", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in spreads.values())]
-        cli.print_table(["seed", *COLUMNS], [*rows, total], bold=lambda row: row is total)
+        cli.print_table(["seed", *COLUMNS], [*rows, total], bold=[len(rows)])
         cli.note_saved(out)
 
     return cli.Result({"run": str(out), **summary}, show)
