@@ -60,7 +60,7 @@ def test_check_prints_a_table_or_json(run_cli, run):
         (("--out", "new.tsv", "--relation", "r7"), "No relation is named 'r7' among the 3 known"),
         (("--out", "new.tsv", "--head", "e33"), "No entity is named 'e33' among the 20 known. Did you mean"),
         (("--out", "new.tsv", "--min-probability", "2"), "A probability is between 0 and 1"),
-        (("--out", "new.tsv", "--top", "0"), "At least one triple must be asked for; top is 0"),
+        (("--out", "new.tsv", "--top", "0"), "At least one triple must be requested; top is 0"),
         (("--check", "--out", "new.tsv"), "--check writes no file"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_run_that_is_not_finished_is_refused(run_cli, run, tmp_path):
 def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypatch):
     out, checkpoint = tmp_path / "new.tsv", tmp_path / "new.tsv.checkpoint"
     whole = run_cli("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
-    monkeypatch.setitem(completion_search.SCORES, "cpu", 60)
+    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 60)
     progress = common.progress_bar
 
     def stopped(title):

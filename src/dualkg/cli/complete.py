@@ -12,7 +12,7 @@ from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.inference.completion_check import Check
+    from dualkg.inference.completion_check import CompletionCheck
     from dualkg.inference.index import StorageFormat
     from dualkg.inference.index_build import IndexKind
 
@@ -36,7 +36,7 @@ def complete(
     from dualkg.inference.calibration_store import calibration_for
     from dualkg.inference.completion import check_file
     from dualkg.inference.completion import complete as complete_graph
-    from dualkg.inference.completion_check import sizes_up_to, study
+    from dualkg.inference.completion_check import check_completion, sizes_up_to
 
     filters: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
     if check and (out is not None or min_probability):
@@ -49,7 +49,9 @@ def complete(
     arguments: dict[str, Any] = {"calibration": calibration_for(loaded).calibration, **filters}
     with cli.progress_bar(f"Completing {loaded.graph.name}") as arguments["on_progress"]:
         if out is None:
-            checked = study(loaded.model, loaded.graph, sizes=sizes_up_to(100_000 if top is None else top), **arguments)
+            checked = check_completion(
+                loaded.model, loaded.graph, sizes=sizes_up_to(100_000 if top is None else top), **arguments
+            )
             return cli.Result(checked.as_dict(), lambda: _print_check(checked))
         try:
             made = complete_graph(
@@ -89,7 +91,7 @@ def _print_triples(rows: list[dict[str, Any]]) -> None:
     )
 
 
-def _print_check(check: Check) -> None:
+def _print_check(check: CompletionCheck) -> None:
     columns = zip(check.sizes, check.found, check.expected or (), check.by_degree, check.at_random, strict=True)
     cli.print_table(
         ["top", "test triples found", "expected", "by degree", "at random"],

@@ -1,9 +1,10 @@
-"""Completing a graph: the most plausible triples that it does not have."""
+"""Completing a graph: the most probable triples that it does not have, as columns, as a table and as a file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,142 +18,54 @@ import pyarrow.parquet
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
 from dualkg.files import atomic_write
 from dualkg.inference.calibration import Calibration, PriorCorrection
-from dualkg.inference.completion_search import CandidateFilter, Column, Names, Search, State, TopTriples, TripleColumns
+from dualkg.inference.completion_search import (
+    CandidateFilter,
+    Column,
+    Names,
+    Search,
+    SearchState,
+    TopTriples,
+    TripleColumns,
+    calibration_inputs,
+)
 from dualkg.models.base import Model
 
-SECONDS = 5.0  # between two savings: what a kill may cost
-
-
-def choices_of(model: Model, candidate_filter: CandidateFilter, pool: TopTriples) -> dict[str, Any]:
-    """All that a list depends on; what is large by its digest."""
-    graph, prior_correction = candidate_filter.graph, pool.prior_correction
-    weights = {name: value.detach().cpu().numpy() for name, value in model.state_dict().items()}
-    return {
-        "top": pool.top,
-        "min_probability": pool.least,
-        "types": candidate_filter.types,
-        "loops": candidate_filter.loops,
-        "relations": [graph.relations[id] for id in candidate_filter.relations.tolist()],
-        "heads": None
-        if candidate_filter.heads is None
-        else [graph.entities[id] for id in candidate_filter.heads.tolist()],
-        "known splits": list(candidate_filter.known),
-        "graph": _digest({name: graph.split(name) for name in ("train", "valid", "test")}),
-        "weights": _digest(weights),
-        "calibration": _digest(_tables(prior_correction.calibration)) if prior_correction else None,
-    }
-
-
-def _tables(calibration: Calibration) -> dict[str, np.ndarray[Any, Any]]:
-    tables = {name: getattr(calibration, name).numpy() for name in ("slopes", "offsets")}
-    return {**tables, "ceiling": np.array(calibration.max_probability)}
-
-
-def _digest(arrays: dict[str, np.ndarray[Any, Any]]) -> str:
-    found = hashlib.sha256()
-    for name, array in arrays.items():
-        found.update(f"{name} {array.shape} {array.dtype}".encode())
-        found.update(np.ascontiguousarray(array).data)
-    return found.hexdigest()[:16]
-
-
-@dataclass
-class CompletionCheckpoint:
-    """The file of a search that is under way; it is written at once or not at all."""
-
-    path: Path
-    choices: dict[str, Any]
-    _saved: float = field(default_factory=time.monotonic)
-
-    def keep(self, state: State) -> None:
-        """Save a state where the last one is old."""
-        if time.monotonic() - self._saved >= SECONDS:
-            self.save(state)
-
-    def save(self, state: State) -> None:
-        tensors = {name: torch.from_numpy(column) for name, column in state.pool.found._asdict().items()}
-        if state.asked is not None:
-            tensors["asked"] = state.asked.cpu()
-        with atomic_write(self.path) as fresh:
-            about = {"num_done": str(state.num_done), "choices": json.dumps(self.choices)}
-            save_file(tensors, fresh, metadata=about)
-        self._saved = time.monotonic()
-
-    def load(self, beginning: State) -> State:
-        """The state to go on from; the beginning where none was kept."""
-        if not self.path.exists():
-            return beginning
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                about = file.metadata()
-                self._check(json.loads(about["choices"]))
-                found = TripleColumns(*(file.get_tensor(name).numpy() for name in TripleColumns._fields))
-                asked = file.get_tensor("asked") if "asked" in file.keys() else None  # noqa: SIM118
-                return State(replace(beginning.pool, found=found, known=None), int(about["num_done"]), asked)
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise RequestError(f"{self.path} cannot be read ({error}). Remove it to begin again.") from None
-
-    def _check(self, found: dict[str, Any]) -> None:
-        differing = [name for name, value in self.choices.items() if found.get(name) != value]
-        if differing:
-            told = " and ".join(_told(name, found.get(name), self.choices[name]) for name in differing)
-            raise RequestError(
-                f"{self.path} is a list that was begun with other choices: {told}. Give the same ones to go on, or "
-                f"remove it to begin again."
-            )
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-
-def _told(name: str, before: Any, now: Any) -> str:
-    if name in ("graph", "weights", "calibration"):
-        return f"the {name} {'were' if name == 'weights' else 'was'} not the same"
-    shown = [_shown(value) for value in (before, now)]
-    return f"{name.replace('_', '-')} was {shown[0]} and is now {shown[1]}"
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(value[:3]) + (f" and {len(value) - 3:,} more" if len(value) > 3 else "")
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "all" if value is None else f"{value:,}"
-
-
-BREAKS = "[\t\n\r]"  # what a TSV file has no way to hold inside a name
-LINES_AT_ONCE = 100_000
+SAVE_INTERVAL = 5.0  # seconds between two checkpoints
+LINES_PER_BATCH = 100_000
+TSV_SEPARATORS = "[\t\n\r]"
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Completion:
-    """New triples, best first: `(num_triples,)` each. Without a calibration there is no probability."""
+    """New triples, the best first, by column `(num_triples,)`; without a calibration they have no probabilities."""
 
     graph: Graph
     heads: Column  # ids
     relations: Column
     tails: Column
     probability: Column | None  # of the triple
-    answer_probability: Column | None  # the same if its questions are known to lack an answer
+    answer_probability: Column | None  # of the triple, if each of its queries has an answer that is missing
     score: Column
     log_probability: Column
 
     @classmethod
-    def of(cls, graph: Graph, pool: TopTriples) -> Completion:
-        found = pool.ordered()
-        probability, answer_probability = (
-            None if one is None else one.astype(np.float32)
-            for one in (pool.probability(found), pool.answer_probability(found))
-        )
-        ids = found.heads, found.relations, found.tails
-        return cls(graph, *ids, probability, answer_probability, found.score, found.log_probability)
+    def of(cls, graph: Graph, top: TopTriples) -> Completion:
+        columns, correction = top.columns.best_first(), top.prior_correction
+        probability = answer_probability = None
+        if correction is not None:
+            inputs = calibration_inputs(columns, correction)
+            probability = correction.probability(*inputs).numpy().astype(np.float32)
+            answer_probability = correction.calibration.probability(*inputs).numpy().astype(np.float32)
+        numbers = probability, answer_probability, columns.scores, columns.log_probabilities
+        return cls(graph, columns.heads, columns.relations, columns.tails, *numbers)
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -163,35 +76,30 @@ class Completion:
         return np.stack([self.heads, self.relations, self.tails], axis=1)
 
     def table(self) -> pa.Table:
-        """By name, with the rank, and with labels where people have others than the names."""
+        """Names with rank and numbers, and labels where the graph has any."""
         entities, relations = self.graph.entities, self.graph.relations
-        sides = {
-            "head": (entities, self.heads),
-            "relation": (relations, self.relations),
-            "tail": (entities, self.tails),
-        }
+        ids = {"head": (entities, self.heads), "relation": (relations, self.relations), "tail": (entities, self.tails)}
         columns: dict[str, pa.Array] = {"rank": pa.array(np.arange(1, len(self) + 1))}
-        columns |= {name: vocabulary.names.take(pa.array(ids)) for name, (vocabulary, ids) in sides.items()}
-        columns |= {
-            f"{name}_label": _labels(vocabulary).take(pa.array(ids))
-            for name, (vocabulary, ids) in sides.items()
-            if vocabulary.labels is not None
-        }
-        for name in ("probability", "answer_probability"):
-            if (sure := getattr(self, name)) is not None:
-                columns[name] = pa.array(sure)
-        return pa.table({**columns, "score": pa.array(self.score), "log_probability": pa.array(self.log_probability)})
+        columns |= {name: vocabulary.names.take(pa.array(one)) for name, (vocabulary, one) in ids.items()}
+        for name, (vocabulary, one) in ids.items():
+            if vocabulary.labels is not None:
+                labels = pc.coalesce(vocabulary.labels, vocabulary.names)
+                columns[f"{name}_label"] = pc.replace_substring_regex(labels, TSV_SEPARATORS, " ").take(pa.array(one))
+        for name in ("probability", "answer_probability", "score", "log_probability"):
+            if (numbers := getattr(self, name)) is not None:
+                columns[name] = pa.array(numbers)
+        return pa.table(columns)
 
     def save(self, path: str | Path) -> Path:
-        """Write the table as TSV or Parquet, as the file's ending says."""
+        """Write the table as .tsv or .parquet."""
         path = check_file(path, self.graph)
-        with atomic_write(path) as fresh:
-            WRITERS[path.suffix.lower()](self.table(), fresh)
+        with atomic_write(path) as file:
+            WRITERS[path.suffix.lower()](self.table(), file)
         return path
 
 
 def check_file(path: str | Path, graph: Graph) -> Path:
-    """Refuse a file that could not be written at the end, before anything is searched for."""
+    """Refuse, before the search, a file that could not be written after it."""
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
         raise RequestError(f"New triples go to a file that ends with .tsv or .parquet; '{path.name}' does not.")
@@ -199,49 +107,30 @@ def check_file(path: str | Path, graph: Graph) -> Path:
         raise RequestError(f"{path} exists already. Name another file, or remove it.")
     if path.suffix.lower() == ".tsv":
         for vocabulary in (graph.entities, graph.relations):
-            broken = vocabulary.names.filter(pc.match_substring_regex(vocabulary.names, BREAKS))
+            broken = vocabulary.names.filter(pc.match_substring_regex(vocabulary.names, TSV_SEPARATORS))
             if len(broken):
                 raise RequestError(
                     f"The {vocabulary.kind} {broken[0].as_py()!r} has a tab or a line end in its name, which a TSV "
                     f"file cannot hold. Write Parquet instead, to {path.with_suffix('.parquet')}."
                 )
     try:
-        with atomic_write(path) as fresh:
-            fresh.touch()
-            raise _WritableError
-    except _WritableError:
-        return path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise RequestError(f"{path} cannot be written: {error.strerror or error}.") from None
-
-
-class _WritableError(Exception):
-    """What leaves no file behind where one could be written."""
-
-
-def _labels(vocabulary: Vocabulary) -> pa.Array:
-    """What people call each name, on one line."""
-    return pc.replace_substring_regex(pc.coalesce(vocabulary.labels, vocabulary.names), BREAKS, " ")
+    return path
 
 
 def _write_tsv(table: pa.Table, path: Path) -> None:
-    """Lines of tab-separated columns without any quoting, as they are read."""
+    """Write lines of tab-separated columns without quotes."""
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\t".join(table.column_names) + "\n")
-        for batch in table.to_batches(LINES_AT_ONCE):
+        for batch in table.to_batches(LINES_PER_BATCH):
             cells = [column.cast(pa.string()) for column in batch.columns]
-            lines = pc.binary_join_element_wise(*cells, "\t").to_pylist()
-            file.writelines(f"{line}\n" for line in lines)
+            file.writelines(f"{line}\n" for line in pc.binary_join_element_wise(*cells, "\t").to_pylist())
 
 
-def _write_parquet(table: pa.Table, path: Path) -> None:
-    pa.parquet.write_table(table, path)
-
-
-WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {".tsv": _write_tsv, ".parquet": _write_parquet}
-
-
-OnProgress = Callable[[int, int], None]
+WRITERS: dict[str, Callable[[pa.Table, Path], None]] = {".tsv": _write_tsv, ".parquet": pa.parquet.write_table}
 
 
 @torch.no_grad()
@@ -260,54 +149,17 @@ def complete(
     on_progress: OnProgress | None = None,
     checkpoint: str | Path | None = None,
 ) -> Completion:
-    """The `top` most plausible triples that no split of `known` has, best first.
+    """Find the `top` most probable triples that no split of `known` has.
 
-    They are ordered by their probability (see `PriorCorrection`), or without a calibration by their log_probability. Probabilities
-    are among all entities, however the search is narrowed. Triples of an entity with itself are left out, unless they
-    are common among those of the relation in train, or `loops` are asked for. `on_progress` is told how many queries of how
-    many are done. `checkpoint` is a file to keep the search in while it lasts: called again after a kill, it goes on from
-    there.
+    They are ordered by prior-corrected probability, or without a calibration by log-probability; both are among all
+    entities, whatever the filters. `relations` and `heads` restrict the search; with `types`, heads and tails must be
+    in the domain and range of their relation in train; with `loops`, self-loops are candidates for all relations.
+    `on_progress` is called with the number of queries that are done, and of all. `checkpoint` is a file that exists
+    during the search: after a kill, the same call resumes from it.
     """
     model.check_shape(graph.shape)
-    _check(top, min_probability, calibration, graph)
-    candidate_filter = CandidateFilter.of(
-        graph, relations=relations, heads=heads, types=types, loops=loops, known=known
-    )
-    prior_correction = PriorCorrection.of(calibration, graph) if calibration is not None else None
-    search = Search(model, candidate_filter, prior_correction)
-    state = State(TopTriples(top, prior_correction, min_probability))
-    saved = (
-        CompletionCheckpoint(Path(checkpoint), choices_of(model, candidate_filter, state.pool))
-        if checkpoint is not None
-        else None
-    )
-    state = saved.load(state) if saved else state
-    with full_precision(), eval_mode(model):
-        state = _run(search, state, saved, on_progress)
-    if saved:
-        saved.remove()
-    return Completion.of(graph, state.pool)
-
-
-def _run(search: Search, state: State, saved: CompletionCheckpoint | None, on_progress: OnProgress | None) -> State:
-    """The search to its end; where it is stopped, what was done is kept."""
-    try:
-        for after in search.run(state):
-            state = after
-            if saved:
-                saved.keep(state)
-            if on_progress:
-                on_progress(state.num_done, search.num_queries)
-    except KeyboardInterrupt:
-        if saved:
-            saved.save(state)
-        raise
-    return state
-
-
-def _check(top: int, min_probability: float, calibration: Calibration | None, graph: Graph) -> None:
     if top < 1:
-        raise RequestError(f"At least one triple must be asked for; top is {top:,}.")
+        raise RequestError(f"At least one triple must be requested; top is {top:,}.")
     if not 0 <= min_probability <= 1:
         raise RequestError(f"A probability is between 0 and 1; min_probability is {min_probability}.")
     if calibration is None and min_probability > 0:
@@ -316,3 +168,114 @@ def _check(top: int, min_probability: float, calibration: Calibration | None, gr
         raise RequestError(
             f"The calibration is of {len(calibration.slopes):,} relations; the graph has {graph.shape.num_relations:,}."
         )
+    candidates = CandidateFilter.of(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
+    prior_correction = PriorCorrection.of(calibration, graph) if calibration is not None else None
+    search = Search(model, candidates, prior_correction)
+    state = SearchState(TopTriples(top, prior_correction, min_probability))
+    saved = None
+    if checkpoint is not None:
+        saved = CompletionCheckpoint(Path(checkpoint), _options(model, candidates, state.top))
+        state = saved.load(state)
+    with full_precision(), eval_mode(model):
+        try:
+            for state in search.run(state):  # noqa: B020
+                if saved:
+                    saved.save_if_due(state)
+                if on_progress:
+                    on_progress(state.num_done, search.num_queries)
+        except KeyboardInterrupt:
+            if saved:
+                saved.save(state)
+            raise
+    if saved:
+        saved.path.unlink(missing_ok=True)
+    return Completion.of(graph, state.top)
+
+
+@dataclass
+class CompletionCheckpoint:
+    """The file of a search that has not finished."""
+
+    path: Path
+    options: dict[str, Any]  # what the result depends on
+    _saved: float = field(default_factory=time.monotonic)
+
+    def save_if_due(self, state: SearchState) -> None:
+        if time.monotonic() - self._saved >= SAVE_INTERVAL:
+            self.save(state)
+
+    def save(self, state: SearchState) -> None:
+        tensors = {name: torch.from_numpy(column) for name, column in state.top.columns._asdict().items()}
+        if state.cache is not None:
+            tensors["cache"] = state.cache.cpu()
+        metadata = {"num_done": str(state.num_done), "options": json.dumps(self.options)}
+        with atomic_write(self.path) as file:
+            save_file(tensors, file, metadata=metadata)
+        self._saved = time.monotonic()
+
+    def load(self, start: SearchState) -> SearchState:
+        """The state to resume from: the start if there is no file."""
+        if not self.path.exists():
+            return start
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                metadata = file.metadata()
+                self._check(json.loads(metadata["options"]))
+                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            columns = TripleColumns(*(tensors[name].numpy() for name in TripleColumns._fields))
+            top = replace(start.top, columns=columns)
+            return SearchState(top, int(metadata["num_done"]), tensors.get("cache"))
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+            raise RequestError(f"{self.path} cannot be read ({error}). Remove it to start again.") from None
+
+    def _check(self, saved: dict[str, Any]) -> None:
+        changes = [_change(name, saved.get(name), now) for name, now in self.options.items() if saved.get(name) != now]
+        if changes:
+            raise RequestError(
+                f"{self.path} is of a search with other options: {' and '.join(changes)}. Use the same options to "
+                f"resume it, or remove the file to start again."
+            )
+
+
+def _options(model: Model, candidates: CandidateFilter, top: TopTriples) -> dict[str, Any]:
+    """All that the result depends on; tables by their checksums."""
+    graph, correction = candidates.graph, top.prior_correction
+    calibration = None
+    if correction is not None:
+        calibration = _checksum({name: getattr(correction.calibration, name) for name in ("slopes", "offsets")})
+        calibration += f" {correction.calibration.max_probability}"
+    return {
+        "top": top.size,
+        "min_probability": top.min_probability,
+        "types": candidates.types,
+        "loops": candidates.loops,
+        "relations": [graph.relations[id] for id in candidates.relations.tolist()],
+        "heads": None if candidates.heads is None else [graph.entities[id] for id in candidates.heads.tolist()],
+        "known splits": list(candidates.known),
+        "graph": _checksum({name: torch.from_numpy(graph.split(name)) for name in SPLITS}),
+        "weights": _checksum(model.state_dict()),
+        "calibration": calibration,
+    }
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    checksum = hashlib.sha256()
+    for name, tensor in tensors.items():
+        array = tensor.detach().cpu().numpy()
+        checksum.update(f"{name} {array.shape} {array.dtype}".encode())
+        checksum.update(np.ascontiguousarray(array).data)
+    return checksum.hexdigest()[:16]
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    if name in ("graph", "weights", "calibration"):
+        return f"the {name} {'were' if name == 'weights' else 'was'} not the same"
+    return f"{name.replace('_', '-')} was {_text(before)} and is now {_text(now)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(value[:3]) + (f" and {len(value) - 3:,} more" if len(value) > 3 else "")
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "all" if value is None else f"{value:,}"

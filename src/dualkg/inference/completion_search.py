@@ -1,13 +1,14 @@
-"""A block of queries of one relation: which of their answers make triples that are good enough.
+"""The search for the most probable triples that a graph does not have: exact, resumable, in bounded memory.
 
-Evidence is the mean of two logarithms of probabilities, neither above 0. So the first query alone rules out most
-triples, and the second query is asked only for the answers that some query of the block finds likely enough."""
+The log-probability of a triple is the mean of log p(tail | head, relation) and log p(head | relation, tail), neither
+above 0. So the scores of one query exclude most of its answers, and the query from the other end is scored only for
+answers that may still be among the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
 
@@ -23,12 +24,21 @@ from dualkg.inference.calibration import PriorCorrection, log_odds_of
 from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel
 
+MAX_SCORES = {"cpu": 2**22, "cuda": 2**26}  # of a block: few enough for a CPU's cache, enough to keep a GPU busy
+MIN_SCORES_FOR_NUMBA = 2**20  # for fewer it is not worth loading
+MIN_LOG_PROBABILITY = -1e30  # below that of any triple, and finite
+SLACK = 1e-3  # relative; more than rounding can take from a triple that ties with the last one
+
 Ids = npt.NDArray[np.int64]
+Column = npt.NDArray[Any]
 Names = Sequence[str | int]
 
 
-class ByRelation:
-    """Triples looked up by their relation."""
+# -- which triples are candidates -----------------------------------------------------------------------------
+
+
+class TriplesByRelation:
+    """The triples of each relation."""
 
     def __init__(self, triples: Triples, num_relations: int) -> None:
         self._triples = triples[np.argsort(triples[:, 1], kind="stable")].astype(np.int64)
@@ -40,19 +50,19 @@ class ByRelation:
 
 @dataclass(frozen=True, eq=False)
 class CandidateFilter:
-    """The triples that are asked about: of each of `relations` the pairs of a head and a tail, but for known ones.
+    """The candidate triples: for each of `relations` all pairs of a head and a tail, except known triples.
 
-    With `types`, an entity is a head or a tail of a relation only where train has it so. An entity is not both of one
-    triple unless such loops of the relation are common in train, and train has the entity in one of its triples:
-    symmetric relations find nothing as plausible, and where loops are the rule, nothing else tells who has one.
+    With `types`, a head or tail of a relation must be in its domain or range in train. Self-loops are excluded unless
+    they are common among the relation's training triples and one of these has the entity: models of symmetric relations
+    find them the most plausible triples of all.
     """
 
     graph: Graph
     relations: Ids
-    heads: Ids | None  # all where None
+    heads: Ids | None  # None: all
     types: bool = False
-    loops: bool = False  # of all relations
-    known: tuple[str, ...] = SPLITS  # the splits whose triples are not new
+    loops: bool = False  # whether to keep all self-loops
+    known: tuple[str, ...] = SPLITS  # splits whose triples are excluded
 
     @classmethod
     def of(
@@ -65,196 +75,49 @@ class CandidateFilter:
         loops: bool = False,
         known: Sequence[str] = SPLITS,
     ) -> CandidateFilter:
-        """Relations and heads by name, label or id."""
-        every = np.arange(graph.shape.num_relations)
-        chosen = every if relations is None else _ids(graph.relations, relations)
-        some = None if heads is None else _ids(graph.entities, heads)
-        return cls(graph, chosen, some, types, loops, tuple(known))
+        """A filter with relations and heads by name, label or id."""
+        relation_ids = np.arange(graph.shape.num_relations) if relations is None else _ids(graph.relations, relations)
+        head_ids = None if heads is None else _ids(graph.entities, heads)
+        return cls(graph, relation_ids, head_ids, types, loops, tuple(known))
 
     @cached_property
-    def _train(self) -> ByRelation:
-        return ByRelation(self.graph.train, self.graph.shape.num_relations)
+    def train(self) -> TriplesByRelation:
+        return TriplesByRelation(self.graph.train, self.graph.shape.num_relations)
 
     @cached_property
-    def _looping(self) -> frozenset[int]:
+    def _known(self) -> TriplesByRelation:
+        triples = np.concatenate([self.graph.split(name) for name in self.known])
+        return TriplesByRelation(triples, self.graph.shape.num_relations)
+
+    @cached_property
+    def _with_self_loops(self) -> frozenset[int]:
         return relations_with_self_loops(self.graph)
 
-    @cached_property
-    def _known(self) -> ByRelation:
-        joined = np.concatenate([self.graph.split(name) for name in self.known])
-        return ByRelation(joined, self.graph.shape.num_relations)
-
-    def heads_of(self, relation: int) -> Ids:
-        """The heads asked about, in order."""
-        found = self._side(relation, 0)
-        return found if self.heads is None else np.intersect1d(found, self.heads)
-
-    def tails_of(self, relation: int) -> Ids:
-        return self._side(relation, 2)
-
-    def _side(self, relation: int, column: int) -> Ids:
+    def heads_and_tails(self, relation: int) -> tuple[Ids, Ids]:
+        """The candidate heads and tails of a relation, ascending."""
         if self.types:
-            return np.unique(self._train[relation][:, column])
-        return np.arange(self.graph.shape.num_entities)
-
-    def train_triples(self, relation: int) -> Ids:
-        return self._train[relation]
+            heads, tails = (np.unique(self.train[relation][:, column]) for column in (0, 2))
+        else:
+            heads = tails = np.arange(self.graph.shape.num_entities)
+        return heads if self.heads is None else np.intersect1d(heads, self.heads), tails
 
     def excluded_pairs(self, relation: int) -> Ids:
-        """The pairs of head and tail that are known or loops, `(num_pairs, 2)`, in order."""
+        """The pairs of head and tail that are known or self-loops, `(num_pairs, 2)`, ascending."""
         num_entities = self.graph.shape.num_entities
-        pairs = [self._known[relation][:, [0, 2]]]
+        keys = self._known[relation][:, [0, 2]] @ np.array([num_entities, 1])
         if not self.loops:
-            pairs.append(self._idle_loops(relation).repeat(2).reshape(-1, 2))
-        heads, tails = np.concatenate(pairs).T
-        return np.stack(np.divmod(np.unique(heads * num_entities + tails), num_entities), axis=1)
-
-    def _idle_loops(self, relation: int) -> Ids:
-        """The entities of which a loop is not rank_score asking about."""
-        every = np.arange(self.graph.shape.num_entities)
-        return np.setdiff1d(every, self._train[relation][:, [0, 2]]) if relation in self._looping else every
-
-    def answers_per_query(self, relation: int) -> tuple[float, float]:
-        """How many tails a head of the relation has in train, and how many heads a tail has."""
-        triples = self._train[relation]
-        heads, tails = (max(1, len(np.unique(triples[:, column]))) for column in (0, 2))
-        return len(triples) / heads, len(triples) / tails
-
-    def in_candidates(self, pairs: Ids, relation: int) -> npt.NDArray[np.bool_]:
-        """Which pairs of head and tail are asked about, or would be if they were not ruled out."""
-        asked = self.heads_of(relation), self.tails_of(relation)
-        return np.isin(pairs[:, 0], asked[0]) & np.isin(pairs[:, 1], asked[1])
-
-    def holds(self, triples: Triples) -> npt.NDArray[np.bool_]:
-        """Which of some triples may be among the new ones."""
-        found, num_entities = np.zeros(len(triples), dtype=bool), self.graph.shape.num_entities
-        for relation in self.relations.tolist():
-            here = np.flatnonzero(triples[:, 1] == relation)
-            pairs = triples[here][:, [0, 2]].astype(np.int64)
-            keys, excluded_pairs = (
-                one[:, 0] * num_entities + one[:, 1] for one in (pairs, self.excluded_pairs(relation))
-            )
-            found[here] = self.in_candidates(pairs, relation) & ~np.isin(keys, excluded_pairs)
-        return found
+            looped = np.arange(num_entities)
+            if relation in self._with_self_loops:
+                looped = np.setdiff1d(looped, self.train[relation][:, [0, 2]])
+            keys = np.concatenate([keys, looped * (num_entities + 1)])
+        return np.stack(np.divmod(np.unique(keys), num_entities), axis=1)
 
 
 def _ids(vocabulary: Vocabulary, names: Names) -> Ids:
     return np.unique(np.array([vocabulary.id(name) for name in names], dtype=np.int64))
 
 
-WORTH_NUMBA = 2**20  # scores of a block; for fewer it is not rank_score loading
-
-
-def log_sums(scores: Tensor) -> Tensor:
-    """`scores.logsumexp(-1)`; on a CPU several times faster where numba is installed."""
-    large = scores.numel() >= WORTH_NUMBA and scores.dtype == torch.float32 and scores.device.type == "cpu"
-    kernel = _kernel() if large else None
-    return kernel(scores.contiguous()) if kernel else scores.logsumexp(-1)
-
-
-@cache
-def _kernel() -> Callable[[Tensor], Tensor] | None:
-    from dualkg.kernels.cpu.compile import HAS_NUMBA
-    from dualkg.kernels.cpu.softmax import logsumexp_rows
-
-    return logsumexp_rows if HAS_NUMBA else None
-
-
-EITHER = (0, 1)
-
-
-@dataclass(frozen=True)
-class Part:
-    """The pairs of some heads and some tails of a relation; `side` is what its queries ask for.
-
-    Of what they give all is new to its side in train, or nothing is; answers may be of both kinds.
-    """
-
-    relation: int
-    side: Side
-    new_given: int  # 0 or 1
-    new_answers: tuple[int, ...]
-    num_queries: int
-    promise: float  # the larger, the likelier it has the best triples
-
-
-class Parts:
-    """How the triples of a candidate_filter are divided.
-
-    Without prior_correction a relation is one part. With them nearly all that can be among the best has an entity that train
-    has on its side: so the few heads that it has there are asked about, then the few tails for heads that are new, and
-    at last what is left, where both are new.
-    """
-
-    def __init__(self, candidate_filter: CandidateFilter, prior_correction: PriorCorrection | None = None) -> None:
-        self.candidate_filter, self.prior_correction = candidate_filter, prior_correction
-
-    def in_order(self) -> list[Part]:
-        """What is found first rules out more of the rest: so first what promises most, then what costs least."""
-        found = [
-            part
-            for relation in self.candidate_filter.relations.tolist()
-            for part in self._of(relation)
-            if part.num_queries
-        ]
-        return sorted(found, key=lambda part: (-part.promise, part.num_queries, part.relation))
-
-    def ends(self, part: Part) -> tuple[Ids, Ids, Ids]:
-        """What the queries of a part give, the answers that count, each in order; and which answers are new, 0 or 1."""
-        given, answers = self._sides(part.relation, part.side)
-        new_given, new_answers = self._newness(part.relation, part.side)
-        given = given[new_given[given] == part.new_given]
-        return given, answers[np.isin(new_answers[answers], part.new_answers)], new_answers
-
-    def _newness(self, relation: int, side: Side) -> tuple[Ids, Ids]:
-        """Which entities are new where queries give one, and where they ask for one: 0 or 1, `(num_entities,)`.
-
-        Without prior_correction none is told apart.
-        """
-        found = []
-        for column in (0, 2):
-            new = np.full(self.candidate_filter.graph.shape.num_entities, int(self.prior_correction is not None))
-            new[self.candidate_filter.train_triples(relation)[:, column]] = 0
-            found.append(new)
-        return (found[0], found[1]) if side == "tail" else (found[1], found[0])
-
-    def _sides(self, relation: int, side: Side) -> tuple[Ids, Ids]:
-        heads, tails = self.candidate_filter.heads_of(relation), self.candidate_filter.tails_of(relation)
-        return (heads, tails) if side == "tail" else (tails, heads)
-
-    def _of(self, relation: int) -> Iterator[Part]:
-        heads, tails = self._sides(relation, "tail")
-        if not len(heads) or not len(tails):
-            return
-        newness = self._newness(relation, "tail")
-        counts = [np.bincount(new[ids], minlength=2) for new, ids in zip(newness, (heads, tails), strict=True)]
-        side = self._cheaper(relation, int(counts[0][0]), int(counts[1][0]))
-        other: Side = "head" if side == "tail" else "tail"
-        yield self._part(relation, side, 0, EITHER, counts)
-        if self.prior_correction is not None:
-            yield self._part(relation, other, 0, (1,), counts)
-            yield self._part(relation, side, 1, (1,), counts)
-
-    def _cheaper(self, relation: int, num_heads: int, num_tails: int) -> Side:
-        """What is asked for: by the fewer queries, or of as many by those with more answers in train.
-
-        The more answers a query has, the less likely is each, and the fewer pass.
-        """
-        tails_a_head, heads_a_tail = self.candidate_filter.answers_per_query(relation)
-        return "tail" if (num_heads, heads_a_tail) <= (num_tails, tails_a_head) else "head"
-
-    def _part(self, relation: int, side: Side, new: int, answers: tuple[int, ...], counts: list[Ids]) -> Part:
-        given, asked = counts if side == "tail" else counts[::-1]
-        number = int(given[new]) if asked[list(answers)].any() else 0
-        promise = 0.0
-        if self.prior_correction is not None:
-            shares = self.prior_correction.priors[relation].reshape(2, 2).T  # by head, then by tail
-            promise = float((shares if side == "tail" else shares.T)[new, list(answers)].max())
-        return Part(relation, side, new, answers, number, promise)
-
-
-Column = npt.NDArray[Any]
-SLACK = 1e-3  # of log_probability: more than rounding can take from a triple that is as good as the last
+# -- the best triples so far ----------------------------------------------------------------------------------
 
 
 class TripleColumns(NamedTuple):
@@ -263,150 +126,192 @@ class TripleColumns(NamedTuple):
     heads: Column  # ids in int64
     relations: Column
     tails: Column
-    score: Column  # in float32
-    log_probability: Column
+    scores: Column  # in float32
+    log_probabilities: Column
+    sort_keys: Column  # in float64: log-odds, or log-probabilities without a calibration
 
     @classmethod
-    def none(cls) -> TripleColumns:
+    def empty(cls) -> TripleColumns:
         ids, numbers = np.empty(0, np.int64), np.empty(0, np.float32)
-        return cls(ids, ids, ids, numbers, numbers)
+        return cls(ids, ids, ids, numbers, numbers, np.empty(0, np.float64))
 
-    @property
-    def number(self) -> int:
-        return len(self.heads)
+    def select(self, chosen: Column) -> TripleColumns:
+        return TripleColumns(*(column[chosen] for column in self))
 
-    def chosen(self, which: Column) -> TripleColumns:
-        return TripleColumns(*(column[which] for column in self))
+    def best_first(self) -> TripleColumns:
+        """By decreasing sort key; ties by log-probability and then by ascending ids."""
+        keys = (self.tails, self.relations, self.heads, -self.log_probabilities, -self.sort_keys)
+        return self.select(np.lexsort(keys))
+
+
+def calibration_inputs(columns: Sequence[Column], correction: PriorCorrection) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probabilities, relations and domain/range patterns of triples."""
+    heads, relations, tails, _, log_probabilities = columns[:5]
+    patterns = correction.domain_range(np.stack([heads, relations, tails], axis=1))
+    return tuple(map(torch.from_numpy, (log_probabilities.astype(np.float64), relations, patterns)))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
 class TopTriples:
-    """At most `top` triples, none less probable than `least`; of what has been seen, no better one is left out.
+    """The best `size` triples so far, none of them less probable than `min_probability`."""
 
-    Better is of larger probability, or without prior_correction of more log_probability; where these are the same, of more log_probability
-    and at last of the smaller ids.
-    """
-
-    top: int
+    size: int
     prior_correction: PriorCorrection | None = None
-    least: float = 0.0
-    found: TripleColumns = field(default_factory=TripleColumns.none)
-    known: Column | None = None  # what the found are rank_score, where that was asked before
+    min_probability: float = 0.0
+    columns: TripleColumns = field(default_factory=TripleColumns.empty)
 
-    def rank_score(self, found: TripleColumns) -> Column:
-        """What triples are ordered by: log odds, or log_probability without prior_correction."""
+    def required(self, relation: int) -> Tensor:
+        """The log-probability that triples of a relation need, `(2, 2)`: by head and by tail, 1 if new to its side."""
+        last = float(self.columns.sort_keys.min()) if len(self.columns.heads) >= self.size else -inf
         if self.prior_correction is None:
-            return found.log_probability.astype(np.float64)
-        return self.prior_correction.log_odds(*self._judged(self.prior_correction, found)).numpy()
-
-    @cached_property
-    def _rank_score(self) -> Column:
-        return self.rank_score(self.found) if self.known is None else self.known
-
-    def probability(self, found: TripleColumns) -> Column | None:
-        """None without prior_correction."""
-        if self.prior_correction is None:
-            return None
-        return self.prior_correction.probability(*self._judged(self.prior_correction, found)).numpy()
-
-    def answer_probability(self, found: TripleColumns) -> Column | None:
-        """The probability of each if its questions are known to lack an answer."""
-        if self.prior_correction is None:
-            return None
-        return self.prior_correction.calibration.probability(*self._judged(self.prior_correction, found)).numpy()
-
-    @staticmethod
-    def _judged(prior_correction: PriorCorrection, found: TripleColumns) -> tuple[Tensor, Tensor, Tensor]:
-        """What is asked of triples: log_probability, relations and kinds."""
-        kinds = prior_correction.domain_range(np.stack([found.heads, found.relations, found.tails], axis=1))
-        return (
-            torch.from_numpy(found.log_probability).double(),
-            torch.from_numpy(found.relations),
-            torch.from_numpy(kinds),
-        )
-
-    def needed(self, relation: int) -> Tensor:
-        """The log_probability that triples of a relation need to be among the best, `(2, 2)`: by head, then tail, 1 if new."""
-        rank_score = float(self._rank_score.min()) if self.found.number >= self.top else -inf
-        if self.prior_correction is None:
-            needed = torch.full((2, 2), rank_score, dtype=torch.float64)
+            required = torch.full((2, 2), last, dtype=torch.float64)
         else:
-            needed = self.prior_correction.required_log_probability(max(rank_score, self._least_worth), relation)
-        return torch.where(needed.isfinite(), needed - SLACK * (1 + needed.abs()), needed)
+            last = max(last, log_odds_of(self.min_probability))
+            required = self.prior_correction.required_log_probability(last, relation)
+        return torch.where(required.isfinite(), required - SLACK * (1 + required.abs()), required)
 
-    @property
-    def _least_worth(self) -> float:
-        """Of a triple that is probable enough."""
-        return -inf if self.prior_correction is None else log_odds_of(self.least)
-
-    def joined(self, others: TripleColumns) -> TopTriples:
-        """The best of these and others."""
-        if not others.number:
+    def merge(self, others: Sequence[Column]) -> TopTriples:
+        """The best of these and other triples, which are given by the first five columns."""
+        if not len(others[0]):
             return self
-        both = TripleColumns(*map(np.concatenate, zip(self.found, others, strict=True)))
-        rank_score = np.concatenate([self._rank_score, self.rank_score(others)])
-        if self.least > 0 and (probability := self.probability(both)) is not None:
-            enough = probability >= self.least
-            both, rank_score = both.chosen(enough), rank_score[enough]
-        if both.number > self.top:
-            chosen = rank_score >= np.partition(rank_score, -self.top)[-self.top]
-            both, rank_score = both.chosen(chosen), rank_score[chosen]
-        if both.number > self.top:  # some are as good as the last
-            chosen = _best_first(both, rank_score)[: self.top]
-            both, rank_score = both.chosen(chosen), rank_score[chosen]
-        return replace(self, found=both, known=rank_score)
-
-    def ordered(self) -> TripleColumns:
-        """The triples, best first."""
-        return self.found.chosen(_best_first(self.found, self._rank_score))
+        if self.prior_correction is None:
+            new = TripleColumns(*[*others, others[4].astype(np.float64)])
+        else:
+            inputs = calibration_inputs(others, self.prior_correction)
+            new = TripleColumns(*[*others, self.prior_correction.log_odds(*inputs).numpy()])
+            if self.min_probability > 0:
+                new = new.select(self.prior_correction.probability(*inputs).numpy() >= self.min_probability)
+        both = TripleColumns(*map(np.concatenate, zip(self.columns, new, strict=True)))
+        if len(both.heads) > self.size:
+            both = both.select(both.sort_keys >= np.partition(both.sort_keys, -self.size)[-self.size])
+        if len(both.heads) > self.size:  # some tie with the last one
+            both = both.best_first().select(np.arange(self.size))
+        return replace(self, columns=both)
 
 
-def _best_first(found: TripleColumns, rank_score: Column) -> Column:
-    return np.lexsort((found.tails, found.relations, found.heads, -found.log_probability, -rank_score))
+# -- the order of the search ----------------------------------------------------------------------------------
 
 
-# Scores that are held at once: on a CPU few enough to stay near it, on a GPU enough to keep it busy.
-SCORES = {"cpu": 2**22, "cuda": 2**26}
+@dataclass(frozen=True)
+class SearchPart:
+    """Queries of a relation for one side.
 
-
-class Queries:
-    """All queries of a relation that ask for tails, or for heads; and how likely an answer is among all entities.
-
-    log p(answer | query) is its score less the query's normalizer: the logarithm of the sum of exp(score) over all
-    entities, which is found once.
+    The entities that they give are all new to their side of the relation in train, or all known there; `new_answers`
+    says which answers are candidates: known ones (0), new ones (1), or both.
     """
 
-    def __init__(self, model: Model, relation: int, side: Side, *, asked: Tensor | None = None) -> None:
-        self.model, self.relation, self.side = model, relation, side
-        if asked is None:
-            asked = torch.zeros(2, model.shape.num_entities)
-            asked[0] = torch.nan
-        # Of every query the normalizer, and the largest logarithm of a probability; before it is asked, NaN and 0.
-        self.asked = asked.to(model.device)
+    relation: int
+    target: Side
+    new_given: int  # 0 or 1
+    new_answers: tuple[int, ...]
+    num_queries: int
+    prior: float  # of its most probable domain/range pattern
+
+
+class SearchPlan:
+    """The parts of a search, in the order in which they are searched.
+
+    Without a calibration a relation is one part. With one, nearly all triples that can be among the best have an entity
+    in the domain or range of their relation. So the few entities on one side are queried, then the few on the other
+    side for answers that are new to the first, and at last the pairs in which both are new.
+    """
+
+    def __init__(self, candidates: CandidateFilter, prior_correction: PriorCorrection | None = None) -> None:
+        self.candidates, self.prior_correction = candidates, prior_correction
+        parts = (part for relation in candidates.relations.tolist() for part in self._parts(relation))
+        # The better the first triples, the more their bound excludes: most probable parts first, then the cheapest.
+        self.parts = sorted(parts, key=lambda part: (-part.prior, part.num_queries, part.relation))
+
+    def entities(self, part: SearchPart) -> tuple[Ids, Ids, Ids]:
+        """The entities that the queries give and their candidate answers, ascending; and which answers are new."""
+        (given, answers), (new_given, new_answers) = self._sides(part.relation, part.target)
+        given = given[new_given[given] == part.new_given]
+        return given, answers[np.isin(new_answers[answers], part.new_answers)], new_answers
+
+    def _sides(self, relation: int, target: Side) -> tuple[tuple[Ids, Ids], tuple[Ids, Ids]]:
+        """Candidates for the given side and for the target, and whether each entity is new there, 0 or 1.
+
+        Without a calibration no entity counts as new.
+        """
+        new = np.full((2, self.candidates.graph.shape.num_entities), int(self.prior_correction is not None))
+        for side, column in enumerate((0, 2)):
+            new[side, self.candidates.train[relation][:, column]] = 0
+        heads, tails = self.candidates.heads_and_tails(relation)
+        return ((heads, tails), (new[0], new[1])) if target == "tail" else ((tails, heads), (new[1], new[0]))
+
+    def _parts(self, relation: int) -> Iterator[SearchPart]:
+        (heads, tails), (new_heads, new_tails) = self._sides(relation, "tail")
+        if not len(heads) or not len(tails):
+            return
+        counts = np.bincount(new_heads[heads], minlength=2), np.bincount(new_tails[tails], minlength=2)
+        first = self._first_target(relation, int(counts[0][0]), int(counts[1][0]))
+        kinds: list[tuple[Side, int, tuple[int, ...]]] = [(first, 0, (0, 1))]
+        priors = torch.zeros(2, 2)  # by head, then by tail
+        if self.prior_correction is not None:
+            kinds += [("head" if first == "tail" else "tail", 0, (1,)), (first, 1, (1,))]
+            priors = self.prior_correction.priors[relation].reshape(2, 2).T
+        for target, new, new_answers in kinds:
+            num_given, num_answers = counts if target == "tail" else counts[::-1]
+            if num_given[new] and num_answers[list(new_answers)].any():
+                prior = float((priors if target == "tail" else priors.T)[new, list(new_answers)].max())
+                yield SearchPart(relation, target, new, new_answers, int(num_given[new]), prior)
+
+    def _first_target(self, relation: int, num_heads: int, num_tails: int) -> Side:
+        """The target with fewer queries; if equal, with more answers per query: each is less likely, and fewer pass."""
+        train = self.candidates.train[relation]
+        per_head, per_tail = (len(train) / max(1, len(np.unique(train[:, column]))) for column in (0, 2))
+        return "tail" if (num_heads, per_tail) <= (num_tails, per_head) else "head"
+
+
+# -- scores ---------------------------------------------------------------------------------------------------
+
+
+def logsumexp(scores: Tensor) -> Tensor:
+    """`scores.logsumexp(-1)`; several times faster on a CPU with numba."""
+    if scores.numel() >= MIN_SCORES_FOR_NUMBA and scores.dtype == torch.float32 and scores.device.type == "cpu":
+        from dualkg.kernels.cpu import softmax
+
+        if softmax.HAS_NUMBA:
+            return softmax.logsumexp_rows(scores.contiguous())
+    return scores.logsumexp(-1)
+
+
+class RelationQueries:
+    """All queries of a relation for one side: log p(answer | query) is a score minus the query's log-normalizer.
+
+    `cache` `(2, num_entities)` holds the log-normalizer of each query, and the largest log-probability of its answers;
+    NaN and 0 before the query is scored.
+    """
+
+    def __init__(self, model: Model, relation: int, target: Side, *, cache: Tensor | None = None) -> None:
+        self.model, self.relation, self.target = model, relation, target
+        if cache is None:
+            cache = torch.zeros(2, model.shape.num_entities)
+            cache[0] = torch.nan
+        self.cache = cache.to(model.device)
 
     @property
     def normalizers(self) -> Tensor:
-        return self.asked[0]
+        return self.cache[0]
 
     @property
-    def largest(self) -> Tensor:
-        """What no answer's log-probability is above."""
-        return self.asked[1]
+    def max_log_probabilities(self) -> Tensor:
+        return self.cache[1]
 
     @property
-    def at_once(self) -> int:
-        """How many queries are asked together."""
-        return max(1, SCORES[self.model.device.type] // self.model.shape.num_entities)
+    def block_size(self) -> int:
+        """The number of queries in a block."""
+        return max(1, MAX_SCORES[self.model.device.type] // self.model.shape.num_entities)
 
     def scores(self, given: Tensor) -> Tensor:
-        """Of every entity as answer, `(batch, num_entities)`."""
+        """The scores of all entities as answers, `(batch, num_entities)`; fills the cache."""
         relations = torch.full_like(given, self.relation)
-        if self.side == "tail":
+        if self.target == "tail":
             scores = self.model.predict_tails(given, relations)
         else:
             scores = self.model.predict_heads(relations, given)
-        normalizers = log_sums(scores)
-        self.normalizers[given], self.largest[given] = normalizers, scores.amax(-1) - normalizers
+        normalizers = logsumexp(scores)
+        self.normalizers[given], self.max_log_probabilities[given] = normalizers, scores.amax(-1) - normalizers
         if not bool(normalizers.isfinite().all()):
             raise DivergedError(
                 "The model scores NaN or infinity, so it cannot say which triples are plausible. Its training has "
@@ -414,213 +319,195 @@ class Queries:
             )
         return scores
 
-    def ask(self, given: Tensor) -> None:
-        """See that queries have their normalizers."""
-        for fresh in torch.split(given[self.normalizers[given].isnan()], self.at_once):
-            if len(fresh):
-                self.scores(fresh)
+    def fill_cache(self, given: Tensor) -> None:
+        """Score the queries that are not in the cache."""
+        for block in torch.split(given[self.normalizers[given].isnan()], self.block_size):
+            if len(block):
+                self.scores(block)
 
     def scores_of(self, given: Tensor, answers: Tensor) -> Tensor:
-        """Of some entities as answers, `(batch, num_answers)`."""
-        parts = [self._some(part, answers) for part in torch.split(given, self._size(len(answers)))]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def _some(self, given: Tensor, answers: Tensor) -> Tensor:
-        model, relations = self.model, torch.full_like(given, self.relation)
-        if self.side == "tail":
-            return model.candidate_scores(model.factors(given, relations, None), answers, "tail")
-        if model.reciprocal:
-            inverse = relations + model.shape.num_relations
-            return model.candidate_scores(model.factors(given, inverse, None), answers, "tail")
-        return model.candidate_scores(model.factors(None, relations, given), answers, "head")
-
-    def _size(self, num_answers: int) -> int:
-        """How many queries are answered together: in some models a score takes as much memory as a vector."""
-        bilinear = isinstance(self.model, BilinearModel)
-        numbers = num_answers * (1 if bilinear else self.model.embedding.entities.shape[1])
-        return max(1, SCORES[self.model.device.type] // max(1, numbers))
+        """The scores of some entities as answers, `(batch, num_answers)`."""
+        model, relation, target = self.model, self.relation, self.target
+        if target == "head" and model.reciprocal:
+            relation, target = relation + model.shape.num_relations, "tail"
+        # Other models than bilinear ones hold a vector for each score.
+        width = 1 if isinstance(model, BilinearModel) else model.embedding.entities.shape[1]
+        blocks = []
+        for block in torch.split(given, max(1, MAX_SCORES[model.device.type] // max(1, len(answers) * width))):
+            relations = torch.full_like(block, relation)
+            ends = (block, relations, None) if target == "tail" else (None, relations, block)
+            blocks.append(model.candidate_scores(model.factors(*ends), answers, target))
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-LEAST = -1e30  # less log_probability than any triple has, and more than −∞
+# -- the search -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """The queries of a relation from both ends; which answers count, and which pairs do not."""
+class PartSearch:
+    """The queries of a part from both ends; the second ones are scored for promising answers only."""
 
-    first: Queries
-    second: Queries
-    answers: Tensor  # in order
-    excluded_pairs: Tensor  # `(num_pairs, 2)`: what a query gives and an answer, in order of the first
-    new_answers: Tensor  # whether an entity is new as an answer, 0 or 1, `(num_entities,)`
+    first: RelationQueries
+    second: RelationQueries
+    answers: Tensor  # candidates, ascending
+    excluded: Tensor  # `(num_pairs, 2)`: given entity and answer, by ascending given entities
+    new: Tensor  # whether an entity is new as an answer, 0 or 1, `(num_entities,)`
 
+    def best(self, given: Tensor, *, required: Tensor, top: int) -> tuple[Column, ...]:
+        """Columns of the triples of a block with the required log-probability: the best `top`, and ties of the last.
 
-def best_of(asked: Asked, given: Tensor, *, needed: Tensor, top: int) -> TripleColumns:
-    """The new triples of a block with as much log_probability as is needed: the best `top`, and what ties with the last.
+        `required` `(2,)` is for answers that are known on their side in train and for new ones; `top` triples of either
+        are returned. `given` is ascending.
+        """
+        required = required.clamp(min=MIN_LOG_PROBABILITY).to(self.answers.device)
+        given, answers, scores = self._promising(given, required)
+        answers, scores, reverse = self._score_from_other_end(given, answers, scores, required)
+        if not scores.numel():
+            return TripleColumns.empty()[:5]
+        log_probabilities = reverse - self.second.normalizers[answers]
+        log_probabilities.add_(scores).sub_(self.first.normalizers[given, None]).div_(2)
+        bounds = self._bounds(log_probabilities, answers, required, top)
+        rows, columns = (log_probabilities >= bounds).nonzero(as_tuple=True)
+        heads, tails = given[rows], answers[columns]
+        if self.first.target == "head":
+            heads, tails, scores = tails, heads, reverse
+        relations = torch.full_like(rows, self.first.relation)
+        triples = (heads, relations, tails, scores[rows, columns], log_probabilities[rows, columns])
+        return tuple(column.cpu().numpy() for column in triples)
 
-    `needed` is for answers that train has on their side, and for new ones, `(2,)`; there are so many triples of either.
-    `given` is in order.
-    """
-    needed = needed.clamp(min=LEAST).to(asked.answers.device)
-    given, answers, scores = _likely(asked, given, needed)
-    answers, scores, rotated = _from_the_other_end(asked, given, answers, scores, needed)
-    if not scores.numel():
-        return TripleColumns.none()
-    log_probability = rotated - asked.second.normalizers[answers]
-    log_probability.add_(scores).sub_(asked.first.normalizers[given, None]).div_(2)
-    enough = _enough(log_probability, asked.new_answers[answers], needed, top)
-    rows, columns = (log_probability >= enough).nonzero(as_tuple=True)
-    ends, scored = (given[rows], answers[columns]), scores
-    if asked.first.side == "head":
-        ends, scored = (ends[1], ends[0]), rotated
-    relations = torch.full_like(rows, asked.first.relation)
-    found = (ends[0], relations, ends[1], scored[rows, columns], log_probability[rows, columns])
-    return TripleColumns(*(column.cpu().numpy() for column in found))
+    def _promising(self, given: Tensor, required: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The queries and answers with a pair that the first query does not exclude, and the scores of all pairs."""
+        answers, scores = self.answers, self.first.scores(given)
+        if len(answers) < scores.shape[1]:
+            scores = scores[:, answers]
+        self._exclude(scores, given)
+        # Required of the first query's log-probability, if the second query's is as large as it can be.
+        first = 2 * required[self.new[answers]] - self.second.max_log_probabilities[answers]
+        floor = self.first.normalizers[given] + first.min()
+        rows = scores.amax(1) >= floor
+        given, scores = given[rows], scores[rows]
+        columns = (scores >= floor[rows, None]).any(0)
+        answers, scores, first = answers[columns], scores[:, columns], first[columns]
+        if len(answers) and first.min() < first.max():
+            passing = scores >= self.first.normalizers[given, None] + first
+            rows, columns = passing.any(1), passing.any(0)
+            given, answers, scores = given[rows], answers[columns], scores[rows][:, columns]
+        return given, answers, scores
 
+    def _exclude(self, scores: Tensor, given: Tensor) -> None:
+        """Write −∞ over the scores of excluded pairs."""
+        ends = torch.searchsorted(self.excluded[:, 0].contiguous(), torch.stack([given[0], given[-1] + 1]))
+        pairs = self.excluded[ends[0] : ends[1]]
+        rows, columns = (
+            torch.searchsorted(ids, pairs[:, side].contiguous()).clamp_(max=len(ids) - 1)
+            for side, ids in enumerate((given, self.answers))
+        )
+        present = (given[rows] == pairs[:, 0]) & (self.answers[columns] == pairs[:, 1])
+        scores[rows[present], columns[present]] = -torch.inf
 
-def _likely(asked: Asked, given: Tensor, needed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The queries and answers that share a triple with so much log_probability, as far as can be told yet; and all scores."""
-    answers, scores = asked.answers, asked.first.scores(given)
-    if len(answers) < scores.shape[1]:
-        scores = scores[:, answers]
-    _exclude(scores, asked, given)
-    # Of the logarithm that the first query tells.
-    first = 2 * needed[asked.new_answers[answers]] - asked.second.largest[answers]
-    floor = asked.first.normalizers[given] + first.min()
-    rows = scores.amax(1) >= floor
-    given, scores = given[rows], scores[rows]
-    columns = (scores >= floor[rows, None]).any(0)
-    answers, scores, first = answers[columns], scores[:, columns], first[columns]
-    if len(answers) and first.min() < first.max():  # some answers were asked about before, or are of the other kind
-        enough = scores >= asked.first.normalizers[given, None] + first
-        rows, columns = enough.any(1), enough.any(0)
-        given, answers, scores = given[rows], answers[columns], scores[rows][:, columns]
-    return given, answers, scores
+    def _score_from_other_end(
+        self, given: Tensor, answers: Tensor, scores: Tensor, required: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The answers that remain after scoring the second queries, and the scores of all pairs from both ends.
 
+        A normalizer is at least that of the block's entities; queries that this bound excludes are not scored in full.
+        """
+        if not scores.numel():
+            return answers, scores, scores
+        second, reverse = self.second, scores
+        if second.model.reciprocal:  # without reciprocal relations both ends have the same score
+            reverse = second.scores_of(answers, given).T.contiguous()  # it is read row by row from here on
+        floor = torch.where(second.normalizers[answers].isnan(), reverse.logsumexp(0), second.normalizers[answers])
+        bound = scores - self.first.normalizers[given, None]
+        bound = bound.add_(reverse).sub_(floor)
+        columns = (bound >= 2 * required[self.new[answers]]).any(0)
+        second.fill_cache(answers[columns])
+        return answers[columns], scores[:, columns], reverse[:, columns]
 
-def _exclude(scores: Tensor, asked: Asked, given: Tensor) -> None:
-    """Write −∞ over pairs that do not count."""
-    ends = torch.searchsorted(asked.excluded_pairs[:, 0].contiguous(), torch.stack([given[0], given[-1] + 1]))
-    pairs = asked.excluded_pairs[ends[0] : ends[1]]
-    rows, columns = (
-        torch.searchsorted(ids, pairs[:, side].contiguous()).clamp_(max=len(ids) - 1)
-        for side, ids in enumerate((given, asked.answers))
-    )
-    there = (given[rows] == pairs[:, 0]) & (asked.answers[columns] == pairs[:, 1])
-    scores[rows[there], columns[there]] = -torch.inf
+    def _bounds(self, log_probabilities: Tensor, answers: Tensor, required: Tensor, top: int) -> Tensor:
+        """The required log-probability of each answer, raised to that of the `top`-th triple where there are more.
 
-
-def _from_the_other_end(
-    asked: Asked, given: Tensor, answers: Tensor, scores: Tensor, needed: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The answers that are left once the second queries are asked, and the scores of their pairs from both ends.
-
-    A normalizer is at least that of the block's own entities, and a query that this rules out is not asked in full.
-    """
-    if not scores.numel():
-        return answers, scores, scores
-    second, rotated = asked.second, scores
-    if second.model.reciprocal:  # without inverse relations both ends have one score
-        rotated = second.scores_of(answers, given).T.contiguous()  # what follows goes through it row by row
-    floor = torch.where(second.normalizers[answers].isnan(), rotated.logsumexp(0), second.normalizers[answers])
-    bound = scores - asked.first.normalizers[given, None]
-    bound = bound.add_(rotated).sub_(floor)
-    columns = (bound >= 2 * needed[asked.new_answers[answers]]).any(0)
-    second.ask(answers[columns])
-    return answers[columns], scores[:, columns], rotated[:, columns]
-
-
-def _enough(log_probability: Tensor, new: Tensor, needed: Tensor, top: int) -> Tensor:
-    """For each answer what is needed, or where more than `top` triples with its kind of answers have that: their best.
-
-    Which of two kinds is more probable is not told by log_probability alone, so each is looked at for itself.
-    """
-    enough = needed[new]
-    for kind in (0, 1):
-        columns = (new == kind).nonzero().squeeze(1)
-        of_kind = log_probability if len(columns) == len(new) else log_probability[:, columns]
-        if int((of_kind >= needed[kind]).sum()) > top:
-            last = float(of_kind.flatten().topk(top).values[-1])
-            enough[columns] = enough[columns].clamp(min=last)
-    return enough
+        Known and new answers are counted apart: their log-probabilities do not compare.
+        """
+        new = self.new[answers]
+        bounds = required[new]
+        for pattern in (0, 1):
+            columns = (new == pattern).nonzero().squeeze(1)
+            chosen = log_probabilities if len(columns) == len(new) else log_probabilities[:, columns]
+            if int((chosen >= required[pattern]).sum()) > top:
+                bounds[columns] = bounds[columns].clamp(min=float(chosen.flatten().topk(top).values[-1]))
+        return bounds
 
 
 @dataclass(frozen=True, eq=False)
-class State:
-    """How far a search is: all that going on needs."""
+class SearchState:
+    """The progress of a search; it resumes from here."""
 
-    pool: TopTriples
+    top: TopTriples
     num_done: int = 0  # of the first queries of all parts
-    asked: Tensor | None = None  # of the second queries of the part that is under way
+    cache: Tensor | None = None  # of the second queries of the current part
 
 
 class Search:
-    """A model asked about the triples of a candidate_filter."""
+    """A search for the best candidate triples of a model."""
 
     def __init__(
-        self, model: Model, candidate_filter: CandidateFilter, prior_correction: PriorCorrection | None = None
+        self, model: Model, candidates: CandidateFilter, prior_correction: PriorCorrection | None = None
     ) -> None:
-        self.model, self.candidate_filter = model, candidate_filter
-        self._parts = Parts(candidate_filter, prior_correction)
-        self._in_order = self._parts.in_order()
+        self.model, self.plan = model, SearchPlan(candidates, prior_correction)
 
     @property
     def num_queries(self) -> int:
-        """Of the sides that are asked first."""
-        return sum(part.num_queries for part in self._in_order)
+        """The number of first queries of all parts."""
+        return sum(part.num_queries for part in self.plan.parts)
 
-    def run(self, state: State) -> Iterator[State]:
-        """Go on from a state; the states after each block of queries."""
-        before = 0
-        for part in self._in_order:
-            if before + part.num_queries > state.num_done:
-                state = yield from self._part(part, before, state)
-            before += part.num_queries
+    def run(self, state: SearchState) -> Iterator[SearchState]:
+        """The states after each block of queries, from a state on."""
+        start = 0
+        for part in self.plan.parts:
+            if start + part.num_queries > state.num_done:
+                for new_state in self._run_part(part, start, state):
+                    state = new_state
+                    yield state
+            start += part.num_queries
 
-    def _part(self, part: Part, before: int, state: State) -> Generator[State, None, State]:
-        skipped = max(0, state.num_done - before)
-        if not self._possible(part, state.pool).any():
-            state = State(state.pool, before + part.num_queries)
-            yield state
-            return state
-        given, asked = self._asked(part, state.asked if skipped else None)
-        for block in torch.split(given[skipped:], asked.first.at_once):
-            pool = state.pool.joined(self._best_of(part, asked, block, state.pool))
-            skipped += len(block)
-            state = State(pool, before + skipped, asked.second.asked.clone())
-            yield state
-        return state
+    def _run_part(self, part: SearchPart, start: int, state: SearchState) -> Iterator[SearchState]:
+        if not _possible(part, state.top).any():
+            yield SearchState(state.top, start + part.num_queries)
+            return
+        num_done, top = max(0, state.num_done - start), state.top
+        given, search = self._prepare(part, state.cache if num_done else None)
+        for block in torch.split(given[num_done:], search.first.block_size):
+            possible = _possible(part, top).to(block.device)
+            answers = search.answers[possible[search.new[search.answers]]]
+            if len(answers):
+                required = _required(part, top).float()
+                top = top.merge(replace(search, answers=answers).best(block, required=required, top=top.size))
+            num_done += len(block)
+            yield SearchState(top, start + num_done, search.second.cache.clone())
 
-    @staticmethod
-    def _needed(part: Part, pool: TopTriples) -> Tensor:
-        """The log_probability that triples of a part need, by whether their answers are new, `(2,)`."""
-        needed = pool.needed(part.relation)
-        return (needed if part.side == "tail" else needed.T)[part.new_given]
-
-    def _possible(self, part: Part, pool: TopTriples) -> Tensor:
-        """Whether answers that are new or not may make triples among the best: log_probability is never above 0."""
-        asked_for = torch.zeros(2, dtype=torch.bool)
-        asked_for[list(part.new_answers)] = True
-        return asked_for & (self._needed(part, pool) <= 0)
-
-    def _best_of(self, part: Part, asked: Asked, block: Tensor, pool: TopTriples) -> TripleColumns:
-        """The triples of a block that may be among the best of all."""
-        possible = self._possible(part, pool).to(block.device)
-        answers = asked.answers[possible[asked.new_answers[asked.answers]]]
-        if not len(answers):
-            return TripleColumns.none()
-        needed = self._needed(part, pool).float()
-        return best_of(replace(asked, answers=answers), block, needed=needed, top=pool.top)
-
-    def _asked(self, part: Part, already: Tensor | None) -> tuple[Tensor, Asked]:
-        """What the first queries give, and what is asked of them."""
-        other: Side = "head" if part.side == "tail" else "tail"
-        excluded_pairs = self.candidate_filter.excluded_pairs(part.relation)
-        if part.side == "head":
-            excluded_pairs = excluded_pairs[np.argsort(excluded_pairs[:, 1], kind="stable"), ::-1].copy()
+    def _prepare(self, part: SearchPart, cache: Tensor | None) -> tuple[Tensor, PartSearch]:
+        """The entities that the first queries give, and the search of their answers."""
+        excluded = self.plan.candidates.excluded_pairs(part.relation)
+        if part.target == "head":
+            excluded = excluded[np.argsort(excluded[:, 1], kind="stable"), ::-1].copy()
         given, answers, new, pairs = (
-            torch.from_numpy(ids).to(self.model.device) for ids in (*self._parts.ends(part), excluded_pairs)
+            torch.from_numpy(ids).to(self.model.device) for ids in (*self.plan.entities(part), excluded)
         )
-        first = Queries(self.model, part.relation, part.side)
-        second = Queries(self.model, part.relation, other, asked=already)
-        return given, Asked(first, second, answers, pairs, new)
+        first = RelationQueries(self.model, part.relation, part.target)
+        other: Side = "head" if part.target == "tail" else "tail"
+        second = RelationQueries(self.model, part.relation, other, cache=cache)
+        return given, PartSearch(first, second, answers, pairs, new)
+
+
+def _required(part: SearchPart, top: TopTriples) -> Tensor:
+    """The log-probability that triples of a part need, by whether the answer is new, `(2,)`."""
+    required = top.required(part.relation)
+    return (required if part.target == "tail" else required.T)[part.new_given]
+
+
+def _possible(part: SearchPart, top: TopTriples) -> Tensor:
+    """Whether known and new answers can make triples among the best, `(2,)`: log-probabilities are never above 0."""
+    candidates = torch.zeros(2, dtype=torch.bool)
+    candidates[list(part.new_answers)] = True
+    return candidates & (_required(part, top) <= 0)

@@ -1,4 +1,4 @@
-"""The same list by looking at every triple of a small graph."""
+"""Completion of a small graph by scoring every triple."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of completing, on a small graph; how fast anything is, no test asks."""
+"""The benchmark of completion on a small graph; no test depends on its times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import completion
 
 
-def test_what_is_measured_is_a_list(tmp_path):
+def test_a_list_is_measured(tmp_path):
     job, arrays = asdict(completion.Job("world", 4, types=True, top=50)), str(tmp_path / "weights.npz")
     completion.make_weights(job, device="cpu", arrays=arrays, steps=4)
     found = completion.measure(job, device="cpu", arrays=arrays, quick=True)
@@ -21,7 +21,7 @@ def test_what_is_measured_is_a_list(tmp_path):
     assert found["seconds"] > 0
 
 
-def test_the_script_tells_its_jobs():
+def test_the_script_lists_its_jobs():
     words = [sys.executable, completion.__file__, "--list", "--device", "cuda"]
     told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
     assert told == ["FB15k-237 ComplEx dim 2000 whole"]

@@ -1,4 +1,4 @@
-"""The list of new triples, held against one made by looking at every triple."""
+"""The new triples, compared with a brute-force search."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.inference.completion.brute_force import (
     random_graph,
 )
 
-NARROWINGS = {
+FILTERS = {
     "whole": {},
     "types": {"types": True},
     "relations": {"relations": [2, 0]},
@@ -29,9 +29,9 @@ NARROWINGS = {
 
 
 @pytest.fixture(params=[1, 30, 10_000])
-def scores_at_once(request, monkeypatch):
+def block_size(request, monkeypatch):
     """Blocks of one query, of some, and of all."""
-    monkeypatch.setitem(completion_search.SCORES, "cpu", request.param)
+    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", request.param)
     return request.param
 
 
@@ -45,38 +45,38 @@ def assert_same(found, expected):
     assert found.triples.tolist() == triples.tolist()
 
 
-@pytest.mark.parametrize("candidate_filter", NARROWINGS)
+@pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("name", MODELS)
-def test_the_list_is_that_of_every_triple(name, candidate_filter):
+def test_the_triples_are_those_of_a_brute_force_search(name, filters):
     graph, calibration = random_graph(0), random_calibration(0)
     model = MODELS[name](graph.shape)
     for top in (1, 7, 10_000):
-        choices = {"top": top, "calibration": calibration, **NARROWINGS[candidate_filter]}
+        choices = {"top": top, "calibration": calibration, **FILTERS[filters]}
         assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
 
 
-@pytest.mark.usefixtures("scores_at_once")
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", ["CP", "RESCAL, one way", "SE, one way"])
-def test_blocks_of_any_size_find_the_same(name, seed):
+def test_the_size_of_blocks_does_not_matter(name, seed):
     graph, calibration = random_graph(seed), random_calibration(seed)
     model = MODELS[name](graph.shape)
-    for candidate_filter in (NARROWINGS["whole"], NARROWINGS["all of them"]):
-        choices = {"top": 15, "calibration": calibration, **candidate_filter}
+    for filters in (FILTERS["whole"], FILTERS["all of them"]):
+        choices = {"top": 15, "calibration": calibration, **filters}
         assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
 
 
-@pytest.mark.parametrize("least", [0.0, 0.3, 0.9, 1.0])
-def test_none_is_less_probable_than_asked_for(least):
+@pytest.mark.parametrize("minimum", [0.0, 0.3, 0.9, 1.0])
+def test_no_triple_is_less_probable_than_the_minimum(minimum):
     graph, calibration = random_graph(1), random_calibration(1)
     model = MODELS["ComplEx"](graph.shape)
-    choices = {"top": 50, "calibration": calibration, "min_probability": least}
+    choices = {"top": 50, "calibration": calibration, "min_probability": minimum}
     found = complete(model, graph, **choices)
     assert_same(found, complete_brute_force(model, graph, **choices))
-    assert (found.probability >= np.float32(least)).all()
+    assert (found.probability >= np.float32(minimum)).all()
 
 
-def test_without_a_calibration_evidence_is_the_order_and_there_is_no_probability():
+def test_without_a_calibration_triples_are_ordered_by_log_probability():
     graph = random_graph(2)
     model = MODELS["ComplEx"](graph.shape)
     found = complete(model, graph, top=20)
@@ -93,7 +93,7 @@ def test_scores_are_those_of_the_model():
         np.testing.assert_allclose(found.score, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_no_known_triple_is_ever_in_the_list():
+def test_no_known_triple_is_returned():
     for seed in range(5):
         graph = random_graph(seed)
         found = complete(MODELS["CP"](graph.shape), graph, top=10_000)
@@ -103,26 +103,26 @@ def test_no_known_triple_is_ever_in_the_list():
         assert len(listed) == len(found) == len(every_new_triple(graph))
 
 
-def test_splits_can_be_taken_for_unknown():
+def test_the_known_splits_can_be_chosen():
     graph = random_graph(4)
     model = MODELS["CP"](graph.shape)
     choices = {"top": 40, "known": ["train", "valid"]}
     assert_same(complete(model, graph, **choices), complete_brute_force(model, graph, **choices))
 
 
-@pytest.mark.usefixtures("scores_at_once")
+@pytest.mark.usefixtures("block_size")
 def test_ties_are_in_the_order_of_ids():
     """Where a model knows nothing, all triples have the same log_probability."""
     graph = random_graph(5)
     model = kg.CP(graph.shape, dim=2, init_scale=0.0)
-    for candidate_filter in NARROWINGS.values():
-        expected = every_new_triple(graph, **candidate_filter)
+    for filters in FILTERS.values():
+        expected = every_new_triple(graph, **filters)
         for top in (3, 20):
-            assert complete(model, graph, top=top, **candidate_filter).triples.tolist() == expected[:top].tolist()
+            assert complete(model, graph, top=top, **filters).triples.tolist() == expected[:top].tolist()
 
 
-def test_what_is_nearly_sure_is_still_in_order():
-    """Of those that are equally probable as answers, and as questions that lack one, the order is by log_probability."""
+def test_triples_of_equal_probability_are_ordered_by_log_probability():
+    """Where calibrated probabilities and priors are the same."""
     graph = random_graph(6)
     model = MODELS["ComplEx"](graph.shape)
     sure = Calibration(torch.ones(3), torch.full((3, 4), 80.0), torch.ones(3).bool())
@@ -133,56 +133,56 @@ def test_what_is_nearly_sure_is_still_in_order():
     assert found.triples.tolist() == complete(model, graph, **(choices | {"calibration": None})).triples.tolist()
 
 
-def test_narrowing_does_not_change_a_probability():
+def test_filters_do_not_change_a_probability():
     graph, calibration = random_graph(7), random_calibration(7)
     model = MODELS["ComplEx"](graph.shape)
     whole = complete(model, graph, calibration=calibration, loops=True)
     by_triple = dict(zip(map(tuple, whole.triples.tolist()), whole.probability.tolist(), strict=True))
-    for candidate_filter in NARROWINGS.values():
-        found = complete(model, graph, calibration=calibration, **candidate_filter)
+    for filters in FILTERS.values():
+        found = complete(model, graph, calibration=calibration, **filters)
         expected = [by_triple[tuple(triple)] for triple in found.triples.tolist()]
         np.testing.assert_allclose(found.probability, expected, rtol=1e-4)
 
 
-def test_a_full_list_rules_out_most_second_queries(monkeypatch):
-    """Once the list is full, a relation of which the model knows nothing is asked about from one end only."""
+def test_once_enough_triples_are_found_most_second_queries_are_skipped(monkeypatch):
+    """A relation of which the model knows nothing is then scored from one end only."""
     graph = random_graph(0, num_entities=50, num_relations=2, num_triples=60)
     model = kg.ComplEx(graph.shape, dim=8, init_scale=2.0)
     with torch.no_grad():
         model.relations[2] = model.relations[0] * torch.tensor([1.0, -1.0]).repeat_interleave(8)  # both ways alike
         model.relations[[1, 3]] = 0
-    monkeypatch.setitem(completion_search.SCORES, "cpu", 50 * 20)
-    asked = []
-    scores = completion_search.Queries.scores
+    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 50 * 20)
+    scored = []
+    scores = completion_search.RelationQueries.scores
     monkeypatch.setattr(
-        completion_search.Queries,
+        completion_search.RelationQueries,
         "scores",
-        lambda self, given: asked.append((self.relation, len(given))) or scores(self, given),
+        lambda self, given: scored.append((self.relation, len(given))) or scores(self, given),
     )
     found = complete(model, graph, top=10)
-    assert sum(number for relation, number in asked if relation == 0) == 100
-    assert sum(number for relation, number in asked if relation == 1) == 50
+    assert sum(number for relation, number in scored if relation == 0) == 100
+    assert sum(number for relation, number in scored if relation == 1) == 50
     assert_same(found, complete_brute_force(model, graph, top=10))
 
 
-def test_never_more_than_a_block_is_held(monkeypatch):
+def test_memory_is_bounded_by_a_block(monkeypatch):
     graph = random_graph(0, num_entities=60, num_relations=2, num_triples=80)
-    monkeypatch.setitem(completion_search.SCORES, "cpu", 60 * 7)
+    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 60 * 7)
     sizes = []
     for name in ("scores", "scores_of"):
-        whole = getattr(completion_search.Queries, name)
+        whole = getattr(completion_search.RelationQueries, name)
 
         def counting(self, *ids, whole=whole):
             found = whole(self, *ids)
             sizes.append(found.numel())
             return found
 
-        monkeypatch.setattr(completion_search.Queries, name, counting)
+        monkeypatch.setattr(completion_search.RelationQueries, name, counting)
     complete(MODELS["CP"](graph.shape), graph, top=5000)
     assert max(sizes) == 60 * 7
 
 
-def test_a_query_that_has_no_candidates_is_no_trouble():
+def test_a_relation_without_candidates_has_no_triples():
     graph = random_graph(0)
     unused = kg.Graph(
         "made", graph.entities, kg.Vocabulary([*"abcd"], kind="relation"), *(graph.train, graph.valid, graph.test)
@@ -192,17 +192,17 @@ def test_a_query_that_has_no_candidates_is_no_trouble():
     assert found.table().num_rows == 0
 
 
-def test_progress_ends_at_the_whole():
-    graph, told = random_graph(0), []
-    complete(MODELS["CP"](graph.shape), graph, types=True, on_progress=lambda done, whole: told.append((done, whole)))
-    assert told[-1][0] == told[-1][1]
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+def test_progress_ends_at_the_total():
+    graph, calls = random_graph(0), []
+    complete(MODELS["CP"](graph.shape), graph, types=True, on_progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1][0] == calls[-1][1]
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
 
 
 @pytest.mark.parametrize(
     ("choices", "sentence"),
     [
-        ({"top": 0}, "At least one triple must be asked for; top is 0"),
+        ({"top": 0}, "At least one triple must be requested; top is 0"),
         ({"relations": ["r9"]}, "No relation is named 'r9' among the 3 known"),
         ({"heads": ["e77"]}, "No entity is named 'e77' among the 9 known. Did you mean 'e7'"),
         ({"min_probability": 1.5}, "A probability is between 0 and 1; min_probability is 1.5"),
@@ -221,7 +221,7 @@ def test_a_model_of_another_graph_is_refused():
         complete(kg.CP(kg.GraphShape(2, 1), dim=1), random_graph(0))
 
 
-def test_a_model_that_diverged_says_so():
+def test_a_model_that_diverged_is_refused():
     graph = random_graph(0)
     model = MODELS["CP"](graph.shape)
     with torch.no_grad():

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("scores_at_once", [1, 30, 10_000])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_list_is_that_of_every_triple(name, scores_at_once, monkeypatch):
-    monkeypatch.setitem(completion_search.SCORES, "cuda", scores_at_once)
+    monkeypatch.setitem(completion_search.MAX_SCORES, "cuda", scores_at_once)
     graph, calibration = random_graph(0), random_calibration(0)
     model = MODELS[name](graph.shape)
     for top in (1, 7, 10_000):
