@@ -166,9 +166,7 @@ def test_single_files_are_fetched_by_split(listed: Callable[..., Entry], server:
     assert files_in(cache / "downloads" / "Small") == ["test.txt", "train.txt", "valid.txt"]
 
 
-def test_an_archive_with_another_checksum_is_not_kept(
-    listed: Callable[..., Entry], server: Server, cache: Path
-) -> None:
+def test_an_archive_with_another_checksum_is_deleted(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
     with pytest.raises(DataError) as caught:
         load_graph("Small")
@@ -182,7 +180,7 @@ def test_an_archive_with_another_checksum_is_not_kept(
     assert load_graph("Small").counts == COUNTS
 
 
-def test_a_kept_archive_that_was_damaged_is_fetched_anew(
+def test_a_kept_archive_that_was_damaged_is_fetched_again(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     (path,) = {source.path for source in fetch(listed())}
@@ -192,7 +190,7 @@ def test_a_kept_archive_that_was_damaged_is_fetched_anew(
 
 
 @pytest.mark.parametrize("page", [b"<html>Please log in</html>", ARCHIVE[:-20]])
-def test_what_is_no_archive_is_not_kept_even_without_a_checksum(
+def test_what_is_no_archive_is_deleted_even_without_a_checksum(
     listed: Callable[..., Entry], server: Server, cache: Path, page: bytes
 ) -> None:
     listed(archive_sha256=None)
@@ -202,7 +200,7 @@ def test_what_is_no_archive_is_not_kept_even_without_a_checksum(
     assert files_in(cache) == []
 
 
-def test_fetched_files_that_are_another_graph_are_not_kept(
+def test_fetched_files_that_are_another_graph_are_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
@@ -214,7 +212,7 @@ def test_fetched_files_that_are_another_graph_are_not_kept(
     assert files_in(cache) == []
 
 
-def test_a_fetched_page_in_place_of_a_split_is_not_kept(
+def test_a_fetched_page_in_place_of_a_split_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served |= {f"/small/{name}": content for name, content in FILES.items()}
@@ -237,14 +235,14 @@ def test_bad_labels_do_not_cost_what_was_fetched(listed: Callable[..., Entry], c
     assert files_in(cache) == ["Small.tar.gz"]
 
 
-def test_an_address_that_is_gone_is_a_sentence(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_an_address_that_is_gone_is_an_error(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     server.served.clear()
     with pytest.raises(DataError, match=r"^Small could not be fetched from http://\S+ \(HTTPError\)\. To work offline"):
         load_graph("Small")
     assert files_in(cache) == []
 
 
-def test_no_connection_is_a_sentence(listed: Callable[..., Entry], cache: Path) -> None:
+def test_no_connection_is_an_error(listed: Callable[..., Entry], cache: Path) -> None:
     listed(address="http://127.0.0.1:1/small.tar.gz")
     with pytest.raises(DataError) as caught:
         load_graph("Small")
@@ -263,7 +261,7 @@ def test_a_cache_that_cannot_be_written_is_not_called_a_network_failure(
         load_graph("Small")
 
 
-def test_the_data_folder_goes_before_the_network(
+def test_the_data_folder_precedes_the_network(
     listed: Callable[..., Entry], server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "small.zip").write_bytes(zipped({f"deep/{name}": content for name, content in FILES.items()}))
@@ -292,7 +290,7 @@ def test_compressed_splits_are_the_same_graph(listed: Callable[..., Entry], tmp_
         assert (graph.name, graph.catalogued) == ("Small", True)
 
 
-def test_other_bytes_under_another_name_are_labelled_so(listed: Callable[..., Entry], tmp_path: Path) -> None:
+def test_other_bytes_under_another_name_get_no_catalogue_name(listed: Callable[..., Entry], tmp_path: Path) -> None:
     (tmp_path / "mine.tar").write_bytes(tarred(FILES | {"test.txt": b"b\ts\tc\n"}))
     graph = load_graph(tmp_path / "mine.tar")
     assert (graph.name, graph.catalogued, graph.counts) == ("mine", False, COUNTS)

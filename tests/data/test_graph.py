@@ -93,7 +93,7 @@ def test_repeats_are_counted_as_sets_count_them(case: tuple[GraphShape, list[Row
     assert notes.remarks == ("a remark",)
 
 
-def test_notes_are_sentences() -> None:
+def test_notes_are_errors() -> None:
     notes = Notes({"train": 1, "valid": 0, "test": 2_000}, {"train and test": 3, "valid and test": 1}, ("Odd.",))
     assert notes.sentences() == [
         "1 triple stands more than once in train.",

@@ -182,7 +182,7 @@ def test_labels_of_a_benchmark_graph(data_folder: Path) -> None:
     assert graph.relations.labels is None
 
 
-def test_a_part_of_a_benchmark_graph_is_labelled_so(data_folder: Path) -> None:
+def test_a_part_of_a_benchmark_graph_gets_no_catalogue_name(data_folder: Path) -> None:
     if not (data_folder / "YAGO3-10-quarter.tar.xz").exists():
         pytest.skip("YAGO3-10-quarter is not among the archives")
     graph = load_graph("YAGO3-10-quarter")
@@ -218,7 +218,7 @@ def test_one_file_is_split(dense: Path) -> None:
     assert graph.notes.sentences() == []
 
 
-def test_the_seed_and_the_shares_decide_the_split(dense: Path) -> None:
+def test_the_split_depends_on_the_seed_and_the_fractions(dense: Path) -> None:
     graphs = [load_graph(dense, **choices) for choices in ({}, {"seed": 1}, {"split": "60/20/20"}, {"seed": 2})]
     assert not any(same(one, other) for one, other in combinations(graphs, 2))
     assert len(graphs[2].valid) == pytest.approx(0.2 * len(DENSE), abs=2)
@@ -243,7 +243,7 @@ def test_repeats_are_left_out_before_a_split(dense: Path) -> None:
     assert load_graph(dense).notes.sentences() == ["5 repeats of triples were left out."]
 
 
-def test_a_thin_file_says_that_it_gave_less(tmp_path: Path) -> None:
+def test_a_sparse_file_reports_smaller_splits(tmp_path: Path) -> None:
     ring = [(f"e{i}", "r", f"e{(i + 1) % 60}") for i in range(60)]
     (tmp_path / "ring.tsv").write_bytes(lines(ring))
     (sentence,) = load_graph(tmp_path / "ring.tsv", split="10/60/30").notes.sentences()
@@ -251,7 +251,7 @@ def test_a_thin_file_says_that_it_gave_less(tmp_path: Path) -> None:
     assert "triples of the 54 asked for: the others are the only ones of some entity or relation." in sentence
 
 
-def test_a_file_too_thin_to_split_is_refused(tmp_path: Path) -> None:
+def test_a_file_too_sparse_to_split_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chain.tsv").write_bytes(lines([("a", "r", "b"), ("b", "s", "c")]))
     assert refused(tmp_path / "chain.tsv") == (
         f"{tmp_path}/chain.tsv cannot be split: of its 2 triples none can go to valid without leaving an entity or a "
@@ -260,18 +260,18 @@ def test_a_file_too_thin_to_split_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_share_of_nothing_leaves_a_split_empty(dense: Path) -> None:
+def test_a_fraction_of_zero_leaves_a_split_empty(dense: Path) -> None:
     graph = load_graph(dense, split="100/0/0")
     assert graph.counts == {"entities": 30, "relations": 3, "train": len(DENSE), "valid": 0, "test": 0}
 
 
 @pytest.mark.parametrize(("split", "shares"), [("80/10/10", (0.8, 0.1, 0.1)), ("99.8/0.1/0.1", (0.998, 0.001, 0.001))])
-def test_shares_are_percent(split: str, shares: tuple[float, ...]) -> None:
+def test_a_split_is_parsed_as_percentages(split: str, shares: tuple[float, ...]) -> None:
     assert parse_split(split) == pytest.approx(shares)
 
 
 @pytest.mark.parametrize("split", ["80/20", "80/10/20", "0/50/50", "110/-5/-5", "a/b/c", "", "nan/10/10", "inf/0/0"])
-def test_shares_that_are_none_are_refused(split: str) -> None:
+def test_invalid_splits_are_refused(split: str) -> None:
     with pytest.raises(RequestError) as caught:
         load_graph("world", split=split)
     assert str(caught.value) == (
@@ -306,13 +306,13 @@ def test_labels_may_lie_elsewhere(folder: Callable[..., Path], tmp_path: Path) -
     assert load_graph(path, labels=str(other)).entities.label(0) == "Abe"
 
 
-def test_labels_go_with_one_file(dense: Path, tmp_path: Path) -> None:
+def test_labels_apply_to_a_single_file(dense: Path, tmp_path: Path) -> None:
     (tmp_path / "names.tsv").write_bytes(b"e7\tSeven\n")
     graph = load_graph(dense, labels=tmp_path / "names.tsv")
     assert graph.entities.label(graph.entities.id("Seven")) == "Seven"
 
 
-def test_bad_labels_are_sentences(folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_bad_labels_are_errors(folder: Callable[..., Path], tmp_path: Path) -> None:
     path = folder()
     (tmp_path / "names.tsv").write_bytes(b"a\tAnna\nb\n")
     (tmp_path / "none.zip").write_bytes(zipped({}))
@@ -338,7 +338,7 @@ def test_the_second_load_comes_from_the_cache(folder: Callable[..., Path], unrea
 
 
 @pytest.mark.parametrize("file_name", FILES)
-def test_a_changed_byte_is_read_anew(folder: Callable[..., Path], unreadable: Callable, file_name: str) -> None:
+def test_a_changed_byte_is_read_again(folder: Callable[..., Path], unreadable: Callable, file_name: str) -> None:
     path = folder()
     load_graph(path)
     stands = (path / file_name).stat()
@@ -349,7 +349,7 @@ def test_a_changed_byte_is_read_anew(folder: Callable[..., Path], unreadable: Ca
 
 
 @pytest.mark.parametrize("choices", [{"columns": (3, 2, 1)}, {"split": "70/20/10"}, {"seed": 1}])
-def test_another_choice_is_read_anew(dense: Path, unreadable: Callable, choices: dict[str, object]) -> None:
+def test_other_options_are_read_again(dense: Path, unreadable: Callable, choices: dict[str, object]) -> None:
     load_graph(dense)
     files_were_read = unreadable()
     load_graph(dense)
@@ -357,7 +357,7 @@ def test_another_choice_is_read_anew(dense: Path, unreadable: Callable, choices:
         load_graph(dense, **choices)
 
 
-def test_columns_turn_the_triples(folder: Callable[..., Path]) -> None:
+def test_columns_reorder_the_triples(folder: Callable[..., Path]) -> None:
     path = folder()
     load_graph(path)
     assert named(load_graph(path, columns=(3, 2, 1)), "train") == [(tail, rel, head) for head, rel, tail in TRAIN]
@@ -370,7 +370,7 @@ def test_the_split_does_not_matter_to_a_folder(folder: Callable[..., Path], unre
     assert load_graph(path, split="60/20/20", seed=3).counts["train"] == len(TRAIN)
 
 
-def test_the_same_bytes_under_another_suffix_are_read_anew(tmp_path: Path, unreadable: Callable) -> None:
+def test_the_same_bytes_under_another_suffix_are_read_again(tmp_path: Path, unreadable: Callable) -> None:
     packed = compressed(lines(DENSE), ".gz")
     (tmp_path / "mine.tsv.gz").write_bytes(packed)
     (tmp_path / "mine.tsv").write_bytes(packed)
@@ -380,7 +380,7 @@ def test_the_same_bytes_under_another_suffix_are_read_anew(tmp_path: Path, unrea
 
 
 @pytest.mark.parametrize("damage", ["graph.json", "train.parquet", "entities.parquet"])
-def test_a_damaged_cache_is_read_anew_and_mended(
+def test_a_damaged_cache_is_read_again_and_mended(
     folder: Callable[..., Path], cache: Path, unreadable: Callable, damage: str
 ) -> None:
     path = folder()
@@ -421,7 +421,7 @@ def test_a_full_disk_is_no_failure(folder: Callable[..., Path], cache: Path, mon
         (b"\n\n", "train.tsv holds no triples; at least one is expected."),
     ],
 )
-def test_a_bad_file_is_a_sentence(folder: Callable[..., Path], content: bytes, sentence: str) -> None:
+def test_a_bad_file_is_an_error(folder: Callable[..., Path], content: bytes, sentence: str) -> None:
     path = folder({"train.tsv": content})
     assert refused(path).startswith(f"{path}/{sentence}")
 
@@ -439,19 +439,19 @@ def test_a_bad_line_says_what_is_wrong(folder: Callable[..., Path], content: byt
     assert all(word in sentence for word in words)
 
 
-def test_a_missing_split_is_a_sentence(folder: Callable[..., Path]) -> None:
+def test_a_missing_split_is_an_error(folder: Callable[..., Path]) -> None:
     path = folder({"valid.tsv": None})
     assert refused(path).startswith(f"{path} should hold train, valid and test (as train.tsv and so on); it has train,")
 
 
-def test_a_folder_in_place_of_a_file_is_a_sentence(folder: Callable[..., Path]) -> None:
+def test_a_folder_in_place_of_a_file_is_an_error(folder: Callable[..., Path]) -> None:
     path = folder({"valid.tsv": None})
     (path / "valid.tsv").mkdir()
     assert refused(path).startswith(f"{path}/valid.tsv is a folder; a file of triples was expected.")
 
 
 @pytest.mark.parametrize("name", ["mine.tar.gz", "mine.tar.xz", "mine.tar.zst", "mine.tar", "mine.zip"])
-def test_a_truncated_archive_is_a_sentence(tmp_path: Path, name: str) -> None:
+def test_a_truncated_archive_is_an_error(tmp_path: Path, name: str) -> None:
     files = FILES | {"test.tsv": lines(DENSE)}
     whole = zipped(files) if name.endswith("zip") else tarred(files, name.removeprefix("mine.tar"))
     (tmp_path / name).write_bytes(whole[: len(whole) // 2])
@@ -460,10 +460,10 @@ def test_a_truncated_archive_is_a_sentence(tmp_path: Path, name: str) -> None:
     assert " is damaged, cut short, or not the kind of file its name says (" in sentence
 
 
-def test_a_truncated_file_is_a_sentence(folder: Callable[..., Path]) -> None:
+def test_a_truncated_file_is_an_error(folder: Callable[..., Path]) -> None:
     path = folder({"test.tsv": None, "test.tsv.gz": compressed(lines(DENSE), ".gz")[:-40]})
     assert refused(path).startswith(f"{path}/test.tsv.gz is damaged, cut short")
 
 
-def test_columns_that_no_file_has_are_a_sentence(folder: Callable[..., Path]) -> None:
+def test_columns_that_no_file_has_are_an_error(folder: Callable[..., Path]) -> None:
     assert "columns, and column 9 was asked for" in refused(folder(), columns=(1, 2, 9))

@@ -46,7 +46,7 @@ def test_an_empty_label_is_none() -> None:
     assert Vocabulary(["a", "b"], {"a": "", "b": "Bee"}).label(0) == "a"
 
 
-def test_a_name_goes_before_a_label(cities: Vocabulary) -> None:
+def test_a_name_precedes_a_label(cities: Vocabulary) -> None:
     assert cities.id("Paris") == 2
 
 
@@ -80,19 +80,19 @@ def test_an_ambiguous_case_lists_the_names() -> None:
         Vocabulary(["may", "May"], kind="relation").id("MAY")
 
 
-def test_an_unknown_name_is_answered_with_those_near() -> None:
+def test_an_unknown_name_gets_suggestions() -> None:
     known = Vocabulary(["Paris", "London", "Rome"])
     with pytest.raises(RequestError) as caught:
         known.id("Parris")
     assert str(caught.value) == "No entity is named 'Parris' among the 3 known. Did you mean 'Paris'?"
 
 
-def test_an_unknown_name_is_answered_with_labels_too(cities: Vocabulary) -> None:
+def test_suggestions_include_labels(cities: Vocabulary) -> None:
     with pytest.raises(RequestError, match=r"Did you mean 'Berlin'\?$"):
         cities.id("Berlim")
 
 
-def test_nothing_near_suggests_nothing() -> None:
+def test_without_similar_names_there_is_no_suggestion() -> None:
     with pytest.raises(RequestError, match=r"^No relation is named 'zzzz' among the 1 known\.$"):
         Vocabulary(["capital"], kind="relation").id("zzzz")
 

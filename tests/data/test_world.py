@@ -27,16 +27,14 @@ def triples(splits: dict[str, list[Triple]]) -> list[Triple]:
     return [triple for rows in splits.values() for triple in rows]
 
 
-def test_it_holds_thousands_of_triples_in_the_usual_shares(
-    splits: dict[str, list[Triple]], triples: list[Triple]
-) -> None:
+def test_the_splits_have_the_usual_sizes(splits: dict[str, list[Triple]], triples: list[Triple]) -> None:
     assert {len(triple) for triple in triples} == {3}
     assert 8_000 < len(triples) < 10_000
     assert 0.84 < len(splits["train"]) / len(triples) < 0.87
     assert 0.9 < len(splits["valid"]) / len(splits["test"]) < 1.1
 
 
-def test_no_triple_stands_twice(triples: list[Triple]) -> None:
+def test_no_triple_is_repeated(triples: list[Triple]) -> None:
     assert [triple for triple, count in Counter(triples).items() if count > 1] == []
 
 
@@ -83,11 +81,11 @@ def test_train_has_seen_every_entity_and_relation(splits: dict[str, list[Triple]
         ("Egypt", "first_day_of_week", "Saturday"),
     ],
 )
-def test_it_knows(fact: Triple, triples: list[Triple]) -> None:
+def test_well_known_facts_are_in_the_graph(fact: Triple, triples: list[Triple]) -> None:
     assert fact in triples
 
 
-def test_it_does_not_say_what_is_wrong(triples: list[Triple]) -> None:
+def test_false_facts_are_not_in_the_graph(triples: list[Triple]) -> None:
     assert ("United States", "borders", "Cuba") not in triples
     assert all(head != tail for head, _, tail in triples)
 

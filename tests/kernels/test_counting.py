@@ -64,7 +64,7 @@ def counts(draw):
 @forms
 @settings(max_examples=150)
 @given(counts())
-def test_counts_are_what_they_are_by_definition(form, drawn):
+def test_counts_match_their_definition(form, drawn):
     scores, known, asked = drawn
     assert form_of(form)(scores, known, asked).tolist() == by_definition(scores, known, asked)
 

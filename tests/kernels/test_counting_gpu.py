@@ -25,7 +25,7 @@ def on_gpu(scores: torch.Tensor, known: torch.Tensor, asked: RankTargets) -> tor
 
 @settings(max_examples=100)
 @given(counts())
-def test_counts_are_what_they_are_by_definition(drawn):
+def test_counts_match_their_definition(drawn):
     scores, known, asked = drawn
     assert on_gpu(scores, known, asked).tolist() == by_definition(scores, known, asked)
 

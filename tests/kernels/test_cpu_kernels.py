@@ -41,12 +41,12 @@ def threads(request):
 
 
 def one_each(*targets: int) -> Targets:
-    """One answer a question, each counting whole."""
+    """One target per query, each with weight 1."""
     return Targets.one_each(torch.tensor(targets), torch.ones(len(targets)))
 
 
-def questions_with_several_answers(columns: int) -> tuple[Tensor, Targets]:
-    """Scores with padding that is no number; the second question has one answer twice, and the last has none."""
+def queries_with_several_answers(columns: int) -> tuple[Tensor, Targets]:
+    """Scores with padding that is no number; the second query has one answer twice, and the last has none."""
     counts = torch.tensor([1, 2, 16, 1, 3, 0])
     entities = torch.randint(0, columns, (int(counts.sum()), 3))[:, 1]  # not contiguous
     entities[1] = entities[2]
@@ -57,7 +57,7 @@ def questions_with_several_answers(columns: int) -> tuple[Tensor, Targets]:
 
 
 def cross_entropy_in_float64(scores: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
-    """By autograd: the gradient of what all questions add together, and what each adds."""
+    """By autograd: the gradient of the sum of all losses, and each loss."""
     exact = scores.double().requires_grad_()
     terms = targets.weights * (exact.logsumexp(-1)[targets.queries] - exact[targets.queries, targets.entities])
     losses = torch.zeros(len(exact), dtype=torch.float64, device=exact.device).index_add(0, targets.queries, terms)
@@ -94,8 +94,8 @@ def test_softmax_gradient(rows, columns, dtype):
 @pytest.mark.usefixtures("form", "threads")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [5, 2049, 14541])
-def test_softmax_gradient_of_questions_with_several_answers(columns, dtype):
-    scores, targets = questions_with_several_answers(columns)
+def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
+    scores, targets = queries_with_several_answers(columns)
     scores = scores.to(dtype)
     expected, expected_losses = cross_entropy_in_float64(scores[:, :columns], targets)
     losses = softmax_gradient_(scores, targets, columns)
@@ -108,7 +108,7 @@ def test_softmax_gradient_of_questions_with_several_answers(columns, dtype):
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_lies_beside_the_rows_is_left_alone(dtype):
+def test_memory_outside_the_rows_is_not_changed(dtype):
     whole = torch.randn(5, 40).to(dtype)
     before, scores, targets = whole.clone(), whole[1:4, 3:33], torch.tensor([0, 28, 5])
     expected, _ = softmax_in_float64(scores[:, :29], targets)
@@ -133,7 +133,7 @@ def test_huge_scores_stay_finite(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 7, 1500])
-def test_a_score_that_is_no_number_shows_in_its_loss_alone(dtype, poison, place):
+def test_a_nan_score_affects_only_the_loss_of_its_row(dtype, poison, place):
     """A NaN of either sign: that of 0 · ∞ is negative on some processors."""
     for sign in (1, -1) if poison != poison else (1,):
         scores = torch.randn(3, 2000).to(dtype)

@@ -11,7 +11,7 @@ from dualkg.kernels.hashing import splitmix64
 from dualkg.kernels.targets import Targets
 from dualkg.models import MODELS
 from tests.kernels.differences import KINDS, check_sums
-from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, questions_with_several_answers
+from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, queries_with_several_answers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,10 +45,10 @@ def test_softmax_gradient(rows, columns, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [5, 2049, 14541, 40943])
-def test_softmax_gradient_of_questions_with_several_answers(columns, dtype):
+def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
     from dualkg.kernels.gpu.softmax import softmax_gradient_
 
-    scores, targets = questions_with_several_answers(columns)
+    scores, targets = queries_with_several_answers(columns)
     scores, targets = scores.to("cuda", dtype), Targets(*(array.cuda() for array in targets))
     losses = torch.full((len(scores),), torch.nan, device="cuda")
     expected, exact_losses = cross_entropy_in_float64(scores[:, :columns], targets)

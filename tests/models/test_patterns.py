@@ -47,7 +47,7 @@ def cells(word: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("name", MODELS)
-def test_what_follows_is_found_where_the_table_says_so(name, pattern):
+def test_trained_models_find_the_patterns_of_the_table(name, pattern):
     chosen = PATTERNS[pattern]
     run = trained(name, chosen.graph)
     if CAPABILITIES[name][pattern] != YES:
@@ -59,7 +59,7 @@ def test_what_follows_is_found_where_the_table_says_so(name, pattern):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
-def test_what_is_withheld_is_news_about_entities_that_are_known(pattern):
+def test_withheld_triples_are_new_and_their_entities_are_known(pattern):
     assert pattern.withheld
     assert not set(pattern.train) & set(pattern.withheld)
     seen = {entity for head, _, tail in pattern.train for entity in (head, tail)}
@@ -118,7 +118,7 @@ def gain_on_loops(model: kg.Model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_step_never_puts_both_directions_of_a_pair_above_its_loops(norm):
+def test_a_translation_never_puts_both_directions_of_a_pair_above_its_loops(norm):
     """No for symmetry: the middle of r − d and r + d is r."""
     assert gain_on_loops(drawn("TransE", norm=norm)).max() <= 1e-5
 
@@ -134,7 +134,7 @@ def test_other_models_can_put_both_directions_of_a_pair_above_its_loops(name):
 # -- in principle: numbers that say it, written down -----------------------------------------------------------
 
 
-def test_all_that_is_said_to_be_possible_in_principle_is_shown():
+def test_all_patterns_possible_in_principle_are_tested():
     assert cells(IN_PRINCIPLE) == {("MuRP", "symmetry"), ("SimplE", "composition")}
 
 
@@ -145,7 +145,7 @@ def test_murp_that_begins_with_either_sign_finds_symmetry():
     assert run.report.mrr >= FOUND
 
 
-def test_murp_says_symmetry_by_a_point_reflection():
+def test_murp_represents_symmetry_by_a_point_reflection():
     """R = −1 takes b to a where it takes a to b, and no entity to itself."""
     graph = PATTERNS["symmetry"].graph
     model = kg.MuRP(graph.shape, dim=6, reciprocal=False, init_scale=0.3)
@@ -154,7 +154,7 @@ def test_murp_says_symmetry_by_a_point_reflection():
     assert kg.evaluate(model, graph).mrr == 1
 
 
-def test_simple_with_equal_halves_is_distmult_and_so_says_composition():
+def test_simple_with_equal_halves_is_distmult_and_represents_composition():
     primal = drawn("DistMult", reciprocal=False)
     model = drawn("SimplE", reciprocal=False)
     model.entities.data = primal.entities.data.repeat(1, 2)

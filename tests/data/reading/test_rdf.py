@@ -44,7 +44,7 @@ def test_turtle_with_prefixes_and_one_skipped(kit, write: Write) -> None:
     assert read.remarks == [f"{path}: 1 triple with a blank node was skipped."]
 
 
-def test_labels_in_english_go_before_untagged_ones(kit, write: Write) -> None:
+def test_labels_in_english_precede_untagged_ones(kit, write: Write) -> None:
     lines = [
         "<http://x/a> <http://x/r> <http://x/b> .",
         f'<http://x/a> {LABEL} "Anna" .',

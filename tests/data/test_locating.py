@@ -66,7 +66,7 @@ def test_a_folder_keeps_its_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert stem(Path()) == "graph.tsv"
 
 
-def test_the_bundled_graph_goes_before_a_folder_of_its_name(
+def test_the_bundled_graph_precedes_a_folder_of_its_name(
     folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder("train.tsv", "valid.tsv", "test.tsv", inside="world")
@@ -105,7 +105,7 @@ def test_labels_lie_beside_the_splits(folder: Callable[..., Path]) -> None:
         (("all.tsv",), "none of them"),
     ],
 )
-def test_a_missing_split_is_a_sentence(folder: Callable[..., Path], names: tuple[str, ...], found: str) -> None:
+def test_a_missing_split_is_an_error(folder: Callable[..., Path], names: tuple[str, ...], found: str) -> None:
     path = folder(*names)
     with pytest.raises(DataError) as caught:
         locate(path)
@@ -115,14 +115,14 @@ def test_a_missing_split_is_a_sentence(folder: Callable[..., Path], names: tuple
     )
 
 
-def test_two_files_for_a_split_are_a_sentence(folder: Callable[..., Path]) -> None:
+def test_two_files_for_a_split_are_an_error(folder: Callable[..., Path]) -> None:
     path = folder("train.tsv", "valid.tsv", "dev.csv", "test.tsv")
     with pytest.raises(DataError, match=rf"^{path} has two files for valid: dev\.csv and valid\.tsv\.$"):
         locate(path)
 
 
 @pytest.mark.parametrize("name", ["test", "test.tsv"])
-def test_a_folder_where_a_file_should_be_is_a_sentence(folder: Callable[..., Path], name: str) -> None:
+def test_a_folder_where_a_file_should_be_is_an_error(folder: Callable[..., Path], name: str) -> None:
     path = folder("train.tsv", "valid.tsv", f"{name}/part-1.tsv")
     with pytest.raises(DataError, match=rf"^{path}/{name} is a folder; a file of triples was expected\."):
         locate(path)
@@ -152,7 +152,7 @@ def test_an_archive_may_hold_one_file_and_its_labels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [["train.tsv", "valid.tsv"], ["valid.tsv", "test.tsv"]])
-def test_an_archive_without_a_split_is_a_sentence(tmp_path: Path, names: list[str]) -> None:
+def test_an_archive_without_a_split_is_an_error(tmp_path: Path, names: list[str]) -> None:
     path = tmp_path / "mine.tar"
     path.write_bytes(tarred(dict.fromkeys(names, LINE)))
     found = ", ".join(name.removesuffix(".tsv") for name in names)
@@ -161,19 +161,19 @@ def test_an_archive_without_a_split_is_a_sentence(tmp_path: Path, names: list[st
 
 
 @pytest.mark.parametrize(("name", "content"), [("none.tar", tarred({})), ("none.zip", zipped({}))])
-def test_an_empty_archive_is_a_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+def test_an_empty_archive_is_an_error(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=rf"^One file of triples was expected in \S+{name}, and it holds 0\."):
         locate(tmp_path / name)
 
 
-def test_an_archive_of_several_graphs_is_a_sentence(tmp_path: Path) -> None:
+def test_an_archive_of_several_graphs_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "both.tar").write_bytes(tarred({"one.tsv": LINE, "two.tsv": LINE}))
     with pytest.raises(DataError, match=r"it holds 2\. Its files: one\.tsv, two\.tsv\."):
         locate(tmp_path / "both.tar")
 
 
-def test_the_name_of_a_catalogued_graph_is_a_claim(folder: Callable[..., Path]) -> None:
+def test_the_name_of_a_catalogued_graph_sets_its_entry(folder: Callable[..., Path]) -> None:
     place = locate(folder("train.tsv", "valid.tsv", "test.tsv", inside="wn18rr"))
     assert place.entry is not None
     assert (place.entry.name, place.fetched) == ("WN18RR", False)
@@ -207,7 +207,7 @@ def test_without_the_variable_there_is_no_data_folder() -> None:
     assert names_in_data_folder() == []
 
 
-def test_a_data_folder_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_folder_that_does_not_exist_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALKG_DATA", str(tmp_path / "nowhere"))
     with pytest.raises(RequestError, match=rf"^DUALKG_DATA names {tmp_path}/nowhere, which is not a folder\.$"):
         locate("WN18RR")
@@ -223,14 +223,14 @@ def test_a_data_folder_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: p
         ("x" * 300, ""),
     ],
 )
-def test_an_unknown_graph_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, near: str) -> None:
+def test_an_unknown_graph_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, near: str) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError) as caught:
         locate(asked)
     assert str(caught.value) == f"There is no graph, file or folder '{asked}'.{near} See: dualkg datasets"
 
 
-def test_a_misspelt_path_is_answered_with_its_neighbours(folder: Callable[..., Path]) -> None:
+def test_a_misspelt_path_gets_a_suggestion(folder: Callable[..., Path]) -> None:
     path = folder("triples.tsv")
     with pytest.raises(RequestError, match=r"'\S+/tripels\.tsv'\. Did you mean 'triples\.tsv'\?"):
         locate(path / "tripels.tsv")

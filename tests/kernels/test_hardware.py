@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 import pytest
+import torch
 
 import dualkg as kg
 from dualkg.kernels import hardware as gpu
@@ -57,3 +58,11 @@ def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
     assert engines.choose_engine(kg.Recipe(), model, kg.DURA(0.1)).step == "fused"
     with pytest.raises(kg.RequestError, match=r"bf16 on a GPU needs Triton, which is not installed\. Use --set"):
         engines.choose_engine(kg.Recipe().with_changes({"training.precision": "bf16"}), model, kg.DURA(0.1))
+
+
+def test_matmul_precision_is_restored():
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    with gpu.matmul_precision("tf32"):
+        assert matmul.fp32_precision == "tf32"
+    assert matmul.fp32_precision == before

@@ -86,7 +86,7 @@ def test_a_bad_row_is_named(
     assert str(caught.value) == f"{path}, {expected} Give it a name, or remove the row."
 
 
-def test_columns_that_cannot_be_told_apart_or_used(kit, table: Table) -> None:
+def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
     path = table({"a": ["x"], "b": ["x"], "c": ["x"], "d": ["x"]})
     with pytest.raises(DataError) as caught:
         kit.read(path)

@@ -54,7 +54,7 @@ def test_only_the_splits_named_are_known(train: list[Row], test: list[Row]) -> N
     assert asked(KnownAnswers.of(graph, ["test"]), QUERIES) == [sorted(answers[query]) for query in QUERIES]
 
 
-def test_a_query_may_be_asked_twice() -> None:
+def test_a_query_may_be_repeated() -> None:
     known = KnownAnswers.of(graph_of([(0, 0, 1), (0, 0, 2)]))
     assert asked(known, [(0, 0), (1, 0), (0, 0)]) == [[1, 2], [], [1, 2]]
 
@@ -64,12 +64,12 @@ def test_no_queries_have_no_answers() -> None:
     assert (len(rows), len(answers)) == (0, 0)
 
 
-def test_an_empty_graph_knows_nothing() -> None:
+def test_an_empty_graph_has_no_known_answers() -> None:
     known = KnownAnswers.of(graph_of([], num_entities=NUM_ENTITIES, num_relations=NUM_RELATIONS))
     assert asked(known, QUERIES) == [[]] * len(QUERIES)
 
 
-def test_a_graph_of_very_many_entities_needs_no_larger_numbers() -> None:
+def test_keys_of_very_many_entities_fit_in_64_bits() -> None:
     last = 2**31 - 2
     triples = np.array([(last, 999, 0), (last, 999, last), (last, 999, 0), (0, 0, last)], dtype=np.int32)
     known = KnownAnswers([triples], GraphShape(last + 1, 1000))
@@ -82,7 +82,7 @@ def test_answers_are_small_and_queries_are_ids() -> None:
     assert known(np.array([0]), np.array([0]))[1].dtype == np.int64
 
 
-def test_on_a_device_they_are_brought_once_and_on_a_cpu_not_copied() -> None:
+def test_known_answers_are_copied_to_a_device_once_and_not_on_a_cpu() -> None:
     known, here = KnownAnswers.of(graph_of([(0, 0, 1)])), torch.device("cpu")
     assert known.on(here) is known.on(here)
     assert known.on(here).answers.data_ptr() == known.answers.ctypes.data

@@ -32,7 +32,7 @@ PACKED = [
 ]
 
 
-def test_a_missing_file_names_its_neighbours(write: Write) -> None:
+def test_a_missing_file_gets_a_suggestion(write: Write) -> None:
     path = write("train.tsv", TSV)
     for name in ("trian.tsv", "trian.tsv.gz"):
         with pytest.raises(DataError) as caught:

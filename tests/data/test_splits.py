@@ -68,7 +68,9 @@ def test_triples_that_join_the_same_pair_stay_together(triples: Triples, seed: i
 
 
 @given(graphs(), st.integers(0, 5))
-def test_valid_and_test_keep_to_their_shares_but_neither_stays_empty_for_rounding(triples: Triples, seed: int) -> None:
+def test_valid_and_test_keep_to_their_fractions_and_are_not_empty_by_rounding(
+    triples: Triples, seed: int
+) -> None:
     _, valid, test = split_triples(triples, SHARES, seed=seed)
     for held_out in (valid, test):
         pairs = {tuple(sorted((head, tail))) for head, _, tail in held_out.tolist()}
@@ -77,7 +79,7 @@ def test_valid_and_test_keep_to_their_shares_but_neither_stays_empty_for_roundin
         assert len({tuple(sorted((head, tail))) for head, _, tail in [*valid.tolist(), *test.tolist()]}) == 1
 
 
-def test_what_valid_leaves_of_its_share_is_not_given_to_test() -> None:
+def test_the_rest_of_valid_does_not_go_to_test() -> None:
     """Pairs of 1, 2 and 1 triples for two splits of 2: valid takes one, and test the two, not three."""
     tails = {(0, 0): range(7), (0, 1): range(4), (0, 2): range(2), (1, 0): range(5), (1, 1): range(1), (3, 0): [1]}
     triples = np.array([(head, relation, tail) for (head, relation), ids in tails.items() for tail in ids], np.int32)
@@ -85,7 +87,7 @@ def test_what_valid_leaves_of_its_share_is_not_given_to_test() -> None:
     assert (len(valid), len(test)) == (1, 2)
 
 
-def test_the_shares_are_met_where_the_graph_allows_it() -> None:
+def test_the_fractions_are_met_if_the_graph_allows_it() -> None:
     triples = easy_graph()
     train, valid, test = split_triples(triples, (0.7, 0.2, 0.1), seed=0)
     assert len(train) == pytest.approx(0.7 * len(triples), abs=20)
@@ -93,7 +95,7 @@ def test_the_shares_are_met_where_the_graph_allows_it() -> None:
     assert len(test) == pytest.approx(0.1 * len(triples), abs=20)
 
 
-def test_a_thin_graph_divides_what_it_can_spare_in_proportion() -> None:
+def test_a_sparse_graph_divides_the_available_triples_in_proportion() -> None:
     # A ring: each entity has two triples, so only about a third can be spared, and less than is asked for.
     num_entities = 3_000
     ring = np.arange(num_entities, dtype=np.int32)
@@ -104,14 +106,14 @@ def test_a_thin_graph_divides_what_it_can_spare_in_proportion() -> None:
     assert len(valid) == pytest.approx(2 * len(test), abs=3)
 
 
-def test_the_seed_decides() -> None:
+def test_the_split_depends_on_the_seed() -> None:
     triples = easy_graph(2_000)
     once, again, other = (split_triples(triples, SHARES, seed=seed) for seed in (3, 3, 4))
     assert all(np.array_equal(one, two) for one, two in zip(once, again, strict=True))
     assert not np.array_equal(once[2], other[2])
 
 
-def test_the_order_of_the_input_does_not_decide() -> None:
+def test_the_split_does_not_depend_on_the_order_of_the_input() -> None:
     triples = easy_graph(2_000)
     straight, reverse = (split_triples(given, SHARES, seed=0) for given in (triples, triples[::-1]))
     for one, other in zip(straight, reverse, strict=True):
@@ -140,12 +142,12 @@ def test_no_triples_give_three_empty_splits() -> None:
 
 
 @pytest.mark.parametrize("shares", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0)])
-def test_shares_that_are_no_shares_are_refused(shares: tuple[float, float, float]) -> None:
+def test_invalid_fractions_are_refused(shares: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="at least 0 and add up to 1; got"):
         split_triples(easy_graph(10), shares, seed=0)
 
 
-def test_twins_alone_can_be_split() -> None:
+def test_inverse_triples_alone_can_be_split() -> None:
     """Seven pairs of inverse twins among few entities: every asked split gets a pair."""
     pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
     triples = np.array([(h, 0, t) for h, t in pairs] + [(t, 1, h) for h, t in pairs], dtype=np.int32)
