@@ -14,7 +14,7 @@ from typer import Argument, Option
 from dualkg.cli import common as cli
 from dualkg.cli import main
 from dualkg.data.loading import load_graph
-from dualkg.errors import DataError, RequestError
+from dualkg.errors import DualkgError, RequestError
 from dualkg.files import write_text
 from paper.config import RECORDS, RUNS, Config, check_committed
 from paper.records import load_records, record_runs
@@ -102,7 +102,7 @@ def datasets(records: Records = RECORDS) -> cli.Result:
     for graph in GRAPHS:
         try:
             counts[graph] = load_graph(graph).counts
-        except DataError as error:
+        except DualkgError as error:
             cli.note(f"{graph} is not available: {error}")
     write_text(records / DATASETS, json.dumps({"results": counts}, indent=1) + "\n")
     update_pages(records)

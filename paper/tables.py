@@ -9,7 +9,7 @@ from typing import Any
 from dualkg.analysis.records import Record
 from dualkg.evaluation.comparison import compare_ranks
 from dualkg.training.api import spread
-from paper.registry import GRAPHS, MAIN, METRICS, ResultTable, published, published_metrics, recipe_of
+from paper.registry import GRAPHS, MAIN, METRICS, ResultTable, published, published_metrics, recipe_of, recipe_path
 
 BOOTSTRAP_SAMPLES = 2000  # enough for an interval that is rounded to four digits
 MISSING = "–"
@@ -135,6 +135,8 @@ def hyperparameters_table() -> Table:
     for row in MAIN.dura_rows:
         model = row.name.removesuffix("-DURA")
         for graph in GRAPHS[:3]:
+            if recipe_path(row, graph) is None:
+                continue
             recipe = recipe_of(row, graph)
             weights = recipe.regularizer
             ours = [recipe.model.dim, recipe.training.batch_size, weights.weight, weights.plain, weights.mapped]

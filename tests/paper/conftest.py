@@ -1,30 +1,72 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import dualkg as kg
-from paper import plan
-from paper.plan import Row, Table
+from dualkg.cli import main
+from paper import registry
+from paper.__main__ import app
+from paper.registry import ResultTable, Row
+from tests.conftest import CommandResult
 
-TINY = Table(
+TINY = ResultTable(
     "tiny",
     "Tiny",
     "Two rows.",
     (Row("ComplEx", "complex"), Row("ComplEx-DURA", "complex-dura"), Row("RESCAL", "rescal")),
     (("ComplEx-DURA", "ComplEx"),),
 )
+BASE = {"model.dim": 4, "training.epochs": 2, "training.batch_size": 500}
+DURA = {"regularizer.name": "DURA", "regularizer.weight": 0.05}
+
+
+@pytest.fixture(autouse=True)
+def _committed(monkeypatch):
+    """Records refuse a source tree with uncommitted changes, which a developer's tree often has."""
+    monkeypatch.setenv("DUALKG_COMMIT", "0123456789ab")
 
 
 @pytest.fixture
-def recipes(tmp_path, monkeypatch) -> Path:
-    """Recipes of two of the three rows of a tiny table on the bundled graph."""
-    folder = tmp_path / "recipes"
-    (folder / "world").mkdir(parents=True)
-    base = {"model.dim": 4, "training.epochs": 2, "training.batch_size": 500}
-    dura = {"regularizer.name": "DURA", "regularizer.weight": 0.05}
-    for stem, changes in (("complex", base), ("complex-dura", base | dura)):
-        (folder / "world" / f"{stem}.toml").write_text(kg.Recipe().with_changes(changes).as_toml())
-    monkeypatch.setattr(plan, "RECIPE_FOLDERS", (folder,))
-    return folder
+def write_recipes(tmp_path, monkeypatch) -> Callable[..., Path]:
+    """Replace all recipes by tiny ones on the bundled graph: name → changes."""
+
+    def write(recipes: dict[str, dict[str, object]]) -> Path:
+        folder = tmp_path / "recipes"
+        (folder / "world").mkdir(parents=True)
+        for name, changes in recipes.items():
+            (folder / "world" / f"{name}.toml").write_text(kg.Recipe().with_changes(BASE | changes).as_toml())
+        monkeypatch.setattr(registry, "RECIPE_FOLDERS", (folder,))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def recipes(write_recipes) -> Path:
+    """Recipes of two of the three rows of TINY."""
+    return write_recipes({"complex": {}, "complex-dura": DURA})
+
+
+@pytest.fixture
+def run_paper(capsys, monkeypatch, tmp_path) -> Callable[..., CommandResult]:
+    """Run `python -m paper` in this process and in an empty folder."""
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object) -> CommandResult:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["python -m paper", *map(str, words)])
+        try:
+            main(app)
+            code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return CommandResult(code, out, err)
+
+    return run

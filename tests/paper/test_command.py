@@ -1,4 +1,4 @@
-"""`reproduce`, as people type it."""
+"""`python -m paper`, from the command line."""
 
 from __future__ import annotations
 
@@ -6,58 +6,77 @@ import json
 
 import pytest
 
-from paper import plan
+from paper import registry
+from paper.__main__ import app, table_command
 from tests.paper.conftest import TINY
 
 
-@pytest.fixture
-def dualkg(run_cli, monkeypatch, tmp_path):
-    """Types a command in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return run_cli
+def test_a_table_of_facts(run_paper, tmp_path):
+    shown = run_paper("hyperparameters")
+    assert shown.code == 0
+    assert "512 → 256" in shown.out
+    assert len(run_paper("hyperparameters", "--json").json[0]["rows"]) == 9
 
 
-def test_a_table_of_facts_is_shown_and_kept(dualkg, tmp_path):
-    code, out, _ = dualkg("reproduce", "hyperparameters")
-    assert code == 0
-    assert "512 → 256" in out
-    assert "### Hyper-parameters" in (tmp_path / "records" / "RESULTS.md").read_text(encoding="utf-8")
-    code, out, _ = dualkg("reproduce", "hyperparameters", "--json")
-    assert len(json.loads(out)[0]["rows"]) == 9
+def test_data_sets_are_counted_and_saved(run_paper, tmp_path, monkeypatch):
+    monkeypatch.setattr("paper.__main__.GRAPHS", ("world", "nowhere"))
+    shown = run_paper("datasets", "--records", tmp_path / "records")
+    assert shown.code == 0
+    assert "1,945" in shown.out
+    assert "nowhere is not available" in shown.err
+    assert "| world | 1,945 |" in (tmp_path / "records" / "RESULTS.md").read_text(encoding="utf-8")
 
 
-def test_a_table_of_trainings_goes_to_the_records(dualkg, recipes, tmp_path, monkeypatch):
-    from paper import what
-
-    monkeypatch.setattr(plan, "GRAPHS", ("world",))
-    monkeypatch.setitem(what.REPRODUCTIONS, "main", lambda setting: what._table(TINY, setting))
-    words = ("reproduce", "main", "--dataset", "world", "--seeds", "1", "--device", "cpu")
-    code, out, _ = dualkg(*words)
-    assert code == 0
-    assert "ComplEx-DURA against ComplEx" in out.replace("\n", " ")
+def test_a_results_table_is_trained_recorded_and_shown(run_paper, recipes, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "GRAPHS", ("world",))
+    app.command("tiny")(table_command(TINY))
+    words = ("tiny", "--dataset", "world", "--seeds", "1", "--device", "cpu", "--records", tmp_path / "records")
+    shown = run_paper(*words)
+    assert shown.code == 0
+    assert "ComplEx-DURA against ComplEx" in shown.out.replace("\n", " ")
     assert (tmp_path / "records" / "world" / "complex-dura" / "ranks.parquet").exists()
-    assert (tmp_path / "runs" / "reproduce" / "world" / "complex-dura" / "seed-0" / "weights.safetensors").exists()
-    code, out, _ = dualkg(*words, "--json")
-    [sheet] = json.loads(out)
-    assert sheet["rows"][1]["ours"]["mrr"]["sd"] == 0
+    assert (tmp_path / "runs" / "paper" / "world" / "complex-dura" / "seed-0" / "weights.safetensors").exists()
+    [table] = run_paper(*words, "--json").json
+    assert table["rows"][1]["measured"]["mrr"]["sd"] == 0
 
-    (tmp_path / "records" / "world" / "complex-dura" / "record.json").write_text("[]")
-    code, _, err = dualkg(*words)
-    assert code == 2
-    assert "is not a record as it is kept now" in err.replace("\n", " ")
+    record = tmp_path / "records" / "world" / "complex-dura" / "record.json"
+    record.write_text("[]")
+    refused = run_paper(*words)
+    assert refused.code == 2
+    assert "is not a record in the current format" in refused.err.replace("\n", " ")
+
+
+def test_a_tree_with_uncommitted_changes_trains_nothing(run_paper, recipes, tmp_path, monkeypatch):
+    monkeypatch.setenv("DUALKG_COMMIT", "0123456789ab-dirty")
+    app.command("tiny")(table_command(TINY))
+    for words in (("tiny", "--dataset", "world"), ("duality", "--dataset", "world")):
+        refused = run_paper(*words, "--records", tmp_path / "records")
+        assert refused.code == 2
+        assert "uncommitted changes (0123456789ab-dirty)" in refused.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_are_recorded_and_the_page_is_updated(run_paper, recipes, tmp_path):
+    import dualkg as kg
+
+    kg.train_recipe(kg.load_recipe(recipes / "world" / "complex-dura.toml"), out=tmp_path / "run", device="cpu")
+    words = ("record", tmp_path / "run", "--name", "world/mine", "--records", tmp_path / "records")
+    assert run_paper(*words).code == 0
+    assert json.loads((tmp_path / "records" / "world" / "mine" / "record.json").read_text())["graph"] == "world"
+    assert "[world/mine](world/mine/recipe.toml)" in (tmp_path / "records" / "RESULTS.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("nonsense",), "WHAT should be one of main, regularizers"),
-        (("main", "--dataset", "FB15"), "'FB15' is no graph of these tables. Did you mean 'FB15k-237'?"),
+        (("nonsense",), "No such command 'nonsense'"),
+        (("main", "--dataset", "FB15"), "'FB15' is not a graph of these tables. Did you mean 'FB15k-237'?"),
         (("main", "--seeds", "0"), "--seeds"),
-        (("figure1", "--seeds", "2"), "figure1 is drawn from one seed. Leave it out."),
-        (("cost", "--seeds", "1"), "cost is the time of a step"),
+        (("figure1", "--seeds", "2"), "No such option"),
+        (("record", "nowhere", "--name", "x"), "There is no finished run to record"),
     ],
 )
-def test_what_cannot_be_done_is_told(dualkg, words, sentence):
-    code, _, err = dualkg("reproduce", *words)
-    assert code == 2
-    assert sentence in err
+def test_wrong_requests_are_answered_with_a_sentence(run_paper, words, sentence):
+    shown = run_paper(*words)
+    assert shown.code == 2
+    assert sentence in shown.err

@@ -1,0 +1,112 @@
+"""Training what a table lacks."""
+
+from __future__ import annotations
+
+import pytest
+
+import dualkg as kg
+from paper.config import Config
+from paper.registry import COMPARED_MODELS, GRAPHS, MAIN, TABLES, graph_named, recipe_of, rows_with_recipes
+from tests.paper.conftest import TINY
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Make a configuration with some options."""
+
+    def make(seeds: int = 1, **options) -> Config:
+        folders = {"records": tmp_path / "records", "runs": tmp_path / "runs", "device": "cpu"}
+        return Config(**(folders | {"seeds": seeds} | options))
+
+    return make
+
+
+def test_missing_seeds_are_trained_and_recorded_ones_are_not(recipes, config):
+    lines: list[str] = []
+    first = config(log=lines.append).train_table(TINY, "world")
+    assert list(first) == ["world/complex", "world/complex-dura"]  # RESCAL has no recipe
+    assert len(lines) == 3  # two rows, and that RESCAL is left out
+    again = config(log=lines.append).train_table(TINY, "world")
+    assert lines[3:] == ["Left out, because there is no recipe on world: RESCAL."]
+    assert again["world/complex-dura"].runs == first["world/complex-dura"].runs
+
+    more = config(2, log=lines.append).train_table(TINY, "world")
+    assert len(lines) == 7
+    assert more["world/complex-dura"].seeds == [0, 1]
+    assert more["world/complex-dura"].runs[0] == first["world/complex-dura"].runs[0]  # not trained again
+
+
+def test_a_record_is_extended_by_seeds_without_the_runs_of_the_others(recipes, config, tmp_path):
+    before = config().train_table(TINY, "world")["world/complex-dura"]
+    after = config(3, runs=tmp_path / "elsewhere").train_table(TINY, "world")["world/complex-dura"]
+    trained = sorted(path.name for path in (tmp_path / "elsewhere" / "world" / "complex-dura").glob("seed-*"))
+    assert trained == ["seed-1", "seed-2"]
+    assert after.seeds == [0, 1, 2]
+    assert after.runs[0] == before.runs[0]
+    for seed in (1, 2):
+        report = kg.load_run(tmp_path / "elsewhere" / "world" / "complex-dura" / f"seed-{seed}").report
+        assert after.test_metrics[seed].mrr == pytest.approx(report.mrr)
+    assert sorted(path.name for path in after.folder.iterdir()) == ["ranks.parquet", "recipe.toml", "record.json"]
+
+
+def test_one_row_alone(recipes, config, tmp_path):
+    assert list(config(rows=("complex-dura",)).train_table(TINY, "world")) == ["world/complex-dura"]
+    assert not (tmp_path / "runs" / "world" / "complex").exists()
+    with pytest.raises(kg.RequestError, match="The table tiny has no row 'ComplEx-DUR'. .*ComplEx-DURA"):
+        config(rows=("ComplEx-DUR",)).train_table(TINY, "world")
+
+
+def test_a_table_without_a_pair_of_recipes_is_refused(recipes, config, tmp_path):
+    (recipes / "world" / "complex.toml").unlink()
+    with pytest.raises(kg.RequestError, match="on world no pair has both recipes"):
+        config().train_table(TINY, "world")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_changed_recipe_is_not_mixed_with_runs_of_the_old_one(recipes, config, tmp_path):
+    config().train_table(TINY, "world")
+    path = recipes / "world" / "complex.toml"
+    path.write_text(kg.load_recipe(path, changes={"training.epochs": 1}).as_toml())
+    with pytest.raises(kg.RequestError, match="has an older recipe of ComplEx. Move it away, or use another --runs"):
+        config().train_table(TINY, "world")
+    records = config(runs=tmp_path / "other runs").train_table(TINY, "world")
+    assert records["world/complex"].runs[0]["epochs"] == 1
+
+
+def test_weights_are_trained_once(recipes, config):
+    graph = kg.load_graph("world")
+    folder = config().trained_run(TINY.rows[1], graph, 1)
+    run = kg.load_run(folder)
+    assert (run.recipe.regularizer.name, run.recipe.training.seed) == ("DURA", 1)
+    before = folder.stat().st_mtime_ns
+    assert config().trained_run(TINY.rows[1], graph, 1) == folder
+    assert folder.stat().st_mtime_ns == before
+
+
+def test_a_missing_recipe_is_reported(recipes):
+    with pytest.raises(kg.RequestError, match=r"no recipe of RESCAL on world: world/rescal\.toml is missing"):
+        recipe_of(TINY.rows[2], "world")
+
+
+def test_graphs_are_looked_up_by_name():
+    assert graph_named("fb15K-237") == "FB15k-237"
+    with pytest.raises(kg.RequestError, match="'FB15k' is not a graph of these tables"):
+        graph_named("FB15k")
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_main_table_has_recipes_on_every_graph(graph):
+    for row in MAIN.rows if graph in GRAPHS[:2] else MAIN.rows[len(COMPARED_MODELS) :]:
+        recipe = recipe_of(row, graph)
+        assert recipe.data.graph == graph
+        model, _, regularizer = row.name.partition("-")
+        assert recipe.model.name == model
+        assert recipe.regularizer.name == (regularizer or "none")
+
+
+@pytest.mark.parametrize("graph", GRAPHS[:2])
+@pytest.mark.parametrize("table", TABLES)
+def test_every_table_has_its_recipes_on_the_graphs_of_the_paper(table, graph):
+    found = rows_with_recipes(TABLES[table].rows, graph)
+    assert found == [row for row in TABLES[table].rows if row.recipe and (table != "extensions" or row in found)]
+    assert any({row.name for row in found} >= set(pair) for pair in TABLES[table].pairs)
