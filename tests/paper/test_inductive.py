@@ -1,0 +1,47 @@
+"""The study that compares inductive entities with training again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import dualkg as kg
+from paper.figures import draw_inductive, num_entities
+from paper.inductive import study_inductive
+from tests.inference.test_extension import train_beads
+
+
+def test_the_number_of_entities_may_differ_between_seeds():
+    assert num_entities([{"num_entities": 1724}] * 2) == "1,724 entities"
+    assert num_entities([{"num_entities": 1724}, {"num_entities": 722}]) == "722 to 1,724 entities"
+
+
+def test_the_study_compares_embedding_with_training_again():
+    beads = train_beads()
+    graph = replace(beads.graph, test=beads.graph.train[::7], train=np.delete(beads.graph.train, np.s_[::7], axis=0))
+    recipe = beads.recipe.with_changes({"training.epochs": 3})
+    results = study_inductive(graph, recipe, share=0.2, counts=(1, None), seeds=(1,), device="cpu")
+    assert [(one["method"], one["triples_given"]) for one in results] == [
+        ("embedded", 1),
+        ("retrained", 1),
+        ("embedded", None),
+        ("retrained", None),
+        ("mean", 0),
+        ("random", 0),
+    ]
+    assert {one["seed"] for one in results} == {1}
+    assert len({one["all_queries"]["num_queries"] for one in results}) == 1
+    best, mean = results[2], results[4]
+    assert best["all_queries"]["mrr"] > mean["all_queries"]["mrr"]
+    assert results[0]["num_triples"] == results[1]["num_triples"] < best["num_triples"]
+    assert json.loads(json.dumps(results)) == results
+    with pytest.raises(kg.RequestError, match="must be between 0 and 1; it is 2"):
+        study_inductive(graph, recipe, share=2)
+
+
+def test_a_figure_without_results_is_refused():
+    with pytest.raises(kg.RequestError, match="needs results of embedded or retrained ones"):
+        draw_inductive([{"method": "mean"}])

@@ -1,0 +1,225 @@
+"""The studies, each once with tiny runs on the bundled graph."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+
+import dualkg as kg
+from paper import registry, studies
+from paper.config import RECORDS, Config
+from paper.registry import Row, published, recipe_path
+from paper.studies import SCORES, STUDIES, scoring_models, time_steps
+from tests.paper.conftest import DURA
+
+pytest.importorskip("matplotlib")
+pytest.importorskip("sklearn")
+pytest.importorskip("openTSNE")
+
+FILES = [".json", ".png", ".svg"]
+
+
+@pytest.fixture
+def config(write_recipes, tmp_path, monkeypatch) -> Config:
+    cp = {"model.name": "CP", "training.epochs": 1}
+    rescal = {"model.name": "RESCAL", "training.epochs": 1}
+    write_recipes(
+        {
+            "complex-dura": DURA,
+            "rotate": {"model.name": "RotatE", "training.epochs": 1},
+            "cp": cp,
+            "cp-n3": cp | {"regularizer.name": "N3", "regularizer.weight": 0.05},
+            "cp-dura": cp | DURA,
+            "rescal": rescal,
+            "rescal-dura": rescal | DURA,
+            "cp-dim-2": cp | {"model.dim": 2},
+            "cp-dura-dim-2": cp | DURA | {"model.dim": 2},
+        }
+    )
+    monkeypatch.setattr(studies, "STUDIED", Row("ComplEx-DURA", "complex-dura"))
+    return Config("world", 1, (), tmp_path / "records", tmp_path / "runs", "cpu")
+
+
+def saved(config: Config, name: str) -> object:
+    return json.loads((config.records / "figures" / f"{name}-world.json").read_text())["results"]
+
+
+def files(config: Config, name: str) -> list[str]:
+    return sorted(path.suffix for path in (config.records / "figures").glob(f"{name}-world.*"))
+
+
+def test_completion(config):
+    [table] = STUDIES["completion"].run(config)
+    results = saved(config, "completion")
+    assert [row[0] for row in table.rows] == ["100", "1,000", "10,000", "100,000"]
+    assert [row[1] for row in table.rows] == [f"{hits:,}" for hits in results["found"]]
+    assert 0 < results["found"][-1] <= results["num_test"] < results["num_triples"]
+
+
+def test_calibration(config):
+    [table] = STUDIES["calibration"].run(config)
+    results = saved(config, "calibration")
+    assert [row[0] for row in table.rows] == ["all candidates", "with p ≥ .01"]
+    assert f"{results['coverage']['coverage']:.1%}" in table.notes[0]
+    assert files(config, "calibration") == FILES
+
+
+def test_quantization(config):
+    [table] = STUDIES["quantization"].run(config)
+    results = saved(config, "quantization")
+    assert [row[0] for row in table.rows[:4]] == ["float32", "bf16", "int8", "sparse 50%"]
+    assert [row[2] for row in table.rows] == [f"{one['metrics']['mrr']:.4f}" for one in results]
+    assert files(config, "quantization") == FILES
+
+
+def test_inductive(config, monkeypatch):
+    study = studies.study_inductive
+    monkeypatch.setattr(studies, "study_inductive", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
+    [table] = STUDIES["inductive"].run(config)
+    assert [row[:2] for row in table.rows] == [
+        ["embedded", "1"],
+        ["embedded", "all"],
+        ["mean", "0"],
+        ["random", "0"],
+        ["retrained", "1"],
+        ["retrained", "all"],
+    ]
+    results = {(one["method"], one["triples_given"]): one for one in saved(config, "inductive")}
+    assert table.rows[1][2] == f"{results['embedded', None]['all_queries']['mrr']:.4f}"
+    assert table.rows[4][5] == f"{results['retrained', 1]['known_entities']['mrr']:.4f}"
+    page = STUDIES["inductive"].page(config.records / "figures" / "inductive-world.json")
+    assert f"{results['embedded', 1]['num_entities']} entities of world held out" in page
+    assert "](figures/inductive-world.png)" in page
+    assert files(config, "inductive") == FILES
+
+
+def test_explanations(config, monkeypatch):
+    study = studies.study_explanations
+    monkeypatch.setattr(studies, "study_explanations", lambda *a, **k: study(*a, **k, counts=(2,), max_triples=9))
+    [table] = STUDIES["explanations"].run(config)
+    removed = [["nothing", "0"], ["supporting", "2"], ["random", "2"], ["opposing", "2"]]
+    assert [row[:2] for row in table.rows] == removed
+    results = {one["removed"]: one for one in saved(config, "explanations")}
+    assert table.rows[1][2] == f"{results['supporting']['metrics']['mrr']:.4f}"
+    keys = ("score_drop", "expected_drop", "rank_correlation")
+    assert table.rows[3][4:7] == [f"{results['opposing'][key]:.2f}" for key in keys]
+    assert table.rows[0][4:7] == ["–"] * 3
+    assert files(config, "explanations") == FILES
+
+
+def test_sparsity(config):
+    two_seeds = Config("world", 2, (), config.records, config.runs, "cpu")
+    curves, storage = STUDIES["sparsity"].run(two_seeds)
+    assert [row[0] for row in curves.rows] == [
+        "CP",
+        "CP-N3",
+        "CP-DURA",
+        "RESCAL",
+        "RESCAL-DURA",
+        "RESCAL-DURA, rotated",
+    ]
+    assert files(config, "sparsity") == FILES
+    dense = [one["points"][0]["metrics"]["mrr"] for one in saved(config, "sparsity") if one["row"] == "CP-DURA"]
+    run = kg.load_run(config.runs / "world" / "cp-dura" / "seed-1")
+    assert dense[1] == pytest.approx(run.report.mrr)
+    assert curves.rows[2][1] == f"{sum(dense) / 2:.4f}"
+    assert "40 % there" in storage.notes[0]
+
+
+def test_tsne(config, monkeypatch):
+    graph = kg.load_graph("world")
+    heads = {graph.entities.label(int(head)) for head in graph.train[:, 0]}
+    pairs = [[head, "borders"] for head in ("Germany", "Brazil", "China") if head in heads]
+    assert len(pairs) == 3
+    monkeypatch.setitem(published(), "tsne_queries", pairs)
+    [table] = STUDIES["tsne"].run(Config("world", 2, (), config.records, config.runs, "cpu"))
+    assert [row[0] for row in table.rows] == ["CP", "CP-DURA"]
+    assert all("±" in cell for row in table.rows for cell in row[1:3])  # two seeds
+    assert files(config, "tsne") == FILES
+
+
+def test_figure1(config):
+    [table] = STUDIES["figure1"].run(config)
+    assert [row[0] for row in table.rows] == ["CP", "CP-DURA"]
+    assert files(config, "figure1") == FILES
+
+
+def test_dura_weights(config, tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    space = tmp_path / "spaces" / "world-complex-dura-weights.toml"
+    space.parent.mkdir()
+    recipe = (tmp_path / "recipes" / "world" / "cp-dura.toml").as_posix()
+    grid = '"regularizer.plain" = [0.5, 1.0]\n"regularizer.mapped" = [0.5, 1.5]\n'
+    space.write_text(f'recipe = "{recipe}"\n[space]\n{grid}[search]\nprune = false\n')
+    monkeypatch.setattr(studies, "SPACES", space.parent)
+    [table] = STUDIES["dura-weights"].run(config)
+    assert [row[0] for row in table.rows] == ["λ1 = 0.5", "λ1 = 1"]
+    assert len(table.facts) == 4
+    assert (config.records / "searches" / "world-complex-dura-weights" / "trials.csv").exists()
+    assert files(config, "dura-weights") == FILES
+
+
+@pytest.mark.parametrize(("distance", "primal"), [(kg.RotatE, kg.ComplEx), (kg.ModE, kg.DistMult)])
+def test_scores_of_the_same_embeddings(small_graph, distance, primal):
+    models = scoring_models(distance(small_graph.shape, dim=4, norm="squared", init_scale=0.5))
+    assert list(models) == list(SCORES)
+    assert type(models["inner product"]) is primal
+    metrics = {name: kg.evaluate(model, small_graph).metrics for name, model in models.items()}
+    assert metrics["as trained"] == metrics["distance, tail's side"]  # with a squared norm it is that dual
+    assert metrics["as trained"] != metrics["inner product"]
+
+
+def test_duality(config):
+    [table] = STUDIES["duality"].run(config)
+    rows = {row[0]: row for row in table.rows}
+    assert list(rows) == ["CP", "CP-DURA", "RESCAL", "RESCAL-DURA", "ComplEx-DURA", "RotatE"]  # rows with a recipe
+    assert rows["ComplEx-DURA"][1] == rows["ComplEx-DURA"][2]  # a bilinear model is trained by its inner product
+    assert rows["RotatE"][1] != rows["RotatE"][2]
+    assert files(config, "duality") == [".json"]
+
+
+def test_cost_is_measured_with_three_regularizers():
+    recipe = kg.Recipe().with_changes(
+        {"model.dim": 4, "regularizer.name": "DURA", "regularizer.weight": 0.1, "training.batch_size": 100}
+    )
+    result = time_steps(recipe, kg.load_graph("world"), device=torch.device("cpu"), steps=2, rounds=2)
+    assert set(result["seconds_per_step"]) == {"none", "Frobenius", "DURA"}
+    assert all(seconds > 0 for seconds in result["seconds_per_step"].values())
+    assert STUDIES["cost"].tables([result], "world")[0].rows[0][0] == "ComplEx"
+
+
+@pytest.mark.parametrize("module", ["matplotlib", "sklearn"])
+@pytest.mark.parametrize("name", ["tsne", "figure1", "sparsity", "dura-weights"])
+def test_a_missing_package_is_reported_before_anything_is_trained(config, monkeypatch, name, module):
+    for loaded in [key for key in sys.modules if key.split(".")[0] == module]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"):
+        STUDIES[name].run(config)
+    assert not config.runs.exists()
+
+
+def test_published_points_belong_to_their_graph():
+    assert studies.published_sparsity("FB15k-237")["CP-DURA"] == {0.6: 0.366}
+    assert studies.published_sparsity("WN18RR") == {}
+
+
+def test_every_study_has_its_recipes_and_spaces():
+    rows = [row for names in studies.SPARSITY_PANELS.values() for row in map(registry.model_row, names)]
+    rows += [*studies.FIGURE1_ROWS, studies.STUDIED]
+    assert all(recipe_path(row, "FB15k-237") for row in rows)
+    assert all((registry.SPACES / f"{graph}-complex-dura-weights.toml").exists() for graph in ("fb15k-237", "wn18rr"))
+
+
+def test_saved_results_can_be_drawn_again(tmp_path):
+    for name in ("quantization", "explanations"):
+        [path] = STUDIES[name].saved(RECORDS)
+        fresh = tmp_path / "figures" / path.name
+        fresh.parent.mkdir(exist_ok=True)
+        fresh.write_bytes(path.read_bytes())
+        STUDIES[name].redraw(fresh)
+        assert json.loads(fresh.read_text()) == json.loads(path.read_text())
+        assert fresh.with_suffix(".svg").exists()
