@@ -54,7 +54,7 @@ def test_nuclear_norm(dualkg):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["sparsify", "run", "--share", 1], "A share of zeros is at least 0 and below 1; 1 came."),
+        (["sparsify", "run", "--share", 1], "A share of zeros must be at least 0 and below 1; it is 1."),
         (["sparsify", "run", "--share", 0.5, "--out", "run"], "run exists already"),
         (["sparsify", "nowhere", "--share", 0.5], "nowhere does not exist"),
         (
@@ -62,7 +62,7 @@ def test_nuclear_norm(dualkg):
             "--shares should be a list of numbers such as 0,0.5,0.9",
         ),
         (["sparsity", "run", "--split", "tset"], "--split should be one of train, valid, test"),
-        (["nuclear-norm", "run", "--plain", 0], "both are above 0; plain is 0.0, mapped 1.0"),
+        (["nuclear-norm", "run", "--plain", 0], "λ1 and λ2 must be above 0 and finite; plain is 0.0, mapped is 1.0"),
     ],
 )
 def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):

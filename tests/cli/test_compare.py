@@ -11,7 +11,7 @@ import dualkg as kg
 from dualkg.evaluation.comparison import compare_ranks
 from dualkg.evaluation.report import load_ranks
 from dualkg.training.api import train_seeds
-from paper.records import record
+from paper.records import record_runs
 from tests.conftest import graph_of
 
 TINY = {"training.epochs": 1, "model.dim": 4, "training.batch_size": 50, "optimizer.learning_rate": 0.3}
@@ -131,7 +131,7 @@ def test_runs_of_different_recipes_have_no_mean(dualkg, runs, tmp_path):
         (["cp", "reordered"], "cp and reordered are both of made, but the data were not the same"),
         (["untested", "untested"], "The graph of untested has no test triples to compare."),
         (["cp", "dura", "--samples", 5], "A 95 % interval needs at least 100 samples; 5 were given."),
-        (["cp", "dura", "--seed", -1], "A seed is at least 0; -1 came."),
+        (["cp", "dura", "--seed", -1], "A seed is at least 0; -1 was given."),
         (["cp", "dura", "--split", "tset"], "--split should be one of train, valid, test; got 'tset'."),
         (["cp", "dura", "--by", "colour"], "--by should be one of relation, direction, cardinality; got 'colour'."),
         (["cp", "dura", "--differences", -1], "--differences"),
@@ -145,22 +145,21 @@ def test_wrong_requests_exit_with_2_and_a_sentence(dualkg, words, sentence):
 
 
 def test_a_record_equals_its_runs(dualkg, runs, tmp_path):
-    kept = record([runs / "world"], tmp_path / "records" / "cp").folder
+    kept = record_runs([runs / "world"], tmp_path / "records" / "cp").folder
     told = json.loads(dualkg("compare", kept, "world", "--samples", 100, "--differences", 1, "--json")[1])
     assert told["a"]["seeds"] == told["b"]["seeds"] == [0]
-    assert told["differences"] == []  # there is no question on which they differ
+    assert told["differences"] == []  # no query differs
     assert told["equal"] == 1
     code, _, err = dualkg("compare", kept, "world", "--split", "valid")
     assert code == 2
-    assert "has those of test only. Compare the runs instead." in err
+    assert "has the ranks of the test split only, not of valid. Compare the runs instead." in err
     (kept / "ranks.parquet").unlink()
-    assert "has none. Compare the runs instead." in dualkg("compare", kept, "world")[2]
+    assert dualkg("compare", kept, "world").code == 2
 
 
 def test_a_record_of_other_data_is_refused(dualkg, runs, tmp_path):
-    kept = record([runs / "world"], tmp_path / "records" / "cp").folder
+    kept = record_runs([runs / "world"], tmp_path / "records" / "cp").folder
     found = json.loads((kept / "record.json").read_text())
-    for run in found["runs"]:
-        run["environment"]["data"] = "other"
+    found["data"] = "other"
     (kept / "record.json").write_text(json.dumps(found))
     assert "was recorded with different data than world has here" in dualkg("compare", kept, "world")[2]

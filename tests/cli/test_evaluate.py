@@ -98,12 +98,12 @@ def test_wrong_requests_exit_with_2_and_a_sentence(run_cli, run, words, sentence
     assert sentence in result.err
 
 
-def test_a_diagram_needs_something_to_draw():
-    with pytest.raises(kg.RequestError, match="A reliability diagram needs a panel with a bin in it"):
+def test_an_empty_reliability_diagram_is_refused():
+    with pytest.raises(kg.RequestError, match="A reliability diagram needs at least one bin in each panel"):
         draw_reliability({"ComplEx": []})
 
 
-def test_the_diagram_says_what_it_shows(tmp_path):
+def test_reliability_diagram(tmp_path):
     points = [(0.011, 0.0, 0.003), (0.05, 0.07, 0.01), (0.5, 0.4, 0.02)]
     panels = {"ComplEx": points, "CP": points}
     drawing, again = (draw_reliability(panels, graph="world test", ece=0.0123) for _ in range(2))
@@ -112,5 +112,5 @@ def test_the_diagram_says_what_it_shows(tmp_path):
     first, second = drawing.save(tmp_path / "one"), again.save(tmp_path / "other")
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
     svg = first[1].read_text()
-    for words in ("ComplEx", "CP", "probability predicted", "share found true", "10%"):
+    for words in ("ComplEx", "CP", "predicted probability", "observed frequency", "10%"):
         assert words in svg

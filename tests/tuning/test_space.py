@@ -93,8 +93,8 @@ def test_validation_interval_of_trials_and_of_the_best_recipe():
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ('[space]\n"training.epoch" = [1]', "training.epoch is not a choice of [training]. Did you mean 'epochs'?"),
-        ('[space]\n"trainin.epochs" = [1]', "trainin is not a table of a recipe. Did you mean 'training'?"),
+        ('[space]\n"training.epoch" = [1]', "training.epoch is not a setting of recipes. Did you mean 'epochs'?"),
+        ('[space]\n"trainin.epochs" = [1]', "trainin is not a setting of recipes. Did you mean 'training'?"),
         ('[spaec]\n"model.dim" = [1]', "spaec is not a table of a search space. Did you mean 'space'?"),
         (
             '[space]\n"model.dim" = []',
@@ -122,7 +122,7 @@ def test_validation_interval_of_trials_and_of_the_best_recipe():
         ('[space]\n"model.dim" = [1]\n[search]\nmethod = "tpe"', 'method = "tpe" needs a number of trials'),
         ('recipe = 5\n[space]\n"model.dim" = [1]', "recipe should be a path"),
         ('recipe = "nowhere.toml"\n[space]\n"model.dim" = [1]', "nowhere.toml cannot be read"),
-        ('[training]\nepoch = 3\n[space]\n"model.dim" = [1]', "training.epoch is not a choice of [training]."),
+        ('[training]\nepoch = 3\n[space]\n"model.dim" = [1]', "training.epoch is not a setting of recipes."),
     ],
 )
 def test_mistakes_are_refused_with_a_sentence(text, sentence):

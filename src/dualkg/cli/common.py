@@ -182,11 +182,18 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def training_progress(title: str) -> Iterator[Callable[[ProgressEvent], None]]:
-    """A progress bar of a training."""
+def training_progress(title: str, run: Path | None = None) -> Iterator[Callable[[ProgressEvent], None]]:
+    """A progress bar of a training; its first step prints the engine that the folder `run` names."""
+    from dualkg.training.run import RunFolder
+
+    announced = run is None
     with progress_bar(title) as update:
 
         def on_progress(event: ProgressEvent) -> None:
+            nonlocal announced
+            if not announced:
+                announced = True
+                note(f"Engine: {RunFolder(run or '').saved_environment.get('engine')}.")
             best = "" if event.mrr is None else f"  best valid MRR {event.mrr:.4f}"
             done = (event.epoch - 1) * event.steps + event.step
             text = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}{best}"

@@ -68,7 +68,7 @@ def train(
     cli.note(describe(recipe, graph))
     if seeds > 1:
         return _train_seeds(recipe, graph, seeds, out=out, device=device, overwrite=overwrite)
-    with cli.training_progress(f"{graph.name} {recipe.model.name}") as on_progress:
+    with cli.training_progress(f"{graph.name} {recipe.model.name}", out) as on_progress:
         run = train_recipe(recipe, graph=graph, device=device, out=out, overwrite=overwrite, on_progress=on_progress)
     return _trained(run)
 
@@ -82,7 +82,7 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
     folder = RunFolder(run)
     folder.check_is_run()
     cli.set_threads(threads or folder.saved_environment.get("threads"))  # as before, for the same weights bit for bit
-    with cli.training_progress(run.name) as on_progress:
+    with cli.training_progress(run.name, run) as on_progress:
         return _trained(resume_run(run, device=device, on_progress=on_progress))
 
 
