@@ -16,10 +16,10 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 WIDTH = "100"
 OPENING = """# The command line
 
-Made from the commands' own `--help` by `python scripts/cli_page.py`; do not edit.
+Generated from `--help` of the commands by `python scripts/cli_page.py`; do not edit.
 
-Answers go to stdout, progress and remarks to stderr. `--json` prints the same answers for programs. A command ends
-with 0; with 1 where the run failed; with 2 where the request was wrong; with 130 where it was stopped by Ctrl-C.
+Results go to stdout, progress and notes to stderr. `--json` prints the same results as JSON. The exit status is 0 on
+success, 1 if the run failed, 2 if the request was wrong, and 130 after Ctrl-C.
 """
 
 
