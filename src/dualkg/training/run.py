@@ -158,6 +158,7 @@ class RunFolder:
         self.calibration = self.path / "calibration.json"
         self.map = self.path / "map.parquet"
         self.decisions = self.path / "decisions.jsonl"
+        self.extension = self.path / "extension.json"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
