@@ -10,7 +10,6 @@ from dualkg.inference.export import export
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models.tucker import through_core
 from dualkg.training.fused import FusedStep
-from dualkg.training.memory import MADE_OF_MATRICES, predict
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer, Validation
 from dualkg.training.reference_step import ReferenceStep
@@ -49,15 +48,6 @@ def test_relation_dim_is_dim_unless_it_is_said():
     assert (model.relations.shape, model.core.shape) == ((8, 5), (5, 3, 3))
     with pytest.raises(kg.RequestError, match="relation_dim must be at least 1; it is 0"):
         kg.TuckER(SHAPE, dim=3, relation_dim=0)
-
-
-def test_memory_counts_the_matrices_that_a_batch_forms():
-    recipe = kg.Recipe().with_changes({"training.batch_size": 5})
-    model = kg.TuckER(SHAPE, dim=3)
-    numbers = sum(table.numel() for table in model.parameters())
-    need, other = (predict(recipe, one, "fused", num_examples=9) for one in (model, kg.DistMult(SHAPE, dim=3)))
-    assert need.fixed - other.fixed == 4 * (2 * 27 + MADE_OF_MATRICES * 5 * 9)
-    assert numbers == 30 * 3 + 8 * 3 + 27
 
 
 # -- batch normalisation -----------------------------------------------------------------------------------------

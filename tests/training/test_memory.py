@@ -1,4 +1,4 @@
-"""What a run needs, told before it starts."""
+"""Memory that a run needs, predicted before it starts."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.training import memory
+from dualkg.training.engines import Engine
 from dualkg.training.memory import Need, predict
 from dualkg.training.trainer import Trainer
 from tests.conftest import graph_of
@@ -21,58 +22,67 @@ from tests.conftest import graph_of
 CPU = torch.device("cpu")
 
 
+def fused(model: kg.Model, recipe: kg.Recipe | None = None, regularizer: kg.Regularizer | None = None) -> Need:
+    engine = Engine("fused", "float32", CPU)
+    return predict(recipe or kg.Recipe(), model, regularizer or kg.NoRegularizer(), engine, num_examples=5)
+
+
+def sampled(model: kg.Model, num_examples: int = 8, **changes) -> Need:
+    chosen = {"loss.name": "MarginRanking", "loss.num_negatives": 5, "model.reciprocal": model.reciprocal}
+    if changes.get("loss.sampler") == "in-batch":
+        del chosen["loss.num_negatives"]
+    recipe = kg.Recipe().with_changes({**chosen, **changes})
+    return predict(recipe, model, kg.NoRegularizer(), Engine("autograd", "float32", CPU), num_examples=num_examples)
+
+
 def test_the_need_of_a_fused_run_by_hand():
-    """Ten entities of 6 numbers, 4 relation ids, in float32: gradients and Adagrad's sums are 2 · 84 · 4 bytes."""
-    model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
-    need = predict(kg.Recipe(), model, "fused", num_examples=5)
-    assert need.fixed == 2 * 84 * 4 + 5 * 10 * 8 + BLOCK_ELEMENTS * 6
-    assert (need.scores, need.per_triple) == (10 * 4, 24 * 6 * 4)
+    """Ten entities of 6 numbers, 4 relation ids: gradients and Adagrad's sums of 84 numbers, twice the larger table."""
+    need = fused(kg.ComplEx(kg.GraphShape(10, 2), dim=3))
+    assert need.fixed == (2 * 84 + 2 * 60) * 4 + 5 * memory.EXAMPLE_BYTES + BLOCK_ELEMENTS * 6
+    assert (need.scores, need.per_example) == (10 * 4, memory.VECTORS * 6 * 4)
 
 
 def test_keeping_the_best_weights_needs_them_twice():
     model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
     best = kg.Recipe().with_changes({"validation.every": 1, "validation.keep": "best"})
-    needs = [predict(recipe, model, "fused", num_examples=5).fixed for recipe in (best, kg.Recipe())]
-    assert needs[0] - needs[1] == 84 * 4
+    assert fused(model, best).fixed - fused(model).fixed == 84 * 4
 
 
-def test_a_regularizer_that_looks_at_whole_tables_needs_copies_of_the_largest():
+def test_a_regularizer_that_reads_whole_tables_needs_copies_of_the_largest():
     model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
-    whole = kg.Recipe().with_changes({"regularizer.name": "UnweightedDURA", "regularizer.weight": 0.1})
-    needs = [predict(recipe, model, "fused", num_examples=5).fixed for recipe in (whole, kg.Recipe())]
-    assert needs[0] - needs[1] == 4 * 60 * 4
+    assert fused(model, regularizer=kg.UnweightedDURA(0.1)).fixed - fused(model).fixed == 4 * 60 * 4
 
 
-def test_the_need_of_a_loss_that_samples_by_hand():
-    """For each of 5 negatives 6 numbers and 2 ids; where a triple has its own, 4 ids and 3 copies of 6 coordinates."""
+def test_a_model_with_matrices_needs_those_of_a_batch():
+    """Two relations of 9 numbers that a batch of 2 forms; stored by RESCAL, mixed by TuckER."""
+    recipe = kg.Recipe().with_changes({"training.batch_size": 2})
+    for kind in (kg.RESCAL, kg.TuckER):
+        small, large = (fused(kind(kg.GraphShape(10, 2), dim=3), one) for one in (recipe, kg.Recipe()))
+        assert large.fixed - small.fixed == memory.MATRIX_COPIES * 2 * 9 * 4
+
+
+def test_the_need_of_a_sampled_loss_by_hand():
+    """For each of 5 negatives 14 numbers and 3 copies of 6 coordinates; 16 numbers where a batch shares them."""
     model = kg.ComplEx(kg.GraphShape(10, 2), dim=3)
-    for negatives, more in (("uniform", 4 * 8 + 3 * 6 * 4), ("shared", 2 * 8)):
-        chosen = {"loss.kind": "margin", "loss.num_negatives": 5, "loss.negatives": negatives}
-        need = predict(kg.Recipe().with_changes(chosen), model, "plain", num_examples=8)
-        assert need.scores == 5 * (6 * 4 + more)
-        assert need.fixed == predict(kg.Recipe(), model, "plain", num_examples=8).fixed + 8 * 5 * 8
-    others = kg.Recipe().with_changes({"loss.kind": "margin", "loss.negatives": "batch", "training.batch_size": 7})
-    assert predict(others, model, "plain", num_examples=8).scores == 7 * (6 * 4 + 2 * 8)
-    assert predict(others, model, "plain", num_examples=3).scores == 3 * (6 * 4 + 2 * 8)
+    assert sampled(model).scores == 5 * (14 + 3 * 6) * 4
+    assert sampled(model, **{"loss.sampler": "shared"}).scores == 5 * 16 * 4
+    others = {"loss.sampler": "in-batch", "training.batch_size": 7}
+    assert sampled(model, **others).scores == 7 * 16 * 4
+    assert sampled(model, num_examples=3, **others).scores == 3 * 16 * 4
 
 
-@pytest.mark.parametrize("name", ["TransE", "HAKE"])
-def test_shared_negatives_of_distance_models_have_no_vectors_of_their_own(name):
-    """By hand: 6 numbers and 2 ids as above, and twice the arrays that scores are made of; for each side."""
+@pytest.mark.parametrize(("name", "arrays"), [("TransE", 3), ("HAKE", 8)])
+def test_shared_negatives_of_distance_models_share_their_vectors(name, arrays):
     model = getattr(kg, name)(kg.GraphShape(10, 2), dim=3, reciprocal=False)
-    chosen = {"loss.kind": "margin", "loss.num_negatives": 5, "loss.negatives": "shared", "model.reciprocal": False}
-    arrays = {"TransE": 3, "HAKE": 8}[name]
-    for sides, num in (("uniform", 5), ("both", 10)):
-        recipe = kg.Recipe().with_changes({**chosen, "loss.sides": sides})
-        assert predict(recipe, model, "plain", num_examples=8).scores == num * ((6 + 2 * arrays) * 4 + 2 * 8)
+    for corruption, num in (("uniform", 5), ("both", 10)):
+        need = sampled(model, **{"loss.sampler": "shared", "loss.corruption": corruption})
+        assert need.scores == num * (10 + 2 * arrays) * 4
 
 
 @pytest.mark.parametrize("side", ["tail", "head"])
-def test_a_dual_has_vectors_of_its_own_for_shared_negatives_too(side):
+def test_a_dual_has_a_vector_for_each_negative_of_each_triple(side):
     model = kg.Dual(kg.ComplEx(kg.GraphShape(10, 2), dim=3), side)
-    chosen = {"loss.kind": "margin", "loss.num_negatives": 5, "loss.negatives": "shared"}
-    need = predict(kg.Recipe().with_changes(chosen), model, "plain", num_examples=8)
-    assert need.scores == 5 * (6 * 4 + 4 * 8 + 8 * 6 * 4)
+    assert sampled(model, **{"loss.sampler": "shared"}).scores == 5 * (14 + 8 * 6) * 4
 
 
 def trained(graph: kg.Graph, batch_size: int) -> Trainer:
@@ -83,7 +93,8 @@ def trained(graph: kg.Graph, batch_size: int) -> Trainer:
 def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
     graph = graph_of([(i % 50, i % 3, (7 * i) % 50) for i in range(2000)])
     examples = 2 * len(graph.train)
-    need = predict(kg.Recipe(), kg.ComplEx(graph.shape, dim=4), "fused", num_examples=examples)
+    recipe, model, engine = kg.Recipe(), kg.ComplEx(graph.shape, dim=4), Engine("fused", "float32", CPU)
+    need = predict(recipe, model, kg.DURA(0.1), engine, num_examples=examples)
     monkeypatch.setattr(memory, "available_memory", lambda device: need.of(777) + 1)
     assert trained(graph, 777).num_steps == math.ceil(examples / 777)
     with pytest.raises(kg.RequestError, match=r"A batch of up to 777 fits: use --set training.batch_size=777\."):
@@ -95,7 +106,8 @@ def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):
 
 def test_a_batch_larger_than_the_graph_needs_no_more_than_the_graph(monkeypatch):
     graph = graph_of([(0, 0, 1), (1, 0, 2)])
-    need = predict(kg.Recipe(), kg.ComplEx(graph.shape, dim=4), "fused", num_examples=4)
+    recipe, model, engine = kg.Recipe(), kg.ComplEx(graph.shape, dim=4), Engine("fused", "float32", CPU)
+    need = predict(recipe, model, kg.DURA(0.1), engine, num_examples=4)
     monkeypatch.setattr(memory, "available_memory", lambda device: need.of(4))
     assert trained(graph, 10**9).num_steps == 1
 
@@ -116,7 +128,7 @@ def test_what_linux_and_containers_say(tmp_path):
 
 MEASURE = """
 import re, sys, torch, dualkg as kg
-from dualkg.training.loop import Trainer
+from dualkg.training.trainer import Trainer
 from dualkg.training.memory import BLOCK_ELEMENTS, predict
 from tests.conftest import graph_of
 torch.set_num_threads(1)
@@ -131,7 +143,7 @@ trainer = Trainer(model, graph, recipe, kg.DURA(0.1) if recipe.model.name == "Co
 before = peak()
 for _, batch in zip(range(3), trainer.batches(0)):
     trainer.step(batch, 0.1)
-need = predict(recipe, model, trainer.engine, num_examples=len(trainer.examples))
+need = predict(recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples))
 print(peak() - before, need.of(size) - need.fixed)
 """
 
@@ -142,10 +154,10 @@ print(peak() - before, need.of(size) - need.fixed)
     [
         ("fast", []),
         pytest.param("reference", [], marks=pytest.mark.slow),
-        pytest.param("reference", ["loss.kind=all answers", "loss.head_dropout=0.2"], marks=pytest.mark.slow),
+        pytest.param("reference", ["loss.name=KvsAll", "loss.head_dropout=0.2"], marks=pytest.mark.slow),
     ],
 )
-def test_a_batch_takes_what_was_predicted(engine, changes):
+def test_a_batch_takes_no_more_than_was_predicted(engine, changes):
     """From the growth between two sizes, so that libraries do not count."""
     found = []
     for size in (100, 2500):
@@ -153,7 +165,7 @@ def test_a_batch_takes_what_was_predicted(engine, changes):
         done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
         found.append([float(number) for number in done.stdout.split()])
     grown, predicted = (large - small for small, large in zip(*found, strict=True))
-    assert grown == pytest.approx(predicted, rel=0.35)
+    assert grown <= 1.1 * predicted <= 3 * grown
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
@@ -165,49 +177,52 @@ def test_a_batch_takes_what_was_predicted(engine, changes):
         pytest.param("shared", 1000, ["model.name=SE"], marks=pytest.mark.slow),
         pytest.param("shared", 1000, ["model.name=HAKE"], marks=pytest.mark.slow),
         pytest.param(
-            "shared", 1000, ["model.name=MuRP", "model.reciprocal=false", "loss.sides=both"], marks=pytest.mark.slow
+            "shared",
+            1000,
+            ["model.name=MuRP", "model.reciprocal=false", "loss.corruption=both"],
+            marks=pytest.mark.slow,
         ),
     ],
 )
-def test_a_batch_with_negatives_takes_no_more_than_was_predicted_and_not_much_less(negatives, num, more):
+def test_a_batch_with_negatives_takes_no_more_than_was_predicted(negatives, num, more):
     found = []
     for size in (100, 2500):
-        chosen = ["loss.kind=negative sampling", f"loss.negatives={negatives}", f"loss.num_negatives={num}"]
+        chosen = ["loss.name=NegativeSampling", f"loss.sampler={negatives}", f"loss.num_negatives={num}"]
         words = ["reference", str(size), *chosen, *more]
         done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
         found.append([float(number) for number in done.stdout.split()])
     grown, predicted = (large - small for small, large in zip(*found, strict=True))
-    assert grown <= predicted <= 2 * grown
+    assert grown <= predicted <= 3 * grown
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize("engine", ["plain", "fused", "kernels"])
+@pytest.mark.parametrize("engine", ["autograd", "fused", "kernels"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
-def test_a_run_on_a_gpu_takes_no_more_than_was_predicted_and_not_much_less(name, reciprocal, engine):
+def test_a_run_on_a_gpu_takes_no_more_than_was_predicted(name, reciprocal, engine):
     graph = graph_of([(i % 9, i % 5, i) for i in range(40000)])
     precision = "bf16" if engine == "kernels" else "float32"
-    chosen = {"training.engine": "reference" if engine == "plain" else "fast", "training.precision": precision}
+    chosen = {"training.engine": "reference" if engine == "autograd" else "fast", "training.precision": precision}
     recipe = kg.Recipe().with_changes({**chosen, "training.batch_size": 3000})
     model = getattr(kg, name)(graph.shape, dim=100, reciprocal=reciprocal).cuda()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(model, graph, recipe, kg.DURA(0.1))
-    assert trainer.engine == engine
+    assert trainer.engine.step == engine
     for _, batch in zip(range(5), trainer.batches(0), strict=False):
         trainer.step(batch, 0.1)
     taken = torch.cuda.max_memory_allocated() - before
-    predicted = predict(recipe, model, trainer.engine, num_examples=len(trainer.examples))
-    spare = memory.LIBRARIES + BLOCK_ELEMENTS * 6
+    predicted = predict(recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples))
+    spare = memory.LIBRARY_BYTES + BLOCK_ELEMENTS * 6
     assert taken <= predicted.of(3000)
-    assert predicted.of(3000) <= 1.6 * taken + spare
+    assert predicted.of(3000) <= 3 * taken + spare
 
 
 @given(st.integers(0, 10**6), st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 500), st.integers(0, 10**6))
-def test_the_largest_batch_is_the_last_that_fits(fixed, per_triple, scores, at_once, more):
-    need, available = Need(fixed, per_triple, scores, at_once), fixed + more
+def test_the_largest_batch_is_the_last_that_fits(fixed, per_example, scores, at_once, more):
+    need, available = Need(fixed, per_example, scores, at_once), fixed + more
     largest = need.largest_batch(available)
     assert largest < 1 or need.of(largest) <= available
     assert need.of(max(largest, 0) + 1) > available

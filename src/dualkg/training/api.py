@@ -34,7 +34,7 @@ from dualkg.training.recipe import (
     recipe_from,
 )
 from dualkg.training.run import Run, RunFolder, environment
-from dualkg.training.trainer import Costs, OnProgress, Trainer, peak_mib
+from dualkg.training.trainer import OnProgress, Trainer, peak_mib
 
 
 def default_batch_size(graph: Graph) -> int:
@@ -206,7 +206,7 @@ def _start(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwri
     if folder:
         made_with = environment(trainer.model.device, engine=str(trainer.engine), fingerprint=trainer.graph.fingerprint)
         with folder.create(trainer.recipe, trainer.graph, made_with, overwrite=overwrite) as fresh:
-            trainer.save_start(fresh.checkpoint, by_seed=by_seed)
+            trainer.save(fresh.checkpoint, when="start", weights=not by_seed)
         trainer.checkpoint_path = folder.checkpoint
     return _finish(trainer, folder)
 
@@ -218,13 +218,14 @@ def _finish(trainer: Trainer, folder: RunFolder | None) -> Run:
     model, graph, history = trainer.model.eval(), trainer.graph, trainer.progress.history
     peak, started = peak_mib(model.device), time.perf_counter()
     reports = evaluate_held_out(model, graph)
-    costs = Costs(
-        warm_up_seconds=trainer.warm_up.seconds,
-        training_seconds=sum(entry["seconds"] for entry in history),
-        ranking_seconds=time.perf_counter() - started,
-        peak_mib=peak,
-    )
-    run = Run(model, graph, trainer.recipe, history, reports, folder.path if folder else None, costs=costs.as_dict())
+    costs = {  # of a resumed run, warm-up and peak are those of the last process
+        "warm_up_seconds": trainer.warm_up.seconds,
+        "training_seconds": sum(entry["seconds"] for entry in history),  # without warm-up and validation
+        "ranking_seconds": time.perf_counter() - started,
+        "peak_mib": peak,
+    }
+    costs = {name: None if value is None else round(value, 3) for name, value in costs.items()}
+    run = Run(model, graph, trainer.recipe, history, reports, folder.path if folder else None, costs=costs)
     if folder:
         folder.finish(run, trained=folder.checkpoint)
     return run

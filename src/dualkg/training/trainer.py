@@ -10,11 +10,11 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +58,7 @@ class ProgressEvent:
     steps: int
     loss: float
     mrr: float | None
+    engine: str  # engine, precision and device, in one phrase
 
 
 class Trainer:
@@ -156,8 +157,9 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the end, and leave the final weights in the model."""
-        precision = matmul_precision(self.recipe.training.precision)
-        with self.stop.listening(), flush_denormals(), current(self.model.device), precision:
+        device, precision = self.model.device, matmul_precision(self.recipe.training.precision)
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with self.stop.listening(), flush_denormals(), on_device, precision:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
         self._check_weights()
@@ -166,11 +168,11 @@ class Trainer:
         if self.mean:
             self.model.load_state_dict(self.mean)
         if self.checkpoint_path:  # the evaluation after training may be interrupted too
-            self.save_end(self.checkpoint_path)
+            self.save(self.checkpoint_path, when="end")
 
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
-        clock = Clock(self.warm_up)
+        started = self.warm_up.clock()
         losses = RunningLoss(self.model.device, progress.loss_sum)
         check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
         for number, batch in enumerate(self.batches(progress.epoch)):
@@ -180,26 +182,32 @@ class Trainer:
             losses.add(self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done)))
             progress.step = number + 1
             if progress.step % check_every == 0 and (found := losses.poll(progress.step)) is not None:
-                self._check_loss(found)
+                self._check_loss(*found)
             if self._checkpoint_due():
-                progress.loss_sum = self._check_loss(LossSum(losses.total(), progress.step))
-                progress.seconds += clock.passed()
+                progress.loss_sum = self._check_loss(losses.total(), progress.step)
+                progress.seconds += self.warm_up.clock() - started
                 self._pause()
-                clock = Clock(self.warm_up)
-        progress.loss_sum = self._check_loss(LossSum(losses.total(), progress.step))
-        progress.seconds += clock.passed()
+                started = self.warm_up.clock()
+        progress.loss_sum = self._check_loss(losses.total(), progress.step)
+        progress.seconds += self.warm_up.clock() - started
         self._end_epoch()
 
-    def _check_loss(self, found: LossSum) -> float:
-        """Raise if the loss is not finite, report progress otherwise, and return the sum."""
-        progress = self.progress
-        if not math.isfinite(found.total):
-            raise DivergedError(self._divergence(f"the loss is {found.total}"))
-        mrr = progress.best_mrr if progress.best_mrr >= 0 else None
-        mean = found.total / found.step
-        epochs = self.recipe.training.epochs
-        self.on_progress(ProgressEvent(progress.epoch + 1, epochs, found.step, self.num_steps, mean, mrr))
-        return found.total
+    def _check_loss(self, total: float, step: int) -> float:
+        """Raise if a sum of losses is not finite, report progress otherwise, and return the sum."""
+        if not math.isfinite(total):
+            raise DivergedError(self._divergence(f"the loss is {total}"))
+        self.on_progress(
+            ProgressEvent(
+                epoch=self.progress.epoch + 1,
+                epochs=self.recipe.training.epochs,
+                step=step,
+                steps=self.num_steps,
+                loss=total / step,
+                mrr=self.progress.best_mrr if self.progress.best_mrr >= 0 else None,
+                engine=str(self.engine),
+            )
+        )
+        return total
 
     def _check_weights(self) -> None:
         """Raise if a weight is not finite: the last step may have diverged after its loss was checked."""
@@ -242,24 +250,17 @@ class Trainer:
             else:
                 self.mean[name] = value.detach().clone()
 
-    @contextmanager
-    def _with_mean_weights(self) -> Iterator[None]:
-        """The model with the mean of its weights, once there is one: it is what the run keeps."""
-        if not self.mean:
-            yield
-            return
-        now = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.model.load_state_dict(self.mean)
-        try:
-            yield
-        finally:
-            self.model.load_state_dict(now)
-
     def _validate(self) -> float:
         progress, choice = self.progress, self.recipe.validation
         self._check_weights()
-        with self._with_mean_weights():
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()} if self.mean else {}
+        if self.mean:  # which is what the run keeps
+            self.model.load_state_dict(self.mean)
+        try:
             mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
+        finally:
+            if weights:
+                self.model.load_state_dict(weights)
         if mrr > progress.best_mrr:
             progress.best_mrr, progress.since_best = mrr, 0
             if choice.keep == "best":
@@ -294,21 +295,11 @@ class Trainer:
                 f"resume {self.checkpoint_path.parent}"
             )
 
-    def save(self, path: Path) -> None:
-        """Write all that resuming needs."""
-        groups = {"model": self.model.state_dict(), "optimizer": optimizer_tensors(self.optimizer)}
-        groups |= {name: kept for name, kept in (("best", self.best), ("mean", self.mean)) if kept}
-        self._write(groups, path, when="between")
-
-    def save_start(self, path: Path, *, by_seed: bool) -> None:
-        """Write the initial model, unless the recipe's seed creates the same one."""
-        self._write({} if by_seed else {"model": self.model.state_dict()}, path, when="start")
-
-    def save_end(self, path: Path) -> None:
-        """Write the final weights."""
-        self._write({"model": self.model.state_dict()}, path, when="end")
-
-    def _write(self, groups: dict[str, dict[str, Tensor]], path: Path, *, when: str) -> None:
+    def save(self, path: Path, *, when: Literal["start", "between", "end"] = "between", weights: bool = True) -> None:
+        """Write a checkpoint: the weights, and between start and end all that resuming needs in addition."""
+        groups = {"model": self.model.state_dict()} if weights else {}
+        if when == "between":
+            groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self.best, "mean": self.mean}
         about = {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
         try:
             checkpoint.save_tensors(groups, path, about=about)
@@ -338,22 +329,6 @@ class Trainer:
         )
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of a run: `training_seconds` are those of the epochs, without warm-up and validation.
-
-    Warm-up and peak memory of a resumed run are those of the last process.
-    """
-
-    warm_up_seconds: float
-    training_seconds: float
-    ranking_seconds: float
-    peak_mib: float | None
-
-    def as_dict(self) -> dict[str, float | None]:
-        return {name: None if value is None else round(value, 3) for name, value in asdict(self).items()}
-
-
 class WarmUp:
     """Times the first steps, and the first step of any other batch size, separately."""
 
@@ -375,20 +350,13 @@ class WarmUp:
         self.seconds += time.perf_counter() - started
         return objective
 
+    def clock(self) -> float:
+        """Seconds of a clock that stands still during warm-up."""
+        return time.perf_counter() - self.seconds
+
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-
-
-class Clock:
-    """Seconds since it was created, without warm-up."""
-
-    def __init__(self, warm_up: WarmUp) -> None:
-        self._warm_up = warm_up
-        self._started = time.perf_counter() - warm_up.seconds
-
-    def passed(self) -> float:
-        return time.perf_counter() - self._started - self._warm_up.seconds
 
 
 def reset_peak(device: torch.device) -> None:
@@ -421,11 +389,6 @@ def flush_denormals() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make this GPU the current one, where there are several."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 class GracefulShutdown:
     """Whether a shutdown was requested."""
 
@@ -452,13 +415,6 @@ class GracefulShutdown:
                 signal.signal(number, handler)
 
 
-class LossSum(NamedTuple):
-    """The sum of losses after a number of steps."""
-
-    total: float
-    step: int
-
-
 class RunningLoss:
     """Sums losses on the device; an earlier sum can be read without making the device wait."""
 
@@ -471,13 +427,13 @@ class RunningLoss:
     def add(self, loss: Tensor) -> None:
         self._sum += loss
 
-    def poll(self, step: int) -> LossSum | None:
-        """The sum if it is available; on a GPU that of an earlier poll, once its copy has arrived."""
+    def poll(self, step: int) -> tuple[float, int] | None:
+        """The sum and its step if available; on a GPU those of an earlier poll, once the copy has arrived."""
         if not self._on_gpu:
-            return LossSum(self.total(), step)
+            return self.total(), step
         found = None
         if self._pending and self._pending[0].query():  # type: ignore[no-untyped-call]
-            found = LossSum(float(self._copy), self._pending[1])
+            found = float(self._copy), self._pending[1]
             self._pending = None
         if not self._pending:
             self._copy.copy_(self._sum, non_blocking=True)
