@@ -58,7 +58,6 @@ class ProgressEvent:
     steps: int
     loss: float
     mrr: float | None
-    engine: str  # engine, precision and device, in one phrase
 
 
 class Trainer:
@@ -204,7 +203,6 @@ class Trainer:
                 steps=self.num_steps,
                 loss=total / step,
                 mrr=self.progress.best_mrr if self.progress.best_mrr >= 0 else None,
-                engine=str(self.engine),
             )
         )
         return total
