@@ -1,179 +1,112 @@
-"""The queries of a projection, their answers in the plane, their silhouettes; and the plane of models of dim 2."""
+"""t-SNE of vectors, and the map of all entities of a run."""
 
 from __future__ import annotations
 
-import json
 import sys
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
+from dualkg.analysis import projection
 from dualkg.analysis.projection import (
-    SHARED,
-    Query,
-    find_queries,
-    group_answers,
-    project,
-    short_relation,
-    silhouette,
+    compute_map,
+    default_perplexity,
+    entity_map,
+    load_map,
+    principal_components,
+    save_map,
     tail_embeddings,
     tsne,
-    usual_perplexity,
 )
-from paper.plane import pick_query, plane_of
-from tests.conftest import graph_of
+from dualkg.training.run import RunFolder
 
-LABELS = {"e0": "organ", "e1": "organ", "e2": "Germany", "e3": "funk", "e4": "funk"}
-
-
-@pytest.fixture
-def labelled() -> kg.Graph:
-    """Two organs, of which e1 plays r0 and neither r2; two funks, with one answer each to r1."""
-    graph = graph_of([(1, 0, 5), (1, 0, 6), (3, 1, 5), (4, 1, 6)], [(2, 0, 7)], [(1, 0, 8), (2, 2, 8)])
-    relations = kg.Vocabulary(["/music/role", "/music/genre/artists", "/a/b./c/is_in"], kind="relation")
-    return kg.Graph(
-        "made", kg.Vocabulary(graph.entities.names, LABELS), relations, graph.train, graph.valid, graph.test
-    )
+pytest.importorskip("openTSNE")
 
 
-def query(*answers: int, name: str = "") -> Query:
-    return Query(0, 0, name, np.array(answers))
+def clusters(num_points: int, *, width: int = 50, num_clusters: int = 10) -> tuple[np.ndarray, np.ndarray]:
+    """Points of Gaussian clusters `(num_points, width)`, and the cluster of each."""
+    random = np.random.default_rng(0)
+    groups = random.integers(0, num_clusters, num_points)
+    return random.standard_normal((num_clusters, width))[groups] + random.standard_normal((num_points, width)), groups
 
 
-# -- the queries ------------------------------------------------------------------------------------------
+def test_neighbours_in_the_plane_are_of_the_same_cluster():
+    vectors, groups = clusters(500)
+    positions = tsne(vectors)
+    distances = np.linalg.norm(positions[:, None] - positions[None], axis=-1)
+    np.fill_diagonal(distances, np.inf)
+    assert (groups[distances.argmin(1)] == groups).mean() > 0.99
 
 
-def test_a_label_of_several_entities_means_the_one_with_answers(labelled):
-    organ, germany = find_queries(labelled, [("organ", "/music/role"), ["Germany", "/a/b./c/is_in"]])
-    assert (organ.head, organ.relation, organ.name) == (1, 0, "organ · role")
-    assert organ.answers.tolist() == [5, 6, 8]  # of train and of test
-    assert (germany.head, germany.name, germany.answers.tolist()) == (2, "Germany · is in", [8])
+@pytest.mark.parametrize("num_points", [40, 1100])  # exact and approximate neighbours
+def test_the_same_seed_gives_the_same_positions(num_points):
+    vectors, _ = clusters(num_points, width=8)
+    np.testing.assert_array_equal(tsne(vectors, seed=3), tsne(vectors.copy(), seed=3))
 
 
-def test_of_several_with_answers_the_one_with_the_most_is_meant(labelled):
-    more = np.concatenate([labelled.train, np.array([[4, 1, 7]], dtype=np.int32)])
-    graph = kg.Graph("made", labelled.entities, labelled.relations, more, labelled.valid, labelled.test)
-    [funk] = find_queries(graph, [("funk", "/music/genre/artists")])
-    assert (funk.head, funk.answers.tolist()) == (4, [6, 7])
-
-
-def test_answers_are_those_of_the_splits_asked_for(labelled):
-    [organ] = find_queries(labelled, [("organ", "/music/role")], splits=["train"])
-    assert organ.answers.tolist() == [5, 6]
-
-
-def test_a_name_will_do_and_case_is_forgiven(labelled):
-    by_name, by_case = find_queries(labelled, [("e1", "/music/role"), ("germany", "/music/role")])
-    assert (by_name.head, by_case.head) == (1, 2)
-
-
-@pytest.mark.parametrize(
-    ("asked", "sentence"),
-    [
-        (("Germani", "/music/role"), r"No entity is named 'Germani' among the 9 known. Did you mean 'Germany'\?$"),
-        (("Germany", "/music/rol"), r"No relation is named '/music/rol' among the 3 known."),
-        (
-            ("Germany", "/music/genre/artists"),
-            r"'Germany' has no answer to '/music/genre/artists' in train or valid or test of made. Ask another query.",
-        ),
-        (
-            ("organ", "/a/b./c/is_in"),
-            r"None of the 2 entities called 'organ' has an answer to '/a/b./c/is_in' in train",
-        ),
-        (
-            ("funk", "/music/genre/artists"),
-            r"'funk' stands for 2 entities of made with 1 answer each to '/music/genre/artists': 'e3', 'e4'. Ask by",
-        ),
-    ],
-)
-def test_a_query_that_is_not_there_is_told(labelled, asked, sentence):
-    with pytest.raises(kg.RequestError, match=sentence):
-        find_queries(labelled, [asked])
-
-
-def test_without_labels_the_way_to_them_is_told(small_graph):
-    with pytest.raises(
-        kg.RequestError, match=r"No entity is named 'Germany' .* read without labels; load_graph\(…, labels"
-    ):
-        find_queries(small_graph, [("Germany", "r0")])
-
-
-@pytest.mark.parametrize(
-    ("path", "short"),
-    [
-        ("/location/location/contains", "contains"),
-        ("/a/degree./b/major_field_of_study", "major field of study"),
-        ("_member_meronym", "member meronym"),
-        ("borders", "borders"),
-        ("https://example.org/part_of/", "part of"),
-    ],
-)
-def test_a_relation_is_called_by_the_end_of_its_path(path, short):
-    assert short_relation(path) == short
-
-
-def test_the_ten_queries_of_the_paper_are_in_the_graph(data_folder):
-    paper = data_folder.parent / "paper" / "tables.json"
-    if not paper.is_file():
-        pytest.skip(f"the paper's tables are not here ({paper} is missing)")
-    graph = kg.load_graph("FB15k-237")
-    queries = find_queries(graph, json.loads(paper.read_text(encoding="utf-8"))["tsne_queries"])
-    assert len(queries) == 10
-    assert min(len(query.answers) for query in queries) > 50  # as Section 5.4 says
-    assert queries[2].name == "Germany · contains"
-    assert graph.entities.label(queries[8].head) == "organ"
-
-
-# -- their answers ----------------------------------------------------------------------------------------
-
-
-def test_an_entity_of_two_queries_is_there_once_and_in_no_group():
-    entities, groups = group_answers([query(3, 5), query(1, 5, 7), query(5)])
-    assert entities.tolist() == [1, 3, 5, 7]
-    assert groups.tolist() == [1, 0, SHARED, 1]
-
-
-def test_the_silhouette_by_hand():
-    """The example of docs/analysis.md."""
-    line = np.array([[0.0, 0.0], [1, 0], [4, 0], [6, 0]])
-    found = silhouette(line, np.array([0, 0, 1, 1]))
-    assert found.by_group == pytest.approx({0: (0.8 + 0.75) / 2, 1: (3 / 7 + 7 / 11) / 2})
-    assert found.mean == pytest.approx((0.8 + 0.75 + 3 / 7 + 7 / 11) / 4)
-
-
-def test_by_cosine_only_directions_count():
-    rays = np.array([[1.0, 0.0], [9, 0], [0, 1], [0, 50]])
-    assert silhouette(rays, np.array([0, 0, 1, 1]), metric="cosine").mean == pytest.approx(1)
-
-
-def test_shared_entities_are_left_out_of_the_silhouette():
-    line = np.array([[0.0, 0.0], [1, 0], [100, 7], [4, 0], [6, 0]])
-    found = silhouette(line, np.array([0, 0, SHARED, 1, 1]))
-    assert found == silhouette(np.delete(line, 2, axis=0), np.array([0, 0, 1, 1]))
-
-
-@pytest.mark.parametrize("groups", [[0, 0, 0], [0, 1, 2], [0, SHARED, SHARED]])
-def test_a_silhouette_needs_groups(groups):
-    with pytest.raises(kg.RequestError, match="needs two or more, and more vectors than groups"):
-        silhouette(np.eye(3), np.array(groups))
-
-
-def test_the_same_seed_is_the_same_picture():
-    vectors = np.random.default_rng(0).normal(size=(40, 8))
-    first, again, other = tsne(vectors, seed=3), tsne(vectors, seed=3), tsne(vectors, perplexity=5, seed=3)
-    np.testing.assert_array_equal(first, again)
+def test_seed_and_perplexity_change_the_positions():
+    vectors, _ = clusters(40, width=8)
+    first = tsne(vectors, seed=3)
     assert first.shape == (40, 2)
-    assert not np.allclose(first, other)
+    assert not np.allclose(first, tsne(vectors, seed=4))
+    assert not np.allclose(first, tsne(vectors, seed=3, perplexity=5))
 
 
-def test_what_t_sne_cannot_draw():
-    with pytest.raises(kg.RequestError, match="needs 3 vectors of 2 numbers or more; 2 of 5 came"):
-        tsne(np.ones((2, 5)))
-    with pytest.raises(kg.RequestError, match="below the number of points, 6; 6 came"):
-        tsne(np.eye(6), perplexity=6)
-    assert (usual_perplexity(764), usual_perplexity(31)) == (30, 10)
+@pytest.mark.parametrize("num_points", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("width", [1, 7])
+def test_few_points(num_points, width):
+    positions = tsne(np.random.default_rng(0).standard_normal((num_points, width)))
+    assert positions.shape == (num_points, 2)
+    assert np.isfinite(positions).all()
+    assert len(np.unique(positions, axis=0)) == num_points
+
+
+@pytest.mark.parametrize("num_points", [5, 150])
+def test_constant_points(num_points):
+    assert np.isfinite(tsne(np.full((num_points, 3), 7.0))).all()
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_scale_does_not_matter(factor):
+    vectors, _ = clusters(60)
+    assert np.isfinite(tsne(vectors * factor)).all()
+
+
+def test_equal_points_are_close():
+    vectors, _ = clusters(100)
+    positions = tsne(np.concatenate([vectors, vectors]), perplexity=20)
+    apart = np.linalg.norm(positions[:100] - positions[100:], axis=1)
+    assert np.median(apart) < 0.1 * positions.std()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_vectors_that_are_not_finite_are_refused(wrong):
+    vectors = np.zeros((5, 3))
+    vectors[2, 1] = vectors[4, 0] = wrong
+    with pytest.raises(kg.RequestError, match=r"2 of 5 vectors have NaN or infinity; the first is number 2\."):
+        tsne(vectors)
+
+
+@pytest.mark.parametrize("perplexity", [0, -1, 5, 30, np.nan])
+def test_an_invalid_perplexity_is_refused(perplexity):
+    with pytest.raises(kg.RequestError, match="must be above 0 and below the number of points, 5"):
+        tsne(np.eye(5), perplexity=perplexity)
+    assert (default_perplexity(764), default_perplexity(31)) == (30, 10)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 0)])
+def test_an_array_that_is_not_a_matrix_is_refused(shape):
+    with pytest.raises(kg.RequestError, match="expects vectors"):
+        tsne(np.zeros(shape))
+
+
+def test_without_opentsne_the_error_has_the_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "openTSNE", None)
+    with pytest.raises(kg.RequestError, match=r"t-SNE needs openTSNE. Install it: pip install 'dualkg\[analysis\]'"):
+        tsne(np.eye(4))
 
 
 def test_tails_are_looked_up_where_the_model_does():
@@ -184,87 +117,57 @@ def test_tails_are_looked_up_where_the_model_does():
     np.testing.assert_array_equal(tail_embeddings(kg.Dual(cp), [0]), tail_embeddings(cp, [0]))
 
 
-def test_a_projection_has_all_answers_and_its_numbers(labelled):
-    model = kg.CP(labelled.shape, dim=4, init_scale=1.0)
+# -- the map of a run -------------------------------------------------------------------------------------
+
+
+def test_a_map_is_computed_once_and_saved_with_the_run(small_graph, tmp_path, monkeypatch):
+    run = kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=1)
+    run.save(tmp_path / "run")
+    positions = entity_map(run)
+    assert positions.shape == (30, 2)
+    assert np.abs(positions).max() == pytest.approx(1.0)
+    assert np.allclose(positions.max(0), -positions.min(0), atol=1e-4)
+    monkeypatch.setattr(projection, "compute_map", None)
+    np.testing.assert_allclose(entity_map(kg.load_run(tmp_path / "run")), positions, atol=1e-6)
+    RunFolder(tmp_path / "run").check_free(overwrite=True)  # a run with a map may be overwritten
+
+
+def test_the_same_model_has_the_same_map(small_graph):
+    model = kg.CP(small_graph.shape, dim=80, init_scale=1.0)
+    np.testing.assert_array_equal(compute_map(model), compute_map(model))
+
+
+@pytest.mark.parametrize("num_entities", [1, 2, 3])
+def test_few_entities_have_a_map(num_entities):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        positions = compute_map(kg.CP(kg.GraphShape(num_entities, 1), dim=4))
+    assert positions.shape == (num_entities, 2)
+    assert np.isfinite(positions).all()
+
+
+def test_a_diverged_model_has_no_map(small_graph):
+    model = kg.CP(small_graph.shape, dim=80)
     with torch.no_grad():
-        model.tails[5:7] += 20
-    queries = [query(5, 6, 8, name="one"), query(2, 3, 8, name="two"), query(8, name="three")]
-    found = project(model, queries, seed=1)
-    assert found.entities.tolist() == [2, 3, 5, 6, 8]
-    assert found.groups.tolist() == [1, 1, 0, 0, SHARED]
-    assert found.positions.shape == (5, 2)
-    assert found.num_shared == 1
-    told = json.loads(json.dumps(found.as_dict()))
-    assert [one["name"] for one in told["queries"]] == ["one", "two", "three"]
-    assert told["queries"][0]["silhouettes"]["euclidean"] > 0.5
-    assert told["queries"][2] == {
-        **{"head": 0, "relation": 0, "name": "three", "num_answers": 1},
-        "silhouettes": {"euclidean": None, "cosine": None},  # it has no answer of its own
-    }
-    with pytest.raises(kg.RequestError, match="and none came"):
-        project(model, [])
+        model.embedding.tail_table[3] = torch.nan
+    with pytest.raises(kg.RequestError, match="1 of 30 vectors have NaN or infinity; the first is number 3"):
+        compute_map(model)
 
 
-def test_without_scikit_learn_the_install_line_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(
-        kg.RequestError, match=r"t-SNE needs scikit-learn. Install it: pip install 'dualkg\[analysis\]'"
-    ):
-        tsne(np.eye(4))
-    with pytest.raises(
-        kg.RequestError, match=r"silhouette needs scikit-learn. Install it: pip install 'dualkg\[analysis"
-    ):
-        silhouette(np.eye(4), np.array([0, 0, 1, 1]))
+def test_principal_components_keep_distances():
+    random = np.random.default_rng(0)
+    flat = random.standard_normal((40, 3)) @ random.standard_normal((3, 20))
+    few = principal_components(flat, 3)
+    distances = [np.linalg.norm(one[:, None] - one[None], axis=-1) for one in (flat, few)]
+    np.testing.assert_allclose(*distances, atol=1e-8)
+    assert principal_components(flat[:, :2], 3).shape == (40, 2)
 
 
-# -- the plane --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def two_kinds() -> kg.Graph:
-    """Entities 1 to 5 answer three queries together; 6 to 10 share but one, though they have others."""
-    alike = [(head, 0, tail) for head in (0, 11, 12) for tail in range(1, 6)]
-    motley = [(0, 1, tail) for tail in range(6, 11)] + [(tail + 5, 1, tail) for tail in range(6, 11)]
-    return graph_of([*alike, *motley, (13, 0, 1)])
-
-
-def test_the_query_is_picked_whose_tails_have_most_in_common(two_kinds):
-    found = pick_query(two_kinds)
-    assert (found.head, found.relation, found.name) == (0, 0, "e0 · r0")
-    assert found.answers.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_lengths_in_the_plane_by_hand(two_kinds):
-    """Tails at (0, 0) but for one at (0, 5), h R at (0, −2), others at (3, 0) and (−3, 0), by the spread."""
-    model = kg.CP(two_kinds.shape, dim=2)
-    num_entities = two_kinds.shape.num_entities
-    with torch.no_grad():
-        model.tails.zero_()
-        model.tails[6:, 0] = torch.tensor([3.0, -3.0]).repeat(num_entities)[: num_entities - 6]
-        model.tails[5] = torch.tensor([0.0, 5.0])
-        model.entities[0] = torch.tensor([0.0, 4.0])
-        model.relations[0] = torch.tensor([1.0, -0.5])
-    tails = model.tails.detach().numpy()
-    spread = np.linalg.norm(tails - tails.mean(0), axis=1).mean()
-    found = plane_of(model, two_kinds, pick_query(two_kinds))
-    np.testing.assert_allclose(found.mapped_head * spread, [0, -2], atol=1e-6)
-    assert found.lengths.scatter * spread == pytest.approx((4 * 1 + 4) / 5)  # the centroid is (0, 1)
-    assert found.lengths.gap * spread == pytest.approx((4 * 2 + 7) / 5)
-    assert len(found.tails) + len(found.others) == num_entities
-    assert found.num_queries == 4  # three of r0, one of r1
-    assert json.loads(json.dumps(found.as_dict()))["typical"]["scatter"] == pytest.approx(found.lengths.scatter)
-
-
-def test_what_has_no_plane(two_kinds, small_graph):
-    with pytest.raises(kg.RequestError, match="of a CP or DistMult model with dim 2; this is CP with dim 3"):
-        plane_of(kg.CP(two_kinds.shape, dim=3), two_kinds, pick_query(two_kinds))
-    with pytest.raises(kg.RequestError, match="this is RESCAL with dim 2"):
-        plane_of(kg.RESCAL(two_kinds.shape, dim=2), two_kinds, pick_query(two_kinds))
-    with pytest.raises(kg.RequestError, match="The model was made for 30 entities"):
-        plane_of(kg.CP(small_graph.shape, dim=2), two_kinds, pick_query(two_kinds))
-    with pytest.raises(kg.RequestError, match="5 to 20 tails, and made has none in train. Take another graph."):
-        pick_query(graph_of([(0, 0, 1), (0, 0, 2)]))
-    still = kg.DistMult(two_kinds.shape, dim=2, init_scale=0.0)
-    with pytest.raises(kg.RequestError, match="All entities are at one point"):
-        plane_of(still, two_kinds, pick_query(two_kinds))
+def test_a_damaged_map_is_reported(tmp_path):
+    path = tmp_path / "map.parquet"
+    path.write_text("no table")
+    with pytest.raises(kg.RequestError, match="is damaged .* Remove it, and the map is computed again."):
+        load_map(path, 30)
+    save_map(np.zeros((29, 2)), path)
+    with pytest.raises(kg.RequestError, match="has 29 positions and the graph 30 entities. Remove it"):
+        load_map(path, 30)

@@ -44,7 +44,7 @@ def run(small_graph, tmp_path) -> kg.Run:
 
 
 @given(st.lists(st.integers(-4, 4), min_size=1, max_size=40), PERCENTS)
-def test_the_threshold_gives_the_largest_share_that_is_not_above_the_wanted_one(entries, share):
+def test_the_threshold_gives_the_largest_share_not_above_the_target(entries, share):
     table = torch.tensor(entries, dtype=torch.float32)[:, None]
     [threshold] = find_thresholds([table], [share])
     reachable = [sparsity([table], above) for above in (*table.abs().flatten().tolist(), 0.0)]
@@ -66,7 +66,7 @@ def test_without_equal_entries_the_share_is_met_to_the_entry(num_entries, share,
     assert num_below == int(Fraction(str(share)) * num_entries)
 
 
-def test_a_share_is_meant_as_it_is_written():
+def test_a_share_is_taken_as_written():
     """0.29 · 100 is 28.999999999999996 to a computer."""
     [threshold] = find_thresholds([torch.arange(1.0, 101.0)], [0.29])
     assert threshold == 30
@@ -98,7 +98,7 @@ def test_cp_has_two_entity_tables_and_a_dual_those_of_its_primal():
     assert list(entity_tables(kg.Dual(kg.ComplEx(shape, dim=2)))) == ["primal.entities"]
 
 
-def test_a_model_without_entity_tables_is_told():
+def test_a_model_without_entity_tables_is_refused():
     with pytest.raises(kg.RequestError, match="Normalised computes its entity vectors from other parameters"):
         entity_tables(odd.Normalised(kg.GraphShape(4, 2), dim=2))
 
@@ -107,7 +107,7 @@ def test_a_model_without_entity_tables_is_told():
 
 
 @given(st.integers(0, 6), st.sampled_from((1, 3, 256, 257)), st.sampled_from((0.0, 0.1, 0.9, 1.0)), st.integers(0, 9))
-def test_a_table_taken_apart_is_put_together_again(rows, columns, density, seed):
+def test_a_sparse_table_is_restored(rows, columns, density, seed):
     random = torch.Generator().manual_seed(seed)
     table = torch.randn(rows, columns, generator=random)
     table = table * (torch.rand(rows, columns, generator=random) < density)
@@ -125,7 +125,7 @@ def test_a_sparse_run_is_a_run_like_any_other(run, tmp_path):
         torch.testing.assert_close(table, made.model.state_dict()[name], rtol=0, atol=0)
     zeros = sum(int((table == 0).sum()) for table in entity_tables(again.model).values())
     assert zeros == 0.7 * 2 * 30 * 5
-    assert again.sparsity == {**made.sparsity, "source": str(run.folder), "wanted_share": 0.7, "share": 0.7}
+    assert again.sparsity == {**made.sparsity, "source": str(run.folder), "target_share": 0.7, "share": 0.7}
     saved = RunFolder(made.folder).saved_reports()
     for split in ("valid", "test"):
         report = kg.evaluate(again.model, again.graph, split=split)
@@ -163,12 +163,12 @@ def test_a_dual_can_be_made_sparse(small_graph, tmp_path):
 
 
 @pytest.mark.parametrize("share", [-0.1, 1, 70, float("nan")])
-def test_what_is_no_share_is_told(run, share):
-    with pytest.raises(kg.RequestError, match=f"at least 0 and below 1; {share:g} came. For 70 %, say 0.7"):
+def test_an_invalid_share_is_refused(run, share):
+    with pytest.raises(kg.RequestError, match=f"at least 0 and below 1; it is {share:g}. 70 % is written 0.7"):
         sparsify(run.folder, share=share)
 
 
-def test_folders_that_do_not_do_are_told(run, tmp_path):
+def test_unusable_folders_are_refused(run, tmp_path):
     with pytest.raises(kg.RequestError, match="run exists already. Name a new folder with --out"):
         sparsify(run.folder, share=0.5, out=run.folder)
     with pytest.raises(kg.RequestError, match="nowhere does not exist"):
@@ -180,7 +180,7 @@ def test_folders_that_do_not_do_are_told(run, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "outside", "rows"])
-def test_damaged_parts_are_told(run, damage):
+def test_damaged_files_are_reported(run, damage):
     weights = RunFolder(sparsify(run.folder, share=0.5).folder).weights
     kept = load_file(weights)
     if damage == "missing":
@@ -237,11 +237,11 @@ def test_bytes_on_disk_are_those_of_the_file(run):
 
 def test_the_curve_begins_at_the_run_and_passes_through_the_sparse_run(run):
     points = sparsity_curve(run.model, run.graph)
-    assert [point.wanted_share for point in points] == list(SHARES)
+    assert [point.target_share for point in points] == list(SHARES)
     assert points[0].metrics == run.report.metrics
     assert points[0].share == 0
     made = sparsify(run.folder, share=0.7)
-    [same] = [point for point in points if point.wanted_share == 0.7]
+    [same] = [point for point in points if point.target_share == 0.7]
     assert same.metrics == made.report.metrics
     assert (same.share, same.threshold) == (made.sparsity["share"], made.sparsity["threshold"])
     [valid] = sparsity_curve(run.model, run.graph, shares=[0], split="valid")
@@ -249,8 +249,8 @@ def test_the_curve_begins_at_the_run_and_passes_through_the_sparse_run(run):
 
 
 def test_a_curve_needs_shares_and_triples(run):
-    with pytest.raises(kg.RequestError, match="below 1; 95 came"):
+    with pytest.raises(kg.RequestError, match="below 1; it is 95"):
         sparsity_curve(run.model, run.graph, shares=[0.5, 95])
     graph = kg.Graph("bare", run.graph.entities, run.graph.relations, run.graph.train, *[run.graph.test[:0]] * 2)
-    with pytest.raises(kg.RequestError, match="bare has no test triples to rank"):
+    with pytest.raises(kg.RequestError, match="bare has no test triples to evaluate on"):
         sparsity_curve(run.model, graph)

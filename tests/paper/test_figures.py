@@ -1,125 +1,240 @@
-"""The figures, each once from tiny runs on the bundled graph."""
+"""The figures: their texts and captions, identical files, and refusals."""
 
 from __future__ import annotations
 
-import json
+import dataclasses
+import re
+import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import dualkg as kg
-from paper import figures, plan
-from paper.published import published
-from paper.setting import Setting
+from dualkg.analysis.figures import Drawing, figure_style
+from paper.figures import (
+    draw_dura_weights,
+    draw_planes,
+    draw_projections,
+    draw_quantization,
+    draw_sparsity,
+    format_bytes,
+    label_positions,
+)
+from paper.projection import SHARED, NamedQuery, Plane, Projection, Silhouette
 
-pytest.importorskip("matplotlib")
-pytest.importorskip("sklearn")
-
-STEMS = {
-    "cp": {},
-    "cp-n3": {"regularizer.name": "N3", "regularizer.weight": 0.05},
-    "cp-dura": {"regularizer.name": "DURA", "regularizer.weight": 0.05},
-    "rescal": {"model.name": "RESCAL"},
-    "rescal-dura": {"model.name": "RESCAL", "regularizer.name": "DURA", "regularizer.weight": 0.05},
-    "cp-dim-2": {"model.dim": 2},
-    "cp-dura-dim-2": {"model.dim": 2, "regularizer.name": "DURA", "regularizer.weight": 0.05},
-}
+NAMES = ["Germany · contains", "funk & soul · artists", "organ · role"]
 
 
-@pytest.fixture
-def setting(tmp_path, monkeypatch) -> Setting:
-    folder = tmp_path / "recipes" / "world"
-    folder.mkdir(parents=True)
-    base = {"model.name": "CP", "model.dim": 4, "training.epochs": 1, "training.batch_size": 500}
-    for stem, changes in STEMS.items():
-        (folder / f"{stem}.toml").write_text(kg.Recipe().with_changes(base | changes).as_toml())
-    monkeypatch.setattr(plan, "RECIPE_FOLDERS", (folder.parent,))
-    monkeypatch.setattr(plan, "GRAPHS", ("world",))
-    monkeypatch.setattr(figures, "FIGURES_GRAPH", "world")
-    return Setting(None, 2, tmp_path / "records", tmp_path / "runs", device="cpu")
-
-
-def pieces(setting: Setting, name: str) -> list[str]:
-    return sorted(path.suffix for path in (setting.records / "figures").glob(f"{name}-world.*"))
-
-
-def test_sparsity(setting):
-    curves, storage = figures.sparsity(setting)
-    assert [row[0] for row in curves.rows] == [
-        "CP",
-        "CP-N3",
-        "CP-DURA",
-        "RESCAL",
-        "RESCAL-DURA",
-        "RESCAL-DURA, rotated",
-    ]
-    assert pieces(setting, "sparsity") == [".json", ".md", ".png", ".svg"]
-    facts = json.loads((setting.records / "figures" / "sparsity-world.json").read_text())["found"]
-    dense = [one["points"][0]["metrics"]["mrr"] for one in facts if one["row"] == "CP-DURA"]
-    run = kg.load_run(setting.runs / "world" / "cp-dura" / "seed-1")
-    assert dense[1] == pytest.approx(run.report.mrr)
-    assert curves.rows[2][1] == f"{sum(dense) / 2:.4f}"
-    assert "40 % there" in storage.notes[0]
-    page = (setting.records / "figures" / "sparsity-world.md").read_text(encoding="utf-8")
-    assert "](figures/sparsity-world.png)" in page
-
-
-def test_tsne(setting, monkeypatch):
-    graph = kg.load_graph("world")
-    heads = {graph.entities.label(int(head)) for head in graph.train[:, 0]}
-    asked = [[head, "borders"] for head in ("Germany", "Brazil", "China") if head in heads]
-    assert len(asked) == 3
-    monkeypatch.setitem(published(), "tsne_queries", asked)
-    [sheet] = figures.tsne(setting)
-    assert [row[0] for row in sheet.rows] == ["CP", "CP-DURA"]
-    assert all("±" in cell for row in sheet.rows for cell in row[1:3])  # two seeds
-    assert pieces(setting, "tsne") == [".json", ".md", ".png", ".svg"]
-
-
-def test_the_plane(setting):
-    [sheet] = figures.plane(setting)
-    assert [row[0] for row in sheet.rows] == ["CP", "CP-DURA"]
-    assert pieces(setting, "figure1") == [".json", ".md", ".png", ".svg"]
-
-
-def test_the_two_weights_of_dura(setting, tmp_path, monkeypatch):
-    pytest.importorskip("optuna")
-    space = tmp_path / "spaces" / "world-complex-lambdas.toml"
-    space.parent.mkdir()
-    recipe = (tmp_path / "recipes" / "world" / "cp-dura.toml").as_posix()
-    grid = '"regularizer.plain" = [0.5, 1.0]\n"regularizer.mapped" = [0.5, 1.5]\n'
-    space.write_text(f'recipe = "{recipe}"\n[space]\n{grid}[search]\nprune = false\n')
-    monkeypatch.setattr(figures, "spaces_folder", lambda: space.parent)
-    one = Setting("world", 1, setting.records, setting.runs, device="cpu")
-    [sheet] = figures.lambdas(one)
-    assert [row[0] for row in sheet.rows] == ["λ1 = 0.5", "λ1 = 1"]
-    assert len(sheet.facts) == 4
-    assert (setting.records / "searches" / "world-complex-lambdas" / "trials.csv").exists()
-    assert pieces(setting, "lambdas") == [".json", ".md", ".png", ".svg"]
-
-
-@pytest.mark.parametrize("module", ["matplotlib", "sklearn"])
-@pytest.mark.parametrize("name", ["tsne", "plane", "sparsity", "lambdas"])
-def test_a_missing_extra_is_told_before_anything_is_trained(setting, monkeypatch, name, module):
-    for loaded in [key for key in sys.modules if key.split(".")[0] == module]:
-        monkeypatch.delitem(sys.modules, loaded)
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"):
-        getattr(figures, name)(setting)
-    assert not setting.runs.exists()
-
-
-def test_published_points_are_of_their_own_graph():
-    assert figures._published_points("FB15k-237")["CP-DURA"] == {0.6: 0.366}
-    assert figures._published_points("WN18RR") == {}
-
-
-def test_every_space_and_recipe_of_a_figure_ships():
-    root = Path(__file__).parents[2]
-    stems = [row.stem for rows in figures.SPARSE_PANELS.values() for row in rows]
-    stems += [row.stem for row in figures.IN_THE_PLANE]
-    assert all((root / "recipes" / "fb15k-237" / f"{stem}.toml").exists() for stem in stems)
-    assert all(
-        (root / "spaces" / "paper" / f"{graph}-complex-lambdas.toml").exists() for graph in ("fb15k-237", "wn18rr")
+def projection(num_queries: int = 3) -> Projection:
+    random = np.random.default_rng(0)
+    queries = tuple(
+        NamedQuery(number, 0, (NAMES * num_queries)[number], np.arange(10 * number, 10 * number + 10))
+        for number in range(num_queries)
     )
+    groups = np.repeat(np.arange(num_queries), 10)
+    groups[4] = SHARED
+    one = Silhouette(0.1234, dict.fromkeys(range(num_queries), 0.1))
+    return Projection(
+        queries=queries,
+        entities=np.arange(10 * num_queries),
+        groups=groups,
+        positions=random.normal(size=(10 * num_queries, 2)),
+        perplexity=9.5,
+        silhouettes={"euclidean": one, "cosine": Silhouette(0.5, one.by_group)},
+    )
+
+
+def plane(head: int = 0) -> Plane:
+    random = np.random.default_rng(1)
+    return Plane(
+        query=NamedQuery(head, 0, "felid · include", np.arange(6)),
+        mapped_head=np.array([1.0, -2.0]),
+        tails=random.normal(size=(6, 2)),
+        others=np.vstack([random.uniform(-1, 1, size=(150, 2)), [[90.0, 90.0]]]),
+        distances={"centroid": 0.25, "hR": 1.5},
+        medians={"centroid": 0.375, "hR": 2.0},
+        num_queries=42,
+    )
+
+
+CURVE = {0.0: 0.36, 0.5: 0.35, 0.95: 0.05}
+CURVES = {"CP": {"CP-DURA": [CURVE, {share: mrr - 0.01 for share, mrr in CURVE.items()}], "CP-N3": [CURVE, CURVE]}}
+WEIGHTS = {(0.5, 0.5): 0.361, (0.5, 1.5): 0.366, (1.0, 0.5): 0.352}
+
+
+def all_drawings() -> dict[str, Drawing]:
+    return {
+        "projection": draw_projections({"CP": projection(), "CP-DURA": projection()}, graph="FB15k-237"),
+        "sparsity": draw_sparsity(CURVES, published={"CP-DURA": {0.6: 0.366}, "RESCAL": {0.0: 0.352}}, graph="UMLS"),
+        "plane": draw_planes({"CP": plane(), "CP-DURA": plane()}, graph="UMLS"),
+        "weights": draw_dura_weights(WEIGHTS, chosen=(0.5, 1.5), title="CP-DURA"),
+    }
+
+
+def texts(svg: Path) -> list[str]:
+    return ["".join(one.itertext()).strip() for one in ET.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_same_figure_gives_the_same_bytes(tmp_path):
+    for name, drawing in all_drawings().items():
+        first = drawing.save(tmp_path / "first" / name)
+        assert first == [tmp_path / "first" / f"{name}.png", tmp_path / "first" / f"{name}.svg"]
+        assert first[0].read_bytes().startswith(b"\x89PNG")
+        assert first[0].stat().st_size > 10_000
+        svg = first[1].read_text(encoding="utf-8")
+        assert not re.search(r"<dc:date>|20\d\d-\d\d-\d\d", svg)
+        assert "<text" in svg
+        again = all_drawings()[name].save(tmp_path / "again" / f"{name}.svg")
+        assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
+    assert sorted(path.name for path in (tmp_path / "first").iterdir()) == sorted(
+        f"{name}.{kind}" for name in all_drawings() for kind in ("png", "svg")
+    )
+
+
+def test_a_dot_in_a_name_is_not_a_suffix(tmp_path):
+    [png, _] = draw_dura_weights(WEIGHTS).save(tmp_path / "weight-0.05")
+    assert png.name == "weight-0.05.png"
+
+
+def test_a_projection_names_its_queries_and_explains_the_rings(tmp_path):
+    drawing = all_drawings()["projection"]
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {*NAMES, "CP", "CP-DURA", "silhouette 0.123", "answers two or more"} <= set(found)
+    assert "Answers to 3 queries of FB15k-237, 30 entities" in drawing.caption
+    assert "A ring is an entity that answers several of the queries (1)" in drawing.caption
+    assert "by cosine distance it is CP 0.500, CP-DURA 0.500" in drawing.caption
+
+
+def test_lines_are_labelled_where_they_end_and_published_points_marked(tmp_path):
+    drawing = all_drawings()["sparsity"]
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {"CP", "CP-DURA", "CP-N3", "published", "MRR", "95%"} <= set(found)
+    assert "the mean of 2 seeds" in drawing.caption
+    assert "Diamonds are the numbers of the paper" in drawing.caption
+    bare = draw_sparsity({"": {"CP": [CURVE]}})
+    assert bare.caption == "MRR when the smallest entries of the entity embeddings are set to zero."
+    [axes] = bare.figure.axes
+    [line, _] = axes.lines
+    np.testing.assert_allclose(line.get_xydata(), list(CURVE.items()))
+
+
+def test_a_regularizer_has_one_colour_in_all_panels():
+    one, other = {"CP": [CURVE], "CP-N3": [CURVE], "CP-DURA": [CURVE]}, {"RESCAL": [CURVE], "RESCAL-DURA": [CURVE]}
+    left, right = draw_sparsity({"CP": one, "RESCAL": other}).figure.axes
+    by_name = {text.get_text(): text.get_color() for axes in (left, right) for text in axes.texts}
+    assert by_name["CP-DURA"] == by_name["RESCAL-DURA"]
+    assert by_name["CP"] == by_name["RESCAL"]
+    assert len({by_name[name] for name in one}) == 3
+    [mixed] = draw_sparsity({"": {"CP-DURA": [CURVE], "RESCAL-DURA": [CURVE]}}).figure.axes
+    assert len({text.get_color() for text in mixed.texts}) == 2  # here the end of the name tells nothing
+
+
+def test_panels_of_the_plane_have_one_scale(tmp_path):
+    drawing = all_drawings()["plane"]
+    one, other = drawing.figure.axes
+    assert one.get_xlim() == other.get_xlim()
+    assert one.get_ylim() == other.get_ylim()
+    assert np.ptp(one.get_xlim()) == pytest.approx(np.ptp(one.get_ylim()))
+    assert "CP 0.38 and 2.00; CP-DURA 0.38 and 2.00" in drawing.caption
+    assert "Outside the frame: 1 entity of CP, 1 entity of CP-DURA." in drawing.caption
+    assert "Median of the 42 queries with 5 to 20 tails" in drawing.caption
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {"answers to felid · include", "hR", "tails from their centroid 0.25 · from hR 1.50"} <= set(found)
+
+
+def test_an_arrow_that_is_too_long_is_cut_at_the_frame(tmp_path):
+    far = dataclasses.replace(plane(), mapped_head=np.array([300.0, 0.0]))
+    drawing = draw_planes({"CP": far, "CP-DURA": plane()})
+    low, high = drawing.figure.axes[0].get_xlim()
+    assert high - low < 20
+    assert "The arrow of CP is cut at the frame." in drawing.caption
+    arrow = next(one for one in drawing.figure.axes[0].texts if not one.get_text())
+    assert arrow.xy == pytest.approx((high, 0))
+
+
+def test_very_many_entities_are_one_image_in_the_svg(tmp_path):
+    crowd = dataclasses.replace(plane(), others=np.random.default_rng(2).normal(size=(15_000, 2)))
+    first, again = (draw_planes({"CP": crowd}).save(tmp_path / name)[1] for name in ("first", "again"))
+    assert first.stat().st_size < 400_000
+    assert first.read_bytes() == again.read_bytes()
+
+
+def test_a_zero_mapped_head_has_no_arrow(tmp_path):
+    nothing = dataclasses.replace(plane(), mapped_head=np.zeros(2))
+    found = texts(draw_planes({"CP": nothing}).save(tmp_path / "it")[1])
+    assert "hR" not in found
+    assert "answers to felid · include" in found
+
+
+def test_a_heat_map_shows_numbers_and_a_dash_where_one_is_missing(tmp_path):
+    drawing = all_drawings()["weights"]
+    found = texts(drawing.save(tmp_path / "it")[1])
+    assert {"0.361", "0.366", "0.352", "–"} <= set(found)
+    assert "Best is 0.366, at λ1 = 0.5 and λ2 = 1.5. Framed: λ1 = 0.5 and λ2 = 1.5." in drawing.caption
+
+
+def test_labels_keep_a_distance():
+    assert label_positions([0.5, 0.1, 0.9], 0.1, minimum=0.0) == [0.5, 0.1, 0.9]
+    assert label_positions([0.5, 0.5, 0.5], 0.1, minimum=0.0) == pytest.approx([0.4, 0.5, 0.6])
+    assert label_positions([0.02, 0.0], 0.1, minimum=0.05) == pytest.approx([0.15, 0.05])
+
+
+def test_matplotlib_settings_of_the_user_have_no_effect(tmp_path):
+    import matplotlib as mpl
+
+    expected = draw_dura_weights(WEIGHTS).save(tmp_path / "one")[1].read_bytes()
+    with mpl.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "black"}):
+        assert draw_dura_weights(WEIGHTS).save(tmp_path / "other")[1].read_bytes() == expected
+        assert mpl.rcParams["font.size"] == 30
+
+
+def test_invalid_figures_are_refused():
+    with pytest.raises(kg.RequestError, match="At most 10 queries have distinguishable colours; there are 11"):
+        draw_projections({"CP": projection(11)})
+    with pytest.raises(kg.RequestError, match="they must show the same queries in the same order"):
+        draw_projections({"CP": projection(3), "CP-DURA": projection(2)})
+    with pytest.raises(kg.RequestError, match="all of them must show the same query"):
+        draw_planes({"CP": plane(0), "CP-DURA": plane(1)})
+    with pytest.raises(kg.RequestError, match="needs at least one line in each panel"):
+        draw_sparsity({"CP": {}})
+    with pytest.raises(kg.RequestError, match="The seeds of CP must have the same shares"):
+        draw_sparsity({"CP": {"CP": [CURVE, {0.0: 0.3}]}})
+    with pytest.raises(kg.RequestError, match="7 lines need a colour of their own; there are 6"):
+        draw_sparsity({"CP": {f"CP-{number}": [CURVE] for number in range(7)}})
+    with pytest.raises(kg.RequestError, match="at least one pair of weights"):
+        draw_dura_weights({})
+
+
+def test_without_matplotlib_the_error_has_the_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.style", None)
+    with pytest.raises(
+        kg.RequestError, match=r"A figure needs matplotlib. Install it: pip install 'dualkg\[analysis\]'"
+    ):
+        draw_dura_weights(WEIGHTS)
+    with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"), figure_style():
+        pass
+
+
+def test_the_figures_are_imported_without_matplotlib():
+    code = "import paper.figures, dualkg.analysis, sys; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"matplotlib", "sklearn", "scipy"} & set(loaded)
+
+
+def test_a_figure_of_storage_formats(tmp_path):
+    def result(storage: str, share: float, size: int) -> dict:
+        return {"storage": storage, "share": share, "bytes": size, "metrics": {"mrr": 0.3}}
+
+    results = [result("float32", 0, 4000), result("bf16", 0, 2000), result("int8", 0, 1000)]
+    results += [result("sparse", 0.9, 800), result("sparse", 0.5, 3000)]
+    first, again = (
+        draw_quantization(results, title="ComplEx", graph="made").save(tmp_path / name) for name in ("a", "b")
+    )
+    assert {"float32", "bf16", "int8", "50%", "90%", "ComplEx"} <= set(texts(first[1]))
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
+    assert [format_bytes(num) for num in (12, 1500, 2e6, 3.25e9)] == ["12 B", "1.5 kB", "2 MB", "3.25 GB"]
+    with pytest.raises(kg.RequestError, match="needs at least one result"):
+        draw_quantization([])

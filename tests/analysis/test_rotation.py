@@ -26,7 +26,7 @@ def error(table: torch.Tensor, share: float) -> float:
 
 
 @given(st.integers(0, 9), st.sampled_from((0.0, 0.3, 0.8)))
-def test_every_score_and_every_norm_stays(seed, share):
+def test_rotation_keeps_scores_and_norms(seed, share):
     model = kg.RESCAL(SHAPE, dim=6, seed=seed).double()
     other = rotated(model, share=share)
     triples = torch.cartesian_prod(torch.arange(5), torch.arange(6), torch.arange(5, 9)).T
@@ -56,11 +56,11 @@ def test_vectors_along_hidden_axes_are_found_again():
     assert error(table @ find_axes(table, 0.875), 0.875) < 1e-9
 
 
-def test_a_run_of_rescal_loses_less_when_it_is_turned(small_graph, tmp_path):
+def test_a_rotated_run_loses_less(small_graph, tmp_path):
     model = kg.RESCAL(small_graph.shape, dim=8, seed=0)
     run = kg.train(model, small_graph, regularizer=kg.DURA(0.01), epochs=3, batch_size=50, out=tmp_path / "run")
     as_is = sparsify(run.folder, share=0.7, out=tmp_path / "as-is")
-    made = sparsify(run.folder, share=0.7, turn=True, out=tmp_path / "rotated")
+    made = sparsify(run.folder, share=0.7, rotate=True, out=tmp_path / "rotated")
     assert [as_is.sparsity["rotated"], made.sparsity["rotated"]] == [False, True]
     lengths = [float(one.model.entities.detach().norm()) for one in (as_is, made)]
     assert lengths[0] < lengths[1] < float(run.model.entities.detach().norm())
@@ -71,8 +71,8 @@ def test_a_run_of_rescal_loses_less_when_it_is_turned(small_graph, tmp_path):
     torch.testing.assert_close(again.model.entities, expected.entities)
 
 
-def test_other_models_are_told():
-    with pytest.raises(kg.RequestError, match="Only the axes of RESCAL can be rotated .* those of ComplEx are tied"):
+def test_other_models_are_refused():
+    with pytest.raises(kg.RequestError, match="Only RESCAL can be rotated .* the axes of ComplEx are tied"):
         rotated(kg.ComplEx(SHAPE, dim=2), share=0.5)
-    with pytest.raises(kg.RequestError, match="For 70 %, say 0.7"):
+    with pytest.raises(kg.RequestError, match="70 % is written 0.7"):
         rotated(kg.RESCAL(SHAPE, dim=2), share=70)

@@ -1,0 +1,235 @@
+"""Queries and their answers, silhouettes, projections, and Figure 1."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from paper.projection import (
+    SHARED,
+    NamedQuery,
+    compute_plane,
+    find_queries,
+    group_answers,
+    pick_query,
+    project,
+    short_relation,
+    silhouette,
+)
+from paper.registry import published
+from tests.conftest import graph_of
+
+LABELS = {"e0": "organ", "e1": "organ", "e2": "Germany", "e3": "funk", "e4": "funk"}
+
+
+@pytest.fixture
+def labelled() -> kg.Graph:
+    """Two organs, of which e1 plays r0 and neither r2; two funks, with one answer each to r1."""
+    graph = graph_of([(1, 0, 5), (1, 0, 6), (3, 1, 5), (4, 1, 6)], [(2, 0, 7)], [(1, 0, 8), (2, 2, 8)])
+    relations = kg.Vocabulary(["/music/role", "/music/genre/artists", "/a/b./c/is_in"], kind="relation")
+    return kg.Graph(
+        "made", kg.Vocabulary(graph.entities.names, LABELS), relations, graph.train, graph.valid, graph.test
+    )
+
+
+def query(*answers: int, name: str = "") -> NamedQuery:
+    return NamedQuery(0, 0, name, np.array(answers))
+
+
+# -- the queries ------------------------------------------------------------------------------------------
+
+
+def test_a_shared_label_means_the_entity_with_answers(labelled):
+    organ, germany = find_queries(labelled, [("organ", "/music/role"), ["Germany", "/a/b./c/is_in"]])
+    assert (organ.head, organ.relation, organ.name) == (1, 0, "organ · role")
+    assert organ.answers.tolist() == [5, 6, 8]  # of train and of test
+    assert (germany.head, germany.name, germany.answers.tolist()) == (2, "Germany · is in", [8])
+
+
+def test_a_shared_label_means_the_entity_with_the_most_answers(labelled):
+    more = np.concatenate([labelled.train, np.array([[4, 1, 7]], dtype=np.int32)])
+    graph = kg.Graph("made", labelled.entities, labelled.relations, more, labelled.valid, labelled.test)
+    [funk] = find_queries(graph, [("funk", "/music/genre/artists")])
+    assert (funk.head, funk.answers.tolist()) == (4, [6, 7])
+
+
+def test_answers_come_from_the_given_splits(labelled):
+    [organ] = find_queries(labelled, [("organ", "/music/role")], splits=["train"])
+    assert organ.answers.tolist() == [5, 6]
+
+
+def test_heads_are_found_by_name_and_regardless_of_case(labelled):
+    by_name, by_case = find_queries(labelled, [("e1", "/music/role"), ("germany", "/music/role")])
+    assert (by_name.head, by_case.head) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (("Germani", "/music/role"), r"No entity is named 'Germani' among the 9 known. Did you mean 'Germany'\?$"),
+        (("Germany", "/music/rol"), r"No relation is named '/music/rol' among the 3 known."),
+        (
+            ("Germany", "/music/genre/artists"),
+            r"'Germany' has no answer to '/music/genre/artists' in train or valid or test of made.",
+        ),
+        (
+            ("organ", "/a/b./c/is_in"),
+            r"None of the 2 entities called 'organ' has an answer to '/a/b./c/is_in' in train",
+        ),
+        (
+            ("funk", "/music/genre/artists"),
+            r"'funk' stands for 2 entities of made with 1 answers each to '/music/genre/artists': 'e3', 'e4'. Use one",
+        ),
+    ],
+)
+def test_unknown_and_ambiguous_queries_are_refused(labelled, asked, sentence):
+    with pytest.raises(kg.RequestError, match=sentence):
+        find_queries(labelled, [asked])
+
+
+def test_a_graph_without_labels_gets_a_hint(small_graph):
+    with pytest.raises(
+        kg.RequestError, match=r"No entity is named 'Germany' .* read without labels; load_graph\(…, labels"
+    ):
+        find_queries(small_graph, [("Germany", "r0")])
+
+
+@pytest.mark.parametrize(
+    ("path", "short"),
+    [
+        ("/location/location/contains", "contains"),
+        ("/a/degree./b/major_field_of_study", "major field of study"),
+        ("_member_meronym", "member meronym"),
+        ("borders", "borders"),
+        ("https://example.org/part_of/", "part of"),
+    ],
+)
+def test_the_short_name_of_a_relation_is_the_end_of_its_path(path, short):
+    assert short_relation(path) == short
+
+
+def test_the_ten_queries_of_the_paper_are_in_the_graph(data_folder):
+    graph = kg.load_graph("FB15k-237")
+    queries = find_queries(graph, published()["tsne_queries"])
+    assert len(queries) == 10
+    assert min(len(query.answers) for query in queries) > 50  # as Section 5.4 says
+    assert queries[2].name == "Germany · contains"
+    assert graph.entities.label(queries[8].head) == "organ"
+
+
+# -- their answers ----------------------------------------------------------------------------------------
+
+
+def test_an_answer_of_two_queries_appears_once_in_the_shared_group():
+    entities, groups = group_answers([query(3, 5), query(1, 5, 7), query(5)])
+    assert entities.tolist() == [1, 3, 5, 7]
+    assert groups.tolist() == [1, 0, SHARED, 1]
+
+
+def test_the_silhouette_by_hand():
+    """The example of docs/analysis.md."""
+    line = np.array([[0.0, 0.0], [1, 0], [4, 0], [6, 0]])
+    found = silhouette(line, np.array([0, 0, 1, 1]))
+    assert found.by_group == pytest.approx({0: (0.8 + 0.75) / 2, 1: (3 / 7 + 7 / 11) / 2})
+    assert found.mean == pytest.approx((0.8 + 0.75 + 3 / 7 + 7 / 11) / 4)
+
+
+def test_by_cosine_only_directions_count():
+    rays = np.array([[1.0, 0.0], [9, 0], [0, 1], [0, 50]])
+    assert silhouette(rays, np.array([0, 0, 1, 1]), metric="cosine").mean == pytest.approx(1)
+
+
+def test_shared_entities_are_left_out_of_the_silhouette():
+    line = np.array([[0.0, 0.0], [1, 0], [100, 7], [4, 0], [6, 0]])
+    found = silhouette(line, np.array([0, 0, SHARED, 1, 1]))
+    assert found == silhouette(np.delete(line, 2, axis=0), np.array([0, 0, 1, 1]))
+
+
+@pytest.mark.parametrize("groups", [[0, 0, 0], [0, 1, 2], [0, SHARED, SHARED]])
+def test_a_silhouette_needs_groups(groups):
+    with pytest.raises(kg.RequestError, match="needs at least two groups, and more vectors than groups"):
+        silhouette(np.eye(3), np.array(groups))
+
+
+def test_a_projection_has_all_answers_and_its_numbers(labelled):
+    model = kg.CP(labelled.shape, dim=4, init_scale=1.0)
+    with torch.no_grad():
+        model.tails[5:7] += 20
+    queries = [query(5, 6, 8, name="one"), query(2, 3, 8, name="two"), query(8, name="three")]
+    found = project(model, queries, seed=1)
+    assert found.entities.tolist() == [2, 3, 5, 6, 8]
+    assert found.groups.tolist() == [1, 1, 0, 0, SHARED]
+    assert found.positions.shape == (5, 2)
+    assert found.num_shared == 1
+    told = json.loads(json.dumps(found.as_dict()))
+    assert [one["name"] for one in told["queries"]] == ["one", "two", "three"]
+    assert told["queries"][0]["silhouettes"]["euclidean"] > 0.5
+    assert told["queries"][2] == {
+        **{"head": 0, "relation": 0, "name": "three", "num_answers": 1},
+        "silhouettes": {"euclidean": None, "cosine": None},  # it has no answer of its own
+    }
+    with pytest.raises(kg.RequestError, match="there are none"):
+        project(model, [])
+
+
+def test_without_scikit_learn_the_error_has_the_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    with pytest.raises(kg.RequestError, match=r"silhouette needs scikit-learn. .*pip install 'dualkg\[analysis"):
+        silhouette(np.eye(4), np.array([0, 0, 1, 1]))
+
+
+# -- the plane --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_kinds() -> kg.Graph:
+    """Entities 1 to 5 answer three queries together; 6 to 10 share but one, though they have others."""
+    alike = [(head, 0, tail) for head in (0, 11, 12) for tail in range(1, 6)]
+    motley = [(0, 1, tail) for tail in range(6, 11)] + [(tail + 5, 1, tail) for tail in range(6, 11)]
+    return graph_of([*alike, *motley, (13, 0, 1)])
+
+
+def test_the_picked_query_has_the_most_overlap_between_its_tails(two_kinds):
+    found = pick_query(two_kinds)
+    assert (found.head, found.relation, found.name) == (0, 0, "e0 · r0")
+    assert found.answers.tolist() == [1, 2, 3, 4, 5]
+
+
+def test_distances_in_the_plane_by_hand(two_kinds):
+    """Tails at (0, 0) but for one at (0, 5), h R at (0, −2), others at (3, 0) and (−3, 0), by the spread."""
+    model = kg.CP(two_kinds.shape, dim=2)
+    num_entities = two_kinds.shape.num_entities
+    with torch.no_grad():
+        model.tails.zero_()
+        model.tails[6:, 0] = torch.tensor([3.0, -3.0]).repeat(num_entities)[: num_entities - 6]
+        model.tails[5] = torch.tensor([0.0, 5.0])
+        model.entities[0] = torch.tensor([0.0, 4.0])
+        model.relations[0] = torch.tensor([1.0, -0.5])
+    tails = model.tails.detach().numpy()
+    spread = np.linalg.norm(tails - tails.mean(0), axis=1).mean()
+    found = compute_plane(model, two_kinds, pick_query(two_kinds))
+    np.testing.assert_allclose(found.mapped_head * spread, [0, -2], atol=1e-6)
+    assert found.distances["centroid"] * spread == pytest.approx((4 * 1 + 4) / 5)  # the centroid is (0, 1)
+    assert found.distances["hR"] * spread == pytest.approx((4 * 2 + 7) / 5)
+    assert len(found.tails) + len(found.others) == num_entities
+    assert found.num_queries == 4  # three of r0, one of r1
+    assert json.loads(json.dumps(found.as_dict()))["medians"]["centroid"] == pytest.approx(found.distances["centroid"])
+
+
+def test_models_and_graphs_without_a_figure_are_refused(two_kinds, small_graph):
+    with pytest.raises(kg.RequestError, match="needs a CP or DistMult model with dim 2; this is CP with dim 3"):
+        compute_plane(kg.CP(two_kinds.shape, dim=3), two_kinds, pick_query(two_kinds))
+    with pytest.raises(kg.RequestError, match="this is RESCAL with dim 2"):
+        compute_plane(kg.RESCAL(two_kinds.shape, dim=2), two_kinds, pick_query(two_kinds))
+    with pytest.raises(kg.RequestError, match="The model was made for 30 entities"):
+        compute_plane(kg.CP(small_graph.shape, dim=2), two_kinds, pick_query(two_kinds))
+    with pytest.raises(kg.RequestError, match="5 to 20 tails, and made has none in train"):
+        pick_query(graph_of([(0, 0, 1), (0, 0, 2)]))
+    still = kg.DistMult(two_kinds.shape, dim=2, init_scale=0.0)
+    with pytest.raises(kg.RequestError, match="All entities are at one point"):
+        compute_plane(still, two_kinds, pick_query(two_kinds))
