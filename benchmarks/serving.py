@@ -87,12 +87,12 @@ def serve(run: str, *, way: str, probabilities: bool) -> None:
     from dualkg.serve.app import application
     from dualkg.serve.limits import Limits
     from dualkg.serve.server import address_of, bind, server_for
-    from dualkg.serve.state import ServedRuns
+    from dualkg.serve.service import ServedRuns
 
     served = ServedRuns.load([Path(run)], device="cpu")
     if not probabilities:
         served.get(None).predictor.calibration = None
-    app = application(served, together=way == "together")
+    app = application(served, micro_batching=way == "together")
     listening = bind("127.0.0.1", 0)
     server = server_for(app, limits=Limits())
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
@@ -155,13 +155,13 @@ def measure(job: Job, run: Path, way: str, *, seconds: int, folder: Path) -> dic
 
 
 def batches(address: str) -> float | None:
-    """Questions in a batch, on average; none where each was asked by itself."""
+    """Mean number of queries in a batch; none without micro-batching."""
     from urllib.request import urlopen
 
     with urlopen(f"{address}/metrics") as reply:
         text = reply.read().decode()
-    counts = dict(re.findall(r"^dualkg_(batches|questions)_total (\d+)", text, re.M))
-    return int(counts["questions"]) / int(counts["batches"]) if int(counts["batches"]) else None
+    counts = dict(re.findall(r"^dualkg_(batches|queries)_total (\d+)", text, re.M))
+    return int(counts["queries"]) / int(counts["batches"]) if int(counts["batches"]) else None
 
 
 # -- the page, and all of it --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Two runs of a small graph whose names would like to be something else, and servers for them."""
+"""Two runs of a small graph with names that look like markup, paths or commands, and servers for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 
 import dualkg as kg
 from dualkg.inference.calibration_store import calibration_for
+from dualkg.inference.predictor import Predictor
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import address_of, bind, server_for
-from dualkg.serve.state import ServedRuns
+from dualkg.serve.service import ServedRuns
 
 HOSTILE = [
     "<script>alert('x')</script>",
@@ -54,7 +55,7 @@ def hostile_graph() -> kg.Graph:
 
 @pytest.fixture(scope="session")
 def untouched_folders(tmp_path_factory) -> list[Path]:
-    """`calibrated`, and `plain` without probabilities: to be copied, for servers write into folders that they serve."""
+    """`calibrated`, and `plain` without probabilities; to be copied, since servers write into run folders."""
     folder, graph = tmp_path_factory.mktemp("serve"), hostile_graph()
     for name, seed in (("calibrated", 0), ("plain", 1)):
         model = kg.ComplEx(graph.shape, dim=4)
@@ -65,7 +66,7 @@ def untouched_folders(tmp_path_factory) -> list[Path]:
 
 @pytest.fixture(scope="session")
 def run_folders(untouched_folders, tmp_path_factory) -> list[Path]:
-    """Copies of the two that all tests share."""
+    """Copies of the two folders that all tests share."""
     folder = tmp_path_factory.mktemp("served")
     return [shutil.copytree(one, folder / one.name) for one in untouched_folders]
 
@@ -75,31 +76,38 @@ def served(run_folders) -> ServedRuns:
     return ServedRuns.load(run_folders, device="cpu")
 
 
+def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
+    """Poll a condition; it fails after a time that only a broken server needs."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @contextmanager
 def serving(app) -> Iterator[str]:
-    """The address of an application that a server runs meanwhile, in a thread."""
+    """The address of an application that runs in a thread."""
     listening = bind("127.0.0.1", 0)
-    server = server_for(app, limits=Limits(closing_seconds=5))
+    server = server_for(app, limits=Limits(shutdown_seconds=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:
-        while not server.started:
-            time.sleep(0.01)
+        until(lambda: server.started)
         yield address_of(listening)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(60)
         listening.close()
 
 
 @pytest.fixture
 def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
-    """Starts a server with some choices: `client_of(token="secret")`."""
+    """Start a server with some options: `client_of(token="secret")`."""
     with ExitStack() as stack:
 
-        def start(limits: Limits | None = None, **choices) -> httpx.Client:
-            address = stack.enter_context(serving(application(served, limits=limits, **choices)))
-            return stack.enter_context(httpx.Client(base_url=address, timeout=30))
+        def start(limits: Limits | None = None, **options) -> httpx.Client:
+            address = stack.enter_context(serving(application(served, limits=limits, **options)))
+            return stack.enter_context(httpx.Client(base_url=address, timeout=120))
 
         yield start
 
@@ -112,5 +120,21 @@ def address(served) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(address) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=30) as found:
+    with httpx.Client(base_url=address, timeout=120) as found:
         yield found
+
+
+@pytest.fixture
+def blocked(monkeypatch):
+    """A context within which no batch of queries is finished."""
+    finish, answer = threading.Event(), Predictor.predict
+    monkeypatch.setattr(Predictor, "predict", lambda *args: finish.wait(120) and answer(*args))
+
+    @contextmanager
+    def block() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            finish.set()
+
+    return block()

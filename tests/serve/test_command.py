@@ -1,4 +1,4 @@
-"""`dualkg serve`, as people type it."""
+"""The command `dualkg serve`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_one_request_without_a_port(run_cli, run_folders):
     assert told.code == 0
     assert told.json["entity"]["label"] == "Twenty"
     told = run_cli("serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2")
-    assert [len(told.json["answers"]), told.json["run"]] == [2, "plain"]
+    assert [len(told.json["predictions"]), told.json["run"]] == [2, "plain"]
 
 
 def test_one_request_with_a_token(run_cli, run_folders):
@@ -39,25 +39,25 @@ def test_one_wrong_request(run_cli, run_folders, address, sentence):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--get", "entity"), "An address begins with a slash, such as /entity/France.json; 'entity' came."),
-        (("--host", "0.0.0.0"), "On 0.0.0.0 other machines could reach the server. Give them a token with --token,"),
-        (("--token", ""), "A token is made of ASCII letters, digits and signs, and is not empty."),
-        (("--timeout", "0"), "A time limit is above 0 seconds; 0 came."),
+        (("--get", "entity"), "An address must begin with a slash, such as /entity/France.json; got 'entity'."),
+        (("--host", "0.0.0.0"), "On 0.0.0.0 other machines could reach the server. Protect it with --token,"),
+        (("--token", ""), "A token must consist of ASCII letters, digits and punctuation, and must not be empty."),
+        (("--timeout", "0"), "A time limit must be above 0 seconds; got 0."),
     ],
 )
-def test_what_cannot_be_served_is_told(run_cli, run_folders, words, sentence):
+def test_wrong_options(run_cli, run_folders, words, sentence):
     told = run_cli("serve", run_folders[0], *words)
     assert told.code == 2
     assert told.err.startswith(f"dualkg: {sentence}")
 
 
-def test_no_run_is_told_as_ever(run_cli, tmp_path):
+def test_a_missing_run(run_cli, tmp_path):
     told = run_cli("serve", tmp_path / "none", "--port", 0)
     assert told.code == 2
     assert "none does not exist" in told.err
 
 
-def test_without_the_extra_the_line_that_installs_it(run_folders):
+def test_without_the_serve_extra(run_folders):
     code = (
         "import sys; sys.modules['fastapi'] = None\n"
         f"sys.argv = ['dualkg', 'serve', {str(run_folders[0])!r}]\n"
@@ -69,8 +69,8 @@ def test_without_the_extra_the_line_that_installs_it(run_folders):
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_tells_its_address_and_ends_when_asked_to(run_folders, end):
-    """What is under way when it is stopped is still answered."""
+def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
+    """A request in progress is still answered."""
     words = [sys.executable, "-m", "dualkg", "serve", *map(str, run_folders), "--port", "0", "--access-log"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -83,8 +83,8 @@ def test_a_server_tells_its_address_and_ends_when_asked_to(run_folders, end):
             target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=asked, timeout=60))
         )
         asking.start()
-        while not replies and "under_way 1\n" in httpx.get(f"{address}/metrics").text:
-            time.sleep(0.005)  # only this request itself is under way
+        while not replies and "in_progress 1.0\n" in httpx.get(f"{address}/metrics").text:
+            time.sleep(0.005)  # only this request itself is in progress
         server.send_signal(end)
         asking.join()
         out, err = server.communicate(timeout=60)
@@ -100,8 +100,8 @@ def test_a_server_tells_its_address_and_ends_when_asked_to(run_folders, end):
     assert {request["status"] for request in requests} == {200}
 
 
-def test_a_browser_is_opened_where_it_is_served(run_folders, tmp_path):
-    """A browser that asks for the page and stays: the server answers it meanwhile."""
+def test_a_browser_is_opened(run_folders, tmp_path):
+    """The server answers while the browser runs."""
     told, browser = tmp_path / "told", tmp_path / "browser"
     asking = tmp_path / "asking.py"
     asking.write_text(

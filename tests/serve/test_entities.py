@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from dualkg.inference.scoring import triple_log_probabilities
-from dualkg.serve import state
+from dualkg.serve import service
 from dualkg.serve.app import application
-from dualkg.serve.limits import Limits
-from dualkg.serve.state import ServedRuns
+from dualkg.serve.routes import entities
+from dualkg.serve.service import ServedRuns
 from tests.serve.conftest import HOSTILE, serving
 
 
 @pytest.mark.parametrize(
-    ("typed", "first", "how"),
+    ("typed", "first", "match_type"),
     [
         ("thing 2", "thing 20", "prefix"),
         ("TWENTY-ONE", "thing 21", "exact"),
@@ -31,26 +31,26 @@ from tests.serve.conftest import HOSTILE, serving
         ("passwd", HOSTILE[2], "word"),
     ],
 )
-def test_names_are_found_as_people_type(client, typed, first, how):
+def test_names_are_found_while_typing(client, typed, first, match_type):
     found = client.get("/api/entities", params={"q": typed, "k": 5}).json()["entities"]
-    assert (found[0]["name"], found[0]["match_type"]) == (first, how)
+    assert (found[0]["name"], found[0]["match_type"]) == (first, match_type)
     assert len(found) <= 5
 
 
-def test_nothing_is_found_for_nothing(client):
+def test_no_match(client):
     for typed in ("", "\n", "qqqqqqqqqq", "x" * 1999):
         assert client.get("/api/entities", params={"q": typed}).json()["entities"] == []
 
 
 @pytest.mark.parametrize("name", [*HOSTILE, "Twenty"])
-def test_all_about_an_entity(client, served, name):
+def test_entity_details(client, served, name):
     run = served.get("calibrated")
-    id, graph = run.entities.id(name), run.run.graph
+    id, graph = run.graph.entities.id(name), run.graph
     reply = client.get(f"/api/entity/{quote(name, safe='')}")
     assert reply.status_code == 200
     found = reply.json()
     assert found["entity"]["id"] == id
-    assert found["entity"]["name"] == run.entities[id]
+    assert found["entity"]["name"] == run.graph.entities[id]
     every = np.concatenate([graph.train, graph.valid, graph.test])
     assert found["num_known"] == len(found["known"]) == int((every[:, [0, 2]] == id).any(1).sum())
     known = {tuple(row) for row in every.tolist()}
@@ -64,10 +64,10 @@ def test_all_about_an_entity(client, served, name):
     assert client.get(f"/entity/{quote(name, safe='')}.json").json() == found
 
 
-def test_the_best_prediction_is_the_best_of_all(client, served):
-    """Held against every triple of the entity, measured one by one."""
+def test_the_first_prediction_is_the_best_of_all_triples(client, served):
+    """Compared with every triple of the entity."""
     run = served.get("calibrated")
-    predictor, shape = run.predictor, run.run.graph.shape
+    predictor, shape = run.predictor, run.graph.shape
     prior_correction, best = predictor.prior_correction, (-1.0, ())
     for relation in range(shape.num_relations):
         for other in range(shape.num_entities):
@@ -87,41 +87,44 @@ def test_the_best_prediction_is_the_best_of_all(client, served):
     assert first["probability"] == pytest.approx(best[0], abs=1e-5)
 
 
-def test_an_unknown_entity_gets_the_sentence_and_the_nearest_names(client):
+def test_an_unknown_entity_gets_a_message_and_similar_names(client):
     for address in ("/api/entity/thnig 33", "/entity/thnig 33.json"):
         reply = client.get(address)
         assert reply.status_code == 404
         assert reply.json()["error"].startswith(
             "No entity is named 'thnig 33' among the 40 known. Did you mean 'thing 33'"
         )
-        assert reply.json()["near"][0].startswith("thing")
+        assert reply.json()["suggestions"][0].startswith("thing")
 
 
-def test_the_map_is_made_once_and_kept(untouched_folders, tmp_path):
+def test_the_map_is_computed_once_and_stored(untouched_folders, tmp_path):
     folder = shutil.copytree(untouched_folders[0], tmp_path / "mine")
     with (
         serving(application(ServedRuns.load([folder], device="cpu"))) as address,
         httpx.Client(base_url=address, timeout=30) as client,
     ):
-        _the_map_is_made_once(client, folder / "map.parquet")
+        assert_computed_once(client, folder / "map.parquet")
 
 
-def _the_map_is_made_once(client, kept):
+def assert_computed_once(client, path):
     first = client.get("/api/map").json()
     assert len(first["x"]) == len(first["y"]) == len(first["names"]) == 40
     assert max(map(abs, first["x"] + first["y"])) == pytest.approx(1.0)
     assert first["labels"][20] == "Twenty"
-    written = kept.stat().st_mtime_ns
+    written = path.stat().st_mtime_ns
     assert client.get("/api/map").json() == first
-    assert kept.stat().st_mtime_ns == written
+    assert path.stat().st_mtime_ns == written
 
 
-def test_a_map_that_takes_long_is_told(client_of, monkeypatch):
-    go_on = Event()
-    monkeypatch.setattr(state, "entity_map", lambda run: np.zeros((40, 2)) if go_on.wait(30) else None)
-    client = client_of(Limits(seconds=1.5))
+def test_a_map_that_takes_long_is_pending(client_of, monkeypatch):
+    """No request waits for the map: the first one is answered while the map is blocked."""
+    finish = Event()
+    monkeypatch.setattr(service, "entity_map", lambda run: np.zeros((40, 2)) if finish.wait(60) else None)
+    monkeypatch.setattr(entities, "MAP_SHARE", 0)
+    client = client_of()
     reply = client.get("/api/map", params={"run": "plain"})
     assert reply.status_code == 202
-    assert reply.json()["sentence"] == "The map of 40 entities is being made. Ask again in a while."
-    go_on.set()
+    assert reply.json()["message"] == "The map of 40 entities is being computed. Try again in a while."
+    finish.set()
+    monkeypatch.setattr(entities, "MAP_SHARE", 0.8)
     assert client.get("/api/map", params={"run": "plain"}).status_code == 200

@@ -1,4 +1,4 @@
-"""The page of the map; what a browser draws is tested in one."""
+"""The page of the map; tests of the drawing are in browser/."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 
 from dualkg.analysis.projection import save_map
 from dualkg.serve.app import application
-from dualkg.serve.limits import Limits
+from dualkg.serve.routes import entities
 from dualkg.serve.server import request_once
-from dualkg.serve.state import Maps, ServedRuns
+from dualkg.serve.service import EntityMaps, ServedRuns
 from tests.serve.conftest import HOSTILE
 
 
@@ -26,12 +26,12 @@ def mapped(untouched_folders, tmp_path):
     return ServedRuns.load([folder], device="cpu")
 
 
-def asked(served, address):
+def get(served, address):
     reply = request_once(application(served), address)
     return reply, reply.body.decode()
 
 
-def test_the_page_holds_the_question(client):
+def test_the_form_has_the_query(client):
     page = client.get("/map", params={"entity": "Twenty", "relation": "is a", "find": "head"})
     assert page.status_code == 200
     assert 'value="Twenty"' in page.text
@@ -39,14 +39,14 @@ def test_the_page_holds_the_question(client):
     assert re.search(r'value="head" checked', page.text)
 
 
-def test_it_begins_without_one(client):
+def test_the_form_is_empty_without_a_query(client):
     page = client.get("/map").text
     assert "40 entities" in page
     assert "data-name" not in page
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_is_never_markup(client, name):
+def test_a_name_is_not_markup(client, name):
     page = client.get("/map", params={"entity": name, "relation": "<b>bold</b>"})
     assert page.status_code == 200
     assert "<b>bold" not in page.text
@@ -54,22 +54,37 @@ def test_a_name_is_never_markup(client, name):
     assert " style=" not in page.text
 
 
-def test_a_name_that_is_not_there_gets_a_page(client):
+def test_an_unknown_name_gets_a_page(client):
     page = client.get("/map", params={"entity": "Twnty"})
     assert page.status_code == 404
     assert page.headers["content-type"].startswith("text/html")
-    assert "No entity is named &#x27;Twnty&#x27;" in page.text
+    assert "No entity is named &#39;Twnty&#39;" in page.text
     assert client.get("/map", params={"find": "relation"}).status_code == 422
 
 
-def test_the_same_for_programs(mapped):
-    reply, body = asked(mapped, "/map.json")
+def test_the_map_as_json(mapped):
+    reply, body = get(mapped, "/map.json")
     assert reply.status == 200
-    assert body == asked(mapped, "/api/map")[1]
+    assert body == get(mapped, "/api/map")[1]
 
 
-def test_a_map_in_the_making_is_told(mapped, monkeypatch):
-    monkeypatch.setattr(Maps, "of", lambda self, run: Future())
-    reply = request_once(application(mapped, limits=Limits(seconds=2)), "/map.json")
+def test_a_pending_map(mapped, monkeypatch):
+    monkeypatch.setattr(EntityMaps, "of", lambda self, run: Future())
+    monkeypatch.setattr(entities, "MAP_SHARE", 0)
+    reply = request_once(application(mapped), "/map.json")
     assert reply.status == 202
-    assert b"is being made" in reply.body
+    assert b"is being computed" in reply.body
+
+
+def test_the_predictions_of_a_query(client):
+    asked = {"entity": "Twenty", "relation": "likes"}
+    page = client.get("/map/predictions", params=asked)
+    found = client.get("/query.json", params={"head": "Twenty", "relation": "likes", "k": 200}).json()
+    assert page.status_code == 200
+    assert f"{len(found['predictions'])} new, {len(found['known'])} known" in page.text
+    ids = [int(id) for id in re.findall(r'<li[^>]* data-id="(\d+)"', page.text)]
+    by_probability = sorted(found["predictions"], key=lambda one: -one["probability"])
+    assert ids == [one["id"] for one in by_probability + found["known"]]
+    strengths = [float(value) for value in re.findall(r'data-strength="([\d.e-]+)"', page.text)]
+    assert max(strengths) == strengths[0] == 1
+    assert client.get("/map/predictions", params=asked | {"entity": "nobody"}).status_code == 404

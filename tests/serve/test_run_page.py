@@ -11,9 +11,10 @@ import pytest
 
 import dualkg as kg
 from dualkg.serve.app import application
-from dualkg.serve.pages.run import Axis, curves, reliability, ticks, written
+from dualkg.serve.pages.run import Axis, line_chart, metric_text, reliability_diagram, ticks
 from dualkg.serve.server import request_once
-from dualkg.serve.state import ServedRun, ServedRuns
+from dualkg.serve.service import ServedRun, ServedRuns
+from dualkg.serve.templating import TEMPLATES
 from tests.serve.conftest import hostile_graph
 
 
@@ -42,7 +43,7 @@ def test_two_runs_are_side_by_side(client):
     assert page.text.count("<svg") > 5
 
 
-def test_one_alone(client, served):
+def test_one_run_alone(client, served):
     assert [run["run"] for run in client.get("/run.json?with=").json()["runs"]] == ["calibrated"]
     page = client.get("/run", params={"with": ""}).text
     assert "Where they differ most" not in page
@@ -51,21 +52,21 @@ def test_one_alone(client, served):
     assert f"ComplEx with DURA, dim 4, on the {number} training triples of made: 3 epochs" in page
 
 
-def test_the_second_first(client):
+def test_the_second_run_first(client):
     found = client.get("/run.json", params={"run": "plain"}).json()
     assert [run["run"] for run in found["runs"]] == ["plain", "calibrated"]
     assert found["comparison"]["a"] == "plain"
 
 
-def test_an_unknown_run_is_told(client):
+def test_an_unknown_run(client):
     for asked in ({"run": "other"}, {"with": "other"}):
         page = client.get("/run", params=asked)
         assert page.status_code == 404
-        assert "No run that is served is named" in page.text
+        assert "No served run is named" in page.text
     assert client.get("/run.json", params={"with": "other"}).status_code == 404
 
 
-def test_names_are_text(client):
+def test_names_are_not_markup(client):
     page = client.get("/run").text
     assert "&lt;b&gt;bold&lt;/b&gt;" in page
     assert "<b>bold" not in page
@@ -74,7 +75,7 @@ def test_names_are_text(client):
     assert not re.search(r"<script(?! src=)", page)
 
 
-def test_two_graphs_cannot_be_compared_but_are_shown(run_folders, served):
+def test_runs_of_two_graphs_are_shown_without_a_comparison(run_folders, served):
     graph = kg.load_graph("world")
     other = kg.train(kg.ComplEx(graph.shape, dim=2), graph, batch_size=2000, epochs=1)
     runs = ServedRuns([*served, ServedRun.of(other, name="of another graph", device="cpu")])
@@ -84,56 +85,60 @@ def test_two_graphs_cannot_be_compared_but_are_shown(run_folders, served):
     assert "Where they differ most" not in page
 
 
-def test_the_diagram_where_it_was_checked(run_cli, run_folders, tmp_path):
+def test_the_reliability_diagram(run_cli, run_folders, tmp_path):
     shutil.copytree(run_folders[0], tmp_path / "checked")
     assert run_cli("calibrate", tmp_path / "checked").code == 0
     _, page = page_of(ServedRuns.load([tmp_path / "checked"], device="cpu"))
     assert "Calibration error" in page
-    assert "Answer sets hold" in page
+    assert "Prediction sets hold" in page
     assert 'class="diagonal"' in page
 
 
-def test_a_run_without_probabilities_says_how_to_have_them(served):
+def test_a_run_without_calibration(served):
     _, page = page_of(ServedRuns([served.get("plain")]))
     assert "The run has no probabilities yet." in page
 
 
 def test_a_run_of_one_epoch_with_a_long_name():
-    choices = {"model": {"dim": 2}, "training": {"epochs": 1}, "validation": {"every": 1}}
-    run = kg.train_recipe(kg.Recipe.model_validate(choices), graph=hostile_graph())
+    config = {"model": {"dim": 2}, "training": {"epochs": 1}, "validation": {"every": 1}}
+    run = kg.train_recipe(kg.Recipe.model_validate(config), graph=hostile_graph())
     status, page = page_of(ServedRuns([ServedRun.of(run, name="a" * 300, device="cpu")]))
     assert status == 200
     assert page.count('class="line a"') == 2
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (2.21, 6.7), (0.35, 0.36), (5, 5), (0, 40), (-3, 1e6), (1e-9, 2e-9)])
-def test_ticks_are_around_what_is_shown(low, high):
+def test_ticks_enclose_the_values(low, high):
     found = ticks(low, high)
     assert found[0] <= low <= high <= found[-1] + 1e-9
     assert 2 <= len(found) <= 8
     assert found == sorted(set(found))
 
 
-def test_an_axis_by_hand():
+def test_axis():
     assert [Axis(0, 10, 100, 200)(value) for value in (0, 5, 10)] == [100, 150, 200]
     assert [Axis(0.01, 1, 0, 100, log=True)(value) for value in (0, 0.01, 0.1, 1)] == [0, 0, 50, 100]
 
 
-def test_curves_leave_out_what_is_no_number():
-    assert curves([[]], said="", under="", written=str) is None
-    drawn = curves([[(1, 2.0), (2, math.nan), (3, 1.0)]], said='"so"', under="epoch", written="{:.1f}".format)
+def test_charts_leave_out_nan():
+    assert line_chart([[]], label="", text=str) is None
+    chart = line_chart([[(1, 2.0), (2, math.nan), (3, 1.0)]], label='"label"', text="{:.1f}".format)
+    drawn = TEMPLATES.from_string("{% import 'macros.html' as m with context %}{{ m.chart_svg(chart) }}").render(
+        chart=chart
+    )
+    [line] = re.findall('<path d="([^"]*)" class="line a"', drawn)
     assert "nan" not in drawn
-    assert drawn.count("L") == 1
-    assert "&quot;so&quot;" in drawn
-    assert reliability([[], []], least=0.01, said="") is None
+    assert line.count("L") == 1
+    assert 'aria-label="&#34;label&#34;"' in drawn
+    assert reliability_diagram([[], []], least=0.01, label="") is None
 
 
-def test_numbers_as_papers_write_them():
-    assert [written("mrr", value) for value in (0.4795, 1.0, 0.0, None)] == [".479", "1.000", ".000", "–"]
-    assert [written("mr", value) for value in (16.42, 1234.5)] == ["16.4", "1,234"]
+def test_metric_text():
+    assert [metric_text("mrr", value) for value in (0.4795, 1.0, 0.0, None)] == [".479", "1.000", ".000", "–"]
+    assert [metric_text("mr", value) for value in (16.42, 1234.5)] == ["16.4", "1,234"]
 
 
-def test_a_program_gets_the_same(run_cli, run_folders):
+def test_the_page_as_json(run_cli, run_folders):
     told = run_cli("serve", *run_folders, "--get", "/run.json").json
     assert told["runs"][0]["reports"] == json.loads((run_folders[0] / "report.json").read_text())
-    assert len(told["comparison"]["questions"]) == 20
+    assert len(told["comparison"]["queries"]) == 20

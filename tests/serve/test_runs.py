@@ -1,4 +1,4 @@
-"""What is kept of a run, two runs side by side, new facts, and what the server tells of itself."""
+"""Details of a run, comparison of two, completion, and metrics."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.routes import completion
 from dualkg.serve.server import request_once
-from dualkg.serve.state import ServedRun, ServedRuns
+from dualkg.serve.service import ServedRun, ServedRuns
+from tests.serve.conftest import until
 
 
-def test_the_runs_by_name(client):
+def test_run_names(client):
     assert client.get("/api/runs").json() == {"runs": ["calibrated", "plain"]}
 
 
-def test_all_that_is_kept_of_a_run(client, run_folders):
+def test_run_details(client, run_folders):
     found = client.get("/api/run").json()
     assert found["model"] == "ComplEx"
     assert found["graph"]["counts"]["entities"] == 40
@@ -37,7 +38,7 @@ def test_all_that_is_kept_of_a_run(client, run_folders):
     assert not client.get("/api/run", params={"run": "plain"}).json()["calibrated"]
 
 
-def test_how_probabilities_held_is_told_where_it_was_checked(run_cli, untouched_folders, tmp_path):
+def test_calibration_checks_are_in_the_details(run_cli, untouched_folders, tmp_path):
     shutil.copytree(untouched_folders[0], tmp_path / "checked")
     assert run_cli("calibrate", tmp_path / "checked").code == 0
     told = run_cli("serve", tmp_path / "checked", "--get", "/api/run").json
@@ -45,26 +46,26 @@ def test_how_probabilities_held_is_told_where_it_was_checked(run_cli, untouched_
     assert told["coverage"]["target_coverage"] == 0.9
 
 
-def test_the_questions_on_which_two_runs_differ_most(client, run_cli, run_folders):
+def test_queries_on_which_two_runs_differ_most(client, run_cli, run_folders):
     found = client.get("/api/compare", params={"most": 5}).json()
     told = run_cli("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
     assert (found["a"], found["b"], found["split"]) == ("calibrated", "plain", "test")
-    assert [q["difference"] for q in found["questions"]] == [q["difference"] for q in told["differences"]]
-    assert found["questions"][0]["head"]["label"] == told["differences"][0]["head"]
+    assert [q["difference"] for q in found["queries"]] == [q["difference"] for q in told["differences"]]
+    assert found["queries"][0]["head"]["label"] == told["differences"][0]["head"]
     assert found["metrics"]["MRR"]["difference"] == pytest.approx(told["mrr"]["difference"])
     assert found["sentence"].split(" (")[0].rpartition(" ")[2] in told["sentence"]
 
 
-def test_one_run_alone_is_not_compared(served, client_of):
+def test_a_comparison_needs_two_runs(served, client_of):
     alone = application(ServedRuns([served.get("plain")]))
     reply = request_once(alone, "/api/compare")
     assert reply.status == 400
     assert json.loads(reply.body)["error"] == (
-        "Two runs are compared, and one is served. Serve both: dualkg serve RUN RUN"
+        "A comparison needs two runs, and one is served. Serve both: dualkg serve RUN RUN"
     )
 
 
-def test_runs_of_different_graphs_are_not_compared(served, small_graph):
+def test_runs_of_different_graphs_cannot_be_compared(served, small_graph):
     other = kg.train(kg.CP(small_graph.shape, dim=2), small_graph, epochs=1)
     app = application(ServedRuns([served.get("plain"), ServedRun.of(other, name="other", device="cpu")]))
     reply = request_once(app, "/api/compare")
@@ -74,7 +75,7 @@ def test_runs_of_different_graphs_are_not_compared(served, small_graph):
 
 def test_runs_must_have_different_names(served):
     run = served.get("plain")
-    with pytest.raises(RequestError, match="Two of the runs are called 'plain'."):
+    with pytest.raises(RequestError, match="Two of the runs are named 'plain'."):
         ServedRuns([run, run])
 
 
@@ -85,61 +86,62 @@ def lines_of(reply):
 
 
 @pytest.mark.parametrize("name", ["calibrated", "plain"])
-def test_new_facts_are_streamed(client, served, name):
+def test_completion_is_streamed(client, served, name):
     predictor = served.get(name).predictor
     lines = lines_of(client.get("/api/complete", params={"run": name, "top": 7, "types": False}))
     wanted = complete(predictor.model, predictor.graph, top=7, calibration=predictor.calibration)
     assert lines[0]["kind"] == "progress"
-    assert lines[-1] == {"kind": "end", "triples": 7}
+    assert lines[-1] == {"kind": "end", "num_triples": 7}
     triples = [line for line in lines if line["kind"] == "triple"]
     assert [[line[part]["id"] for part in ("head", "relation", "tail")] for line in triples] == wanted.triples.tolist()
     assert [line["rank"] for line in triples] == list(range(1, 8))
     assert ("probability" in triples[0]) == (name == "calibrated")
 
 
-def test_new_facts_of_some_relations_and_heads(client):
+def test_completion_of_some_relations_and_heads(client):
     asked = {"top": 50, "relation": ["likes", "<b>bold</b>"], "head": "Twenty"}
     triples = [line for line in lines_of(client.get("/api/complete", params=asked)) if line["kind"] == "triple"]
     assert {line["head"]["id"] for line in triples} == {20}
     assert {line["relation"]["id"] for line in triples} == {0, 2}
 
 
-def test_one_list_at_a_time(served):
+def test_one_completion_at_a_time(served):
     app = application(served)
     with app.state.service.completing:
         reply = request_once(app, "/api/complete")
     assert reply.status == 503
-    assert json.loads(reply.body)["error"].startswith("Another list of new triples is being made.")
+    assert json.loads(reply.body)["error"].startswith("Another completion is running.")
     assert request_once(application(served), "/api/complete").status == 200
 
 
-def test_a_list_that_takes_too_long_ends_with_a_sentence(client_of):
-    lines = lines_of(client_of(Limits(long_seconds=1e-6)).get("/api/complete"))
-    assert lines[-1]["error"].startswith("The list took longer than the 1e-06 seconds")
+def test_a_completion_that_takes_too_long_ends_with_an_error(client_of):
+    lines = lines_of(client_of(Limits(stream_seconds=1e-6)).get("/api/complete"))
+    assert lines[-1]["error"].startswith("The completion took longer than its limit of 1e-06 seconds")
 
 
-def test_a_list_that_nobody_reads_is_given_up(served, client_of, monkeypatch):
-    ended = Event()
+def test_a_completion_without_a_reader_is_cancelled(client_of, monkeypatch):
+    cancelled = Event()
 
-    def endless(*nouns, on_progress, **choices):
+    def endless(*args, on_progress, **options):
         try:
             while True:
                 on_progress(1, 2)
                 time.sleep(0.01)
         finally:
-            ended.set()
+            cancelled.set()
 
     monkeypatch.setattr(completion, "complete", endless)
     client = client_of()
     with client.stream("GET", "/api/complete") as reply:
-        assert json.loads(next(reply.iter_lines())) == {"kind": "progress", "done": 1, "of": 2}
+        assert json.loads(next(reply.iter_lines())) == {"kind": "progress", "done": 1, "total": 2}
         assert client.get("/api/complete").status_code == 503
-    assert ended.wait(10)
+    assert cancelled.wait(120)
     monkeypatch.undo()
+    until(lambda: client.get("/api/complete", params={"top": 1}).status_code == 200)  # the lock is released afterwards
     assert lines_of(client.get("/api/complete"))[-1]["kind"] == "end"
 
 
-def test_what_prometheus_reads(client):
+def test_metrics(client):
     client.get("/api/tails", params={"head": "thing 30", "relation": "likes"})
     client.get("/api/entity/%3Cnobody%3E%0A")
     client.get("/no/such/address")
@@ -147,13 +149,13 @@ def test_what_prometheus_reads(client):
     assert '\ndualkg_requests_total{route="/api/tails",status="200"} ' in text
     assert '\ndualkg_requests_total{route="/api/entity/{name}",status="404"} ' in text
     assert '\ndualkg_requests_total{route="other",status="404"} ' in text
-    assert '\ndualkg_entities{run="calibrated"} 40\n' in text
+    assert '\ndualkg_entities{run="calibrated"} 40.0\n' in text
     assert "nobody" not in text
     for line in text.splitlines():
         assert line.startswith("# ") or float(line.rpartition(" ")[2]) >= 0
 
 
-def test_a_name_cannot_break_what_prometheus_reads(served):
+def test_a_run_name_cannot_break_the_metrics(served):
     run = ServedRun(name='a"b\\c\nd', run=served.get("plain").run, predictor=served.get("plain").predictor)
     text = request_once(application(ServedRuns([run])), "/metrics").body.decode()
-    assert 'dualkg_entities{run="a\\"b\\\\c\\nd"} 40' in text.splitlines()
+    assert 'dualkg_entities{run="a\\"b\\\\c\\nd"} 40.0' in text.splitlines()

@@ -27,14 +27,14 @@ def serve(
     """Serve runs over HTTP: pages for a browser and a JSON API. The first run is the default."""
     from dualkg.serve.app import application
     from dualkg.serve.limits import Limits
-    from dualkg.serve.server import bind, check_reach, request_once
+    from dualkg.serve.server import bind, check_access, request_once
     from dualkg.serve.server import serve as start
-    from dualkg.serve.state import ServedRuns
+    from dualkg.serve.service import ServedRuns
 
-    check_reach(host, token)
+    check_access(host, token)
     limits = Limits(seconds=timeout)
     if get is not None:
-        unlimited = Limits(seconds=24 * 3600.0, long_seconds=24 * 3600.0)
+        unlimited = Limits(seconds=24 * 3600.0, stream_seconds=24 * 3600.0)
         app = application(ServedRuns.load(runs, device=device), limits=unlimited, token=token)
         reply = request_once(app, get, token=token)
         text = reply.body.decode("utf-8")
@@ -48,7 +48,7 @@ def serve(
             if run.predictor.calibration is None:
                 cli.note(f"{run.name} has no probabilities yet: dualkg calibrate {run.run.folder}", style=None)
         app = application(served, limits=limits, token=token, log=access_log, read_only=read_only)
-        start(app, listening, limits=limits, tell=_print_address, open_browser=open_browser)
+        start(app, listening, limits=limits, on_start=_print_address, open_browser=open_browser)
     cli.note("Stopped.", style=None)
 
 

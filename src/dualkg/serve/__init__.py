@@ -1,7 +1,7 @@
-"""Serving: runs asked over HTTP. The only room that knows of it.
+"""Serving: link prediction with runs over HTTP, as a JSON API and as pages.
 
-A request passes the guards (guards/), is read by a route (routes/), asked together with others that wait (asking/),
-and answered in a typed shape (shapes/). Pages for people are in pages/.
+A request passes the middleware, is read by a route (`routes/`), answered together with other pending queries
+(`batching`), and returned in a schema (`schemas`). Pages (`pages/`) fill Jinja2 templates (`templates/`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ with optional_import("fastapi", purpose="Serving a run"):
 
 from dualkg.serve.app import application
 from dualkg.serve.server import Reply, request_once
-from dualkg.serve.state import ServedRun, ServedRuns
+from dualkg.serve.service import ServedRun, ServedRuns
 
 __all__ = ["Limits", "Reply", "ServedRun", "ServedRuns", "application", "request_once"]

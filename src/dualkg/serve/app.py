@@ -1,4 +1,4 @@
-"""The application: routes inside, guards around them."""
+"""The ASGI application: routes, and middleware around them."""
 
 from __future__ import annotations
 
@@ -6,45 +6,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
 
-from dualkg.serve.batching import OneByOne, Together
+from dualkg.errors import DualkgError
+from dualkg.serve import middleware, pages, routes
+from dualkg.serve.errors import error_reply
 from dualkg.serve.limits import Limits
-from dualkg.serve.metrics import Counts, Journal
-from dualkg.serve.middleware import (
-    BodyLimit,
-    Deadline,
-    HeadLimit,
-    OnProgress,
-    OwnHost,
-    OwnOrigin,
-    TokenGuard,
-    tell_in_sentences,
-)
-from dualkg.serve.pages import ask, entity, facts, layout, map, reference, run
-from dualkg.serve.pages.layout import told
-from dualkg.serve.routes import completion, decisions, entities, queries, runs
-from dualkg.serve.state import ServedRuns, Service
+from dualkg.serve.service import ServedRuns, Service
+from dualkg.serve.templating import PageStaticFiles, error_response
 
-ROUTES = (
-    queries.explanation_routes,
-    queries.routes,
-    entities.routes,
-    completion.routes,
-    decisions.routes,
-    runs.map_routes,
-    runs.routes,
-    runs.operation_routes,
-    reference.routes,
-    ask.routes,
-    entity.explanation_routes,
-    entity.routes,
-    facts.routes,
-    map.routes,
-    run.routes,
-    layout.routes,
-)
-ABOUT = "A trained knowledge-graph model, asked for missing facts: names in, names out."
+DESCRIPTION = "Link prediction with a trained knowledge-graph model: names in, names out."
 
 
 def application(
@@ -54,44 +27,46 @@ def application(
     token: str | None = None,
     log: bool = False,
     read_only: bool = False,
-    together: bool = True,
+    micro_batching: bool = True,
 ) -> FastAPI:
-    """An ASGI application that answers for some runs.
+    """An ASGI application that serves runs.
 
-    `read_only` refuses decisions on new facts. Without `together` every request asks by itself: slower, and what the
-    other way is held against.
+    `read_only` refuses decisions on new facts. Without `micro_batching` every query is one call of the model, which is
+    slower; tests and benchmarks compare with it.
     """
-    limits, counts, journal = limits or Limits(), Counts(), Journal(requests=log)
-    asker = Together(most_waiting=limits.waiting, counts=counts) if together else OneByOne()
-    service = Service(served, asker, limits, counts, journal, read_only=read_only)
+    limits = limits or Limits()
+    service = Service(served, limits=limits, log=log, read_only=read_only, micro_batching=micro_batching)
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.start()
         yield
         await service.stop()
 
     app = FastAPI(
         title="dualkg",
-        description=ABOUT,
+        description=DESCRIPTION,
         version=metadata.version("dualkg"),
-        docs_url=None,  # the usual page loads scripts from another host; ours is pages/reference.py
+        docs_url=None,  # FastAPI's page loads scripts from another host; ours is pages/reference.py
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=life,
+        lifespan=lifespan,
     )
     app.state.service = service
-    for router in ROUTES:
-        app.include_router(router)
-    tell_in_sentences(app, told)
-    # The last to be added is the first to be passed.
-    app.add_middleware(BodyLimit, most=limits.body)
-    app.add_middleware(HeadLimit, most=limits.head)
-    app.add_middleware(OwnOrigin)
-    app.add_middleware(Deadline, limits=limits, tell=told)
-    if token is not None:
-        app.add_middleware(TokenGuard, token=token)
-    else:
-        app.add_middleware(OwnHost)
-    app.add_middleware(OnProgress, counts=counts, journal=journal, tell=told)
+    for module in (*routes.MODULES, *pages.MODULES):  # JSON first: /entity/NAME.json also matches /entity/NAME
+        app.include_router(module.routes)
+    app.mount("/static", PageStaticFiles(packages=[("dualkg.serve", "static")]))
+
+    async def handle(request: Request, error: Exception) -> Response:
+        return await error_response(request, error_reply(error, request.method))
+
+    for kind in (DualkgError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, handle)
+    access = middleware.loopback_host if token is None else middleware.requires_token(token)
+    checks = [access, middleware.same_origin, middleware.header_limit(limits.header_bytes)]
+    # The last to be added is the first to see a request.
+    app.add_middleware(middleware.BodyLimit, max_bytes=limits.body_bytes)
+    app.add_middleware(middleware.Deadline, limits=limits)
+    app.add_middleware(middleware.RequestChecks, checks=checks)
+    app.add_middleware(middleware.Observer, service=service)
     return app

@@ -1,4 +1,4 @@
-"""What a route asks."""
+"""Micro-batching: queries of concurrent requests are answered by one call of the model."""
 
 from __future__ import annotations
 
@@ -11,66 +11,57 @@ from typing import TYPE_CHECKING
 
 from dualkg.errors import DualkgError
 from dualkg.inference.predictor import Prediction, Query, QueryType
-from dualkg.serve.metrics import Counts
+from dualkg.serve.metrics import Metrics
 
 if TYPE_CHECKING:
-    from dualkg.serve.state import ServedRun
+    from dualkg.serve.service import ServedRun
+
+MAX_BATCH_PREDICTIONS = 4000  # a batch with more would make all other requests wait for it
 
 
 class BusyError(DualkgError):
-    """There is more to do than the server takes on; the same request may do well later."""
+    """The server has more to do than it accepts; the same request may succeed later."""
 
 
-class Asker(ABC):
-    """Answers questions of many requests."""
-
-    @abstractmethod
-    async def ask(self, run: ServedRun, kind: QueryType, question: Query) -> list[Prediction]:
-        """The answers to one question, or the sentence that refuses it as a DualkgError."""
+class Batcher(ABC):
+    """Answers queries of concurrent requests."""
 
     @abstractmethod
-    async def start(self) -> None:
-        """Before the first question."""
+    async def predict(self, run: ServedRun, kind: QueryType, query: Query) -> list[Prediction]:
+        """The predictions for one query; a wrong query raises a DualkgError."""
 
-    @abstractmethod
-    async def stop(self) -> None:
-        """After the last."""
+    async def start(self) -> None:  # noqa: B027
+        """Prepare for the first query."""
 
-
-class OneByOne(Asker):
-    """What `Together` is measured against, and tested against."""
-
-    async def ask(self, run: ServedRun, kind: QueryType, question: Query) -> list[Prediction]:
-        return (await asyncio.to_thread(run.predictor.predict, kind, [question]))[0]
-
-    async def start(self) -> None:
-        """There is nothing to be made ready."""
-
-    async def stop(self) -> None:
-        """Nothing waits."""
+    async def stop(self) -> None:  # noqa: B027
+        """Release everything after the last query."""
 
 
-MOST_ANSWERS = 4000  # of a batch: one that asks for many must not make all others wait long
+class Unbatched(Batcher):
+    """One call of the model per query: the baseline of `MicroBatcher` in tests and benchmarks."""
+
+    async def predict(self, run: ServedRun, kind: QueryType, query: Query) -> list[Prediction]:
+        return (await asyncio.to_thread(run.predictor.predict, kind, [query]))[0]
 
 
 @dataclass(frozen=True, eq=False)
-class Waiting:
-    """A question, and where its answers go."""
+class PendingQuery:
+    """A query and the future of its predictions."""
 
     run: ServedRun
     kind: QueryType
-    question: Query
-    answers: asyncio.Future[list[Prediction]]
+    query: Query
+    future: asyncio.Future[list[Prediction]]
 
 
-class Together(Asker):
-    """Collects what waits, and answers it by run and kind with one call each, in a thread of its own."""
+class MicroBatcher(Batcher):
+    """Collects pending queries and answers those of the same run and kind by one call, in a worker thread."""
 
-    def __init__(self, *, most_waiting: int, counts: Counts) -> None:
-        self._most_waiting, self._counts = most_waiting, counts
-        self._waiting: deque[Waiting] = deque()
+    def __init__(self, *, max_pending: int, metrics: Metrics) -> None:
+        self._max_pending, self._metrics = max_pending, metrics
+        self._pending: deque[PendingQuery] = deque()
         self._arrived = asyncio.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -82,54 +73,47 @@ class Together(Asker):
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def ask(self, run: ServedRun, kind: QueryType, question: Query) -> list[Prediction]:
-        if len(self._waiting) >= self._most_waiting:
-            raise BusyError(f"{len(self._waiting):,} questions wait already. Ask again in a event.")
-        answers: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
-        self._waiting.append(Waiting(run, kind, question, answers))
+    async def predict(self, run: ServedRun, kind: QueryType, query: Query) -> list[Prediction]:
+        if len(self._pending) >= self._max_pending:
+            raise BusyError(f"{len(self._pending):,} queries are waiting already. Try again in a moment.")
+        future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
+        self._pending.append(PendingQuery(run, kind, query, future))
         self._arrived.set()
-        return await answers
+        return await future
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            for batch in self._take():
-                self._counts.batch(len(batch))
-                found = await loop.run_in_executor(self._thread, answer_batch, batch)
-                for one, answers in zip(batch, found, strict=True):
-                    if one.answers.done():  # nobody waits any more
+            for batch in self._next_batches():
+                self._metrics.batch(len(batch))
+                results = await loop.run_in_executor(self._thread, predict_batch, batch)
+                for pending, result in zip(batch, results, strict=True):
+                    if pending.future.done():  # its request was cancelled
                         continue
-                    if isinstance(answers, Exception):
-                        one.answers.set_exception(answers)
+                    if isinstance(result, Exception):
+                        pending.future.set_exception(result)
                     else:
-                        one.answers.set_result(answers)
+                        pending.future.set_result(result)
 
-    def _take(self) -> list[list[Waiting]]:
-        """What waits, in the order of arrival and by run and kind; what is too much stays for the next time."""
-        groups: dict[tuple[str, QueryType], list[Waiting]] = {}
-        num_answers = 0
-        while self._waiting and num_answers < MOST_ANSWERS:
-            one = self._waiting.popleft()
-            if not one.answers.done():
-                groups.setdefault((one.run.name, one.kind), []).append(one)
-                num_answers += one.question.k
-        if not self._waiting:
+    def _next_batches(self) -> list[list[PendingQuery]]:
+        """The pending queries by run and kind, in the order of arrival; the excess stays for the next round."""
+        batches: dict[tuple[str, QueryType], list[PendingQuery]] = {}
+        num_predictions = 0
+        while self._pending and num_predictions < MAX_BATCH_PREDICTIONS:
+            pending = self._pending.popleft()
+            if not pending.future.done():
+                batches.setdefault((pending.run.name, pending.kind), []).append(pending)
+                num_predictions += pending.query.k
+        if not self._pending:
             self._arrived.clear()
-        return list(groups.values())
+        return list(batches.values())
 
 
-def answer_batch(batch: list[Waiting]) -> list[list[Prediction] | Exception]:
-    """The answers to each; where all together fail, each alone, so that one cannot spoil the others."""
+def predict_batch(batch: list[PendingQuery]) -> list[list[Prediction] | Exception]:
+    """The predictions for each query; if the batch fails, each query alone, so that one cannot fail the others."""
     first = batch[0]
     try:
-        return list(first.run.predictor.predict(first.kind, [one.question for one in batch]))
+        return list(first.run.predictor.predict(first.kind, [pending.query for pending in batch]))
     except Exception as error:
-        return [error] if len(batch) == 1 else [_answer_alone(one) for one in batch]
-
-
-def _answer_alone(one: Waiting) -> list[Prediction] | Exception:
-    try:
-        return one.run.predictor.predict(one.kind, [one.question])[0]
-    except Exception as error:
-        return error
+        return [error] if len(batch) == 1 else [predict_batch([pending])[0] for pending in batch]

@@ -1,4 +1,4 @@
-"""How much one request may ask for."""
+"""Limits on what one request may ask for, and on what the server holds at a time."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from dataclasses import dataclass
 
 from dualkg.errors import RequestError
 
-# Those of the OpenAPI description.
-MOST_ANSWERS = 1000  # to one question
-MOST_TRIPLES = 1000  # scored by one request
-MOST_NEW = 10_000  # triples of one completion
-MOST_FOUND = 100  # names found by a few letters
-LONGEST_NAME = 2000  # letters
+# Part of the OpenAPI description.
+MAX_PREDICTIONS = 1000  # of one query
+MAX_TRIPLES = 1000  # scored or decided on by one request
+MAX_NEW_TRIPLES = 10_000  # of one completion
+MAX_MATCHES = 100  # of one name search
+MAX_NAME_LENGTH = 2000  # characters
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Those that a server is started with."""
+    """Limits that a server is started with."""
 
     seconds: float = 30.0  # for a request
-    long_seconds: float = 600.0  # for one that streams its answer
-    head: int = 2**16  # bytes of address and headers
-    body: int = 2**20  # bytes
+    stream_seconds: float = 600.0  # for one that streams its response
+    header_bytes: int = 2**16  # address and headers
+    body_bytes: int = 2**20
     connections: int = 1000
-    waiting: int = 1000  # questions that wait to be answered
-    closing_seconds: float = 30.0  # for requests under way when the server stops
+    queued_queries: int = 1000
+    shutdown_seconds: float = 30.0  # for requests in progress when the server stops
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "long_seconds"):
+        for name in ("seconds", "stream_seconds"):
             if not getattr(self, name) > 0:
-                raise RequestError(f"A time limit is above 0 seconds; {getattr(self, name):g} came.")
+                raise RequestError(f"A time limit must be above 0 seconds; got {getattr(self, name):g}.")

@@ -1,4 +1,8 @@
-"""Bodies up to a size."""
+"""Middleware: checks of headers, the body limit, the deadline, and the observation of every request.
+
+Starlette's TrustedHostMiddleware accepts neither `[::1]:8000` nor upper case, and its refusal is not a message in JSON;
+its GZipMiddleware holds back the lines of a stream. Both checks are therefore written here, or left out.
+"""
 
 from __future__ import annotations
 
@@ -10,341 +14,22 @@ import hmac
 import ipaddress
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
+from fastapi import Request
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from dualkg.errors import DualkgError, RequestError
-from dualkg.serve.batching import BusyError
+from dualkg.serve.errors import ErrorReply
 from dualkg.serve.limits import Limits
-from dualkg.serve.metrics import Counts, Journal
-from dualkg.serve.schemas import Problem
-from dualkg.serve.state import UnknownError
-
-
-def problem(
-    status: int, sentence: str, *, near: Sequence[str] = (), headers: Mapping[str, str] | None = None
-) -> JSONResponse:
-    return JSONResponse(
-        Problem(error=sentence, near=list(near)).model_dump(), status_code=status, headers=dict(headers or {})
-    )
-
-
-def header_of(scope: Scope, name: bytes) -> str | None:
-    """The value of a header, or none; bytes that are no text are read as Latin-1, as HTTP has them."""
-    found = next((value for key, value in scope["headers"] if key == name), None)
-    return None if found is None else found.decode("latin-1")
-
-
-class BodyLimit:
-    """Reads the body before anything else does, and stops where it is too large, whatever its length was said to be."""
-
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
-        self._app, self._most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
-            await self._app(scope, receive, send)
-            return
-        said = header_of(scope, b"content-length") or "0"
-        body = None if said.isdecimal() and int(said) > self._most else await self._read(receive)
-        if body is None:
-            sentence = f"A body has at most {self._most:,} bytes; more came. Ask in several requests."
-            await problem(413, sentence, headers={"Connection": "close"})(scope, receive, send)
-            return
-        given = False
-
-        async def replay() -> Message:
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        await self._app(scope, replay, send)
-
-    async def _read(self, receive: Receive) -> bytes | None:
-        """The whole body, or none where it is too large."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if len(body) > self._most:
-                return None
-            if not message.get("more_body", False):
-                return bytes(body)
-
-
-class HeadLimit:
-    """Refuses what came whole and is too large; what does not end is not read on by the server itself."""
-
-    def __init__(self, app: ASGIApp, *, most: int) -> None:
-        self._app, self._most = app, most
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and _size(scope) > self._most:
-            sentence = f"The address and headers of a request have at most {self._most:,} bytes; more came."
-            await problem(431, sentence, headers={"Connection": "close"})(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-def _size(scope: Scope) -> int:
-    lines = sum(len(name) + len(value) for name, value in scope["headers"])
-    return lines + len(scope.get("raw_path") or b"") + len(scope["query_string"])
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, and reached from it alone."""
-    if host.lower().rstrip(".") == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
-class OwnHost:
-    """Without a token, requests must name this machine as their host; with one, any name will do."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not is_loopback(_without_port(header_of(scope, b"host") or "localhost")):
-            sentence = "This server answers requests to localhost alone. Start it with --token to be reached by a name."
-            await problem(400, sentence)(scope, receive, send)
-            return
-        await self._app(scope, receive, send)
-
-
-def _without_port(host: str) -> str:
-    if host.startswith("["):
-        return host.partition("]")[0].lstrip("[")
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
-
-
-WRITING = ("/api/decisions",)
-READING = ("GET", "HEAD", "OPTIONS")
-
-
-class OwnOrigin:
-    """A browser says with every POST where its page came from; a program says nothing of it.
-
-    A body must be called JSON besides: that no form of another host can do, nor a script without asking first.
-    """
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in READING or scope["path"] not in WRITING:
-            await self._app(scope, receive, send)
-        elif not is_own(scope):
-            sentence = "Decisions are taken from this server's own pages alone; this request came from another."
-            await problem(403, sentence)(scope, receive, send)
-        elif scope["method"] == "POST" and not is_json(scope):
-            came = header_of(scope, b"content-type") or "none"
-            sentence = f"Decisions are sent as JSON: with the header 'Content-Type: application/json'; '{came}' came."
-            await problem(415, sentence)(scope, receive, send)
-        else:
-            await self._app(scope, receive, send)
-
-
-def is_own(scope: Scope) -> bool:
-    """Whether a request came from a page of this host, or from no page at all. Of two headers both must say so."""
-    site, origin = header_of(scope, b"sec-fetch-site"), header_of(scope, b"origin")
-    if site is not None and site != "same-origin":
-        return False
-    if origin is None:
-        return True
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
-    # A proxy that speaks HTTPS changes the scheme; the host, with its port, is passed on as it came.
-    host = (header_of(scope, b"host") or "").lower()
-    return parts.scheme in ("http", "https") and parts.netloc.lower() == host != ""
-
-
-def is_json(scope: Scope) -> bool:
-    kind = (header_of(scope, b"content-type") or "").partition(";")[0]
-    return kind.strip().lower() == "application/json"
-
-
-SHOWN = 100  # letters of a value that is quoted
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a request is not answered."""
-
-    status: int
-    sentence: str
-    near: Sequence[str] = ()  # names that may have been meant
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-Tell = Callable[[Request, Refusal], Awaitable[Response]]
-
-
-def tell_in_sentences(app: FastAPI, tell: Tell) -> None:
-    """Every refusal is told by `tell`: to people on a page, to programs in the shape of a Problem."""
-
-    async def told(request: Request, error: Exception) -> Response:
-        return await tell(request, refusal_of(error, request.method))
-
-    for kind in (DualkgError, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, told)
-
-
-def refusal_of(error: Exception, method: str) -> Refusal:
-    """What went wrong with a request by GET, POST or another method."""
-    match error:
-        case UnknownError():
-            return Refusal(404, str(error), near=error.near)
-        case RequestError():
-            return Refusal(400, str(error))
-        case BusyError():
-            return Refusal(503, str(error), headers={"Retry-After": "1"})
-        case RequestValidationError():
-            return Refusal(422, sentence_of(error.errors()[0]))
-        case HTTPException(status_code=404):
-            return Refusal(404, "There is nothing at this address. What can be asked is at /docs.")
-        case HTTPException(status_code=405):
-            allowed = (error.headers or {}).get("Allow", "GET")
-            return Refusal(405, f"This address is asked by {allowed}; {method} came.", headers=error.headers or {})
-        case HTTPException():
-            return Refusal(error.status_code, str(error.detail), headers=error.headers or {})
-    return Refusal(500, str(error))
-
-
-def sentence_of(error: dict[str, Any]) -> str:
-    """What pydantic says of a value, in a sentence of ours."""
-    place = [part for part in error["loc"] if part not in ("query", "path", "body")]
-    name = ".".join(map(str, place)) or "The body"
-    came, limits = _quoted(error.get("input")), error.get("ctx", {})
-    match error["type"]:
-        case "missing":
-            return f"{name} is missing."
-        case "json_invalid":
-            return f"The body is not JSON: {limits.get('error', 'it cannot be read')}."
-        case "greater_than_equal" if name == "k":
-            return f"At least one answer must be asked for; k is {error['input']}."
-        case "greater_than_equal":
-            return f"{name} is at least {limits['ge']:,}; {came} came."
-        case "less_than_equal":
-            return f"{name} is at most {limits['le']:,}; {came} came."
-        case "greater_than":
-            return f"{name} is above {limits['gt']:,}; {came} came."
-        case "less_than":
-            return f"{name} is below {limits['lt']:,}; {came} came."
-        case "literal_error" if name == "known":
-            return f"Known answers are marked or left out: 'mark' or 'omit'; {came} came."
-        case "literal_error":
-            return f"{name} is one of {limits['expected']}; {came} came."
-        case "int_parsing" | "int_type" | "int_from_float" | "int_parsing_size":
-            return f"{name} is a whole number; {came} came."
-        case "float_parsing" | "float_type" | "finite_number":
-            return f"{name} is a number; {came} came."
-        case "bool_parsing" | "bool_type":
-            return f"{name} is true or false; {came} came."
-        case "string_too_long":
-            return f"{name} has at most {limits['max_length']:,} letters; {len(error['input']):,} came."
-        case "too_long":
-            return f"{name} has at most {limits['max_length']:,} items; {limits['actual_length']:,} came."
-        case "too_short":
-            return f"{name} has at least {limits['min_length']:,} items; {limits['actual_length']:,} came."
-    return f"{name} cannot be used: {error['msg'].lower()}."
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    return f"'{text[:SHOWN]}…'" if len(text) > SHOWN else f"'{text}'"
-
-
-STREAMED = ("/api/complete", "/facts.json")  # the second waits for the same list
-GRACE = 5.0  # seconds in which a stream may end by itself, with a sentence
-
-
-class Deadline:
-    """Gives a request up when its time is over; one that still waits for its turn is never begun."""
-
-    def __init__(self, app: ASGIApp, *, limits: Limits, tell: Tell) -> None:
-        self._app, self._limits, self._tell = app, limits, tell
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        begun = False
-
-        async def noticed(message: Message) -> None:
-            nonlocal begun
-            begun = True
-            await send(message)
-
-        limits = self._limits
-        seconds = limits.long_seconds + GRACE if scope["path"] in STREAMED else limits.seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await self._app(scope, receive, noticed)
-        except TimeoutError:
-            if begun:
-                raise
-            sentence = f"The answer took longer than the {seconds:g} seconds that a request may take."
-            reply = await self._tell(Request(scope), Refusal(503, sentence, headers={"Retry-After": "1"}))
-            await reply(scope, receive, send)
-
-
-OPEN = ("/health",)
-
-
-class TokenGuard:
-    """As `Authorization: Bearer TOKEN`; or, so that a browser can ask for it, as the password of any user (Basic)."""
-
-    def __init__(self, app: ASGIApp, *, token: str) -> None:
-        self._app = app
-        self._digest = _digest(token.encode())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN or self._fits(header_of(scope, b"authorization") or ""):
-            await self._app(scope, receive, send)
-            return
-        asked = {"WWW-Authenticate": 'Bearer realm="dualkg", Basic realm="dualkg", charset="UTF-8"'}
-        sentence = "This server asks for a token: send it as the header 'Authorization: Bearer TOKEN'."
-        await problem(401, sentence, headers=asked)(scope, receive, send)
-
-    def _fits(self, header: str) -> bool:
-        """Digests are compared, in a time that tells nothing of the token: neither its letters nor its length."""
-        return hmac.compare_digest(_digest(given_token(header)), self._digest)
-
-
-def given_token(header: str) -> bytes:
-    scheme, _, value = header.partition(" ")
-    given = value.strip().encode("latin-1", "replace")
-    if scheme.lower() == "bearer":
-        return given
-    if scheme.lower() == "basic":
-        try:
-            return base64.b64decode(given, validate=True).partition(b":")[2]
-        except binascii.Error:
-            return b""
-    return b""
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
-FAILED = Refusal(500, "The server failed to answer. What happened is written where it runs.")
+from dualkg.serve.service import Service
+from dualkg.serve.templating import error_response
+
+Check = Callable[[Scope, Headers], ErrorReply | None]
+STREAMED = ("/api/complete", "/facts/rows", "/facts.json")  # the last one waits for the same completion
+GRACE = 5.0  # seconds in which a stream may end itself with a message
+FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
@@ -354,11 +39,183 @@ HEADERS = {
 }
 
 
-class OnProgress:
-    """The outermost guard."""
+class RequestChecks:
+    """Refuses a request when one of the checks does; they see its address and headers."""
 
-    def __init__(self, app: ASGIApp, *, counts: Counts, journal: Journal, tell: Tell) -> None:
-        self._app, self._counts, self._journal, self._tell = app, counts, journal, tell
+    def __init__(self, app: ASGIApp, *, checks: Sequence[Check]) -> None:
+        self._app, self._checks = app, checks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            for check in self._checks:
+                if refusal := check(scope, headers):
+                    await refusal.as_json()(scope, receive, send)
+                    return
+        await self._app(scope, receive, send)
+
+
+def requires_token(token: str) -> Check:
+    """The token as `Authorization: Bearer TOKEN`, or as the password of any user (Basic), which browsers can ask for.
+
+    Digests are compared in constant time, which reveals neither the characters nor the length of the token.
+    """
+    expected = hashlib.sha256(token.encode()).digest()
+    challenge = {"WWW-Authenticate": 'Bearer realm="dualkg", Basic realm="dualkg", charset="UTF-8"'}
+    message = "This server requires a token: send the header 'Authorization: Bearer TOKEN'."
+
+    def check(scope: Scope, headers: Headers) -> ErrorReply | None:
+        sent = hashlib.sha256(_sent_token(headers.get("authorization", ""))).digest()
+        if scope["path"] == "/health" or hmac.compare_digest(sent, expected):
+            return None
+        return ErrorReply(401, message, headers=challenge)
+
+    return check
+
+
+def _sent_token(header: str) -> bytes:
+    scheme, _, value = header.partition(" ")
+    sent = value.strip().encode("latin-1", "replace")
+    if scheme.lower() == "bearer":
+        return sent
+    try:
+        return base64.b64decode(sent, validate=True).partition(b":")[2] if scheme.lower() == "basic" else b""
+    except binascii.Error:
+        return b""
+
+
+def loopback_host(scope: Scope, headers: Headers) -> ErrorReply | None:
+    """Without a token, requests must name this machine as their host, which stops DNS rebinding."""
+    host = headers.get("host") or "localhost"
+    if host.startswith("["):
+        host = host.partition("]")[0]
+    elif host.count(":") == 1:
+        host = host.partition(":")[0]
+    if is_loopback(host):
+        return None
+    return ErrorReply(400, "This server answers requests to localhost only. Start it with --token for other names.")
+
+
+def is_loopback(host: str) -> bool:
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def header_limit(max_bytes: int) -> Check:
+    """Refuses a large head that arrived whole; the server itself stops reading one that does not end."""
+
+    def check(scope: Scope, headers: Headers) -> ErrorReply | None:
+        size = sum(len(name) + len(value) for name, value in headers.raw)
+        if size + len(scope.get("raw_path") or b"") + len(scope["query_string"]) <= max_bytes:
+            return None
+        message = f"The address and headers of a request must have at most {max_bytes:,} bytes."
+        return ErrorReply(431, message, headers={"Connection": "close"})
+
+    return check
+
+
+def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
+    """Decisions come from this server's pages or from a program, and as JSON, which a form of another host cannot send.
+
+    A browser sends the origin of its page with every POST; a program sends none.
+    """
+    if scope["method"] in ("GET", "HEAD", "OPTIONS") or scope["path"] != "/api/decisions":
+        return None
+    if not _is_same_origin(headers):
+        return ErrorReply(403, "Decisions are accepted from this server's own pages only; this one came from another.")
+    sent = headers.get("content-type", "")
+    if scope["method"] == "POST" and sent.partition(";")[0].strip().lower() != "application/json":
+        message = f"Decisions must be sent with 'Content-Type: application/json'; got '{sent or 'none'}'."
+        return ErrorReply(415, message)
+    return None
+
+
+def _is_same_origin(headers: Headers) -> bool:
+    """Whether neither header names another origin."""
+    origin = headers.get("origin")
+    if headers.get("sec-fetch-site", "same-origin") != "same-origin":
+        return False
+    if origin is None:
+        return True
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    # A proxy that terminates HTTPS changes the scheme; it passes the host on unchanged, with its port.
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").lower() != ""
+
+
+class BodyLimit:
+    """Reads the body first, and stops as soon as it is too large, whatever its declared length."""
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
+        self._app, self._max = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+            await self._app(scope, receive, send)
+            return
+        declared = Headers(scope=scope).get("content-length", "0")
+        too_large, more, body = declared.isdecimal() and int(declared) > self._max, True, bytearray()
+        while more and not too_large:
+            message = await receive()
+            body += message.get("body", b"")
+            too_large, more = len(body) > self._max, message.get("more_body", False)
+        if too_large:
+            text = f"A body must have at most {self._max:,} bytes. Send several requests."
+            await ErrorReply(413, text, headers={"Connection": "close"}).as_json()(scope, receive, send)
+            return
+        replayed = False
+
+        async def replay() -> Message:
+            nonlocal replayed
+            if replayed:
+                return await receive()
+            replayed = True
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+
+        await self._app(scope, replay, send)
+
+
+class Deadline:
+    """Cancels a request when its time is over; a query that is still queued is then never computed."""
+
+    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
+        self._app, self._limits = app, limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_noted(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        limits = self._limits
+        seconds = limits.stream_seconds + GRACE if scope["path"] in STREAMED else limits.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await self._app(scope, receive, send_noted)
+        except TimeoutError:
+            if started:
+                raise
+            message = f"The request took longer than its limit of {seconds:g} seconds."
+            reply = await error_response(Request(scope), ErrorReply(503, message, headers={"Retry-After": "1"}))
+            await reply(scope, receive, send)
+
+
+class Observer:
+    """Outermost middleware: security headers, metrics, access log, and a message for unexpected exceptions."""
+
+    def __init__(self, app: ASGIApp, *, service: Service) -> None:
+        self._app, self._metrics, self._log = app, service.metrics, service.access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -366,29 +223,29 @@ class OnProgress:
             return
         started, status = time.perf_counter(), 0
 
-        async def watched(message: Message) -> None:
+        async def send_observed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                there = {key for key, _ in message["headers"]}
-                message["headers"] = [*message["headers"], *((k, v) for k, v in HEADERS.items() if k not in there)]
+                present = {key for key, _ in message["headers"]}
+                added = ((key, value) for key, value in HEADERS.items() if key not in present)
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
-        self._counts.under_way += 1
+        self._metrics.in_progress.inc()
         try:
-            await self._app(scope, receive, watched)
+            await self._app(scope, receive, send_observed)
         except Exception:
-            self._journal.failure(route_of(scope), traceback.format_exc())
+            self._log.failure(_route_of(scope), traceback.format_exc())
             if not status:
-                reply = await self._tell(Request(scope), FAILED)
-                await reply(scope, receive, watched)
+                await (await error_response(Request(scope), FAILED))(scope, receive, send_observed)
         finally:
-            self._counts.under_way -= 1
+            self._metrics.in_progress.dec()
             seconds = time.perf_counter() - started
-            self._counts.request(route_of(scope), status, seconds)
-            self._journal.request(scope["method"], scope["path"], status, seconds)
+            self._metrics.request(_route_of(scope), status, seconds)
+            self._log.request(scope["method"], scope["path"], status, seconds)
 
 
-def route_of(scope: Scope) -> str:
-    """The route as the OpenAPI description has it; `other` for addresses that have none."""
+def _route_of(scope: Scope) -> str:
+    """The route as in the OpenAPI description; `other` for addresses that have none."""
     return str(getattr(scope.get("route"), "path_format", "other"))

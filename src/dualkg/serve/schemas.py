@@ -1,233 +1,221 @@
-"""The page Ask, for programs."""
+"""Schemas of requests and responses.
+
+Models are filled from the objects of `inference` and `evaluation` by their attributes; those that need no other form
+are used as they are.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, StrictInt, StrictStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
 
-from dualkg import inference
 from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.inference import decisions, explanation, predictor
-from dualkg.inference.names import Match
-from dualkg.serve.limits import LONGEST_NAME, MOST_TRIPLES
+from dualkg.inference import decisions, explanation
+from dualkg.inference.names import MatchType
+from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_TRIPLES
+
+Part = Literal["head", "relation", "tail"]
+PARTS: tuple[Part, ...] = ("head", "relation", "tail")
+Sentence = Annotated[str, BeforeValidator(lambda method: method())]  # of an object that has a method for it
+NameOrId = Annotated[StrictStr, Field(max_length=MAX_NAME_LENGTH)] | StrictInt
 
 
-class Problem(BaseModel):
-    """The sentence that the command line would give."""
+class Schema(BaseModel):
+    model_config = ConfigDict(from_attributes=True)
+
+
+class Error(Schema):
+    """The message that the command line would print."""
 
     error: str
-    near: list[str] = Field(default_factory=list, description="Names that may have been meant.")
+    suggestions: list[str] = Field(default_factory=list, description="Similar names.")
 
 
-class Health(BaseModel):
+class Health(Schema):
     status: str
 
 
-class Thing(BaseModel):
+class Item(Schema):
     """An entity or a relation."""
 
     id: int
-    name: str = Field(description="What it is asked by.")
-    label: str = Field(description="What people call it; the name where it has no label.")
+    name: str = Field(description="Unique, and accepted in every query.")
+    label: str = Field(description="For display; the name where there is no label.")
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, id: int) -> Thing:
-        return cls(id=id, name=vocabulary[id], label=vocabulary.label(id))
+    def of(cls, vocabulary: Vocabulary, id: int) -> Item:
+        return cls.model_construct(id=id, name=vocabulary[id], label=vocabulary.label(id))
 
 
-class Answer(Thing):
-    """One answer; scores compare within one question alone."""
+class Prediction(Item):
+    """One prediction; scores compare within one query only."""
 
-    score: float | None = Field(description="Of the triple; of similar entities the cosine.")
+    score: float | None = Field(description="Score of the triple; for similar entities the cosine.")
     probability: float | None = Field(
-        description="Calibrated; none where the run was not calibrated, and of what train has."
+        description="Calibrated; null for a run without calibration, and for training triples."
     )
-    known: bool = Field(description="Whether the graph already has it.")
-    split: str | None = Field(description="Which split has it.")
+    known: bool = Field(description="Whether the graph has the triple.")
+    split: str | None = Field(description="The split that has the triple.")
+
+
+class Triple(Schema):
+    head: Item
+    relation: Item
+    tail: Item
 
     @classmethod
-    def of(cls, found: inference.Prediction) -> Answer:  # type: ignore[override]
-        return cls.model_construct(
-            id=found.id,
-            name=found.name,
-            label=found.label,
-            score=found.score,
-            probability=found.probability,
-            known=found.known,
-            split=found.split,
-        )
-
-
-class Question(BaseModel):
-    """What was given; what was asked for is none."""
-
-    head: Thing | None = None
-    relation: Thing | None = None
-    tail: Thing | None = None
-
-    @classmethod
-    def of(
-        cls, graph: Graph, *, head: int | None = None, relation: int | None = None, tail: int | None = None
-    ) -> Question:
+    def of(cls, graph: Graph, ids: tuple[int, int, int], **values: Any) -> Self:
+        """A triple of this class by its ids; `values` are the other fields."""
+        head, relation, tail = ids
         return cls(
-            head=None if head is None else Thing.of(graph.entities, head),
-            relation=None if relation is None else Thing.of(graph.relations, relation),
-            tail=None if tail is None else Thing.of(graph.entities, tail),
+            head=Item.of(graph.entities, head),
+            relation=Item.of(graph.relations, relation),
+            tail=Item.of(graph.entities, tail),
+            **values,
         )
 
 
-class Answers(BaseModel):
-    """A question and its answers, best first."""
+class Query(Schema):
+    """The given parts; the missing one is null."""
+
+    head: Item | None = None
+    relation: Item | None = None
+    tail: Item | None = None
+
+    @classmethod
+    def of(cls, graph: Graph, ids: dict[Part, int]) -> Query:
+        vocabularies = {part: graph.relations if part == "relation" else graph.entities for part in PARTS}
+        return cls(**{part: Item.of(vocabularies[part], id) for part, id in ids.items()})
+
+
+class Predictions(Schema):
+    """A query and its predictions, best first."""
 
     run: str
-    question: Question
-    answers: list[Answer]
+    query: Query
+    predictions: list[Prediction]
 
 
-class Alike(BaseModel):
-    """An entity, and those that are most like it; the score is the cosine."""
+class SimilarEntities(Schema):
+    """The entities most similar to another; the score is the cosine."""
 
     run: str
-    entity: Thing
-    answers: list[Answer]
+    entity: Item
+    predictions: list[Prediction]
 
 
-class PredictionSet(Answers):
-    """The few answers among which the missing one is with a promised probability."""
+class PredictionSet(Predictions):
+    """The smallest set of predictions that contains the missing answer with a given probability."""
 
     coverage: float
-    size: int = Field(description="How many there are; `answers` has the first of them.")
+    size: int = Field(description="Size of the set; `predictions` has its first entries.")
 
 
-class Score(BaseModel):
-    """A triple, and what the model says of it."""
+class Score(Triple):
+    """A triple and what the model says about it."""
 
-    head: Thing
-    relation: Thing
-    tail: Thing
     score: float | None
     probability: float | None
     known: bool
     split: str | None
 
 
-class Scores(BaseModel):
-    """Triples in the order they were asked about."""
+class Scores(Schema):
+    """Triples in the order of the request."""
 
     run: str
     scores: list[Score]
 
 
-class FoundName(Thing):
-    """A name that fits what was typed, and in which way."""
+class Triples(Schema):
+    """Triples to score: head, relation and tail, each by name, or by id as a number."""
 
-    match_type: Literal["exact", "prefix", "word", "substring", "fuzzy"]
-
-    @classmethod
-    def matching(cls, vocabulary: Vocabulary, match: Match) -> FoundName:
-        return cls(
-            id=match.id, name=vocabulary[match.id], label=vocabulary.label(match.id), match_type=match.match_type
-        )
+    triples: list[tuple[NameOrId, NameOrId, NameOrId]] = Field(min_length=1, max_length=MAX_TRIPLES)
 
 
-class FoundNames(BaseModel):
-    """Entities by a few letters of their names, best first."""
+class MatchedEntity(Item):
+    """An entity whose name matches, and how."""
+
+    match_type: MatchType
+    text: str = Field(description="The label as pages display it.")
+    note: str | None = Field(description="The name as pages display it, where it is not the label.")
+
+
+class MatchedEntities(Schema):
+    """Entities found by a part of their name, best first."""
 
     run: str
     q: str
-    entities: list[FoundName]
+    entities: list[MatchedEntity]
 
 
-class SetSize(BaseModel):
-    """The best so many new answers have the missing one with a promised probability."""
+class SetSize(Schema):
+    """The first `size` new predictions contain the missing answer with probability `coverage`."""
 
     coverage: float
     size: int
 
 
-class AskedAnswers(BaseModel):
-    """A question with its new answers, best first, and those that the graph has."""
+class QueryPage(Schema):
+    """A query with its new predictions, best first, and its known answers."""
 
     run: str
-    find: Literal["head", "relation", "tail"]
-    question: Question
-    known: list[Answer]
-    answers: list[Answer]
-    prediction_set: SetSize | None = Field(description="None for relations, and of runs that are not calibrated.")
+    find: Part
+    query: Query
+    known: list[Prediction]
+    predictions: list[Prediction]
+    prediction_set: SetSize | None = Field(description="Null for relations and for a run without calibration.")
 
 
-class Fact(BaseModel):
-    """A triple; the split that has it, or how likely it is."""
+class Fact(Triple):
+    """A triple; the split that has it, or its probability."""
 
-    head: Thing
-    relation: Thing
-    tail: Thing
     split: str | None = None
     probability: float | None = None
     log_probability: float | None = Field(
         None, description="½ log p(tail | head, relation) + ½ log p(head | relation, tail)."
     )
 
-    @classmethod
-    def of(cls, graph: Graph, fact: predictor.Fact) -> Fact:
-        return cls(
-            head=Thing.of(graph.entities, fact.head),
-            relation=Thing.of(graph.relations, fact.relation),
-            tail=Thing.of(graph.entities, fact.tail),
-            split=fact.split,
-            probability=fact.probability,
-            log_probability=fact.log_probability,
-        )
 
-
-class Entity(BaseModel):
-    """What is known of an entity, what the model would add, and which entities are like it."""
+class Entity(Schema):
+    """The known facts, predicted facts and similar entities of an entity."""
 
     run: str
-    entity: Thing
-    num_known: int = Field(description="How many triples have it; `known` has the first of them.")
+    entity: Item
+    num_known: int = Field(description="Number of known triples; `known` has the first of them.")
     known: list[Fact]
     predicted: list[Fact]
-    similar: list[Answer]
+    similar: list[Prediction]
 
 
-class NamedTriple(BaseModel):
-    """A triple by its names, and as people say it."""
+class SupportingTriple(Schema):
+    """A training triple, and how much the score drops without it."""
 
-    head: str
-    relation: str
-    tail: str
-    text: str
-
-
-class SupportingTriple(BaseModel):
-    """A training triple, and by how much the score falls without it."""
-
-    triple: NamedTriple
+    triple: explanation.NamedTriple
     score_drop: float
     by_head: float
     by_tail: float
     same_triple: bool
-    sentence: str
+    sentence: Sentence
 
 
-class SimilarEntity(BaseModel):
-    """An entity like the head, or like the tail, for which the same is known."""
+class SimilarEntity(Schema):
+    """An entity similar to the head or the tail that has the same triple."""
 
     entity: str
     side: Literal["head", "tail"]
     cosine: float
-    triple: NamedTriple
-    sentence: str
+    triple: explanation.NamedTriple
+    sentence: Sentence
 
 
-class Explanation(BaseModel):
-    """Why a triple has its score, the strongest reason first."""
+class Explanation(Schema):
+    """The training triples that support a triple, strongest first."""
 
     run: str
-    triple: NamedTriple
+    triple: explanation.NamedTriple
     score: float | None
     split: str | None
     supporting_triples: list[SupportingTriple]
@@ -236,183 +224,150 @@ class Explanation(BaseModel):
 
     @classmethod
     def of(cls, run: str, found: explanation.Explanation) -> Explanation:
-        parts: dict[str, Any] = found.as_dict()
-        for name, ones in (
-            ("supporting_triples", found.supporting_triples),
-            ("similar_entities", found.similar_entities),
-        ):
-            parts[name] = [part | {"sentence": one.sentence()} for part, one in zip(parts[name], ones, strict=True)]  # type: ignore[attr-defined]
-        return cls.model_validate({"run": run, **parts, "sentences": found.sentences()})
+        return cls(run=run, sentences=found.sentences(), **vars(found))
 
 
-class Line(BaseModel):
-    """One line of a completion: how far it is, a new triple, its end, or why it ended early."""
+class CompletionLine(Schema):
+    """One line of a completion: progress, a new triple, the end, or the error that ended it early."""
 
     kind: Literal["progress", "triple", "end", "error"]
-    done: int | None = Field(None, description="Queries that are done, of a line of progress.")
-    of: int | None = Field(None, description="All queries, of a line of progress.")
+    done: int | None = Field(None, description="Of progress: queries that are done.")
+    total: int | None = Field(None, description="Of progress: all queries.")
     rank: int | None = None
-    head: Thing | None = None
-    relation: Thing | None = None
-    tail: Thing | None = None
+    head: Item | None = None
+    relation: Item | None = None
+    tail: Item | None = None
     probability: float | None = None
     score: float | None = None
     log_probability: float | None = None
-    triples: int | None = Field(None, description="How many there were, of the last line.")
+    num_triples: int | None = Field(None, description="Of the end: number of triples.")
     error: str | None = None
 
 
-Name = Annotated[StrictStr, Field(max_length=LONGEST_NAME)] | StrictInt
+class NewDecision(Schema):
+    """A decision on a triple, whose parts are names, or ids as numbers; `undecided` takes a decision back."""
 
-
-class MadeDecision(BaseModel):
-    """What was decided on a triple, each part by its name, or by its id as a number; `undecided` takes it back."""
-
-    head: Name
-    relation: Name
-    tail: Name
+    head: NameOrId
+    relation: NameOrId
+    tail: NameOrId
     verdict: Literal["accepted", "rejected", "undecided"]
 
 
-class MadeDecisions(BaseModel):
-    """Decisions on new facts; they are kept all together, or not at all."""
+class NewDecisions(Schema):
+    """Decisions on new facts; either all are stored, or none."""
 
-    decisions: list[MadeDecision] = Field(min_length=1, max_length=MOST_TRIPLES)
-
-
-class Decision(BaseModel):
-    """A new fact that was accepted or rejected, by its names."""
-
-    head: str
-    relation: str
-    tail: str
-    verdict: Literal["accepted", "rejected"]
-    probability: float | None = Field(description="That it had when it was decided on.")
-    decided_at: str = Field(description="When, as ISO 8601 in UTC.")
-
-    @classmethod
-    def of(cls, made: decisions.Decision) -> Decision:
-        return cls.model_validate(made, from_attributes=True)
+    decisions: list[NewDecision] = Field(min_length=1, max_length=MAX_TRIPLES)
 
 
-class DecisionCounts(BaseModel):
-    """How many new facts were accepted and rejected so far."""
-
+class DecisionCounts(Schema):
     run: str
     accepted: int
     rejected: int
 
 
-class Decisions(DecisionCounts):
+class DecisionList(DecisionCounts):
     """All decisions, in the order they were made."""
 
-    can_decide: bool = Field(description="Whether more are taken.")
-    decisions: list[Decision]
+    can_decide: bool = Field(description="Whether the server accepts decisions.")
+    decisions: list[decisions.Decision]
 
 
-class DecidedFact(Fact):
-    """A new fact, and what was decided on it."""
+class NewFact(Fact):
+    """A new fact and the decision on it."""
 
-    verdict: Literal["accepted", "rejected"] | None = None
+    verdict: decisions.Verdict | None = None
 
 
-class NewFacts(BaseModel):
+class NewFacts(Schema):
     """The most plausible triples that the graph does not have, best first."""
 
     run: str
-    facts: list[DecidedFact]
+    facts: list[NewFact]
 
 
-class GraphFacts(BaseModel):
-    """The graph of a run."""
-
+class GraphSummary(Schema):
     name: str
     counts: dict[str, int]
-    notes: list[str] = Field(description="What was noticed while reading it.")
+    notes: list[str] = Field(description="Remarks of the reader that loaded the graph.")
 
 
-class Sparsity(BaseModel):
+class Sparsity(Schema):
     """Zeros among the entries of the entity tables."""
 
     share: float
-    storage: dict[str, Any] = Field(description="Numbers and bytes, dense and without zeros.")
-    made: dict[str, Any] | None = Field(description="How the run was made sparse, where it was.")
+    storage: dict[str, Any] = Field(description="Entries and bytes, dense and sparse.")
+    pruning: dict[str, Any] | None = Field(description="How the run was pruned, if it was.")
 
 
-class RunFacts(BaseModel):
-    """All that is kept of a run."""
+class RunDetails(Schema):
+    """Everything stored with a run."""
 
     run: str
     model: str
-    graph: GraphFacts
-    relations: list[Thing]
+    graph: GraphSummary
+    relations: list[Item]
     recipe: dict[str, Any]
     recipe_toml: str
-    history: list[dict[str, Any]] = Field(
-        description="Of each epoch the loss, and where it was ranked the MRR on valid."
-    )
-    reports: dict[str, Any] = Field(description="By split: metrics as a whole, by direction, relation, cardinality.")
+    history: list[dict[str, Any]] = Field(description="Per epoch: loss, and validation MRR where it was evaluated.")
+    reports: dict[str, Any] = Field(description="By split: metrics overall, by direction, relation and cardinality.")
     costs: dict[str, float | None] | None
     calibrated: bool
-    reliability: dict[str, Any] | None = Field(description="How probabilities held on test: bins of a diagram.")
-    coverage: dict[str, Any] | None = Field(description="How often prediction sets had the answer.")
+    reliability: dict[str, Any] | None = Field(description="Calibration on test: bins of a reliability diagram.")
+    coverage: dict[str, Any] | None = Field(description="Coverage of the prediction sets on test.")
     sparsity: Sparsity | None
 
 
-class RunNames(BaseModel):
-    """The runs that are served; the first is asked where none is named."""
+class RunNames(Schema):
+    """The served runs; the first is the default."""
 
     runs: list[str]
 
 
-class DifferingQuestion(BaseModel):
-    """A question of test, and the rank of its answer in both runs."""
+class DifferingQuery(Triple):
+    """A test query and the rank of its answer in both runs."""
 
-    head: Thing
-    relation: Thing
-    tail: Thing
-    asked: Literal["head", "tail"]
+    side: Literal["head", "tail"] = Field(description="The missing part.")
     rank_a: float
     rank_b: float
     difference: float = Field(description="1/rank_a − 1/rank_b.")
 
 
-class Comparison(BaseModel):
-    """Two runs on the questions of test."""
+class Comparison(Schema):
+    """Two runs on the test queries."""
 
     a: str
     b: str
     graph: str
     split: str
     sentence: str
-    metrics: dict[str, Any] = Field(description="Each metric of both, the difference, its 95 % interval and p-value.")
-    better: float = Field(description="The share of triples on which a has the higher MRR.")
+    metrics: dict[str, Any] = Field(description="Per metric: both values, the difference, 95 % interval and p-value.")
+    better: float = Field(description="Share of triples on which a has the higher MRR.")
     worse: float
     equal: float
     num_triples: int
-    questions: list[DifferingQuestion]
+    queries: list[DifferingQuery]
 
 
-class EntityMap(BaseModel):
-    """All entities in the plane, by id; each axis from −1 to 1."""
+class RunPage(Schema):
+    """One run, or two with their comparison."""
+
+    runs: list[RunDetails]
+    comparison: Comparison | None = None
+    problem: str | None = Field(None, description="Why the two cannot be compared.")
+
+
+class EntityMap(Schema):
+    """All entities in the plane, by id; both axes range from −1 to 1."""
 
     run: str
     x: list[float]
     y: list[float]
     names: list[str]
-    labels: list[str] | None = Field(description="None where the graph has none: then people call them by their names.")
+    labels: list[str] | None = Field(description="For display; null where they are the names.")
 
 
-class MapInTheMaking(BaseModel):
-    """The map is not there yet."""
+class PendingMap(Schema):
+    """The map is still being computed."""
 
     run: str
-    sentence: str
-
-
-class RunPage(BaseModel):
-    """One run, or two with what is between them."""
-
-    runs: list[RunFacts]
-    comparison: Comparison | None = None
-    problem: str | None = Field(None, description="Why the two cannot be compared.")
+    message: str

@@ -1,4 +1,4 @@
-"""One request without a port."""
+"""Running an application: on a port by uvicorn, or for one request in this process."""
 
 from __future__ import annotations
 
@@ -25,10 +25,14 @@ from dualkg.serve.middleware import is_loopback
 if TYPE_CHECKING:
     import uvicorn
 
+# Seconds after which Python switches threads. The thread that predicts releases the interpreter with every product and
+# then waits to get it back: by default 5 ms each time, while requests are being read.
+SWITCH_INTERVAL = 0.0005
+
 
 @dataclass
 class Reply:
-    """What a request was answered with."""
+    """The response to a request."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -36,17 +40,15 @@ class Reply:
 
 
 def request_once(app: FastAPI, address: str, *, token: str | None = None) -> Reply:
-    """Ask an application for an address such as `/entity/France.json`, as if it had come by HTTP."""
-    return asyncio.run(_ask(app, address, token=token))
-
-
-async def _ask(app: FastAPI, address: str, *, token: str | None) -> Reply:
+    """The response of an application to a GET request such as `/entity/France.json`, without a port."""
     if not address.startswith("/"):
-        raise RequestError(f"An address begins with a slash, such as /entity/France.json; '{address}' came.")
+        raise RequestError(f"An address must begin with a slash, such as /entity/France.json; got '{address}'.")
+    return asyncio.run(_request(app, address, token=token))
+
+
+async def _request(app: FastAPI, address: str, *, token: str | None) -> Reply:
     parts = urlsplit(f"http://localhost{address}")
-    headers = [(b"host", b"localhost")]
-    if token is not None:
-        headers.append((b"authorization", b"Bearer " + token.encode()))
+    authorization = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -57,19 +59,12 @@ async def _ask(app: FastAPI, address: str, *, token: str | None) -> Reply:
         "raw_path": parts.path.encode(),
         "query_string": parts.query.encode(),
         "root_path": "",
-        "headers": headers,
+        "headers": [(b"host", b"localhost"), *authorization],
         "server": ("localhost", 80),
         "client": None,
     }
-    reply, never = Reply(), asyncio.Event()
-    asked = False
-
-    async def receive() -> Message:
-        nonlocal asked
-        if asked:
-            await never.wait()  # nobody goes away
-        asked = True
-        return {"type": "http.request", "body": b"", "more_body": False}
+    reply, messages = Reply(), asyncio.Queue[Message]()
+    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -79,40 +74,35 @@ async def _ask(app: FastAPI, address: str, *, token: str | None) -> Reply:
             reply.body += message.get("body", b"")
 
     async with app.router.lifespan_context(app):
-        await app(scope, receive, send)
+        await app(scope, messages.get, send)  # a second message, which would be a disconnect, never arrives
     return reply
 
 
-# Seconds after which Python lets another thread have its turn. The thread that answers gives up its turn with every
-# product and asks for it again; by default it would wait 5 ms each time, while requests are read.
-SWITCH = 0.0005
-
-
-def check_reach(host: str, token: str | None) -> None:
-    """Refuse to be reached by other machines without a token, and a token that is none."""
+def check_access(host: str, token: str | None) -> None:
+    """Refuse a host that other machines reach without a token, and a token that no header can hold."""
     if token is not None and (not token.strip() or not token.isascii() or not token.isprintable()):
-        raise RequestError("A token is made of ASCII letters, digits and signs, and is not empty.")
+        raise RequestError("A token must consist of ASCII letters, digits and punctuation, and must not be empty.")
     if token is None and not is_loopback(host):
         raise RequestError(
-            f"On {host} other machines could reach the server. Give them a token with --token, or leave out --host."
+            f"On {host} other machines could reach the server. Protect it with --token, or leave out --host."
         )
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A port that listens; 0 is any that is free. One that cannot be had is told in a sentence."""
+    """A listening socket; port 0 is any free one."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise RequestError(f"There is no {host} to be reached by: {error.strerror or error}.") from None
+        raise RequestError(f"The host {host} cannot be used: {error.strerror or error}.") from None
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         listening.listen(2048)
     except OSError as error:
         listening.close()
-        why = error.strerror or error
-        raise RequestError(f"Port {port} of {host} cannot be had: {why}. Name another with --port.") from None
+        reason = error.strerror or error
+        raise RequestError(f"Port {port} of {host} cannot be used: {reason}. Choose another with --port.") from None
     return listening
 
 
@@ -122,20 +112,20 @@ def address_of(listening: socket.socket) -> str:
 
 
 def server_for(app: FastAPI, *, limits: Limits) -> uvicorn.Server:
-    """uvicorn with bounds on what it holds for a request that is not whole yet, and on how many there are."""
+    """uvicorn with limits on the number of connections and on what it holds of an incomplete request."""
     with optional_import("uvicorn", purpose="Serving a run"):
         import uvicorn
-    sys.setswitchinterval(SWITCH)
+    sys.setswitchinterval(SWITCH_INTERVAL)
     return uvicorn.Server(
         uvicorn.Config(
             app,
-            http="h11",  # the other parser is faster, and takes headers without end
-            h11_max_incomplete_event_size=limits.head,
+            http="h11",  # httptools is faster, but reads headers without limit
+            h11_max_incomplete_event_size=limits.header_bytes,
             limit_concurrency=limits.connections,
             log_level="warning",
-            access_log=False,  # ours writes lines that no address can break: journal.py
+            access_log=False,  # `AccessLog` writes lines that no address can break
             server_header=False,
-            timeout_graceful_shutdown=round(limits.closing_seconds),
+            timeout_graceful_shutdown=round(limits.shutdown_seconds),
         )
     )
 
@@ -145,22 +135,22 @@ def serve(
     listening: socket.socket,
     *,
     limits: Limits,
-    tell: Callable[[str], None],
+    on_start: Callable[[str], None],
     open_browser: bool = False,
 ) -> None:
-    """Answer requests until Ctrl-C or SIGTERM; those under way then are still answered."""
+    """Serve until Ctrl-C or SIGTERM; requests in progress are then still answered. `on_start` gets the address."""
     server = server_for(app, limits=limits)
-    before = signal.signal(signal.SIGTERM, _stop)
-    tell(address_of(listening))
-    if open_browser:  # one of a terminal lasts until it is closed
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    on_start(address_of(listening))
+    if open_browser:  # in a thread: a browser in a terminal runs until it is closed
         threading.Thread(target=webbrowser.open, args=[address_of(listening)], daemon=True).start()
     try:
         server.run(sockets=[listening])
-    except KeyboardInterrupt:  # uvicorn has ended well, and then tells why
+    except KeyboardInterrupt:  # raised again by uvicorn after its graceful shutdown
         pass
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)
 
 
-def _stop(number: int, frame: FrameType | None) -> None:
+def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""A real browser: Debian's chromium, driven by Playwright. Where either is absent, these tests are skipped."""
+"""A real browser: Chromium, driven by Playwright. Without either, these tests are skipped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened(browser, address) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**{"viewport": WIDE, "color_scheme": "light", "base_url": address, **choices})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
         page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
         page.on("request", lambda request: request.url.startswith(address) or wrong.append(f"asked: {request.url}"))

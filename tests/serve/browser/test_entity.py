@@ -1,8 +1,8 @@
-"""Entity: walking from one to the next, whatever they are called."""
+"""The entity page in a browser."""
 
 from __future__ import annotations
 
-from dualkg.serve.pages.layout import shown
+from dualkg.serve.templating import visible
 from tests.serve.browser.conftest import PHONE, overflow, wait_for_heading
 from tests.serve.conftest import HOSTILE
 
@@ -11,7 +11,7 @@ ADDRESS = (
 )
 
 
-def test_the_drawing_is_walked(opened):
+def test_links_of_the_drawing(opened):
     page = opened("/entity/Twenty")
     drawing = page.locator(".drawing.broad")
     for kind in ("known", "predicted"):
@@ -34,21 +34,21 @@ def test_the_drawing_is_walked(opened):
     wait_for_heading(page, name)
 
 
-def test_why_opens_beside_a_predicted_fact(opened):
+def test_an_explanation_opens_beside_a_predicted_fact(opened):
     page = opened("/entity/Twenty")
     page.click(".predictions button >> nth=0")
     page.wait_for_selector(".predictions [data-reasons] li")
 
 
-def test_hostile_names_are_shown_and_found(opened):
+def test_untrusted_names_are_displayed(opened):
     page = opened(viewport=PHONE)
     for name in HOSTILE:
         page.goto(page.evaluate(ADDRESS, name))
-        wait_for_heading(page, shown(name))
+        wait_for_heading(page, visible(name))
         assert overflow(page) == 0
 
 
-def test_a_hostile_name_is_asked_about(opened):
+def test_a_query_with_an_untrusted_name(opened):
     page = opened()
     page.keyboard.type("<script")
     page.wait_for_selector("#head[aria-expanded=true]")
@@ -61,22 +61,22 @@ def test_a_hostile_name_is_asked_about(opened):
     assert page.locator("script:not([src])").count() == 0
 
 
-def test_a_name_with_line_ends_is_asked_about_again(opened):
-    """A text field would lose them: the name is kept beside it."""
+def test_a_query_with_line_breaks_in_a_name(opened):
+    """A text field would lose them: the name is in a data attribute."""
     page = opened("/?find=tail&head=two%0Alines%0D%0AHTTP%2F1.1+200+OK&relation=likes")
     page.click("button:text-is('Ask')")
     page.wait_for_url("**head=two%0Alines%0D%0AHTTP**")
     assert page.locator(".answers .answer").count() > 0
 
 
-def test_an_unknown_entity_leads_to_the_nearest(opened):
+def test_an_unknown_entity_offers_similar_names(opened):
     page = opened("/entity/thing%2013x", allow="404")
     name = page.inner_text(".near a >> nth=0")
     page.click(".near a >> nth=0")
     wait_for_heading(page, name)
 
 
-def test_another_entity_is_looked_for(opened):
+def test_search_of_another_entity(opened):
     page = opened("/entity/nobody", allow="404")
     page.fill("#name", "twenty-o")
     page.wait_for_selector("#name[aria-expanded=true]")
@@ -84,7 +84,7 @@ def test_another_entity_is_looked_for(opened):
     wait_for_heading(page, "Twenty-one")
 
 
-def test_a_phone_shows_it_without_scrolling_sideways(opened):
+def test_on_a_phone(opened):
     page = opened("/entity/Twenty", viewport=PHONE)
     assert page.is_visible(".drawing.tall")
     assert not page.is_visible(".drawing.broad")
@@ -93,7 +93,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened):
     page.wait_for_url("**/entity**")
 
 
-def test_the_skip_link_is_the_first_to_be_reached(opened):
+def test_the_skip_link_has_the_first_focus(opened):
     page = opened("/entity/Twenty")
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"

@@ -1,4 +1,4 @@
-"""New facts, as a curator decides on them."""
+"""The page of new facts in a browser."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.serve.browser.conftest import PHONE, overflow
 
 @pytest.fixture(autouse=True)
 def undecided(run_folders):
-    """No test finds decisions of another, or leaves some."""
+    """Each test starts without decisions and leaves none."""
     RunFolder(run_folders[0]).decisions.unlink(missing_ok=True)
     yield
     RunFolder(run_folders[0]).decisions.unlink(missing_ok=True)
@@ -29,7 +29,7 @@ def rows_of(page) -> list[list[str]]:
     return [line.split("\t")[:3] for line in page.request.get("/facts.tsv").text().splitlines()[1:]]
 
 
-def test_a_fact_is_accepted_and_found_in_the_file(opened):
+def test_an_accepted_fact_is_in_the_file(opened):
     page = listed(opened("/facts?relation=likes&top=50"))
     row = page.locator(".fact", has=page.locator("a", has_text="thing")).first
     row.get_by_role("button", name="Accept").click()
@@ -49,7 +49,7 @@ def test_a_fact_is_accepted_and_found_in_the_file(opened):
     assert rows_of(page) == []
 
 
-def test_by_keys_alone(opened):
+def test_decisions_by_keyboard(opened):
     page = listed(opened("/facts?top=50"))
     page.keyboard.press("j")
     page.keyboard.press("a")
@@ -68,33 +68,34 @@ def test_by_keys_alone(opened):
     assert page.evaluate("document.activeElement.querySelector('.rank').textContent") == "1"
 
 
-def test_a_list_waits_for_its_turn(opened):
+def test_a_list_waits_for_another_completion(opened):
     page = opened("/docs", allow="status of 503")
     busy = iter([True])
 
     def answer(route):
         if next(busy, False):
-            route.fulfill(status=503, json={"error": "Another list of new triples is being made.", "near": []})
+            route.fulfill(status=503, json={"error": "Another completion is running.", "suggestions": []})
         else:
             route.continue_()
 
-    page.route("**/api/complete*", answer)
+    page.route("**/facts/rows*", answer)
     page.goto("/facts?top=50")
     page.wait_for_selector("text=waits for its turn")
     assert listed(page).locator(".fact").count() == 50
 
 
-def test_what_the_server_refuses_is_taken_back(opened):
+def test_a_refused_decision_is_undone(opened):
     page = listed(opened("/facts?top=50", allow="status of 503"))
     page.route(
-        "**/api/decisions", lambda route: route.fulfill(status=503, json={"error": "There is no room.", "near": []})
+        "**/api/decisions",
+        lambda route: route.fulfill(status=503, json={"error": "There is no room.", "suggestions": []}),
     )
     page.locator(".fact").first.get_by_role("button", name="Reject").click()
     page.wait_for_selector("text=There is no room.")
     assert page.locator(".fact[data-verdict]").count() == 0
 
 
-def test_by_relation_and_probability(opened):
+def test_filters_by_relation_and_probability(opened):
     page = listed(opened("/facts"))
     page.select_option("#relation", "is a")
     page.locator("#least").press("ArrowRight")
@@ -105,7 +106,7 @@ def test_by_relation_and_probability(opened):
     assert set(page.locator(".fact .relation").all_inner_texts()) <= {"is a"}
 
 
-def test_on_a_phone_with_names_of_any_kind(opened):
+def test_on_a_phone(opened):
     page = listed(opened("/facts?top=500", viewport=PHONE, color_scheme="dark"))
     assert page.locator(".fact").count() == 500
     assert overflow(page) == 0

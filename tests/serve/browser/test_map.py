@@ -1,4 +1,4 @@
-"""The map, as people use it."""
+"""The map in a browser."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ASKED = "/map?entity=thing+20&relation=likes"
 
 @pytest.fixture(scope="module", autouse=True)
 def places(run_folders):
-    """Where everything is: a map that was kept, so that none is made."""
+    """A stored map, so that none is computed."""
     for folder in run_folders:
         if not (folder / "map.parquet").exists():
             save_map(np.random.default_rng(0).uniform(-1, 1, (40, 2)), folder / "map.parquet")
@@ -35,7 +35,7 @@ def ready(page):
     return page
 
 
-def test_a_point_is_named_and_opened(opened):
+def test_a_point_shows_its_name_and_opens_its_page(opened):
     page = ready(opened("/map"))
     page.mouse.move(*pixel(page, 21))
     page.wait_for_selector("[data-tip]:not([hidden])")
@@ -45,7 +45,7 @@ def test_a_point_is_named_and_opened(opened):
     page.wait_for_url("**/entity/thing%2021")
 
 
-def test_what_was_dragged_is_not_opened(opened):
+def test_dragging_does_not_open_a_page(opened):
     page = ready(opened("/map"))
     x, y = pixel(page, 21)
     page.mouse.move(x, y)
@@ -58,7 +58,7 @@ def test_what_was_dragged_is_not_opened(opened):
     assert page.url.endswith("/map")
 
 
-def test_a_question_colours_it_and_is_in_the_address(opened):
+def test_a_query_colours_the_map_and_is_in_the_address(opened):
     page = ready(opened("/map"))
     page.fill("#entity", "twent")
     page.wait_for_selector("#entity[aria-expanded=true]")
@@ -75,7 +75,7 @@ def test_a_question_colours_it_and_is_in_the_address(opened):
     page.wait_for_selector("[data-tip]:not([hidden])")
 
 
-def test_the_map_moves_by_keys(opened):
+def test_keys_move_the_map(opened):
     page = ready(opened(ASKED, reduced_motion="reduce"))
     page.wait_for_selector("[data-found] li")
     picture = "document.querySelector('[data-canvas]').toDataURL()"
@@ -83,19 +83,19 @@ def test_the_map_moves_by_keys(opened):
     seen = [page.evaluate(picture)]
     for key in ("+", "ArrowLeft", "ArrowUp", "-", "0"):
         page.keyboard.press(key)
-        page.wait_for_timeout(60)
+        page.evaluate("new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
         seen.append(page.evaluate(picture))
     assert seen[-1] == seen[0]
     assert len(set(seen)) == len(seen) - 1
 
 
-def test_while_it_is_made_the_page_asks_again(opened, browser, address):
+def test_the_page_polls_while_the_map_is_computed(opened, browser, address):
     page = opened("/docs")
     waits = iter([True, False])
 
     def answer(route):
         if next(waits, False):
-            route.fulfill(status=202, json={"run": "calibrated", "sentence": "The map is being made."})
+            route.fulfill(status=202, json={"run": "calibrated", "message": "The map is being made."})
         else:
             route.continue_()
 

@@ -1,4 +1,4 @@
-"""The explorer on the bundled graph, as the README shows it: `make picture` keeps what is taken here."""
+"""The screenshot of the README: `make picture` stores it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import dualkg as kg
 from dualkg.inference.calibration_store import calibration_for
 from dualkg.serve.app import application
-from dualkg.serve.state import ServedRuns
+from dualkg.serve.service import ServedRuns
 from tests.serve.conftest import serving
 
 pytestmark = pytest.mark.slow

@@ -1,11 +1,11 @@
-"""The page of a run, as people use it."""
+"""The run page in a browser."""
 
 from __future__ import annotations
 
 from tests.serve.browser.conftest import PHONE, overflow
 
 
-def test_two_runs_side_by_side_and_one_alone(opened):
+def test_two_runs_and_one_alone(opened):
     page = opened("/run")
     assert page.locator("h1 bdi").all_inner_texts() == ["calibrated", "plain"]
     assert page.locator(".asked tbody tr").count() == 20
@@ -28,13 +28,13 @@ def test_a_table_is_sorted_by_any_column(opened):
     assert table.locator("tbody bdi").all_inner_texts() == ["<b>bold</b>", "is a", "likes"]
 
 
-def test_a_question_is_asked_again_by_a_click(opened):
+def test_a_differing_query_links_to_its_page(opened):
     page = opened("/run")
     page.locator(".asked tbody a").first.click()
     page.wait_for_url("**/?find=*")
     page.wait_for_selector("main h1")
 
 
-def test_on_a_phone_in_the_dark(opened):
+def test_on_a_phone_in_dark_mode(opened):
     page = opened("/run", viewport=PHONE, color_scheme="dark")
     assert overflow(page) == 0

@@ -1,1 +1,5 @@
-"""Pages for people. Each is a module with `routes`; what a page loads is in this package, never on another host."""
+"""Pages for browsers, one module for each; their markup is in `templates/`."""
+
+from dualkg.serve.pages import entity, facts, map, query, reference, run
+
+MODULES = (query, entity, facts, map, run, reference)

@@ -1,1 +1,5 @@
-"""Routes: what can be asked, each file one kind of question."""
+"""The JSON API, one module for each kind of request."""
+
+from dualkg.serve.routes import completion, decisions, entities, queries, runs
+
+MODULES = (queries, entities, completion, decisions, runs)

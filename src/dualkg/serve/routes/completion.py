@@ -1,135 +1,138 @@
-"""New facts, streamed: lines of how far it is, then the triples, best first."""
+"""Completion: new triples as a stream of JSON lines, progress first, then the triples, best first."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from threading import Event
 from typing import Annotated, Any
 
-from fastapi import Query
+from fastapi import Depends, Query
 from fastapi.responses import StreamingResponse
 
 from dualkg.errors import DualkgError
 from dualkg.inference.completion import Completion, complete
 from dualkg.serve.batching import BusyError
-from dualkg.serve.limits import LONGEST_NAME, MOST_NEW
-from dualkg.serve.routes.queries import Asked, AskedRun, router
-from dualkg.serve.schemas import Line, Thing
-from dualkg.serve.state import ServedRun, Service
+from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
+from dualkg.serve.schemas import CompletionLine, Item
+from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.templating import api_router
 
-routes = router("completion")
-PAUSE = 0.25  # seconds between two lines of progress
-BUSY = "Another list of new triples is being made. Ask again when it is done."
-MOST_NAMES = 100  # of relations, and of heads
-Names = Annotated[list[Annotated[str, Query(max_length=LONGEST_NAME)]], Query(max_length=MOST_NAMES)]
+routes = api_router("completion")
+PROGRESS_INTERVAL = 0.25  # seconds
+BUSY = "Another completion is running. Try again when it has finished."
+Names = Annotated[list[Annotated[str, Query(max_length=MAX_NAME_LENGTH)]], Query(max_length=100)]
+Lines = AsyncIterator[CompletionLine]
 
 
-async def choices_of(context: Asked, relations: list[str], heads: list[str], **more: Any) -> dict[str, Any]:
-    """What `complete` is asked with; all relations and heads where none is named."""
-    service, run = context
+class _CancelledError(Exception):
+    """The reader of the stream has gone."""
+
+
+async def completion_options(
+    context: Context,
+    top: Annotated[int, Query(ge=1, le=MAX_NEW_TRIPLES, description="Number of triples.")] = 100,
+    relation: Names = [],  # noqa: B006
+    head: Names = [],  # noqa: B006
+    min_probability: Annotated[float, Query(ge=0, le=1, description="Only triples at least this probable.")] = 0.0,
+    types: Annotated[bool, Query(description="Only heads and tails that the relation has in train.")] = True,
+) -> dict[str, Any]:
+    """Keyword arguments of `complete`; all relations and heads where none is named."""
     return {
-        "relations": [await service.relation(run, name) for name in relations] or None,
-        "heads": [await service.entity(run, name) for name in heads] or None,
-        **more,
+        "relations": [await context.relation(name) for name in relation] or None,
+        "heads": [await context.entity(name) for name in head] or None,
+        "top": top,
+        "min_probability": min_probability,
+        "types": types,
     }
 
 
-class _GivenUpError(Exception):
-    """Nobody reads the list any more."""
+Options = Annotated[dict[str, Any], Depends(completion_options)]
 
 
 @routes.get(
     "/api/complete",
     response_class=StreamingResponse,
-    responses={200: {"model": Line, "content": {"application/x-ndjson": {}}, "description": "A line of JSON each."}},
+    responses={200: {"model": CompletionLine, "content": {"application/x-ndjson": {}}, "description": "JSON lines."}},
 )
-async def complete_run(
-    context: AskedRun,
-    top: Annotated[int, Query(ge=1, le=MOST_NEW, description="How many triples.")] = 100,
-    relation: Names = [],  # noqa: B006
-    head: Names = [],  # noqa: B006
-    min_probability: Annotated[float, Query(ge=0, le=1, description="None that is less probable.")] = 0.0,
-    types: Annotated[bool, Query(description="Only heads and tails that the relation has in train.")] = True,
+async def complete_run(context: Context, options: Options) -> StreamingResponse:
+    """The most plausible triples that the graph does not have, as JSON lines, after lines of progress."""
+    return stream(context, options, lambda line: line.model_dump_json(exclude_none=True))
+
+
+def stream(
+    context: RequestContext, options: dict[str, Any], dump: Callable[[CompletionLine], str]
 ) -> StreamingResponse:
-    """The most plausible triples that the graph does not have; a line of JSON each, after lines of progress."""
-    service, run = context
-    if service.completing.locked():
+    """A completion as a stream of lines; a late error is its last line."""
+    if context.service.completing.locked():
         raise BusyError(BUSY)
-    choices = await choices_of(context, relation, head, top=top, min_probability=min_probability, types=types)
-    return StreamingResponse(_lines(service, run, choices), media_type="application/x-ndjson")
+
+    async def lines() -> AsyncIterator[str]:
+        try:
+            async with completion(context, options) as found:
+                async for line in found:
+                    yield f"{dump(line)}\n"
+        except TimeoutError:
+            message = f"The completion took longer than its limit of {context.service.limits.stream_seconds:g} seconds."
+            yield f"{dump(CompletionLine(kind='error', error=message))}\n"
+        except DualkgError as error:
+            yield f"{dump(CompletionLine(kind='error', error=str(error)))}\n"
+
+    return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-async def _lines(service: Service, run: ServedRun, choices: dict[str, Any]) -> AsyncIterator[str]:
-    given_up = threading.Event()
+@asynccontextmanager
+async def completion(context: RequestContext, options: dict[str, Any]) -> AsyncIterator[Lines]:
+    """The lines of a completion that runs in a thread; leaving the block stops it at its next block of queries."""
+    cancelled = Event()
     try:
-        async for line in search(service, run, choices, given_up=given_up):
-            yield _written(line)
-    except TimeoutError:
-        sentence = f"The list took longer than the {service.limits.long_seconds:g} seconds that it may take."
-        yield _written(Line(kind="error", error=sentence))
-    except DualkgError as error:
-        yield _written(Line(kind="error", error=str(error)))
+        yield _lines(context, options, cancelled)
     finally:
-        given_up.set()
+        cancelled.set()
 
 
-def _written(line: Line) -> str:
-    return line.model_dump_json(exclude_none=True) + "\n"
-
-
-async def search(
-    service: Service, run: ServedRun, choices: dict[str, Any], *, given_up: threading.Event
-) -> AsyncIterator[Line]:
-    """The search in a thread; it stops at its next block when it is given up."""
-    loop, progress = asyncio.get_running_loop(), asyncio.Queue[Line | None]()
-    told, late = 0.0, loop.time() + service.limits.long_seconds
+async def _lines(context: RequestContext, options: dict[str, Any], cancelled: Event) -> Lines:
+    service, run, loop = context.service, context.run, asyncio.get_running_loop()
+    progress = asyncio.Queue[CompletionLine | None]()
+    reported, deadline = 0.0, loop.time() + service.limits.stream_seconds
     if not service.completing.acquire(blocking=False):
         raise BusyError(BUSY)
 
-    def on_progress(done: int, of: int) -> None:
-        nonlocal told
-        if given_up.is_set():
-            raise _GivenUpError
-        if time.monotonic() >= told + PAUSE or done == of:
-            told = time.monotonic()
-            loop.call_soon_threadsafe(progress.put_nowait, Line(kind="progress", done=done, of=of))
+    def on_progress(done: int, total: int) -> None:
+        nonlocal reported
+        if cancelled.is_set():
+            raise _CancelledError
+        if time.monotonic() >= reported + PROGRESS_INTERVAL or done == total:
+            reported = time.monotonic()
+            loop.call_soon_threadsafe(progress.put_nowait, CompletionLine(kind="progress", done=done, total=total))
 
-    def find() -> Completion | None:
+    def work() -> Completion | None:
         try:
-            return complete(
-                run.predictor.model,
-                run.run.graph,
-                calibration=run.predictor.calibration,
-                on_progress=on_progress,
-                **choices,
-            )
-        except _GivenUpError:
+            calibration = run.predictor.calibration
+            return complete(run.predictor.model, run.graph, calibration=calibration, on_progress=on_progress, **options)
+        except _CancelledError:
             return None
         finally:
             service.completing.release()
             loop.call_soon_threadsafe(progress.put_nowait, None)
 
-    searching = asyncio.ensure_future(asyncio.to_thread(find))
-    while (line := await asyncio.wait_for(progress.get(), late - loop.time())) is not None:
+    running = asyncio.ensure_future(asyncio.to_thread(work))
+    while (line := await asyncio.wait_for(progress.get(), deadline - loop.time())) is not None:
         yield line
-    made = await searching
-    if made is None:
+    found = await running
+    if found is None:
         return
-    for number in range(len(made)):
-        yield _triple(run, made, number)
-    yield Line(kind="end", triples=len(made))
-
-
-def _triple(run: ServedRun, made: Completion, number: int) -> Line:
-    return Line(
-        kind="triple",
-        rank=number + 1,
-        head=Thing.of(run.entities, int(made.heads[number])),
-        relation=Thing.of(run.relations, int(made.relations[number])),
-        tail=Thing.of(run.entities, int(made.tails[number])),
-        probability=None if made.probability is None else float(made.probability[number]),
-        score=float(made.score[number]),
-        log_probability=float(made.log_probability[number]),
-    )
+    for number in range(len(found)):
+        yield CompletionLine(
+            kind="triple",
+            rank=number + 1,
+            head=Item.of(run.graph.entities, int(found.heads[number])),
+            relation=Item.of(run.graph.relations, int(found.relations[number])),
+            tail=Item.of(run.graph.entities, int(found.tails[number])),
+            probability=None if found.probability is None else float(found.probability[number]),
+            score=float(found.score[number]),
+            log_probability=float(found.log_probability[number]),
+        )
+    yield CompletionLine(kind="end", num_triples=len(found))

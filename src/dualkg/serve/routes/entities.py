@@ -1,59 +1,104 @@
-"""Entities: by a few letters, and all about one."""
+"""Entities: search by name, everything about one, and the map of all."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
-from fastapi import Query
+from fastapi import Query, Response
+from fastapi.responses import JSONResponse
 
+from dualkg.data.graph import Graph
+from dualkg.inference import predictor
 from dualkg.inference.predictor import Query as ModelQuery
 from dualkg.inference.predictor import known_facts, predicted_facts
-from dualkg.serve.limits import LONGEST_NAME, MOST_FOUND
-from dualkg.serve.routes.queries import AskedRun, EntityInPath, router
-from dualkg.serve.schemas import Entity, Fact, FoundName, FoundNames, Thing
-from dualkg.serve.state import ServedRun
+from dualkg.serve.limits import MAX_MATCHES
+from dualkg.serve.routes.queries import EntityInPath, EntityName
+from dualkg.serve.schemas import Entity, EntityMap, Fact, Item, MatchedEntities, MatchedEntity, PendingMap
+from dualkg.serve.service import Context, RequestContext, ServedRun
+from dualkg.serve.templating import api_router, short, visible
 
-routes = router("entities")
-MOST_KNOWN, NUM_PREDICTED, NUM_SIMILAR = 500, 20, 10
+routes = api_router("entities")
+MAX_KNOWN, NUM_PREDICTED, NUM_SIMILAR = 500, 20, 10
+MAP_SHARE = 0.8  # of the time limit of a request that it waits for a map
 
 
 @routes.get("/api/entities")
 async def entities(
-    context: AskedRun,
-    q: Annotated[str, Query(max_length=LONGEST_NAME, description="How a name begins, what it holds, or nearly so.")],
-    k: Annotated[int, Query(ge=1, le=MOST_FOUND, description="How many names.")] = 10,
-) -> FoundNames:
-    """Find entities as people type; case and accents are ignored."""
-    service, run = context
-    matches = await service.slowly(lambda: run.finder.search(q, limit=k))
-    found = [FoundName.matching(run.entities, match) for match in matches]
-    return FoundNames(run=run.name, q=q, entities=found)
+    context: Context,
+    q: Annotated[EntityName, Query(description="The beginning of a name, a part of it, or a misspelling.")],
+    k: Annotated[int, Query(ge=1, le=MAX_MATCHES, description="Number of names.")] = 10,
+) -> MatchedEntities:
+    """Search entities by name while typing; case and accents are ignored."""
+    names, search = context.run.graph.entities, context.run.name_search.search
+    matches = await context.in_thread(lambda: search(q, limit=k))
+    found = []
+    for match in matches:
+        item = Item.of(names, match.id)
+        note = short(item.name) if item.name != item.label else None
+        found.append(MatchedEntity(**dict(item), match_type=match.match_type, text=short(item.label), note=note))
+    return MatchedEntities(run=context.run.name, q=q, entities=found)
 
 
 @routes.get("/api/entity/{name:name}")
-async def entity(context: AskedRun, name: EntityInPath) -> Entity:
-    """Known facts, predicted facts and neighbours of an entity."""
-    service, run = context
-    id = await service.entity(run, name)
-    similar = await service.answers(run, "similar", ModelQuery((id,), NUM_SIMILAR))
-    found: Entity = await service.slowly(lambda: _facts(run, id))
-    return found.model_copy(update={"similar": similar})
-
-
 @routes.get("/entity/{name:name}.json", include_in_schema=False)
-async def entity_page_as_json(context: AskedRun, name: EntityInPath) -> Entity:
-    return await entity(context, name)
+async def entity(context: Context, name: EntityInPath) -> Entity:
+    """Known facts, predicted facts and similar entities of an entity."""
+    return await entity_details(context, name)
 
 
-def _facts(run: ServedRun, id: int) -> Entity:
-    graph = run.run.graph
-    known, num_known = known_facts(run.predictor, id, limit=MOST_KNOWN)
-    predicted = predicted_facts(run.predictor, id, k=NUM_PREDICTED)
+@routes.get("/entity.json", include_in_schema=False)
+async def entity_by_query(context: Context, name: EntityName) -> Entity:
+    return await entity_details(context, name)
+
+
+async def entity_details(context: RequestContext, name: str) -> Entity:
+    run, graph, id = context.run, context.run.graph, await context.entity(name)
+    similar = await context.predict("similar", ModelQuery((id,), NUM_SIMILAR))
+    known, num_known = await context.in_thread(lambda: known_facts(run.predictor, id, limit=MAX_KNOWN))
+    predicted = await context.in_thread(lambda: predicted_facts(run.predictor, id, k=NUM_PREDICTED))
     return Entity(
         run=run.name,
-        entity=Thing.of(graph.entities, id),
+        entity=Item.of(graph.entities, id),
         num_known=num_known,
-        known=[Fact.of(graph, fact) for fact in known],
-        predicted=[Fact.of(graph, fact) for fact in predicted],
-        similar=[],
+        known=[Fact.of(graph, (one.head, one.relation, one.tail), split=one.split) for one in known],
+        predicted=[
+            Fact.of(
+                graph,
+                (one.head, one.relation, one.tail),
+                probability=one.probability,
+                log_probability=one.log_probability,
+            )
+            for one in predicted
+        ],
+        similar=similar,
     )
+
+
+def _fact(graph: Graph, fact: predictor.Fact) -> Fact:
+    values = {"split": fact.split, "probability": fact.probability, "log_probability": fact.log_probability}
+    return Fact.of(graph, (fact.head, fact.relation, fact.tail), **values)
+
+
+@routes.get("/api/map", response_model=EntityMap, responses={202: {"model": PendingMap}})
+@routes.get("/map.json", include_in_schema=False)
+async def entity_map(context: Context) -> Response:
+    """The t-SNE position of each entity; computed once, which may take minutes, and stored. Until then 202."""
+    service, run = context.service, context.run
+    future = asyncio.wrap_future(service.maps.of(run))
+    done, _ = await asyncio.wait([future], timeout=MAP_SHARE * service.limits.seconds)
+    if not done:
+        message = f"The map of {len(run.graph.entities):,} entities is being computed. Try again in a while."
+        pending = PendingMap(run=run.name, message=message)
+        return JSONResponse(pending.model_dump(), status_code=202, headers={"Retry-After": "10"})
+    positions = future.result()
+    body = await context.in_thread(lambda: _map(run, *positions.round(5).T.tolist()).model_dump_json())
+    return Response(body, media_type="application/json")
+
+
+def _map(run: ServedRun, x: list[float], y: list[float]) -> EntityMap:
+    entities = run.graph.entities
+    names = entities.names.to_pylist()
+    given = names if entities.labels is None else entities.labels.to_pylist()
+    labels = [visible(label or name) for label, name in zip(given, names, strict=True)]
+    return EntityMap(run=run.name, x=x, y=y, names=names, labels=None if labels == names else labels)

@@ -1,8 +1,8 @@
-// Entity: reasons in place, and completion for the name of another. The drawing is walked by its links.
+// Entity: explanations in place, and completion for the name of another entity.
 
 import { combobox, entityAddress, findEntities } from "./common.js";
-import { openReasonsInPlace } from "./reasons.js";
+import { openExplanationsInPlace } from "./explanation.js";
 
 const field = document.querySelector("[data-lookup]").elements.name;
-combobox(field, { find: findEntities(), onPick: (thing) => location.assign(entityAddress(thing.name)) });
-openReasonsInPlace();
+combobox(field, { find: findEntities(), onPick: (item) => location.assign(entityAddress(item.name)) });
+openExplanationsInPlace();

@@ -1,24 +1,27 @@
-// The map: drawn on a canvas, moved by mouse, finger and keys, coloured by the answers of a question.
+// The map: drawn on a canvas, moved by mouse, finger and keys, coloured by the predictions of a query.
 
-import { address, ask, bar, colour, combobox, complain, element, entityAddress, findAmong, findEntities, meant, onTheme, percent, shown, spoken } from "./common.js";
+import {
+  address, colour, combobox, element, entityAddress, findAmong, findEntities, nameIn, offeredRelations, onTheme,
+  requestElement, requestJson, showError,
+} from "./common.js";
 import { Points } from "./points.js";
 import { View } from "./view.js";
 
-const MOST_ANSWERS = 200, LABELLED = 12, MOST_LABELS = 80;
-const MANY = 4000; // points that are drawn as pixels
+const LABELLED = 12, MAX_LABELS = 80, MAX_LABEL_LENGTH = 32;
+const MANY = 4000; // points; more are drawn as pixels
 const REACH = 14; // pixels
-const PAUSE = 2000; // before a map that is being made is asked for again
+const PAUSE = 2000; // before a map that is being computed is requested again
 const SLOW = "The map is on its way. Made for the first time, it may take a minute or two.";
 const find = (name) => document.querySelector(`[data-${name}]`);
-const [canvas, veil, tip, legend, said, list, form, folded] = ["canvas", "veil", "tip", "legend", "said", "found", "asking", "folded"].map(find);
+const [canvas, veil, tip, legend, message, list, form, folded] = ["canvas", "veil", "tip", "legend", "said", "found", "asking", "folded"].map(find);
 const knownList = folded.querySelector("ol");
 const context = canvas.getContext("2d");
 
 let points = null, names = [], labels = [];
-let answers = new Map(); // by id
-let asked = -1, over = -1;
+let predictions = new Map(); // by id: {id, known, strength, item}
+let given = -1, over = -1; // ids of the query's entity and of the point under the pointer
 let colours = {}, dust = 0, image = null;
-let named = []; // boxes of names that are drawn already
+let labelled = []; // boxes of the names that are drawn
 
 const view = new View(canvas, { changed: paintSoon, tapped: open, hovered: hover });
 
@@ -48,25 +51,25 @@ function paint() {
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
   context.clearRect(0, 0, width, height);
   if (!points) return;
-  const frame = [...view.place(0, 0), ...view.place(width, height)];
+  const frame = [...view.position(0, 0), ...view.position(width, height)];
   const crowd = Math.min(1.4, Math.sqrt(2000 / Math.max(points.length, 200)));
   const number = points.count(...frame);
   const least = number > MANY ? 1.6 : 2.6;
   const size = Math.max(least, Math.min(7, 3.2 * crowd * Math.sqrt(scale / view.fitting)));
   if (number > MANY) paintDust(frame, size);
   else paintDots(frame, size);
-  paintAnswers(size);
-  if (number <= 4 * MOST_LABELS) paintNames(frame, size);
+  paintPredictions(size);
+  if (number <= 4 * MAX_LABELS) paintNames(frame, size);
   if (over >= 0) ring(over, colours.ink, Math.max(size / 2, 3) + 3);
 }
 
-/** Very many points, written as pixels into an image; where they lie close it is darker. */
+/** Many points as pixels of an image, which is darker where they are dense. */
 function paintDust(frame, size) {
   const { width: across, height: down } = canvas, { x, y } = points, ratio = view.ratio;
   if (image?.width !== across || image.height !== down) image = context.createImageData(across, down);
   const pixels = new Uint32Array(image.data.buffer);
   pixels.fill(0);
-  const side = Math.max(1, Math.round(size * ratio)), strength = answers.size ? 70 : 130;
+  const side = Math.max(1, Math.round(size * ratio)), strength = predictions.size ? 70 : 130;
   const scale = view.scale * ratio;
   const dx = across / 2 - view.x * scale - side / 2, dy = down / 2 - view.y * scale - side / 2;
   points.within(...frame, (i) => {
@@ -81,14 +84,14 @@ function paintDust(frame, size) {
   context.putImageData(image, 0, 0);
 }
 
-/** Fewer points, as round as they should be. */
+/** Fewer points as discs. */
 function paintDots(frame, size) {
   const { x, y } = points;
   context.fillStyle = colours.edge;
-  context.globalAlpha = answers.size ? 0.65 : 0.8;
+  context.globalAlpha = predictions.size ? 0.65 : 0.8;
   context.beginPath();
   points.within(...frame, (i) => {
-    if (answers.has(i)) return;
+    if (predictions.has(i)) return;
     const [px, py] = view.pixel(x[i], y[i]);
     context.moveTo(px + size / 2, py);
     context.arc(px, py, size / 2, 0, 7);
@@ -97,22 +100,22 @@ function paintDots(frame, size) {
   context.globalAlpha = 1;
 }
 
-/** The names of all points, where there are few. */
+/** The names of all points in view, if there are few. */
 function paintNames(frame, size) {
   const seen = [];
   points.within(...frame, (i) => {
     const [px, py] = view.pixel(points.x[i], points.y[i]);
-    if (px >= 0 && py >= 0 && px <= view.width && py <= view.height && !answers.has(i)) seen.push(i);
+    if (px >= 0 && py >= 0 && px <= view.width && py <= view.height && !predictions.has(i)) seen.push(i);
   });
-  if (seen.length <= MOST_LABELS) for (const i of seen) label(i, colours.soft, size / 2, named);
+  if (seen.length <= MAX_LABELS) for (const i of seen) label(i, colours.soft, size / 2, labelled);
 }
 
 /** How much a point stands out, from 0 to 1. */
 const weight = (one) => (one.known ? 0.55 : Math.sqrt(one.strength));
 const radius = (one, size) => Math.max(2, size / 2 + 1) + 5 * weight(one);
 
-function paintAnswers(size) {
-  const ordered = [...answers.values()].sort((a, b) => weight(a) - weight(b)); // the best are drawn last, over the others
+function paintPredictions(size) {
+  const ordered = [...predictions.values()].sort((a, b) => weight(a) - weight(b)); // the best are drawn last, on top
   for (const one of ordered) {
     const [px, py] = view.pixel(points.x[one.id], points.y[one.id]);
     const strength = weight(one);
@@ -128,12 +131,12 @@ function paintAnswers(size) {
     context.stroke();
   }
   context.globalAlpha = 1;
-  named = [];
-  if (asked >= 0) {
-    ring(asked, colours.focus, size / 2 + 6);
-    label(asked, colours.focus, size / 2 + 7, named);
+  labelled = [];
+  if (given >= 0) {
+    ring(given, colours.focus, size / 2 + 6);
+    label(given, colours.focus, size / 2 + 7, labelled);
   }
-  for (const one of [...answers.values()].filter((one) => one.strength > 0.15).slice(0, LABELLED)) label(one.id, colours.ink, radius(one, size), named);
+  for (const one of [...predictions.values()].filter((one) => one.strength > 0.15).slice(0, LABELLED)) label(one.id, colours.ink, radius(one, size), labelled);
 }
 
 function ring(i, stroke, radius) {
@@ -145,7 +148,7 @@ function ring(i, stroke, radius) {
   context.stroke();
 }
 
-/** A name beside its point, to the left where the window ends, unless another is there already. */
+/** A name beside its point, to the left at the end of the window, unless it would cover another. */
 function label(i, fill, apart, taken) {
   const [px, py] = view.pixel(points.x[i], points.y[i]);
   if (px < -50 || py < -20 || px > view.width || py > view.height + 20) return;
@@ -165,17 +168,17 @@ function label(i, fill, apart, taken) {
   context.fillText(text, box[0], py);
 }
 
-function short(name) {
-  const letters = [...shown(name)];
-  return letters.length > 32 ? `${letters.slice(0, 31).join("")}…` : letters.join("");
+function short(text) {
+  const letters = [...text];
+  return letters.length > MAX_LABEL_LENGTH ? `${letters.slice(0, MAX_LABEL_LENGTH - 1).join("")}…` : text;
 }
 
 // --- Pointing ------------------------------------------------------------------------------------------------------
 
 function at(px, py) {
   if (!points) return -1;
-  const [x, y] = view.place(px, py);
-  return points.nearest(x, y, REACH / view.scale, (i) => answers.has(i) || i === asked);
+  const [x, y] = view.position(px, py);
+  return points.nearest(x, y, REACH / view.scale, (i) => predictions.has(i) || i === given);
 }
 
 function hover(px, py) {
@@ -184,7 +187,7 @@ function hover(px, py) {
   point(found);
 }
 
-/** Name a point, on the map and in the list. */
+/** Highlight a point, on the map and in the list. */
 function point(i, { held = false } = {}) {
   over = i;
   canvas.classList.toggle("over", i >= 0);
@@ -192,12 +195,12 @@ function point(i, { held = false } = {}) {
   tip.hidden = i < 0;
   tip.classList.toggle("held", held);
   if (i >= 0) {
-    const one = answers.get(i);
+    const one = predictions.get(i);
     const name = held
-      ? element("a", { dir: "auto", href: entityAddress(names[i]) }, shown(labels[i]))
-      : element("span", { dir: "auto" }, shown(labels[i]));
-    tip.replaceChildren(name, ...(one ? [element("span", { class: "soft" }, ` ${sure(one)}`)] : []));
-    one?.item?.classList.add("here");
+      ? element("a", { dir: "auto", href: entityAddress(names[i]) }, labels[i])
+      : element("span", { dir: "auto" }, labels[i]);
+    tip.replaceChildren(name, ...(one ? [element("span", { class: "soft" }, ` ${one.item.querySelector(".belief > :last-child").textContent}`)] : []));
+    one?.item.classList.add("here");
     const [px, py] = view.pixel(points.x[i], points.y[i]);
     const left = Math.max(4, Math.min(px + 12, view.width - tip.offsetWidth - 4));
     const top = py + 14 + tip.offsetHeight > view.height ? py - 14 - tip.offsetHeight : py + 14;
@@ -206,7 +209,7 @@ function point(i, { held = false } = {}) {
   paintSoon();
 }
 
-/** A click opens the page of what is there; a finger, which cannot hover, first sees its name as a link. */
+/** A click opens the page of an entity; a touch, which cannot hover, first shows its name as a link. */
 function open(px, py, { touch, apart }) {
   const i = at(px, py);
   if (touch) point(i, { held: true });
@@ -214,79 +217,65 @@ function open(px, py, { touch, apart }) {
   else if (i >= 0) location.assign(entityAddress(names[i]));
 }
 
-// --- A question ----------------------------------------------------------------------------------------------------
+// --- A query -------------------------------------------------------------------------------------------------------
 
-const sure = (one) => (one.known ? "known" : one.probability === null ? `score ${one.score.toFixed(2)}` : percent(one.probability));
-
-async function colourBy(entity, relation, wanted) {
-  const choices = { find: wanted, relation, k: MOST_ANSWERS, [wanted === "tail" ? "head" : "tail"]: entity };
+async function colourBy(params) {
   try {
-    const found = await ask("/ask.json", choices);
-    const given = found.question.head ?? found.question.tail;
-    asked = given.id;
-    const best = Math.max(0.002, ...found.answers.map((one) => one.probability ?? 0));
-    const weighed = found.answers.map((one, rank) => ({ ...one, strength: strength(one, best, rank) }));
-    const fresh = weighed.sort((a, b) => (b.probability ?? 0) - (a.probability ?? 0));
-    const known = found.known.map((one) => ({ ...one, strength: 1 }));
-    answers = new Map([...fresh, ...known].map((one) => [one.id, one]));
-    const parts = [element("bdi", {}, short(given.label)), ", ", element("bdi", { class: "relation" }, short(spoken(found.question.relation.label)))];
-    said.replaceChildren(...(wanted === "tail" ? [...parts, ", ?"] : ["?, ", parts[2], ", ", parts[0]]), ` · ${fresh.length} new, ${known.length} known`);
+    const found = await requestElement(address("/map/predictions", params), "[data-predictions]");
+    const [sentence, fresh, known] = found.children;
+    given = Number(found.dataset.id);
+    predictions = new Map([...fresh.children, ...known.children].map(listed).map((one) => [one.id, one]));
+    message.replaceChildren(...sentence.childNodes);
     legend.hidden = false;
     find("map-does=answers").hidden = false;
-    list.replaceChildren(...fresh.map(listed));
-    knownList.replaceChildren(...known.map(listed));
-    folded.hidden = !known.length;
-    folded.querySelector("summary").textContent = known.length === 1 ? "1 known answer" : `${known.length} known answers`;
+    folded.hidden = !known.childElementCount;
+    folded.querySelector("summary").textContent = known.childElementCount === 1 ? "1 known answer" : `${known.childElementCount} known answers`;
+    list.replaceChildren(...fresh.children);
+    knownList.replaceChildren(...known.children);
     paintSoon();
   } catch (error) {
-    complain(said, error);
+    showError(message, error);
   }
 }
 
-/** From 0 to 1; without probabilities, by rank. */
-function strength(one, best, rank) {
-  return one.probability === null ? 1 / (1 + rank / 5) : one.probability / best;
+/** A row of the list, connected with its point. */
+function listed(item) {
+  const one = { id: Number(item.dataset.id), known: item.classList.contains("known"), strength: Number(item.dataset.strength), item };
+  item.addEventListener("pointerenter", () => point(one.id));
+  item.addEventListener("pointerleave", () => point(-1));
+  item.addEventListener("focusin", () => {
+    view.show(points.x[one.id], points.y[one.id]);
+    point(one.id);
+  });
+  return one;
 }
 
-function listed(one) {
-  const link = element("a", { class: "name", dir: "auto", href: entityAddress(one.name) }, short(one.label));
-  one.item = element(
-    "li",
-    { class: one.known ? "known" : null, onpointerenter: () => point(one.id), onpointerleave: () => point(-1), onfocusin: () => { view.show(points.x[one.id], points.y[one.id]); point(one.id); } },
-    link,
-    element("span", { class: "percent" }, sure(one)),
-    one.known || one.probability === null ? null : bar(one.probability),
-  );
-  return one.item;
-}
+// --- Start ---------------------------------------------------------------------------------------------------------
 
-// --- Beginning -----------------------------------------------------------------------------------------------------
-
-/** Made when it is first asked for, which may take minutes: until then it is asked for again and again. */
+/** The map is computed on the first request, which may take minutes; until then the page polls. */
 async function load() {
   const late = setTimeout(() => { veil.textContent = SLOW; }, 2000);
   for (;;) {
-    const found = await ask("/api/map").finally(() => clearTimeout(late));
+    const found = await requestJson(address("/api/map")).finally(() => clearTimeout(late));
     if (found.x) return found;
-    veil.textContent = found.sentence;
-    await new Promise((later) => setTimeout(later, PAUSE));
+    veil.textContent = found.message;
+    await new Promise((resume) => setTimeout(resume, PAUSE));
   }
 }
 
-async function begin() {
+async function start() {
   const [field, relation] = [form.elements.entity, form.elements.relation];
-  const relations = [...form.querySelectorAll("#relations option")].map((option) => ({ name: option.value, label: option.label || option.value }));
-  const submit = () => { if (meant(field) && meant(relation)) form.requestSubmit(); else (meant(field) ? relation : field).focus(); };
+  const query = () => ({ entity: nameIn(field), relation: nameIn(relation), find: form.elements.find.value });
+  const submit = () => { if (nameIn(field) && nameIn(relation)) form.requestSubmit(); else (nameIn(field) ? relation : field).focus(); };
   combobox(field, { find: findEntities(), onPick: submit });
-  const choosing = combobox(relation, { find: findAmong(relations), onPick: submit, wait: 0 });
+  const choosing = combobox(relation, { find: findAmong(offeredRelations(form)), onPick: submit, wait: 0 });
   relation.addEventListener("focus", () => { if (!relation.value) choosing.open(); });
-  form.addEventListener("change", (event) => { if (event.target.name === "find" && meant(field) && meant(relation)) form.requestSubmit(); });
+  form.addEventListener("change", (event) => { if (event.target.name === "find" && nameIn(field) && nameIn(relation)) form.requestSubmit(); });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    if (!meant(field) || !meant(relation)) return submit();
-    const choices = { entity: meant(field), relation: meant(relation), find: form.elements.find.value };
-    history.replaceState(null, "", address("/map", choices));
-    return colourBy(choices.entity, choices.relation, choices.find);
+    if (!nameIn(field) || !nameIn(relation)) return submit();
+    history.replaceState(null, "", address("/map", query()));
+    return colourBy(query());
   });
   readColours();
   onTheme(readColours);
@@ -298,23 +287,23 @@ async function begin() {
     veil.hidden = true;
     canvas.dataset.ready = points.length;
   } catch (error) {
-    complain(veil, error);
+    showError(veil, error);
     return;
   }
   view.fit();
-  if (meant(field) && meant(relation)) await colourBy(meant(field), meant(relation), form.elements.find.value);
-  else said.textContent = "Choose an entity and a relation to colour the map.";
+  if (nameIn(field) && nameIn(relation)) await colourBy(query());
+  else message.textContent = "Choose an entity and a relation to colour the map.";
 }
 
-/** The question and what was answered with some belief, as large as the window allows. */
-function frameAnswers() {
-  const ids = [...answers.values()].filter((one) => one.known || one.strength > 0.15).map((one) => one.id);
-  if (points && asked >= 0) view.frame([asked, ...ids].map((id) => [points.x[id], points.y[id]]));
+/** Zoom to the query's entity and its stronger predictions. */
+function framePredictions() {
+  const ids = [...predictions.values()].filter((one) => one.known || one.strength > 0.15).map((one) => one.id);
+  if (points && given >= 0) view.frame([given, ...ids].map((id) => [points.x[id], points.y[id]]));
 }
 
 for (const button of document.querySelectorAll("[data-map-does]")) {
-  const does = { in: () => view.zoomBy(1.8), out: () => view.zoomBy(1 / 1.8), all: () => view.fit({ slowly: true }), answers: frameAnswers };
+  const does = { in: () => view.zoomBy(1.8), out: () => view.zoomBy(1 / 1.8), all: () => view.fit({ animated: true }), answers: framePredictions };
   button.addEventListener("click", does[button.dataset.mapDoes]);
 }
 
-begin();
+start();

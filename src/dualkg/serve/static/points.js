@@ -1,4 +1,4 @@
-// Points in the plane, sorted into cells of a grid: those in a window, and the one nearest to a place, without a look at all.
+// Points in the plane in the cells of a grid: finds those in a window, and the nearest one, without visiting all.
 
 export class Points {
   /** Coordinates from −1 to 1. */
@@ -13,7 +13,7 @@ export class Points {
     return this.x.length;
   }
 
-  /** The numbers of points cell by cell, one cell after another. */
+  /** The indices of the points, cell by cell. */
   #sort() {
     const { size, length } = this;
     const cells = new Uint32Array(length);
@@ -32,7 +32,7 @@ export class Points {
     return Math.max(0, Math.min(this.size - 1, Math.floor(((coordinate + 1) / 2) * this.size)));
   }
 
-  /** How many points the cells have that a window touches. */
+  /** The number of points in the cells that a window touches. */
   count(left, top, right, bottom) {
     const firstColumn = this.#cell(left), lastColumn = this.#cell(right), lastRow = this.#cell(bottom);
     let number = 0;
@@ -42,21 +42,21 @@ export class Points {
     return number;
   }
 
-  /** Calls `see(i)` for the points of all cells that a window touches. */
-  within(left, top, right, bottom, see) {
+  /** Call `visit(i)` for the points in the cells that a window touches. */
+  within(left, top, right, bottom, visit) {
     const firstColumn = this.#cell(left), lastColumn = this.#cell(right), lastRow = this.#cell(bottom);
     for (let row = this.#cell(top); row <= lastRow; row++) {
       const end = this.starts[row * this.size + lastColumn + 1];
-      for (let place = this.starts[row * this.size + firstColumn]; place < end; place++) see(this.order[place]);
+      for (let place = this.starts[row * this.size + firstColumn]; place < end; place++) visit(this.order[place]);
     }
   }
 
-  /** The point nearest to a place and within `reach`, or −1; those that `better` knows of go first when about as near. */
-  nearest(x, y, reach, better = () => 0) {
+  /** The point nearest to a position and within `reach`, or −1; those that `preferred` accepts count as half as far. */
+  nearest(x, y, reach, preferred = () => false) {
     let found = -1, least = reach * reach;
     this.within(x - reach, y - reach, x + reach, y + reach, (i) => {
       const far = (this.x[i] - x) ** 2 + (this.y[i] - y) ** 2;
-      const weighed = far * (better(i) ? 0.25 : 1);
+      const weighed = far * (preferred(i) ? 0.25 : 1);
       if (far <= reach * reach && weighed < least) {
         least = weighed;
         found = i;

@@ -1,8 +1,8 @@
-// Before the page is painted: the look that was chosen, where one was.
+// Before the page is painted: apply the stored theme.
 "use strict";
 try {
-  const chosen = localStorage.getItem("theme");
-  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+  const theme = localStorage.getItem("theme");
+  if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // A browser that keeps nothing follows the system.
+  // Without storage the page follows the system.
 }

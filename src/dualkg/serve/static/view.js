@@ -1,6 +1,6 @@
-// A window onto a plane: where its middle is, how near it is, and how mouse, fingers and keys move it.
+// A view of a plane: its centre and scale, moved by mouse, touch and keys.
 
-const FURTHEST = 0.5, NEAREST = 400; // as often as large as when all of it is seen
+const MIN_ZOOM = 0.5, MAX_ZOOM = 400; // relative to the whole plane
 const EASE = 180; // milliseconds
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -13,20 +13,20 @@ export class View {
   height = 1;
   ratio = 1;
   #canvas;
-  #told;
+  #listeners;
   #pointers = new Map();
   #moved = 0;
-  #flight = 0;
+  #animation = 0;
 
-  /** `changed()` when something is to be drawn again; `tapped(x, y, how)` and `hovered(x or null, y)` in pixels. */
+  /** Calls `changed()` when the view must be drawn again; `tapped(x, y, how)` and `hovered(x or null, y)` in pixels. */
   constructor(canvas, { changed, tapped, hovered }) {
     this.#canvas = canvas;
-    this.#told = { changed, tapped, hovered };
+    this.#listeners = { changed, tapped, hovered };
     new ResizeObserver(() => this.#resize()).observe(canvas);
     this.#listen();
   }
 
-  place(px, py) {
+  position(px, py) {
     return [(px - this.width / 2) / this.scale + this.x, (py - this.height / 2) / this.scale + this.y];
   }
 
@@ -34,60 +34,60 @@ export class View {
     return [(x - this.x) * this.scale + this.width / 2, (y - this.y) * this.scale + this.height / 2];
   }
 
-  /** All of it, from −1 to 1. */
-  fit({ slowly = false } = {}) {
-    this.#go({ x: 0, y: 0, scale: this.fitting }, slowly);
+  /** The whole plane, from −1 to 1. */
+  fit({ animated = false } = {}) {
+    this.#go({ x: 0, y: 0, scale: this.fitting }, animated);
   }
 
-  /** Some places, with a margin around them. */
-  frame(places) {
-    const [xs, ys] = [0, 1].map((axis) => places.map((place) => place[axis]));
+  /** Some positions, with a margin. */
+  frame(positions) {
+    const [xs, ys] = [0, 1].map((axis) => positions.map((position) => position[axis]));
     const [left, right, top, bottom] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
     const scale = Math.min(this.width / (right - left || 0.01), this.height / (bottom - top || 0.01)) * 0.8;
-    this.#go({ x: (left + right) / 2, y: (top + bottom) / 2, scale: this.#held(scale) }, true);
+    this.#go({ x: (left + right) / 2, y: (top + bottom) / 2, scale: this.#clamped(scale) }, true);
   }
 
   zoomBy(factor) {
-    this.#go({ x: this.x, y: this.y, scale: this.#held(this.scale * factor) }, true);
+    this.#go({ x: this.x, y: this.y, scale: this.#clamped(this.scale * factor) }, true);
   }
 
   panBy(px, py) {
     this.#go({ x: this.x + px / this.scale, y: this.y + py / this.scale, scale: this.scale }, true);
   }
 
-  /** Move no further than is needed to see a place. */
+  /** Move only if a position is out of view. */
   show(x, y) {
     const [px, py] = this.pixel(x, y);
     const outside = px < 30 || py < 30 || px > this.width - 30 || py > this.height - 30;
     if (outside) this.#go({ x, y, scale: this.scale }, true);
   }
 
-  #held(scale) {
-    return Math.max(this.fitting * FURTHEST, Math.min(this.fitting * NEAREST, scale));
+  #clamped(scale) {
+    return Math.max(this.fitting * MIN_ZOOM, Math.min(this.fitting * MAX_ZOOM, scale));
   }
 
-  /** At once, or in a short flight, which the next movement takes over. */
-  #go(to, slowly) {
-    cancelAnimationFrame(this.#flight);
+  /** At once, or animated; the next movement cancels the animation. */
+  #go(to, animated) {
+    cancelAnimationFrame(this.#animation);
     const from = { x: this.x, y: this.y, scale: this.scale }, started = performance.now();
-    const fly = (now) => {
-      const share = slowly && !still.matches ? Math.max(0, Math.min(1, (now - started) / EASE)) : 1;
+    const step = (now) => {
+      const share = animated && !still.matches ? Math.max(0, Math.min(1, (now - started) / EASE)) : 1;
       const eased = 1 - (1 - share) ** 3;
       this.scale = from.scale * (to.scale / from.scale) ** eased;
       this.x = from.x + (to.x - from.x) * eased;
       this.y = from.y + (to.y - from.y) * eased;
       this.#changed();
-      if (share < 1) this.#flight = requestAnimationFrame(fly);
+      if (share < 1) this.#animation = requestAnimationFrame(step);
     };
-    if (slowly && !still.matches) this.#flight = requestAnimationFrame(fly);
-    else fly(started);
+    if (animated && !still.matches) this.#animation = requestAnimationFrame(step);
+    else step(started);
   }
 
-  /** What is under a pixel stays there. */
+  /** Zoom around a pixel. */
   #zoomAt(px, py, factor) {
-    cancelAnimationFrame(this.#flight);
-    const [x, y] = this.place(px, py);
-    this.scale = this.#held(this.scale * factor);
+    cancelAnimationFrame(this.#animation);
+    const [x, y] = this.position(px, py);
+    this.scale = this.#clamped(this.scale * factor);
     this.x = x - (px - this.width / 2) / this.scale;
     this.y = y - (py - this.height / 2) / this.scale;
     this.#changed();
@@ -96,7 +96,7 @@ export class View {
   #changed() {
     this.x = Math.max(-1.5, Math.min(1.5, this.x));
     this.y = Math.max(-1.5, Math.min(1.5, this.y));
-    this.#told.changed();
+    this.#listeners.changed();
   }
 
   #resize() {
@@ -117,14 +117,14 @@ export class View {
       event.preventDefault();
       const lines = event.deltaMode === 1 ? 16 : 1;
       this.#zoomAt(event.offsetX, event.offsetY, Math.exp(-Math.max(-120, Math.min(120, event.deltaY * lines)) * (event.ctrlKey ? 0.01 : 0.0022)));
-      this.#told.hovered(event.offsetX, event.offsetY);
+      this.#listeners.hovered(event.offsetX, event.offsetY);
     }, { passive: false });
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button > 1) return;
       canvas.setPointerCapture(event.pointerId);
       if (!pointers.size) this.#moved = 0;
       pointers.set(event.pointerId, [event.offsetX, event.offsetY]);
-      cancelAnimationFrame(this.#flight);
+      cancelAnimationFrame(this.#animation);
     });
     canvas.addEventListener("pointermove", (event) => this.#drag(event));
     for (const end of ["pointerup", "pointercancel"]) {
@@ -133,11 +133,11 @@ export class View {
         canvas.classList.remove("moving");
         if (end === "pointerup" && this.#moved < 6) {
           const touch = event.pointerType === "touch", apart = event.ctrlKey || event.metaKey || event.button === 1;
-          this.#told.tapped(event.offsetX, event.offsetY, { touch, apart });
+          this.#listeners.tapped(event.offsetX, event.offsetY, { touch, apart });
         }
       });
     }
-    canvas.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.#told.hovered(null); });
+    canvas.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") this.#listeners.hovered(null); });
     canvas.addEventListener("keydown", (event) => this.#key(event));
   }
 
@@ -145,14 +145,14 @@ export class View {
     const pointers = this.#pointers, before = pointers.get(event.pointerId);
     const now = [event.offsetX, event.offsetY];
     if (!before) {
-      if (event.pointerType !== "touch") this.#told.hovered(...now);
+      if (event.pointerType !== "touch") this.#listeners.hovered(...now);
       return;
     }
     const [dx, dy] = [now[0] - before[0], now[1] - before[1]];
     this.#moved += Math.abs(dx) + Math.abs(dy);
     if (this.#moved >= 6) {
       this.#canvas.classList.add("moving");
-      this.#told.hovered(null);
+      this.#listeners.hovered(null);
     }
     if (pointers.size === 2) {
       const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
@@ -172,7 +172,7 @@ export class View {
       ArrowLeft: () => this.panBy(-far, 0), ArrowRight: () => this.panBy(far, 0),
       ArrowUp: () => this.panBy(0, -far), ArrowDown: () => this.panBy(0, far),
       "+": () => this.zoomBy(1.5), "=": () => this.zoomBy(1.5), "-": () => this.zoomBy(1 / 1.5), "−": () => this.zoomBy(1 / 1.5),
-      0: () => this.fit({ slowly: true }), Home: () => this.fit({ slowly: true }),
+      0: () => this.fit({ animated: true }), Home: () => this.fit({ animated: true }),
     }[event.key];
     if (!does) return;
     event.preventDefault();

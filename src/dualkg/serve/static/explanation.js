@@ -1,10 +1,10 @@
-// "Why?" opens the reasons below the answer. They come as the service's own page, in which every name is escaped.
+// "Why?" opens the explanation below a prediction.
 
-import { complain, element, Refusal } from "./common.js";
+import { element, requestElement, showError } from "./common.js";
 
 let numOpened = 0;
 
-export function openReasonsInPlace() {
+export function openExplanationsInPlace() {
   for (const link of document.querySelectorAll("a[data-why]")) {
     const id = `why-${++numOpened}`;
     const button = element("button", { type: "button", class: "plain", "aria-expanded": "false", "aria-controls": id });
@@ -23,21 +23,9 @@ async function toggle(button, place, where) {
   if (!open || place.dataset.filled) return;
   place.replaceChildren(element("p", { class: "waiting" }, "Looking for reasons …"));
   try {
-    place.replaceChildren(await reasons(where));
+    place.replaceChildren(await requestElement(where, "[data-reasons]"));
     place.dataset.filled = "yes";
   } catch (error) {
-    complain(place, error);
+    showError(place, error);
   }
-}
-
-async function reasons(where) {
-  const reply = await fetch(where).catch(() => {
-    throw new Refusal("The server does not answer. Is it still running?");
-  });
-  const text = await reply.text();
-  if (reply.headers.get("Content-Type")?.startsWith("application/json")) throw new Refusal(JSON.parse(text).error, reply.status);
-  const found = new DOMParser().parseFromString(text, "text/html");
-  const section = found.querySelector("[data-reasons]");
-  if (section) return document.adoptNode(section);
-  throw new Refusal(found.querySelector(".lead")?.textContent ?? `The server answered with status ${reply.status}.`);
 }

@@ -1,4 +1,4 @@
-"""New facts, accepted and rejected."""
+"""New facts that are accepted or rejected."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from markupsafe import escape
 
 from dualkg.errors import RequestError
 from dualkg.inference.decisions import Decision, DecisionStore, as_tsv
 from dualkg.serve.app import application
-from dualkg.serve.state import ServedRun, ServedRuns
+from dualkg.serve.service import ServedRun, ServedRuns
 from dualkg.training.run import RunFolder, load_run
 from tests.serve.conftest import HOSTILE, serving
 
@@ -42,7 +43,7 @@ def decide(client, *made, **choices):
     return client.post("/api/decisions", json={"decisions": made}, **choices)
 
 
-def test_decisions_are_kept_beside_the_run(curator, folder):
+def test_decisions_are_stored_in_the_run_folder(curator, folder):
     assert curator.get("/api/decisions").json()["decisions"] == []
     reply = decide(curator, ACCEPT, REJECT)
     assert reply.json() == {"run": "mine", "accepted": 1, "rejected": 1}
@@ -54,27 +55,27 @@ def test_decisions_are_kept_beside_the_run(curator, folder):
     assert 0 < told["decisions"][0]["probability"] < 1
 
 
-def test_the_last_word_counts(curator):
+def test_a_later_decision_replaces_an_earlier_one(curator):
     decide(curator, ACCEPT, REJECT, ACCEPT | {"verdict": "rejected"})
     assert decide(curator, REJECT | {"verdict": "undecided"}).json() == {"run": "mine", "accepted": 0, "rejected": 1}
     assert decide(curator, ACCEPT | {"verdict": "undecided"}).json() == {"run": "mine", "accepted": 0, "rejected": 0}
     assert decide(curator, ACCEPT | {"verdict": "undecided"}).status_code == 200
 
 
-def test_by_ids_or_labels_they_are_kept_by_names(curator):
+def test_decisions_by_id_or_label_are_stored_by_name(curator):
     decide(curator, {"head": 30, "relation": 0, "tail": "Twenty", "verdict": "accepted"})
     [one] = curator.get("/api/decisions").json()["decisions"]
     assert (one["head"], one["relation"], one["tail"]) == ("thing 30", "likes", "thing 20")
 
 
-def test_one_wrong_name_keeps_none_of_them(curator, folder):
+def test_one_wrong_name_stores_no_decision(curator, folder):
     reply = decide(curator, ACCEPT, REJECT | {"tail": "nobody"})
     assert reply.status_code == 404
     assert "No entity is named 'nobody'" in reply.json()["error"]
     assert not (folder / "decisions.jsonl").exists()
 
 
-def test_the_accepted_ones_as_tsv(curator):
+def test_accepted_facts_as_tsv(curator):
     decide(curator, ACCEPT, REJECT, ACCEPT | {"tail": HOSTILE[1]})
     reply = curator.get("/facts.tsv")
     assert reply.headers["content-type"] == "text/tab-separated-values; charset=utf-8"
@@ -84,7 +85,7 @@ def test_the_accepted_ones_as_tsv(curator):
     assert [row[:3] for row in rows[1:]] == [["thing 30", "likes", "thing 31"], ["thing 30", "likes", HOSTILE[1]]]
 
 
-def test_a_name_that_no_tsv_can_hold_is_told(curator):
+def test_a_name_that_tsv_cannot_hold(curator):
     decide(curator, ACCEPT | {"tail": HOSTILE[4]})
     reply = curator.get("/facts.tsv")
     assert reply.status_code == 400
@@ -92,7 +93,7 @@ def test_a_name_that_no_tsv_can_hold_is_told(curator):
     assert curator.get("/api/decisions").json()["decisions"][0]["tail"] == HOSTILE[4]
 
 
-def test_the_list_with_what_was_decided(curator):
+def test_new_facts_have_their_decisions(curator):
     facts = curator.get("/facts.json", params={"top": 5}).json()["facts"]
     assert len(facts) == 5
     assert {fact["verdict"] for fact in facts} == {None}
@@ -121,11 +122,11 @@ def test_the_list_with_what_was_decided(curator):
 def test_a_page_of_another_host_cannot_decide(curator, folder, headers):
     reply = decide(curator, ACCEPT, headers=headers)
     assert reply.status_code == 403
-    assert reply.json()["error"].startswith("Decisions are taken from this server's own pages alone")
+    assert reply.json()["error"].startswith("Decisions are accepted from this server's own pages only")
     assert not (folder / "decisions.jsonl").exists()
 
 
-def test_a_page_of_this_server_can(curator):
+def test_a_page_of_this_server_can_decide(curator):
     origin = str(curator.base_url).rstrip("/")
     assert decide(curator, ACCEPT, headers={"Origin": origin, "Sec-Fetch-Site": "same-origin"}).status_code == 200
     assert decide(curator, ACCEPT, headers={"Origin": origin}).status_code == 200
@@ -141,7 +142,7 @@ def test_a_form_cannot_decide(curator, folder, kind):
     assert decide(curator, ACCEPT, headers={"Content-Type": "application/json; charset=utf-8"}).status_code == 200
 
 
-def test_a_token_is_asked_for(folder):
+def test_decisions_need_the_token(folder):
     app = application(ServedRuns.load([folder], device="cpu"), token="secret")
     with serving(app) as address, httpx.Client(base_url=address) as client:
         for where in ("/api/decisions", "/facts.tsv", "/facts.json", "/facts"):
@@ -150,34 +151,34 @@ def test_a_token_is_asked_for(folder):
         assert decide(client, ACCEPT, headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
-def test_a_server_that_only_reads(folder):
+def test_a_read_only_server(folder):
     app = application(ServedRuns.load([folder], device="cpu"), read_only=True)
     with serving(app) as address, httpx.Client(base_url=address) as client:
         reply = decide(client, ACCEPT)
         assert reply.status_code == 403
-        assert reply.json()["error"] == "This server was started with --read-only, and takes no decisions."
+        assert reply.json()["error"] == "This server was started with --read-only and accepts no decisions."
         assert not client.get("/api/decisions").json()["can_decide"]
         assert "data-can-decide" not in client.get("/facts").text
 
 
-def test_a_run_in_no_folder(untouched_folders):
+def test_a_run_without_a_folder(untouched_folders):
     run = load_run(untouched_folders[0])
     run.folder = None
     app = application(ServedRuns([ServedRun.of(run, name="loose", device="cpu")]))
     with serving(app) as address, httpx.Client(base_url=address) as client:
         assert not client.get("/api/decisions").json()["can_decide"]
         reply = decide(client, ACCEPT)
-    assert (reply.status_code, "is in no folder" in reply.json()["error"]) == (400, True)
+    assert (reply.status_code, "has no folder" in reply.json()["error"]) == (400, True)
 
 
-def test_decisions_that_come_together_are_all_kept(curator, folder):
+def test_concurrent_decisions_are_all_stored(curator, folder):
     made = [ACCEPT | {"tail": f"thing {number}"} for number in range(12, 40)]
     with ThreadPoolExecutor(8) as threads:
         assert {reply.status_code for reply in threads.map(lambda one: decide(curator, one), made)} == {200}
     assert len((folder / "decisions.jsonl").read_text("utf-8").splitlines()) == len(made)
 
 
-def test_what_was_decided_survives_a_kill(folder):
+def test_decisions_survive_a_kill(folder):
     words = [sys.executable, "-m", "dualkg", "serve", str(folder), "--port", "0", "--device", "cpu"]
     server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
@@ -196,7 +197,7 @@ def some(tail="c", verdict="accepted"):
     return Decision("a", "b", tail, verdict, probability=0.25, decided_at="2026-01-01T00:00:00+00:00")
 
 
-def test_a_file_that_another_wrote_is_read_again(tmp_path):
+def test_a_file_written_by_another_store_is_read_again(tmp_path):
     one, other = DecisionStore(tmp_path / "d.jsonl"), DecisionStore(tmp_path / "d.jsonl")
     one.update([some("c")])
     other.update([some("d")])
@@ -217,7 +218,7 @@ for number in range(50):
 """
 
 
-def test_two_processes_that_decide_at_once_lose_nothing(tmp_path):
+def test_two_processes_that_decide_at_once(tmp_path):
     path = tmp_path / "decisions.jsonl"
     writers = [
         subprocess.Popen(
@@ -251,7 +252,7 @@ def test_two_processes_that_decide_at_once_lose_nothing(tmp_path):
         (json.dumps(some().__dict__ | {"verdict": "maybe"}), "verdict must be 'accepted' or 'rejected'; got 'maybe'."),
     ],
 )
-def test_a_damaged_file_is_told(tmp_path, line, sentence):
+def test_a_damaged_file(tmp_path, line, sentence):
     kept = DecisionStore(tmp_path / "d.jsonl")
     kept.update([some()])
     with kept.path.open("a") as file:
@@ -260,7 +261,7 @@ def test_a_damaged_file_is_told(tmp_path, line, sentence):
         DecisionStore(kept.path).load()
 
 
-def test_training_anew_does_not_throw_decisions_away(folder):
+def test_training_again_does_not_delete_decisions(folder):
     DecisionStore(RunFolder(folder).decisions).update([some()])
     with pytest.raises(RequestError, match="has decisions on new facts"):
         RunFolder(folder).check_free(overwrite=True)
@@ -268,7 +269,7 @@ def test_training_anew_does_not_throw_decisions_away(folder):
     RunFolder(folder).check_free(overwrite=True)
 
 
-def test_the_page_has_what_it_needs_and_nothing_of_a_name_is_markup(curator):
+def test_the_page_of_new_facts(curator):
     page = curator.get("/facts")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in page.headers["content-security-policy"]
@@ -276,3 +277,17 @@ def test_the_page_has_what_it_needs_and_nothing_of_a_name_is_markup(curator):
     assert "<b>bold" not in page.text
     assert "data-can-decide" in page.text
     assert "/facts.tsv" in page.text
+
+
+def test_the_rows_of_the_page(curator):
+    """The stream of the page has the facts of `/facts.json` as rows, with their decisions."""
+    facts = curator.get("/facts.json", params={"top": 5}).json()["facts"]
+    decide(curator, {part: facts[1][part]["id"] for part in ("head", "relation", "tail")} | {"verdict": "accepted"})
+    lines = [json.loads(line) for line in curator.get("/facts/rows", params={"top": 5}).text.splitlines()]
+    rows = [line["html"] for line in lines if line["kind"] == "triple"]
+    assert lines[-1] == {"kind": "end", "num_triples": 5}
+    assert [f'data-head="{escape(fact["head"]["name"])}"' in row for fact, row in zip(facts, rows, strict=True)] == [
+        True
+    ] * 5
+    assert ["data-verdict" in row for row in rows] == [False, True, False, False, False]
+    assert not any("<b>bold" in row or "<script>alert" in row for row in rows)

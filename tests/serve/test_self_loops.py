@@ -1,4 +1,4 @@
-"""An asked entity as an answer to its own question: shown where train has such triples, else left out."""
+"""The given entity as an answer to its own query: shown if train has such triples, else left out."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import dualkg as kg
 from dualkg.inference.calibration_store import calibration_for
 from dualkg.serve.app import application
 from dualkg.serve.server import request_once
-from dualkg.serve.state import ServedRuns
+from dualkg.serve.service import ServedRuns
 
 NUM_PLACES = 24
-ASKED = {"borders": "head=place+3&relation=borders", "near": "head=place+3&relation=near"}
+QUERIES = {"borders": "head=place+3&relation=borders", "near": "head=place+3&relation=near"}
 
 
 @pytest.fixture(scope="module")
@@ -39,52 +39,52 @@ def places(tmp_path_factory) -> ServedRuns:
     return ServedRuns.load([folder], device="cpu")
 
 
-def asked(places, address):
+def get(places, address):
     reply = request_once(application(places), address)
     assert reply.status == 200
     return json.loads(reply.body) if reply.headers["content-type"] == "application/json" else reply.body.decode()
 
 
-def names(answers):
-    return [answer["name"] for answer in answers]
+def names(predictions):
+    return [prediction["name"] for prediction in predictions]
 
 
-def test_the_relations_that_have_loops(places):
-    assert places.get(None).looping == {1}
+def test_relations_with_loops(places):
+    assert places.get(None).loops == {1}
 
 
-@pytest.mark.parametrize("question", [ASKED["borders"], "relation=borders&tail=place+3"])
-def test_a_page_leaves_the_asked_entity_out(places, question):
-    side = "tails" if "head" in question else "heads"
-    every = asked(places, f"/api/{side}?{question}&known=omit&k=10")["answers"]
-    assert "place 3" in names(every)[:5]  # the service tells what the model says
-    found = asked(places, f"/ask.json?{question}&k=9")
-    assert names(found["answers"]) == [name for name in names(every) if name != "place 3"]
-    page = asked(places, f"/?{question}&k=9")
+@pytest.mark.parametrize("query", [QUERIES["borders"], "relation=borders&tail=place+3"])
+def test_a_page_leaves_out_the_given_entity(places, query):
+    side = "tails" if "head" in query else "heads"
+    every = get(places, f"/api/{side}?{query}&known=omit&k=10")["predictions"]
+    assert "place 3" in names(every)[:5]  # the API has every prediction of the model
+    found = get(places, f"/query.json?{query}&k=9")
+    assert names(found["predictions"]) == [name for name in names(every) if name != "place 3"]
+    page = get(places, f"/?{query}&k=9")
     assert page.count("data-why") == 9
     assert page.count("/entity/place%203") == 0
 
 
-def test_the_answer_set_is_of_what_is_shown(places):
+def test_the_prediction_set_counts_shown_predictions(places):
     for coverage in (0.5, 0.9):
-        every = asked(places, f"/api/prediction-set?entity=place+3&relation=borders&coverage={coverage}&k=1000")
-        shown = asked(places, f"/ask.json?{ASKED['borders']}&coverage={coverage}&k=50")
-        inside = [name for name in names(every["answers"]) if name != "place 3"]
+        every = get(places, f"/api/prediction-set?entity=place+3&relation=borders&coverage={coverage}&k=1000")
+        shown = get(places, f"/query.json?{QUERIES['borders']}&coverage={coverage}&k=50")
+        inside = [name for name in names(every["predictions"]) if name != "place 3"]
         assert shown["prediction_set"] == {"coverage": coverage, "size": len(inside)}
-        assert names(shown["answers"])[: len(inside)] == inside
+        assert names(shown["predictions"])[: len(inside)] == inside
 
 
-def test_where_train_has_loops_the_asked_entity_may_be_an_answer(places):
-    every = asked(places, f"/api/tails?{ASKED['near']}&known=omit&k=9")["answers"]
+def test_the_given_entity_may_be_an_answer_if_train_has_loops(places):
+    every = get(places, f"/api/tails?{QUERIES['near']}&known=omit&k=9")["predictions"]
     assert "place 3" in names(every)
-    assert names(asked(places, f"/ask.json?{ASKED['near']}&k=9")["answers"]) == names(every)
+    assert names(get(places, f"/query.json?{QUERIES['near']}&k=9")["predictions"]) == names(every)
 
 
-def test_relations_of_an_entity_with_itself_can_be_asked_for(places):
-    assert set(names(asked(places, "/ask.json?head=place+3&tail=place+3")["answers"])) == {"borders", "near"}
+def test_relations_of_an_entity_with_itself(places):
+    assert set(names(get(places, "/query.json?head=place+3&tail=place+3")["predictions"])) == {"borders", "near"}
 
 
 def test_an_entity_is_not_predicted_to_border_itself(places):
-    facts = asked(places, "/entity.json?name=place+3")["predicted"]
+    facts = get(places, "/entity.json?name=place+3")["predicted"]
     assert facts
     assert all(fact["head"]["name"] != fact["tail"]["name"] for fact in facts)

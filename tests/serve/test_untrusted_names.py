@@ -1,4 +1,4 @@
-"""Names and questions stay what they are: no markup, no path, no line of a log, no command."""
+"""Names and queries are data: never markup, a path, a line of a log or a command."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.serve.conftest import HOSTILE
+from tests.serve.conftest import HOSTILE, until
 
 ESCAPE = "\x1b]0;owned\x07"
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_comes_back_as_it_is(client, name):
+def test_a_name_is_returned_unchanged(client, name):
     reply = client.get("/api/tails", params={"head": name, "relation": "<b>bold</b>"})
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-content-type-options"] == "nosniff"
-    assert reply.json()["question"]["head"]["name"] == name
-    assert reply.json()["question"]["relation"]["name"] == "<b>bold</b>"
+    assert reply.json()["query"]["head"]["name"] == name
+    assert reply.json()["query"]["relation"]["name"] == "<b>bold</b>"
 
 
 @pytest.mark.parametrize("path", ["../../../etc/passwd", "..%2f..%2f..%2fetc%2fpasswd", "/etc/passwd", "recipe.toml"])
-def test_no_address_is_a_path(client, path):
+def test_no_address_is_a_file_path(client, path):
     for address in (f"/entity/{path}.json", f"/api/entity/{path}", f"/{path}", f"/docs/{path}"):
         reply = client.get(address)
         assert reply.status_code == 404
@@ -32,40 +32,45 @@ def test_no_address_is_a_path(client, path):
         assert "[model]" not in reply.text
 
 
-def test_no_question_is_a_command(client):
+def test_no_query_is_a_command(client):
     client.get("/api/tails", params={"head": HOSTILE[3], "relation": "likes"})
     client.get("/api/entities", params={"q": HOSTILE[3]})
     assert not Path("/tmp/owned").exists()
 
 
-@pytest.mark.parametrize("asked", ["a\nb\r\n{}", ESCAPE, '","status":200,"x":"', "<script>"])
-def test_a_request_is_one_line_of_the_log(client_of, capfd, asked):
+@pytest.mark.parametrize("name", ["a\nb\r\n{}", ESCAPE, '","status":200,"x":"', "<script>"])
+def test_a_request_is_one_line_of_the_access_log(client_of, capfd, name):
     client = client_of(log=True)
-    client.get(f"/api/entity/{quote(asked)}")
+    client.get(f"/api/entity/{quote(name)}")
     client.get("/health")
-    text, late = "", time.monotonic() + 30
-    while text.count("\n") < 2 and time.monotonic() < late:
-        time.sleep(0.2)  # a line is written when the answer is on its way; one written while these are read is lost
+    text = ""
+
+    def is_logged() -> bool:
+        nonlocal text
+        time.sleep(0.2)  # a line may be written after its response; one written while reading is lost
         text += capfd.readouterr().err
+        return text.count("\n") >= 2
+
+    until(is_logged)
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["path"] for line in lines] == [f"/api/entity/{asked}", "/health"]
+    assert [line["path"] for line in lines] == [f"/api/entity/{name}", "/health"]
     assert [line["status"] for line in lines] == [404, 200]
     assert "\x1b" not in text
 
 
-def test_nothing_is_written_of_requests_unless_asked(client_of, capfd):
+def test_requests_are_not_logged_by_default(client_of, capfd):
     client_of().get("/api/entity/nobody")
     assert capfd.readouterr().err == ""
 
 
-def test_an_error_quotes_no_markup_as_markup(client):
+def test_an_error_does_not_quote_markup(client):
     reply = client.get("/api/tails", params={"head": "<img src=x onerror=alert(1)>", "relation": "likes"})
     assert reply.status_code == 404
     assert reply.headers["content-type"] == "application/json"
     assert "default-src 'self'" in reply.headers["content-security-policy"]
 
 
-def test_the_page_of_what_can_be_asked_loads_nothing(client):
+def test_the_reference_page_loads_no_script(client):
     page = client.get("/docs")
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -76,7 +81,7 @@ def test_the_page_of_what_can_be_asked_loads_nothing(client):
         assert path in page.text
 
 
-def test_the_description_names_no_other_host(client):
+def test_the_openapi_description_names_no_other_host(client):
     text = client.get("/openapi.json").text
     assert "http://" not in text
     assert "https://" not in text

@@ -1,4 +1,4 @@
-"""Ask, as people use it."""
+"""The query page in a browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tab_to(page, text: str) -> None:
     raise AssertionError(f"{text} cannot be reached with the Tab key")
 
 
-def test_a_question_is_asked_and_explained_by_keyboard_alone(opened):
+def test_a_query_and_its_explanation_by_keyboard(opened):
     page = opened()
     assert focused(page) == "head"
     page.keyboard.type("twent")
@@ -44,7 +44,7 @@ def test_a_question_is_asked_and_explained_by_keyboard_alone(opened):
     assert not page.is_visible(".opened")
 
 
-def test_the_back_button_brings_the_last_question_back(opened):
+def test_the_back_button_restores_the_last_query(opened):
     page = opened(ASKED)
     first = page.inner_text(".answers")
     page.fill("#head", "thing 30")
@@ -59,7 +59,7 @@ def test_the_back_button_brings_the_last_question_back(opened):
     page.wait_for_url("**" + ASKED)
 
 
-def test_the_other_end_and_the_relation_can_be_asked_for(opened):
+def test_queries_for_the_head_and_the_relation(opened):
     page = opened(ASKED)
     page.click("label:has-text('head') >> nth=0")
     assert page.input_value("#tail") == "Twenty"
@@ -74,7 +74,7 @@ def test_the_other_end_and_the_relation_can_be_asked_for(opened):
     assert page.locator(".answers .answer, .known-answers li").count() == 3
 
 
-def test_the_answer_set_is_drawn(opened):
+def test_the_prediction_set_is_marked(opened):
     page = opened(ASKED + "&coverage=0.5&k=50")
     inside = page.locator(".answer.inside").count()
     assert 0 < inside < page.locator(".answer").count()
@@ -92,7 +92,7 @@ def test_known_answers_fold(opened):
     assert not names.first.is_visible()
 
 
-def test_escape_closes_what_was_offered_and_leaves_the_text(opened):
+def test_escape_closes_the_list_and_keeps_the_text(opened):
     page = opened()
     page.keyboard.type("thing")
     page.wait_for_selector("#head[aria-expanded=true]")
@@ -101,10 +101,11 @@ def test_escape_closes_what_was_offered_and_leaves_the_text(opened):
     assert page.input_value("#head") == "thing"
 
 
-def test_what_the_service_cannot_answer_is_shown_as_its_sentence(opened):
+def test_an_error_message_is_shown(opened):
     page = opened(ASKED, allow="503")
     page.route(
-        "**/why?**", lambda route: route.fulfill(status=503, json={"error": "It took <b>too</b> long.", "near": []})
+        "**/explain?**",
+        lambda route: route.fulfill(status=503, json={"error": "It took <b>too</b> long.", "suggestions": []}),
     )
     page.click("button:has-text('Why?') >> nth=0")
     assert page.inner_text(".opened [role=alert]") == "It took <b>too</b> long."
@@ -120,7 +121,7 @@ def test_it_works_without_scripts(opened):
     assert page.locator(".reasons li").count() > 0
 
 
-def test_dark_follows_the_system_and_a_choice_is_kept(opened):
+def test_dark_mode_follows_the_system_and_a_choice_is_stored(opened):
     page = opened(color_scheme="dark")
     paper = "getComputedStyle(document.documentElement).backgroundColor"
     dark = page.evaluate(paper)
@@ -135,7 +136,7 @@ def test_dark_follows_the_system_and_a_choice_is_kept(opened):
     assert page.evaluate(paper) == dark
 
 
-def test_a_phone_shows_it_without_scrolling_sideways(opened):
+def test_on_a_phone(opened):
     page = opened(ASKED, viewport=PHONE)
     page.click("button:has-text('Why?') >> nth=0")
     page.wait_for_selector(".opened [data-reasons] li")
@@ -146,7 +147,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(opened):
     assert overflow(page) == 0
 
 
-def test_another_run_is_asked_the_same(opened):
+def test_the_same_query_for_another_run(opened):
     page = opened(ASKED)
     page.select_option("#run", "plain")
     page.wait_for_url("**run=plain**")

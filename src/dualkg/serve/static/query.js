@@ -1,22 +1,22 @@
-// Ask: completion as one types, reasons in place. The form and the answers work without it.
+// The query page: completion while typing, explanations in place. The form and the predictions work without it.
 
-import { address, combobox, findAmong, findEntities, meant, spoken } from "./common.js";
-import { openReasonsInPlace } from "./reasons.js";
+import { address, combobox, findAmong, findEntities, nameIn, offeredRelations } from "./common.js";
+import { openExplanationsInPlace } from "./explanation.js";
 
 const form = document.querySelector("[data-question]");
 const field = Object.fromEntries(["head", "relation", "tail"].map((part) => [part, form.elements[part]]));
 const wanted = () => form.elements.find.value;
 const given = () => Object.keys(field).filter((part) => part !== wanted());
 
-/** The name that a field means; a relation can be typed as people say it. */
-function named(part) {
-  const name = meant(field[part]);
+/** The name in a field; a relation can also be typed as it is displayed. */
+function givenName(part) {
+  const name = nameIn(field[part]);
   if (part !== "relation" || field[part].dataset.name !== undefined) return name;
-  return relations.find((one) => one.label.toLowerCase() === name.toLowerCase())?.name ?? name;
+  return relations.find((one) => one.text.toLowerCase() === name.toLowerCase())?.name ?? name;
 }
 
 function next() {
-  const empty = given().find((part) => !meant(field[part]));
+  const empty = given().find((part) => !nameIn(field[part]));
   if (!empty) form.requestSubmit();
   else {
     field[empty].focus();
@@ -24,22 +24,19 @@ function next() {
   }
 }
 
-const relations = [...form.querySelectorAll("#relations option")].map((option) => {
-  const said = spoken(option.label || option.value);
-  return { name: option.value, label: said, said, note: null };
-});
+const relations = offeredRelations(form);
 combobox(field.head, { find: findEntities(), onPick: next });
 combobox(field.tail, { find: findEntities(), onPick: next });
 const relation = combobox(field.relation, { find: findAmong(relations), onPick: next, wait: 0 });
-// Without scripts the field has the relation's name, which can be sent; here the name is kept beside what people say.
-if (field.relation.dataset.name !== undefined) field.relation.defaultValue = spoken(field.relation.value);
-// All relations can be looked through before a letter is typed.
+// Without scripts the field has the relation's name, which can be sent; with them it shows the displayed text.
+if (field.relation.dataset.name !== undefined) field.relation.defaultValue = field.relation.dataset.text;
+// All relations are listed before a letter is typed.
 field.relation.addEventListener("click", () => { if (!field.relation.value) relation.open(); });
 
 let before = wanted();
 form.addEventListener("change", (event) => {
   if (event.target.name !== "find") return;
-  // What is looked for now was given before: it goes where it is needed, if nothing is there.
+  // The part to find now was given before: it moves to the empty field.
   const from = field[wanted()], to = field[before];
   if (from !== field.relation && to !== field.relation && !to.value) {
     to.value = from.value;
@@ -52,17 +49,17 @@ form.addEventListener("change", (event) => {
 
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  const empty = given().find((part) => !meant(field[part]));
+  const empty = given().find((part) => !nameIn(field[part]));
   if (empty) {
     field[empty].focus();
     return;
   }
-  const choices = { find: wanted() };
-  for (const part of given()) choices[part] = named(part);
-  location.assign(address("/", choices));
+  const params = { find: wanted() };
+  for (const part of given()) params[part] = givenName(part);
+  location.assign(address("/", params));
 });
 
-// A page that comes back from the browser's memory shows the question of its address again.
+// A page restored by the browser shows the query of its address again.
 const names = Object.fromEntries(Object.entries(field).map(([part, input]) => [part, input.dataset.name]));
 addEventListener("pageshow", (event) => {
   if (!event.persisted) return;
@@ -71,8 +68,8 @@ addEventListener("pageshow", (event) => {
   for (const [part, name] of Object.entries(names)) if (name !== undefined) field[part].dataset.name = name;
 });
 
-// Where there are no answers to read, the next thing to do is to type; but no keyboard is to cover a phone's page.
+// Without predictions to read, typing comes next; but no keyboard should cover the page of a phone.
 if (matchMedia("(pointer: fine)").matches && !document.querySelector(".answers, .problem")) {
   field[given().find((part) => !field[part].value) ?? "head"].focus({ preventScroll: true });
 }
-openReasonsInPlace();
+openExplanationsInPlace();

@@ -1,4 +1,4 @@
-"""The OpenAPI description, held against the server by made requests."""
+"""The OpenAPI description, checked against the server by generated requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemathesis import GenerationMode
 from dualkg.serve.app import application
 from tests.serve.conftest import HOSTILE
 
-EXAMPLES = 5  # of each address, right ones and as many wrong ones
+EXAMPLES = 5  # valid ones of each address, and as many invalid ones
 KNOWN = {"head": "thing 30", "tail": HOSTILE[0], "entity": HOSTILE[4], "relation": "likes"}
 PATHS = {
     *(f"/api/{name}" for name in ("tails", "heads", "relations", "similar", "prediction-set", "score", "explain")),
@@ -24,18 +24,18 @@ def description(address):
     return schemathesis.openapi.from_url(f"{address}/openapi.json")
 
 
-def ask(case):
+def check(case):
     case.call_and_validate()
 
 
-def asks(operation, check, *, mode):
-    """Made requests of one kind, each checked."""
+def requests(operation, check, *, mode):
+    """Generated requests, each checked."""
     quick = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
     return quick(given(case=operation.as_strategy(generation_mode=mode))(check))
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))
-def test_the_server_does_as_it_is_described(description, path):
+def test_the_server_conforms_to_its_description(description, path):
     def by_known_names(case):
         case.query = {key: KNOWN.get(key, value) for key, value in case.query.items() if key != "run"}
         case.path_parameters = dict.fromkeys(case.path_parameters, KNOWN["head"])
@@ -43,19 +43,19 @@ def test_the_server_does_as_it_is_described(description, path):
         assert reply.status_code in (200, 202, 400, 404)
 
     for operation in description[path].values():
-        asks(operation, ask, mode=GenerationMode.POSITIVE)()
-        asks(operation, by_known_names, mode=GenerationMode.POSITIVE)()
+        requests(operation, check, mode=GenerationMode.POSITIVE)()
+        requests(operation, by_known_names, mode=GenerationMode.POSITIVE)()
 
 
 @pytest.mark.parametrize("path", sorted(PATHS - {"/health", "/metrics", "/api/runs"}))
-def test_wrong_requests_are_refused(description, path):
+def test_invalid_requests_are_refused(description, path):
     for operation in description[path].values():
-        asks(operation, ask, mode=GenerationMode.NEGATIVE)()
+        requests(operation, check, mode=GenerationMode.NEGATIVE)()
 
 
-def test_everything_that_was_promised_is_described(served):
+def test_the_description_is_complete(served):
     described = application(served).openapi()
     assert set(described["paths"]) == PATHS
     assert set(described["paths"]["/api/score"]) == {"get", "post"}
-    answer = described["components"]["schemas"]["Answer"]
-    assert {"id", "name", "label", "score", "probability", "known", "split"} == set(answer["required"])
+    prediction = described["components"]["schemas"]["Prediction"]
+    assert {"id", "name", "label", "score", "probability", "known", "split"} == set(prediction["required"])

@@ -1,0 +1,95 @@
+"""Errors as HTTP responses: a status and the message that the command line would print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dualkg.errors import RequestError
+from dualkg.serve.batching import BusyError
+from dualkg.serve.schemas import Error
+from dualkg.serve.service import UnknownNameError
+
+MAX_QUOTED = 100  # characters of a quoted value
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    400: {"model": Error, "description": "The request was wrong."},
+    401: {"model": Error, "description": "A token is required."},
+    404: {"model": Error, "description": "Nothing has this name."},
+    413: {"model": Error, "description": "The body is too large."},
+    422: {"model": Error, "description": "A value is not valid."},
+    503: {"model": Error, "description": "The server is busy, or the request took too long."},
+}
+
+
+@dataclass(frozen=True)
+class ErrorReply:
+    """Status, message and headers of a response to a request that was not answered."""
+
+    status: int
+    message: str
+    suggestions: Sequence[str] = ()  # similar names
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> JSONResponse:
+        body = Error(error=self.message, suggestions=list(self.suggestions)).model_dump()
+        return JSONResponse(body, status_code=self.status, headers=dict(self.headers))
+
+
+def error_reply(error: Exception, method: str) -> ErrorReply:
+    match error:
+        case UnknownNameError():
+            return ErrorReply(404, str(error), suggestions=error.suggestions)
+        case RequestError():
+            return ErrorReply(400, str(error))
+        case BusyError():
+            return ErrorReply(503, str(error), headers={"Retry-After": "1"})
+        case RequestValidationError():
+            return ErrorReply(422, validation_message(error.errors()[0]))
+        case HTTPException(status_code=404):
+            return ErrorReply(404, "There is nothing at this address. /docs lists all addresses.")
+        case HTTPException(status_code=405):
+            allowed = (error.headers or {}).get("Allow", "GET")
+            return ErrorReply(405, f"This address accepts {allowed}; got {method}.", headers=error.headers or {})
+        case HTTPException():
+            return ErrorReply(error.status_code, str(error.detail), headers=error.headers or {})
+    return ErrorReply(500, str(error))
+
+
+def validation_message(error: dict[str, Any]) -> str:
+    """Pydantic's description of a wrong value as a sentence."""
+    name = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body")) or "The body"
+    text, limits = str(error.get("input")), error.get("ctx", {})
+    got = f"got '{text[:MAX_QUOTED]}…'" if len(text) > MAX_QUOTED else f"got '{text}'"
+    match error["type"]:
+        case "missing":
+            return f"{name} is missing."
+        case "json_invalid":
+            return f"The body is not JSON: {limits.get('error', 'it cannot be read')}."
+        case "greater_than_equal":
+            return f"{name} must be at least {limits['ge']:,}; {got}."
+        case "less_than_equal":
+            return f"{name} must be at most {limits['le']:,}; {got}."
+        case "greater_than":
+            return f"{name} must be above {limits['gt']:,}; {got}."
+        case "less_than":
+            return f"{name} must be below {limits['lt']:,}; {got}."
+        case "literal_error":
+            return f"{name} must be {limits['expected']}; {got}."
+        case "int_parsing" | "int_type" | "int_from_float" | "int_parsing_size":
+            return f"{name} must be an integer; {got}."
+        case "float_parsing" | "float_type" | "finite_number":
+            return f"{name} must be a number; {got}."
+        case "bool_parsing" | "bool_type":
+            return f"{name} must be true or false; {got}."
+        case "string_too_long":
+            return f"{name} must have at most {limits['max_length']:,} characters; got {len(error['input']):,}."
+        case "too_long":
+            return f"{name} must have at most {limits['max_length']:,} items; got {limits['actual_length']:,}."
+        case "too_short":
+            return f"{name} must have at least {limits['min_length']:,} items; got {limits['actual_length']:,}."
+    return f"{name} is not valid: {error['msg'].lower()}."

@@ -1,0 +1,217 @@
+"""The start page: a query, its known answers and its new predictions, also as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import Depends, Query, Request, Response
+
+from dualkg.errors import DualkgError, RequestError
+from dualkg.inference.predictor import Prediction, QueryType
+from dualkg.inference.predictor import Query as ModelQuery
+from dualkg.serve import schemas
+from dualkg.serve.errors import error_reply
+from dualkg.serve.limits import MAX_NAME_LENGTH
+from dualkg.serve.routes.queries import Head, Relation, Tail, explain
+from dualkg.serve.schemas import PARTS, Item, Part, QueryPage, SetSize
+from dualkg.serve.service import Context, RequestContext, UnknownNameError
+from dualkg.serve.templating import api_router, page, page_router, page_url, relation_text, visible
+
+routes, json_routes = page_router(), api_router("pages")
+KINDS: dict[Part, QueryType] = {"head": "heads", "relation": "relations", "tail": "tails"}
+OTHER_END: dict[Part, Part] = {"head": "tail", "tail": "head"}
+DEFAULTS = {"k": 20, "coverage": 0.9}
+MAX_KNOWN = 500  # known answers on a page
+NUM_EXAMPLES = 9
+MAX_OFFERED = 40  # relations
+Name = Annotated[str | None, Query(max_length=MAX_NAME_LENGTH)]
+
+
+@dataclass(frozen=True)
+class PageQuery:
+    """The query of a page as it was given: two of the three names, and the part to find."""
+
+    names: dict[Part, str | None]
+    find: Part
+    k: int
+    coverage: float
+
+    @property
+    def given(self) -> list[Part]:
+        return [part for part in PARTS if part != self.find]
+
+    @property
+    def missing(self) -> list[Part]:
+        return [part for part in self.given if not self.names[part]]
+
+    @property
+    def instruction(self) -> str:
+        return f"Name the {' and the '.join(self.missing)} to find the {self.find}."
+
+    def params(self, **changes: Any) -> dict[str, Any]:
+        """Parameters of the page's address, without those that have their default."""
+        params: dict[str, Any] = {part: self.names[part] for part in self.given}
+        params = {"find": self.find} | params | {"k": self.k, "coverage": self.coverage} | changes
+        return {key: value for key, value in params.items() if DEFAULTS.get(key) != value}
+
+
+async def page_query(
+    head: Name = None,
+    relation: Name = None,
+    tail: Name = None,
+    find: Part | None = None,
+    k: Annotated[int, Query(ge=1, le=200)] = 20,
+    coverage: Annotated[float, Query(gt=0, lt=1)] = 0.9,
+) -> PageQuery:
+    """By default the part to find is the one that was not given."""
+    names: dict[Part, str | None] = {"head": head, "relation": relation, "tail": tail}
+    missing: list[Part] = [part for part in PARTS if not names[part]]
+    return PageQuery(names, find or (missing[0] if len(missing) == 1 else "tail"), k, coverage)
+
+
+GivenQuery = Annotated[PageQuery, Depends(page_query)]
+
+
+class UnknownPartError(UnknownNameError):
+    """An unknown name, and the part of the query that it was given for."""
+
+    def __init__(self, error: UnknownNameError, part: Part) -> None:
+        super().__init__(str(error), error.suggestions)
+        self.part = part
+
+
+@routes.get("/")
+async def query_page(request: Request, context: Context, query: GivenQuery) -> Response:
+    """The form, and with two parts given the predictions."""
+    values: dict[str, Any] = {"query": query, "title": "Ask", "found": None, "error": None, "offered": []}
+    if len(query.missing) == 2:
+        return page(request, context, "query.html", **values, examples=_examples(context))
+    if query.missing:
+        values["offered"] = await _offered_relations(context, query)
+        return page(request, context, "query.html", **values)
+    try:
+        found = await query_results(context, query)
+    except DualkgError as error:
+        values["error"] = error
+        return page(request, context, "query.html", **values, status=error_reply(error, request.method).status)
+    items = [(part, getattr(found.query, part)) for part in PARTS]
+    texts = [
+        "?" if item is None else relation_text(item.label) if part == "relation" else visible(item.label)
+        for part, item in items
+    ]
+    values |= {"title": ", ".join(texts), "found": found}
+    return page(request, context, "query.html", **values, json=page_url(context, "/query.json", **query.params()))
+
+
+@routes.get("/explain")
+async def explanation_page(request: Request, context: Context, head: Head, relation: Relation, tail: Tail) -> Response:
+    """Supporting triples as a page; with scripts, its section is opened beside a prediction."""
+    found, graph = await explain(context, head, relation, tail), context.run.graph
+
+    def triple(named: Any) -> schemas.Triple:
+        ids = graph.entities.id(named.head), graph.relations.id(named.relation), graph.entities.id(named.tail)
+        return schemas.Triple.of(graph, ids)
+
+    json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
+    return page(request, context, "explanation.html", json=json, found=found, triple=triple)
+
+
+@json_routes.get("/query.json", include_in_schema=False)
+async def query_results(context: Context, query: GivenQuery) -> QueryPage:
+    """New predictions, known answers, and how many of the former the prediction set has."""
+    if query.missing:
+        raise RequestError(query.instruction)
+    ids: dict[Part, int] = {}
+    for part in query.given:
+        find_id = context.relation if part == "relation" else context.entity
+        try:
+            ids[part] = await find_id(query.names[part] or "")
+        except UnknownNameError as error:
+            raise UnknownPartError(error, part) from None
+    # The given entity is no new answer, unless the relation often relates an entity to itself.
+    excluded = None
+    if query.find != "relation" and ids["relation"] not in context.run.loops:
+        excluded = ids[OTHER_END[query.find]]
+
+    async def predict(k: int, known: Literal["mark", "omit"]) -> list[Prediction]:
+        return await context.predict(KINDS[query.find], ModelQuery(tuple(ids.values()), k, known))
+
+    new, marked = await asyncio.gather(predict(query.k + (excluded is not None), "omit"), predict(query.k, "mark"))
+    return QueryPage(
+        run=context.run.name,
+        find=query.find,
+        query=schemas.Query.of(context.run.graph, ids),
+        known=_known_answers(context, query, ids, {found.id: found for found in marked}),
+        predictions=[found for found in new if found.id != excluded][: query.k],
+        prediction_set=await _set_size(context, query, ids, excluded),
+    )
+
+
+routes.include_router(json_routes)
+
+
+def _known_answers(
+    context: RequestContext, query: PageQuery, ids: dict[Part, int], ranked: dict[int, Prediction]
+) -> list[Prediction]:
+    """All known answers; first those among the best predictions, with their scores, then the others by label."""
+    predictor, graph, vocabulary = context.run.predictor, context.run.graph, context.run.graph.entities
+    if query.find == "relation":
+        splits, vocabulary = predictor.known_relations(ids["head"], ids["tail"]), graph.relations
+    elif query.find == "head":
+        splits = predictor.known_answers(ids["tail"], ids["relation"] + graph.shape.num_relations)
+    else:
+        splits = predictor.known_answers(ids["head"], ids["relation"])
+    first = [found for id, found in ranked.items() if id in splits]
+    unranked = {"score": None, "probability": None, "known": True}
+    rest = [
+        schemas.Prediction(**dict(Item.of(vocabulary, id)), **unranked, split=splits[id])
+        for id in list(splits)[: MAX_KNOWN + len(first)]
+        if id not in ranked
+    ]
+    return (first + sorted(rest, key=lambda found: found.label.casefold()))[:MAX_KNOWN]  # type: ignore[return-value]
+
+
+async def _set_size(
+    context: RequestContext, query: PageQuery, ids: dict[Part, int], excluded: int | None
+) -> SetSize | None:
+    """The size alone: probabilities of all its members would take long for a large set."""
+    predictor = context.run.predictor
+    sets = predictor._prediction_sets
+    if query.find == "relation" or sets is None:
+        return None
+    given, side = ids[OTHER_END[query.find]], query.find
+
+    def size() -> int:
+        model, known = predictor.model, predictor.all_known
+        entities = sets.of(model, known, given, ids["relation"], side=side, coverage=query.coverage).entities
+        return sum(id != excluded for id in entities.tolist())
+
+    return SetSize(coverage=query.coverage, size=await context.in_thread(size))
+
+
+async def _offered_relations(context: RequestContext, query: PageQuery) -> list[Item]:
+    """Relations to choose from when only the relation is missing: those of the entity in train first."""
+    side = OTHER_END.get(query.find)
+    name, graph = query.names[side] if side else None, context.run.graph
+    if query.missing != ["relation"] or name not in graph.entities:
+        return []
+    triples, column = graph.split("train"), 0 if side == "head" else 2
+    own = np.unique(triples[triples[:, column] == await context.entity(name or ""), 1]).tolist()
+    rest = [id for id in range(len(graph.relations)) if id not in set(own)]
+    return [context.run.relations[id] for id in [*own, *rest][:MAX_OFFERED]]
+
+
+def _examples(context: RequestContext) -> list[tuple[Item, Item]]:
+    """Heads and relations of test queries, each of another relation: the model has not seen their answers."""
+    graph = context.run.graph
+    triples = graph.split("test") if len(graph.split("test")) else graph.split("train")
+    relations, numbers = np.unique(triples[:, 1], return_counts=True)
+    examples = []
+    for place, id in enumerate(relations[np.argsort(-numbers, kind="stable")][:NUM_EXAMPLES], start=1):
+        heads = triples[triples[:, 1] == id, 0]
+        head = int(heads[len(heads) * place // (NUM_EXAMPLES + 1)])  # names that begin with different letters
+        examples.append((Item.of(graph.entities, head), context.run.relations[id]))
+    return examples

@@ -1,0 +1,250 @@
+"""The served runs and everything that requests share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Query, Request
+
+from dualkg.analysis.projection import Vectors, entity_map
+from dualkg.data.graph import Graph, relations_with_self_loops
+from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import RequestError
+from dualkg.inference import predictor as inference
+from dualkg.inference.calibration_store import load_calibration
+from dualkg.inference.decisions import DecisionStore
+from dualkg.inference.names import NameSearch
+from dualkg.inference.predictor import Prediction, Predictor, QueryType
+from dualkg.serve.batching import Batcher, MicroBatcher, Unbatched
+from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
+from dualkg.serve.metrics import AccessLog, Metrics
+from dualkg.serve.schemas import Item
+from dualkg.training.api import choose_device
+from dualkg.training.run import Run, RunFolder, load_run
+
+Result = TypeVar("Result")
+
+
+class UnknownNameError(RequestError):
+    """A name that does not exist; `suggestions` are similar names."""
+
+    def __init__(self, message: str, suggestions: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.suggestions = list(suggestions)
+
+
+@dataclass(frozen=True, eq=False)
+class ServedRun:
+    """A run with its predictor and name index."""
+
+    name: str
+    run: Run
+    predictor: Predictor
+    checks: dict[str, Any] = field(default_factory=dict)  # calibration and coverage on test
+
+    @classmethod
+    def of(cls, run: Run, *, name: str, device: str | None = None) -> ServedRun:
+        """A run with its probabilities and prediction sets, if it has been calibrated."""
+        run.model = run.model.to(choose_device(device))
+        if not run.folder or not RunFolder(run.folder).calibration.exists():
+            return cls(name, run, Predictor(run.model, run.graph, recipe=run.recipe, cache=True))
+        saved = load_calibration(run.folder, run.graph)
+        predictor = Predictor(
+            run.model,
+            run.graph,
+            recipe=run.recipe,
+            calibration=saved.calibration,
+            prediction_sets=saved.prediction_sets,
+            cache=True,
+        )
+        return cls(name, run, predictor, saved.checks)
+
+    @property
+    def graph(self) -> Graph:
+        return self.run.graph
+
+    @property
+    def model_name(self) -> str:
+        return type(self.run.model.embedding).__name__
+
+    @cached_property
+    def name_search(self) -> NameSearch:
+        return NameSearch(self.graph.entities)
+
+    @cached_property
+    def loops(self) -> frozenset[int]:
+        """The relations that often relate an entity to itself."""
+        return relations_with_self_loops(self.graph)
+
+    @cached_property
+    def relations(self) -> list[Item]:
+        return [Item.of(self.graph.relations, id) for id in range(len(self.graph.relations))]
+
+    def id_of(self, vocabulary: Vocabulary, name: str | int) -> int:
+        """The id of a name; for an unknown name, an error with similar names."""
+        try:
+            return vocabulary.id(name)
+        except RequestError as error:
+            entities = self.graph.entities
+            similar = self.name_search.search(name, limit=5) if vocabulary is entities and isinstance(name, str) else []
+            raise UnknownNameError(str(error), [entities[match.id] for match in similar]) from None
+
+    def warm_up(self) -> None:
+        """Compute everything that is cached, so that the first requests do not wait for it."""
+        _ = self.name_search, self.loops
+        self.predictor.warm_up()
+        self.graph.entities.id(0)
+        _ = "" in self.graph.entities, "" in self.graph.relations
+
+
+class ServedRuns:
+    """Runs by name; the first is the default."""
+
+    def __init__(self, runs: Sequence[ServedRun]) -> None:
+        if not runs:
+            raise RequestError("Name at least one run to serve.")
+        self.names = [run.name for run in runs]
+        twice = next((name for name in self.names if self.names.count(name) > 1), None)
+        if twice is not None:
+            raise RequestError(f"Two of the runs are named '{twice}'. Serve runs from folders with different names.")
+        self._runs = {run.name: run for run in runs}
+
+    @classmethod
+    def load(cls, paths: Sequence[Path], *, device: str | None = None) -> ServedRuns:
+        """Runs from their folders, each named as its folder."""
+        return cls([ServedRun.of(load_run(path), name=path.resolve().name, device=device) for path in paths])
+
+    def __iter__(self) -> Iterator[ServedRun]:
+        return iter(self._runs.values())
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def get(self, name: str | None) -> ServedRun:
+        name = self.names[0] if name is None else name
+        if name not in self._runs:
+            served = ", ".join(f"'{known}'" for known in self._runs)
+            raise UnknownNameError(f"No served run is named '{name}'. Available: {served}.", self.names)
+        return self._runs[name]
+
+
+class EntityMaps:
+    """The entity map of each run: read from its folder, or computed and stored there, one run at a time.
+
+    A large map takes a minute or two. Its thread is a daemon, so that the server stops without waiting for it.
+    """
+
+    def __init__(self) -> None:
+        self._one_at_a_time = Lock()
+        self._maps: dict[str, Future[Vectors]] = {}
+
+    def of(self, run: ServedRun) -> Future[Vectors]:
+        """The same future for the same run; a map that failed is computed again."""
+        future = self._maps.get(run.name)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._maps[run.name] = Future()
+            future.set_running_or_notify_cancel()
+            Thread(target=self._compute, args=(run, future), name=f"map of {run.name}", daemon=True).start()
+        return future
+
+    def _compute(self, run: ServedRun, future: Future[Vectors]) -> None:
+        try:
+            with self._one_at_a_time:
+                future.set_result(entity_map(run.run))
+        except Exception as error:
+            future.set_exception(error)
+
+
+class Service:
+    """The runs, the batcher that answers queries, and threads for longer work."""
+
+    def __init__(
+        self, runs: ServedRuns, *, limits: Limits, log: bool, read_only: bool, micro_batching: bool = True
+    ) -> None:
+        self.runs, self.limits, self.read_only = runs, limits, read_only
+        self.metrics = Metrics({run.name: len(run.graph.entities) for run in runs})
+        self.access_log = AccessLog(requests=log)
+        self.batcher: Batcher = Unbatched()
+        if micro_batching:
+            self.batcher = MicroBatcher(max_pending=limits.queued_queries, metrics=self.metrics)
+        self.maps = EntityMaps()
+        self.completing = Lock()  # one completion at a time
+        self.deciding = Lock()  # one thread reads or writes decisions at a time
+        self._decisions: dict[str, DecisionStore] = {}
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="slow")
+
+    def decisions(self, run: ServedRun) -> DecisionStore:
+        if run.run.folder is None:
+            raise RequestError(f"The run {run.name} has no folder to store decisions in. Save it first.")
+        return self._decisions.setdefault(run.name, DecisionStore(RunFolder(run.run.folder).decisions))
+
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        """Work in a thread. Work that has begun runs to its end even if its request is cancelled."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def start(self) -> None:
+        await self.batcher.start()
+        for run in self.runs:
+            await self.in_thread(run.warm_up)
+
+    async def stop(self) -> None:
+        await self.batcher.stop()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """The service, and the run that a request is about."""
+
+    service: Service
+    run: ServedRun
+
+    @property
+    def is_default_run(self) -> bool:
+        return self.run.name == self.service.runs.names[0]
+
+    async def entity(self, name: str | int) -> int:
+        return await self._id(self.run.graph.entities, name)
+
+    async def relation(self, name: str | int) -> int:
+        return await self._id(self.run.graph.relations, name)
+
+    async def triple(self, head: str | int, relation: str | int, tail: str | int) -> tuple[int, int, int]:
+        return await self.entity(head), await self.relation(relation), await self.entity(tail)
+
+    async def _id(self, vocabulary: Vocabulary, name: str | int) -> int:
+        """Known names at once; for unknown ones the search for similar names runs in a thread."""
+        if isinstance(name, int) or name in vocabulary:
+            return self.run.id_of(vocabulary, name)
+        return await self.in_thread(lambda: self.run.id_of(vocabulary, name))
+
+    async def predict(self, kind: QueryType, query: inference.Query) -> list[Prediction]:
+        return await self.service.batcher.predict(self.run, kind, query)
+
+    async def in_thread(self, work: Callable[[], Result]) -> Result:
+        return await self.service.in_thread(work)
+
+
+async def service_of(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def request_context(
+    request: Request,
+    run: Annotated[
+        str | None, Query(max_length=MAX_NAME_LENGTH, description="A run; by default the first one.")
+    ] = None,
+) -> RequestContext:
+    service = await service_of(request)
+    return RequestContext(service, service.runs.get(run))
+
+
+Context = Annotated[RequestContext, Depends(request_context)]  # one dependency: each takes a tenth of a millisecond

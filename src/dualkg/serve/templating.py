@@ -1,0 +1,164 @@
+"""Pages: Jinja2 templates with autoescape, their filters and addresses, and errors as pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse
+from fastapi.routing import APIRoute
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.ext import Extension
+from markupsafe import Markup
+from starlette.staticfiles import StaticFiles
+
+from dualkg.errors import DualkgError
+from dualkg.serve.errors import RESPONSES, ErrorReply, error_reply
+from dualkg.serve.service import RequestContext, service_of
+
+# Characters that are invisible, or that HTML would change, are displayed as others.
+VISIBLE = dict.fromkeys((*range(32), 127), "�") | {ord("\t"): "⇥", ord("\n"): "↵", ord("\r"): "↵"}
+MAX_SHORT = 160  # characters of a name within a list
+ERROR_TITLES = {404: "Not found", 500: "The server failed"}
+
+
+def visible(name: str) -> str:
+    """A name without invisible characters, and in quotes if it is blank."""
+    text = name.replace("\r\n", "\n").translate(VISIBLE)
+    return text if text.strip() else f"“{text}”"
+
+
+def short(name: str, length: int = MAX_SHORT) -> str:
+    """The same for a list, at most `length` characters."""
+    text = visible(name)
+    return text if len(text) <= length else f"{text[: length - 1].rstrip()}…"
+
+
+def relation_text(label: str, length: int = MAX_SHORT) -> str:
+    """A relation in words: `spoken_language` is displayed as "spoken language"."""
+    return short(label.strip("_").replace("_", " ") or label, length)
+
+
+def percent(probability: float) -> str:
+    """0.05312 is displayed as 5.3 %."""
+    if probability > 0.999:
+        return ">99.9 %"
+    if probability < 0.001:
+        return "<0.1 %"
+    return f"{100 * probability:.{1 if probability < 0.0995 or probability >= 0.995 else 0}f} %"
+
+
+def minus(text: str) -> str:
+    """A formatted number with a minus sign in place of a hyphen."""
+    return text.replace("-", "−")
+
+
+class LineBreaks(Extension):
+    """Drops line breaks next to a tag from templates, so that their layout adds no space to a page."""
+
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        source = re.sub(r"(?<=[>}])\s*\n\s*|\s*\n\s*(?=[<{])", "", source.strip())
+        return re.sub(r"\s*\n\s*", " ", source)
+
+
+TEMPLATES = Environment(
+    loader=PackageLoader("dualkg.serve"), extensions=[LineBreaks], autoescape=True, undefined=StrictUndefined
+)
+TEMPLATES.filters |= {
+    "visible": visible,
+    "short": short,
+    "relation_text": relation_text,
+    "percent": percent,
+    "thousands": "{:,}".format,
+    "decimals": lambda value, format: minus(f"{value:{format}}"),
+}
+
+
+def page_url(context: RequestContext, path: str, **params: Any) -> str:
+    """The address of a page; the run is added unless it is the default."""
+    given = {key: value for key, value in params.items() if value is not None}
+    if not context.is_default_run:
+        given["run"] = context.run.name
+    return f"{path}?{urlencode(given)}" if given else path
+
+
+def entity_url(context: RequestContext, name: str) -> str:
+    """`/entity/NAME`, or `/entity?name=NAME` for names that browsers take for folders, or that end in .json."""
+    if name in ("", ".", "..") or name.endswith(".json"):
+        return page_url(context, "/entity", name=name)
+    return page_url(context, f"/entity/{quote(name, safe='')}")
+
+
+def fill(context: RequestContext, template: str, **values: Any) -> Markup:
+    """A filled template; carriage returns, which browsers would turn into line feeds, are spelled out."""
+    names = {"context": context, "url": partial(page_url, context), "entity_url": partial(entity_url, context)}
+    return Markup(TEMPLATES.get_template(template).render(**names, **values).replace("\r", "&#13;"))
+
+
+def page(
+    request: Request,
+    context: RequestContext,
+    template: str,
+    *,
+    json: str | None = None,
+    status: int = 200,
+    **values: Any,
+) -> HTMLResponse:
+    """A page; `json` is the address of the same content as JSON."""
+    other_params = [(key, value) for key, value in request.query_params.multi_items() if key != "run"]
+    return HTMLResponse(fill(context, template, json=json, other_params=other_params, **values), status_code=status)
+
+
+class PageRoute(APIRoute):
+    """A route whose errors are pages too."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            try:
+                return await handler(request)
+            except (DualkgError, RequestValidationError) as error:
+                return await error_page(request, error_reply(error, request.method))
+
+        return handle
+
+
+def page_router() -> APIRouter:
+    return APIRouter(route_class=PageRoute, include_in_schema=False)
+
+
+def api_router(tag: str) -> APIRouter:
+    return APIRouter(tags=[tag], responses=RESPONSES)
+
+
+async def error_response(request: Request, reply: ErrorReply) -> Response:
+    """An error as a page for a browser, else as JSON; addresses under /api and those that end in .json are JSON."""
+    path = request.url.path
+    is_api = path == "/api" or path.startswith("/api/") or path.endswith(".json")
+    if not is_api and "text/html" in request.headers.get("accept", "").lower():
+        return await error_page(request, reply)
+    return reply.as_json()
+
+
+async def error_page(request: Request, reply: ErrorReply) -> HTMLResponse:
+    service = await service_of(request)
+    title = ERROR_TITLES.get(reply.status, "That cannot be answered")
+    context = RequestContext(service, service.runs.get(None))
+    response = page(request, context, "error.html", status=reply.status, title=title, reply=reply)
+    response.headers.update(reply.headers)
+    return response
+
+
+class PageStaticFiles(StaticFiles):
+    """Styles and scripts, which browsers store and revalidate by their ETag."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "no-cache"
+        return response

@@ -1,0 +1,131 @@
+"""Queries answered in a micro-batch have the same predictions as alone."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import dualkg as kg
+from dualkg.errors import RequestError
+from dualkg.inference.predictor import QUERY_TYPES, Query
+from dualkg.serve.batching import BusyError, MicroBatcher, Unbatched
+from dualkg.serve.metrics import Metrics
+
+SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
+
+
+def queries(kind, graph, number=60):
+    random = np.random.default_rng(1)
+    most = {"e": len(graph.entities), "r": len(graph.relations)}
+    return [
+        Query(
+            tuple(int(random.integers(most[part])) for part in SIZES[kind]),
+            k=int(random.integers(1, 60)),
+            known="omit" if random.random() < 0.5 else "mark",
+        )
+        for _ in range(number)
+    ]
+
+
+def sizes(metrics):
+    """Queries, batches, and queries of the largest batch."""
+    values = {
+        line.split()[0]: float(line.split()[1]) for line in metrics.text().decode().splitlines() if line[0] != "#"
+    }
+    return tuple(values[f"dualkg_{name}"] for name in ("queries_total", "batches_total", "largest_batch"))
+
+
+def assert_same(found, wanted):
+    for one, other in zip(found, wanted, strict=True):
+        assert [(a.id, a.name, a.split) for a in one] == [(a.id, a.name, a.split) for a in other]
+        assert [a.score for a in one] == pytest.approx([a.score for a in other], abs=1e-4)
+        assert [a.probability for a in one] == pytest.approx([a.probability for a in other], abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", QUERY_TYPES)
+@pytest.mark.parametrize("name", ["calibrated", "plain"])
+def test_a_batch_has_the_predictions_of_each_query_alone(served, kind, name):
+    run = served.get(name)
+    asked = queries(kind, run.run.graph)
+    found = run.predictor.predict(kind, asked)
+    assert_same(found, [run.predictor.predict(kind, [query])[0] for query in asked])
+
+
+@pytest.mark.parametrize("model", [kg.DistMult, kg.TransE, kg.RESCAL])
+def test_a_batch_for_models_without_inverse_relations(small_graph, model):
+    predictor = kg.Predictor(model(small_graph.shape, dim=4, reciprocal=False, init_scale=1.0), small_graph)
+    for kind in QUERY_TYPES:
+        asked = queries(kind, small_graph, 20)
+        found = predictor.predict(kind, asked)
+        assert_same(found, [predictor.predict(kind, [query])[0] for query in asked])
+
+
+def test_pending_queries_are_one_batch_per_kind(served):
+    run, metrics = served.get("calibrated"), Metrics({})
+    asked = [(kind, question) for kind in QUERY_TYPES for question in queries(kind, run.run.graph, 20)]
+
+    async def all_at_once(batcher):
+        await batcher.start()
+        try:
+            return await asyncio.gather(*(batcher.predict(run, kind, question) for kind, question in asked))
+        finally:
+            await batcher.stop()
+
+    found = asyncio.run(all_at_once(MicroBatcher(max_pending=1000, metrics=metrics)))
+    assert_same(found, asyncio.run(all_at_once(Unbatched())))
+    assert sizes(metrics) == (100, len(QUERY_TYPES), 20)
+
+
+def test_a_query_that_fails_does_not_fail_the_others(served):
+    run = served.get("plain")
+    asked = [Query((0, 0), k=3), Query((0, 0), k=-1), Query((1, 0), k=3)]
+
+    async def ask():
+        batcher = MicroBatcher(max_pending=10, metrics=Metrics({}))
+        await batcher.start()
+        found = await asyncio.gather(*(batcher.predict(run, "tails", one) for one in asked), return_exceptions=True)
+        await batcher.stop()
+        return found
+
+    first, second, third = asyncio.run(ask())
+    assert len(first) == len(third) == 3
+    assert isinstance(second, RequestError)
+    assert str(second) == "k must be at least 1; got -1."
+
+
+def test_a_full_queue_refuses_queries(served):
+    run = served.get("plain")
+
+    async def ask():
+        batcher = MicroBatcher(max_pending=2, metrics=Metrics({}))
+        asks = [asyncio.ensure_future(batcher.predict(run, "tails", Query((0, 0)))) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(BusyError, match="2 queries are waiting already"):
+            await asks[2]
+        asks[0].cancel()  # its client has disconnected
+        await asyncio.sleep(0)
+        await batcher.start()
+        found = await asks[1]
+        await batcher.stop()
+        return found
+
+    assert len(asyncio.run(ask())) == 10
+
+
+def test_a_large_batch_leaves_the_rest_for_the_next_one(served, monkeypatch):
+    from dualkg.serve import batching
+
+    monkeypatch.setattr(batching, "MAX_BATCH_PREDICTIONS", 30)
+    run, metrics = served.get("plain"), Metrics({})
+
+    async def ask():
+        batcher = MicroBatcher(max_pending=100, metrics=metrics)
+        await batcher.start()
+        found = await asyncio.gather(*(batcher.predict(run, "tails", Query((0, 0), k=10)) for _ in range(9)))
+        await batcher.stop()
+        return found
+
+    assert len(asyncio.run(ask())) == 9
+    assert sizes(metrics) == (9, 3, 3)
