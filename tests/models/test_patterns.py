@@ -223,7 +223,7 @@ def test_the_page_says_what_applies_to_which_model():
             "dual": "yes" if name in BILINEAR else "no",
             "DURA": "yes" if model.has_adjoint else "no",
             "N3": "yes" if model.diagonal and model.euclidean else "no",
-            "fused step": "yes" if model.score_form else "no",
+            "fast engine": "yes" if model.score_form else "no",
             "GPU kernels": "yes"
             if kernels_know_relations(Job(model, kg.OneVsAll(), kg.DURA(1.0), "Adagrad"))
             else "no",
@@ -231,7 +231,7 @@ def test_the_page_says_what_applies_to_which_model():
 
     expected = {name: says(name) for name in MODELS}
     for name in ("TransE", "RotatE", "ModE"):
-        expected[name]["fused step"] = 'norm "squared"'
+        expected[name]["fast engine"] = 'norm "squared"'
         assert MODELS[name](SHAPE, dim=2, norm="squared").score_form == "squared distances"
     expected["QuatE"]["GPU kernels"] = "not normalized"
     scaling = kg.QuatE(SHAPE, dim=2, normalized=False)
