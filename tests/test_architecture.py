@@ -87,11 +87,11 @@ def test_modules_of_a_package_do_not_import_each_other_in_a_circle():
         ".".join(("dualkg", *path.relative_to(SOURCE).with_suffix("").parts)): tree for path, tree in trees().items()
     }
     modules = {name: tree for name, tree in modules.items() if not name.endswith("__init__")}
-    imports = {
-        name: {other for other in modules if any(f"{one}.".startswith(f"{other}.") for one in imported_modules(tree))}
-        - {name}
+    prefixes = {  # `dualkg.data.graph.Graph` is imported from dualkg.data.graph
+        name: {one.rpartition(".")[0] for one in imported_modules(tree)} | imported_modules(tree)
         for name, tree in modules.items()
     }
+    imports = {name: (names & modules.keys()) - {name} for name, names in prefixes.items()}
     reachable = {name: set(others) for name, others in imports.items()}
     for _ in range(len(PACKAGES)):
         for others in reachable.values():
