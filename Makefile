@@ -42,12 +42,12 @@ world: $(READY)
 
 # Speed and memory on this machine, for more than half an hour. Peers and pictures have an environment of their own.
 bench: $(READY) $(BENCH_READY)
-	$(BIN)/python benchmarks/measuring.py
+	$(BIN)/python benchmarks/measurement.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/ranking.py
 	$(BIN)/python benchmarks/scaling.py
-	$(BIN)/python benchmarks/reading.py
-	$(BIN)/python benchmarks/starting.py
+	$(BIN)/python benchmarks/loading.py
+	$(BIN)/python benchmarks/startup.py
 	$(BIN)/python benchmarks/completion.py
 	$(BIN)/python benchmarks/inductive.py
 	@if command -v wrk >/dev/null; then $(BIN)/python benchmarks/serving.py; \

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-import measuring
+import epochs
+import measurement
 import peers
 import tables
-import trials
 
 STEPS = {"cpu": 60, "cuda": 1000}  # of training
 
@@ -56,9 +56,9 @@ def make_weights(job: dict[str, Any], *, device: str, arrays: str, steps: int) -
 
     chosen = Job(**job)
     graph = kg.load_graph(chosen.graph)
-    kind = trials.Job(chosen.graph, "ComplEx", chosen.dim, 1000)
-    recipe = trials.recipe_for(kind, engine="auto", precision="float32", epochs=2)
-    trainer, _ = trials.train_epochs(recipe, trials.part_of(graph, steps * kind.batch // 4), device)
+    kind = epochs.Job(chosen.graph, "ComplEx", chosen.dim, 1000)
+    recipe = epochs.recipe_for(kind, engine="auto", precision="float32", epochs=2)
+    trainer, _ = epochs.train_epochs(recipe, epochs.part_of(graph, steps * kind.batch // 4), device)
     peers.write_arrays(Path(arrays), graph, trainer.model)
     return {}
 
@@ -84,7 +84,7 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
 
     chosen = Job(**job)
     model, graph = load(chosen, arrays)
-    measuring.forget_peak(device)
+    measurement.forget_peak(device)
     model.to(device)
     started = time.perf_counter()
     calibration = calibrate(model, graph)
@@ -93,7 +93,7 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
     relations = list(range(5)) if quick else None
     times, worked = [], time.process_time()
     for _ in range(4 if device == "cuda" else 1):
-        measuring.wait_for(device)
+        measurement.wait_for(device)
         started = time.perf_counter()
         made = complete(model, graph, relations=relations, **choices)
         times.append(time.perf_counter() - started)
@@ -107,7 +107,7 @@ def measure(job: dict[str, Any], *, device: str, arrays: str, quick: bool) -> di
         "num_entities": graph.shape.num_entities,
         "num_relations": graph.shape.num_relations,
         "width": model.entities.shape[1],
-        "peak_mib": measuring.peak_mib(device),
+        "peak_mib": measurement.peak_mib(device),
     }
 
 
@@ -118,9 +118,9 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
         steps = 8 if quick else STEPS[device]
-        measuring.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
-        found = measuring.in_fresh_process(Path(__file__), {"what": "list", **common, "quick": quick})
-    measuring.tell(f"{job.name}: {json.dumps(found)}")
+        measurement.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
+        found = measurement.in_fresh_process(Path(__file__), {"what": "list", **common, "quick": quick})
+    measurement.tell(f"{job.name}: {json.dumps(found)}")
     yield {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
 
 
@@ -137,9 +137,9 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    choices = measuring.parser(__doc__).parse_args()
+    choices = measurement.parser(__doc__).parse_args()
     tasks = {"weights": make_weights, "list": measure}
-    measuring.run("completion", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measurement.run("completion", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
 
 
 if __name__ == "__main__":

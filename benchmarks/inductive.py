@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 
 import completion
-import measuring
+import measurement
 import tables
 
 COUNTS = (1, 3, 10, 30)  # of triples given
@@ -148,9 +148,9 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         common = {"job": asdict(job), "device": device, "arrays": str(Path(folder) / "weights.npz")}
         steps = 8 if quick else STEPS
-        measuring.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
-        found = measuring.in_fresh_process(Path(__file__), {"what": "rows", **common, "quick": quick})
-    measuring.tell(f"{job.graph}: {json.dumps(found)}")
+        measurement.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
+        found = measurement.in_fresh_process(Path(__file__), {"what": "rows", **common, "quick": quick})
+    measurement.tell(f"{job.graph}: {json.dumps(found)}")
     yield {"job": asdict(job), "steps": steps, "measured": found}
 
 
@@ -166,9 +166,9 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    choices = measuring.parser(__doc__).parse_args()
+    choices = measurement.parser(__doc__).parse_args()
     tasks = {"weights": completion.make_weights, "rows": measure}
-    measuring.run("inductive", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measurement.run("inductive", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
 
 
 if __name__ == "__main__":

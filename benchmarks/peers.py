@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-import measuring
+import measurement
 
 
 class EnoughError(Exception):
@@ -32,7 +32,7 @@ def ask(task: dict[str, Any], python: Path) -> dict[str, Any]:
     """Have a task done where PyKEEN is installed, or say that it is not."""
     if not python.exists():
         return {"failed": "PyKEEN is not installed"}
-    return measuring.in_fresh_process(Path(__file__), task, python=python)
+    return measurement.in_fresh_process(Path(__file__), task, python=python)
 
 
 def write_arrays(path: Path, graph: Any, model: Any = None) -> Path:
@@ -77,7 +77,7 @@ def measure_training(arrays: Any, *, dim: int, batch: int, steps: int, warm_up: 
 
     class Clock(TrainingCallback):
         def post_batch(self, epoch: int, batch: Any, **kwargs: Any) -> None:
-            measuring.wait_for(device)
+            measurement.wait_for(device)
             clock.append(time.perf_counter())
             if len(clock) > warm_up + steps:
                 raise EnoughError
@@ -131,7 +131,7 @@ def measure_ranking(
         batch_size=batch,
         use_tqdm=False,
     )
-    measuring.wait_for(device)
+    measurement.wait_for(device)
     return {
         "seconds": time.perf_counter() - started,
         "mrr": found.get_metric("both.realistic.inverse_harmonic_mean_rank"),
@@ -150,7 +150,7 @@ def put_complex(place: Any, table: np.ndarray) -> None:
 
 
 def main() -> None:
-    choices = measuring.parser(__doc__).parse_args()
+    choices = measurement.parser(__doc__).parse_args()
     if not choices.task:
         sys.exit("This is started by training.py and ranking.py, with a --task.")
     task = dict(choices.task)
@@ -159,8 +159,8 @@ def main() -> None:
         arrays = dict(np.load(task.pop("arrays")))
         work = {"train": measure_training, "rank": measure_ranking}[task.pop("what")]
         found = work(arrays, **task)
-    peak = measuring.peak_mib(task["device"])
-    print(json.dumps({**found, "peak_mib": peak, "version": measuring.version("pykeen")}))
+    peak = measurement.peak_mib(task["device"])
+    print(json.dumps({**found, "peak_mib": peak, "version": measurement.version("pykeen")}))
 
 
 if __name__ == "__main__":

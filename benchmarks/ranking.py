@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-import measuring
+import epochs
+import measurement
 import peers
-import trials
 
 TOLERANCE = 1e-4
 STEPS = 40  # of training, enough for a ranking that is not random
@@ -53,9 +53,9 @@ def make_weights(job: dict[str, Any], *, device: str, arrays: str) -> dict[str, 
 
     asked = Job(**job)
     graph = kg.load_graph(asked.graph)
-    kind = trials.Job(asked.graph, "ComplEx", asked.dim, 1000)
-    recipe = trials.recipe_for(kind, engine="auto", precision="float32", epochs=2)
-    trainer, _ = trials.train_epochs(recipe, trials.part_of(graph, STEPS * kind.batch // 2), device)
+    kind = epochs.Job(asked.graph, "ComplEx", asked.dim, 1000)
+    recipe = epochs.recipe_for(kind, engine="auto", precision="float32", epochs=2)
+    trainer, _ = epochs.train_epochs(recipe, epochs.part_of(graph, STEPS * kind.batch // 2), device)
     peers.write_arrays(Path(arrays), graph, trainer.model)
     return {}
 
@@ -87,11 +87,11 @@ def measure_dualkg(
     started = time.perf_counter()
     known = kg.KnownAnswers.of(graph)
     filtering = time.perf_counter() - started
-    measuring.forget_peak(device)
+    measurement.forget_peak(device)
     model.to(device)
     times = []
     for _ in range(repeats + 1):
-        measuring.wait_for(device)
+        measurement.wait_for(device)
         started = time.perf_counter()
         ranks = kg.rank(model, part, split=asked.split, known=known)
         times.append(time.perf_counter() - started)
@@ -105,7 +105,7 @@ def measure_dualkg(
         "num_distinct_queries": distinct_queries(ranks.triples),
         "num_entities": graph.shape.num_entities,
         "width": model.entities.shape[1],
-        "peak_mib": measuring.peak_mib(device),
+        "peak_mib": measurement.peak_mib(device),
     }
 
 
@@ -117,7 +117,7 @@ def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_tripl
 
     asked, saved = Job(**job), np.load(arrays)
     num_entities, num_relations = saved["shape"].tolist()
-    measuring.forget_peak(device)
+    measurement.forget_peak(device)
     model = tutorial.ComplEx(num_entities, 2 * num_relations, asked.dim)
     with torch.no_grad():
         model.entities.weight.copy_(torch.from_numpy(saved["entities"]))
@@ -134,7 +134,7 @@ def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_tripl
         "seconds": time.perf_counter() - started,
         "filter_seconds": filtering,
         "mrr": float((1 / np.array(ranks)).mean()),
-        "peak_mib": measuring.peak_mib(device),
+        "peak_mib": measurement.peak_mib(device),
     }
 
 
@@ -151,7 +151,7 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator
     with tempfile.TemporaryDirectory() as folder:
         arrays = str(Path(folder) / "weights.npz")
         made = {"what": "weights", "job": asdict(job), "device": device, "arrays": arrays}
-        done = measuring.in_fresh_process(Path(__file__), made)
+        done = measurement.in_fresh_process(Path(__file__), made)
         if "failed" in done:
             sys.exit(f"No weights to rank with: {done['failed']}")
         common = {"job": asdict(job), "device": device, "arrays": arrays, "num_triples": num_triples}
@@ -164,8 +164,8 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator
             "PyKEEN, batch 512": {"what": "rank", **theirs, "batch": 512},
         }.items():
             ours = task["what"] != "rank"
-            measured[name] = measuring.in_fresh_process(Path(__file__), task) if ours else peers.ask(task, python)
-            measuring.tell(f"{job.name}, {name}: {json.dumps(measured[name])}")
+            measured[name] = measurement.in_fresh_process(Path(__file__), task) if ours else peers.ask(task, python)
+            measurement.tell(f"{job.name}, {name}: {json.dumps(measured[name])}")
     check_agreement(measured)
     yield {"job": asdict(job), "measured": measured}
 
@@ -178,10 +178,10 @@ def check_agreement(measured: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    choices = measuring.parser(__doc__).parse_args()
+    choices = measurement.parser(__doc__).parse_args()
     tasks = {"dualkg": measure_dualkg, "tutorial": measure_tutorial, "weights": make_weights}
     measure = partial(measure_job, quick=choices.quick, python=choices.peers)
-    measuring.run("ranking", choices, jobs=JOBS, tasks=tasks, measure=measure)
+    measurement.run("ranking", choices, jobs=JOBS, tasks=tasks, measure=measure)
 
 
 if __name__ == "__main__":

@@ -11,30 +11,30 @@ from pathlib import Path
 
 import completion
 import inductive
-import measuring
+import measurement
 import search
 import serving
-import starting
-import studies
+import startup
 import tables
+import tuning
 from tables import Results
 
 HERE = Path(__file__).parent
-# What has a section of its own making: by the name of its results, the title and the benchmark.
-ANSWERS = {
+# Topics whose benchmark writes its own section: by the name of the results, the title and the benchmark.
+OWN_SECTIONS = {
     "search": ("Search", search),
     "completion": ("Graph completion", completion),
     "inductive": ("Inductive entities", inductive),
-    "starting": ("From a cold start", starting),
+    "startup": ("From a cold start", startup),
     "serving": ("Serving", serving),
-    "studies": ("Searching hyper-parameters", studies),
+    "tuning": ("Tuning of hyper-parameters", tuning),
 }
-TOPICS = ["ceilings", "training", "ranking", "scaling", *ANSWERS]
+TOPICS = ["ceilings", "training", "ranking", "scaling", *OWN_SECTIONS]
 
 
-def load_all(folder: Path = measuring.RESULTS) -> dict[str, Results]:
+def load_all(folder: Path = measurement.RESULTS) -> dict[str, Results]:
     """Every result by topic, device and job, and beside them what others have published."""
-    found = {topic: measuring.load(topic, folder) for topic in [*TOPICS, "reading"]}
+    found = {topic: measurement.load(topic, folder) for topic in [*TOPICS, "loading"]}
     return found | {"published": json.loads((HERE / "published.json").read_text(encoding="utf-8"))}
 
 
@@ -56,20 +56,20 @@ def page(found: dict[str, Results]) -> str:
             if topic == "training":
                 lines += [f"![seconds an epoch]({tables.picture(topic, device, found[topic])}.svg)", ""]
             lines += [*body(device, found), *tables.measured_on(record for _, record in tables.in_order(jobs))]
-    for topic, (title, benchmark) in ANSWERS.items():
+    for topic, (title, benchmark) in OWN_SECTIONS.items():
         for device, jobs in sorted(found[topic].items()):
             lines += [f"## {title}: {device}", "", *benchmark.lines(jobs)]
             lines += tables.measured_on(record for _, record in tables.in_order(jobs))
     if found["ceilings"]:
         lines += ["## The machines", "", *tables.ceilings(found)]
-    if found["reading"]:
-        lines += ["## Reading ten million triples", "", *tables.reading(found["reading"])]
+    if found["loading"]:
+        lines += ["## Reading ten million triples", "", *tables.reading(found["loading"])]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=measuring.RESULTS, help="the folder of the JSON results")
+    parser.add_argument("--results", type=Path, default=measurement.RESULTS, help="the folder of the JSON results")
     parser.add_argument("--merge", type=Path, action="append", default=[], metavar="DIR", help="results to take over")
     parser.add_argument("--out", type=Path, default=HERE, help="the folder of RESULTS.md and its pictures")
     parser.add_argument(
@@ -77,14 +77,14 @@ def main() -> None:
     )
     choices = parser.parse_args()
     for folder in choices.merge:
-        measuring.merge(TOPICS, folder, choices.results)
+        measurement.merge(TOPICS, folder, choices.results)
     found = load_all(choices.results)
     choices.out.mkdir(parents=True, exist_ok=True)
     (choices.out / "RESULTS.md").write_text(page(found), encoding="utf-8")
     if not choices.text_only:
-        import pictures
+        import figures
 
-        pictures.draw_all(found, choices.out)
+        figures.draw_all(found, choices.out)
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import epochs
 import graphs
 import limits
-import measuring
-import trials
+import measurement
 from fits import AXES
 
 NUM_RELATIONS = 100
@@ -49,7 +49,7 @@ def points_of(axis: str, base: Point) -> list[Point]:
 
 def base_within(budget: float, device: str, ceilings: dict[str, float]) -> Point:
     """The largest start whose points together take the budget, by what the machine's ceilings say."""
-    base, half = BASES[device], measuring.has_bf16(device)
+    base, half = BASES[device], measurement.has_bf16(device)
     processes = 1 if device == "cuda" else len(AXES) * NUM_POINTS
     left = max(budget - processes * SECONDS_OF_A_PROCESS[device], budget / 4)
     expected = sum(
@@ -80,13 +80,13 @@ def measure_points(points: list[dict[str, int]], *, device: str) -> dict[str, An
 
 
 def train_point(point: Point, device: str) -> dict[str, float]:
-    measuring.forget_peak(device)
-    before = (measuring.resident_mib() or 0.0) if device == "cpu" else 0.0
+    measurement.forget_peak(device)
+    before = (measurement.resident_mib() or 0.0) if device == "cpu" else 0.0
     graph = graphs.generate_graph(point.entities, point.triples, num_relations=NUM_RELATIONS)
-    job = trials.Job("made", "ComplEx", point.dim, point.batch)
-    precision = "bf16" if measuring.has_bf16(device) else "float32"
-    recipe = trials.recipe_for(job, engine="auto", precision=precision, epochs=EPOCHS)
-    _, found = trials.train_epochs(recipe, graph, device)
+    job = epochs.Job("made", "ComplEx", point.dim, point.batch)
+    precision = "bf16" if measurement.has_bf16(device) else "float32"
+    recipe = epochs.recipe_for(job, engine="auto", precision=precision, epochs=EPOCHS)
+    _, found = epochs.train_epochs(recipe, graph, device)
     return {"seconds": min(found["epoch_seconds"]), "mib": max(found["peak_mib"] - before, 0.1)}
 
 
@@ -105,9 +105,9 @@ def measure_axes(axes: list[str], base: Point, device: str) -> dict[str, dict[st
 
 
 def run(points: list[dict[str, int]], device: str) -> dict[str, Any]:
-    found = measuring.in_fresh_process(Path(__file__), {"points": points, "device": device})
+    found = measurement.in_fresh_process(Path(__file__), {"points": points, "device": device})
     for point in found.get("points", [found]):
-        measuring.tell(json.dumps(point))
+        measurement.tell(json.dumps(point))
     return found
 
 
@@ -118,22 +118,22 @@ def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = measuring.parser(__doc__)
+    parser = measurement.parser(__doc__)
     parser.add_argument("--budget", type=float, help="about how many seconds; 300 on a CPU, 80 on a GPU")
     choices = parser.parse_args()
     if choices.task:
         print(json.dumps(measure_points(**choices.task)))
         return
-    chosen = measuring.wanted(list(AXES), choices.only)
+    chosen = measurement.wanted(list(AXES), choices.only)
     if choices.list:
         print(*chosen, sep="\n")
         return
-    device = measuring.pick_device(choices.device)
-    on = measuring.describe(device, commit=choices.commit)
-    ceilings = measuring.in_fresh_process(Path(measuring.__file__), {"device": device, "quick": True})
+    device = measurement.pick_device(choices.device)
+    on = measurement.describe(device, commit=choices.commit)
+    ceilings = measurement.in_fresh_process(Path(measurement.__file__), {"device": device, "quick": True})
     base = base_within(choices.budget or (30.0 if choices.quick else BUDGETS[device]), device, ceilings)
     for axis, found in measure_axes(chosen, base, device).items():
-        measuring.save("scaling", axis, found, on=on, folder=measuring.folder_of(choices))
+        measurement.save("scaling", axis, found, on=on, folder=measurement.folder_of(choices))
 
 
 if __name__ == "__main__":

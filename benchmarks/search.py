@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-import measuring
+import measurement
 
 Floats = npt.NDArray[np.float32]
 ROWS = 100_000  # made at once
@@ -117,7 +117,7 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
         for name, one in (("queries_per_second", index), ("exact_queries_per_second", exact)):
             point[name] = queries_per_second(one, queries[num:], k=DEPTH, seconds=seconds)
         points.append(point)
-    facts = {"build_seconds": built, "reduced": index.max_norm is not None, "peak_mib": measuring.peak_mib()}
+    facts = {"build_seconds": built, "reduced": index.max_norm is not None, "peak_mib": measurement.peak_mib()}
     return {**facts, "points": points}
 
 
@@ -133,13 +133,13 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(job: Job, found: dict[str, Any]) -> None:
-    measuring.tell(job.name)
+    measurement.tell(job.name)
     for point in found["points"]:
         recall = "  ".join(f"recall@{k} {value:.3f}" for k, value in point["recall"].items())
         times = point["queries_per_second"] / point["exact_queries_per_second"]
         mark = "  ← tuned" if point["tuned"] else ""
         rate = f"{point['queries_per_second']:,.0f} questions a second, {times:.1f} × exact"
-        measuring.tell(f"  effort {point['effort']:>5}  {recall}  {rate}{mark}")
+        measurement.tell(f"  effort {point['effort']:>5}  {recall}  {rate}{mark}")
 
 
 def lines(jobs: dict[str, Any]) -> list[str]:
@@ -170,9 +170,9 @@ def draw(results: dict[str, Any], path: Path) -> None:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    import pictures
+    import figures
 
-    with mpl.rc_context(pictures.STYLE):
+    with mpl.rc_context(figures.STYLE):
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         measured = {name: record["measured"] for name, record in results.items() if "points" in record["measured"]}
@@ -182,15 +182,15 @@ def draw(results: dict[str, Any], path: Path) -> None:
             axes.plot(*line, marker="o", markersize=4, label=name)
         exact = [point["exact_queries_per_second"] for found in measured.values() for point in found["points"]]
         for times, text, dashes in ((1, "exact", "--"), (FASTER, f"{FASTER:g} × exact", ":")):
-            axes.axhline(times * statistics.median(exact), color=pictures.OTHER, linestyle=dashes, label=text)
-        axes.axvline(WANTED, color=pictures.OTHER, linewidth=0.8)
+            axes.axhline(times * statistics.median(exact), color=figures.OTHER, linestyle=dashes, label=text)
+        axes.axvline(WANTED, color=figures.OTHER, linewidth=0.8)
         axes.set(yscale="log", xlabel=f"recall@{DEPTH}", ylabel="questions a second, one at a time, one thread")
         axes.legend(frameon=False)
-        pictures.write(figure, path)
+        figures.write(figure, path)
 
 
 def main() -> None:
-    options = measuring.parser(__doc__)
+    options = measurement.parser(__doc__)
     options.add_argument("--entities", type=int, default=1_000_000, help="rows of the table")
     options.add_argument("--width", type=int, default=200, help="numbers a row")
     options.add_argument("--picture", type=Path, help="draw what is saved of this machine, as this SVG and PNG")
@@ -199,22 +199,22 @@ def main() -> None:
         print(json.dumps(measure(**choices.task)))
         return
     every = {job.name: job for job in jobs(5000 if choices.quick else choices.entities, choices.width)}
-    chosen = measuring.wanted(list(every), choices.only)
+    chosen = measurement.wanted(list(every), choices.only)
     if choices.list:
         print(*chosen, sep="\n")
         return
-    on = {**measuring.describe("cpu", commit=choices.commit), "faiss": measuring.version("faiss-cpu")}
-    folder = measuring.folder_of(choices)
+    on = {**measurement.describe("cpu", commit=choices.commit), "faiss": measurement.version("faiss-cpu")}
+    folder = measurement.folder_of(choices)
     if choices.picture:
-        draw(measuring.load("search", folder)[on["device"]], choices.picture)
+        draw(measurement.load("search", folder)[on["device"]], choices.picture)
         return
     for name in chosen:
-        found = measuring.in_fresh_process(Path(__file__), {"job": asdict(every[name]), "quick": choices.quick})
+        found = measurement.in_fresh_process(Path(__file__), {"job": asdict(every[name]), "quick": choices.quick})
         if "points" in found:
             found["verdict"] = verdict(found)
             show(every[name], found)
-        measuring.tell(f"{name}: {json.dumps(found.get('verdict', found))}")
-        measuring.save("search", name, {"job": asdict(every[name]), "measured": found}, on=on, folder=folder)
+        measurement.tell(f"{name}: {json.dumps(found.get('verdict', found))}")
+        measurement.save("search", name, {"job": asdict(every[name]), "measured": found}, on=on, folder=folder)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import measuring
+import measurement
 
 WAYS = ("together", "one by one")
 CONNECTIONS = 64
@@ -67,14 +67,14 @@ JOBS = [Job("WN18RR", 200, 10, probabilities) for probabilities in (False, True)
 def make_run(job: Job, folder: Path) -> None:
     """Train for a event, and keep it as a run; a calibration too, where it is asked for."""
     import dualkg as kg
-    import trials
+    import epochs
     from dualkg.inference.calibration_store import calibration_for
     from dualkg.training.run import Run
 
     graph = kg.load_graph(job.graph)
-    kind = trials.Job(job.graph, "ComplEx", job.dim, 500)
-    recipe = trials.recipe_for(kind, engine="auto", precision="float32", epochs=2)
-    trainer, _ = trials.train_epochs(recipe, trials.part_of(graph, STEPS * kind.batch // 2), "cpu")
+    kind = epochs.Job(job.graph, "ComplEx", job.dim, 500)
+    recipe = epochs.recipe_for(kind, engine="auto", precision="float32", epochs=2)
+    trainer, _ = epochs.train_epochs(recipe, epochs.part_of(graph, STEPS * kind.batch // 2), "cpu")
     Run(trainer.model, graph, recipe).save(folder)
     if job.probabilities:
         calibration_for(kg.load_run(folder))
@@ -98,7 +98,7 @@ def serve(run: str, *, way: str, probabilities: bool) -> None:
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
     print(address_of(listening), flush=True)
     sys.stdin.read()
-    print(json.dumps({"peak_mib": measuring.peak_mib()}), flush=True)
+    print(json.dumps({"peak_mib": measurement.peak_mib()}), flush=True)
 
 
 @contextmanager
@@ -202,7 +202,7 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    options = measuring.parser(__doc__)
+    options = measurement.parser(__doc__)
     options.add_argument("--run", type=Path, help="serve this run; for probabilities it must have been calibrated")
     choices = options.parse_args()
     if choices.task:
@@ -211,13 +211,13 @@ def main() -> None:
     every = {job.name: job for job in JOBS}
     if choices.quick:
         every = {job.name: job for job in (Job("world", 16, 10, False), Job("world", 16, 10, True))}
-    chosen = measuring.wanted(list(every), choices.only)
+    chosen = measurement.wanted(list(every), choices.only)
     if choices.list:
         print(*chosen, sep="\n")
         return
     if shutil.which("wrk") is None:
         sys.exit("wrk makes the load, and it is not installed. Debian has a package of that name.")
-    on = {**measuring.describe("cpu", commit=choices.commit), "fastapi": measuring.version("fastapi")}
+    on = {**measurement.describe("cpu", commit=choices.commit), "fastapi": measurement.version("fastapi")}
     for name in chosen:
         job = every[name]
         with tempfile.TemporaryDirectory() as scratch:
@@ -227,9 +227,9 @@ def main() -> None:
             found = {}
             for way in WAYS:
                 found[way] = measure(job, run, way, seconds=2 if choices.quick else SECONDS, folder=Path(scratch))
-                measuring.tell(f"{name}, {way}: {json.dumps(found[way])}")
+                measurement.tell(f"{name}, {way}: {json.dumps(found[way])}")
         record = {"job": asdict(job), "measured": found}
-        measuring.save("serving", name, record, on=on, folder=measuring.folder_of(choices))
+        measurement.save("serving", name, record, on=on, folder=measurement.folder_of(choices))
 
 
 if __name__ == "__main__":

@@ -236,7 +236,7 @@ def reading(kept: dict[str, Any]) -> list[str]:
     ]
     on = kept["machine"]
     return [
-        *table(["reading", "", "triples", "s", "peak MiB"], rows, words=2),
+        *table(["loading", "", "triples", "s", "peak MiB"], rows, words=2),
         f"A TSV file of {kept['file_mb']} MB. Measured on {on['cores']} cores of {on['cpu']}, {on['date']}; "
         f"python {on['python']}, pyarrow {on['pyarrow']}.",
         "",

@@ -15,10 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import measuring
+import epochs
+import measurement
 import peers
-import trials
-from trials import Job
+from epochs import Job
 
 JOBS = {
     "cuda": [
@@ -56,17 +56,17 @@ ANSWERS = 2
 
 
 TASKS: dict[str, Callable[..., dict[str, Any]]] = {
-    "dualkg": trials.measure_dualkg,
-    "several": trials.measure_several,
-    "tutorial": trials.measure_tutorial,
-    "prepare": trials.prepare,
+    "dualkg": epochs.measure_dualkg,
+    "several": epochs.measure_several,
+    "tutorial": epochs.measure_tutorial,
+    "prepare": epochs.prepare,
 }
 
 
 def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tuple[Effort, dict[str, Any]]]:
     """What is measured for a job: effort and task by name."""
     found = {}
-    precisions = ["bf16"] if measuring.has_bf16(device) else []
+    precisions = ["bf16"] if measurement.has_bf16(device) else []
     if device == "cpu":
         precisions.append("float32")
     engines = [("plain engine", "reference", "float32", "triples")]
@@ -93,7 +93,7 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator
         asked = variants(job, device, arrays, quick=quick)
         if device == "cpu":
             prepared = {"what": "prepare", "job": asdict(job), "arrays": arrays}
-            done = measuring.in_fresh_process(Path(__file__), prepared)
+            done = measurement.in_fresh_process(Path(__file__), prepared)
             if "failed" in done:
                 sys.exit(f"{job.graph} cannot be read: {done['failed']}")
         found: dict[str, dict[str, Any]] = {}
@@ -114,16 +114,16 @@ def run_in_turn(
             if number >= effort.rounds or any("failed" in found for found in rounds[name]):
                 continue
             here = task["what"] != "train"
-            found = measuring.in_fresh_process(Path(__file__), task) if here else peers.ask(task, python)
+            found = measurement.in_fresh_process(Path(__file__), task) if here else peers.ask(task, python)
             rounds[name].append(found)
-            measuring.tell(f"round {number + 1}, {name}: {found.get('seconds_per_epoch', found)}")
+            measurement.tell(f"round {number + 1}, {name}: {found.get('seconds_per_epoch', found)}")
         yield rounds
 
 
 def run_together(asked: dict[str, tuple[Effort, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
     """All variants in one process: a GPU's memory can be counted again, and starting takes longer than measuring."""
     tasks = [task for _, task in asked.values()]
-    found = measuring.in_fresh_process(Path(__file__), {"what": "several", "tasks": tasks})
+    found = measurement.in_fresh_process(Path(__file__), {"what": "several", "tasks": tasks})
     return dict(zip(asked, [[one] for one in found.get("found", [found] * len(tasks))], strict=True))
 
 
@@ -143,18 +143,18 @@ def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def tell(job: Job, name: str, found: dict[str, Any]) -> None:
     if "failed" in found:
-        measuring.tell(f"{job.name}, {name}: {found['failed']}")
+        measurement.tell(f"{job.name}, {name}: {found['failed']}")
         return
-    measuring.tell(
+    measurement.tell(
         f"{job.name}, {name}: {found['seconds_per_epoch']:.3f} s/epoch, peak {found['peak_mib']:,.0f} MiB, "
         f"warm-up {found['warm_up_seconds']:.1f} s"
     )
 
 
 def main() -> None:
-    choices = measuring.parser(__doc__).parse_args()
+    choices = measurement.parser(__doc__).parse_args()
     measure = partial(measure_job, quick=choices.quick, python=choices.peers)
-    measuring.run("training", choices, jobs=JOBS, tasks=TASKS, measure=measure)
+    measurement.run("training", choices, jobs=JOBS, tasks=TASKS, measure=measure)
 
 
 if __name__ == "__main__":

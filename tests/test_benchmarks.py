@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import fits
 import graphs
 import limits
-import measuring
+import measurement
 import ranking
 import report
 import scaling
@@ -26,11 +26,11 @@ import training
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
-    "reading",
+    "loading",
     "inductive",
-    "starting",
-    "studies",
-    "measuring",
+    "startup",
+    "tuning",
+    "measurement",
     "training",
     "ranking",
     "peers",
@@ -40,6 +40,7 @@ SCRIPTS = (
     "search",
     "serving",
     "report",
+    "tsne",
 )
 ON = {
     "cpu": "A",
@@ -70,7 +71,7 @@ def test_a_page_tells_what_was_measured_and_what_was_not(tmp_path):
         "tutorial": {**ours, "seconds_per_epoch": 50.0, "peak_mib": 800.0},
         "PyKEEN": {"failed": "PyKEEN is not installed"},
     }
-    measuring.save("training", job.name, {"job": asdict(job), "measured": measured}, on=ON, folder=tmp_path)
+    measurement.save("training", job.name, {"job": asdict(job), "measured": measured}, on=ON, folder=tmp_path)
     page = report.page(report.load_all(tmp_path))
     assert f"| {job.name} | tutorial-style PyTorch | 50.0 | 2.50 × | – | 800 | 1.50 |" in page
     assert f"| {job.name} | PyKEEN | not measured here |" in page
@@ -88,8 +89,8 @@ def test_a_gpu_is_held_against_its_limit(tmp_path):
     record = {"job": asdict(job), "measured": {"dualkg bf16": ours, "plain engine": {"failed": "out of memory"}}}
     # A step is 3 · 2 · 1000 · 1000 · 10 operations, and few bytes beside this bandwidth.
     ceilings = {"bf16_operations_per_second": 3e9, "copied_bytes_per_second": 1e18}
-    measuring.save("training", job.name, record, on=gpu, folder=tmp_path)
-    measuring.save("ceilings", "all", ceilings, on=gpu, folder=tmp_path)
+    measurement.save("training", job.name, record, on=gpu, folder=tmp_path)
+    measurement.save("ceilings", "all", ceilings, on=gpu, folder=tmp_path)
     page = report.page(report.load_all(tmp_path))
     cells = "6.10 | 0.500 | – | – | 0.200 | 0.200 | 2.50 × | 12.2 × | 3.00 | 2.00 / not measured here"
     assert f"| {job.name} | {cells} |" in page
@@ -97,20 +98,20 @@ def test_a_gpu_is_held_against_its_limit(tmp_path):
 
 def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
     here, there = tmp_path / "here", tmp_path / "there"
-    measuring.save("scaling", "dim", {"points": [1]}, on=ON, folder=here)
-    measuring.save("scaling", "batch", {"points": [2]}, on=ON, folder=here)
-    measuring.save("scaling", "dim", {"points": [3]}, on={**ON, "device": "G"}, folder=there)
-    measuring.merge(report.TOPICS, there, here)
+    measurement.save("scaling", "dim", {"points": [1]}, on=ON, folder=here)
+    measurement.save("scaling", "batch", {"points": [2]}, on=ON, folder=here)
+    measurement.save("scaling", "dim", {"points": [3]}, on={**ON, "device": "G"}, folder=there)
+    measurement.merge(report.TOPICS, there, here)
     found = json.loads((here / "scaling.json").read_text())
     assert {device: sorted(jobs) for device, jobs in found.items()} == {"2 cores of A": ["batch", "dim"], "G": ["dim"]}
     assert found["2 cores of A"]["dim"]["points"] == [1]
 
 
 def test_hasty_results_are_not_kept_with_the_others(tmp_path):
-    choices = measuring.parser("").parse_args(["--quick"])
-    assert measuring.folder_of(choices) != measuring.RESULTS
-    assert measuring.folder_of(measuring.parser("").parse_args(["--quick", "--out", str(tmp_path)])) == tmp_path
-    assert measuring.folder_of(measuring.parser("").parse_args([])) == measuring.RESULTS
+    choices = measurement.parser("").parse_args(["--quick"])
+    assert measurement.folder_of(choices) != measurement.RESULTS
+    assert measurement.folder_of(measurement.parser("").parse_args(["--quick", "--out", str(tmp_path)])) == tmp_path
+    assert measurement.folder_of(measurement.parser("").parse_args([])) == measurement.RESULTS
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -261,12 +262,12 @@ def test_rankings_that_differ_are_not_compared():
 
 def test_a_study_is_counted_by_the_minute():
     """And a table of what was measured. Several processes are what tests of searching are of."""
-    import studies
+    import tuning
 
-    job = studies.Job("world", 2, 4000, 1, 3)
-    found = studies.measure(asdict(job), device="cpu", processes=1)
+    job = tuning.Job("world", 2, 4000, 1, 3)
+    found = tuning.measure(asdict(job), device="cpu", processes=1)
     assert found["finished"] == 3
     assert found["per_minute"] > 0
-    lines = studies.lines({job.name: {"measured": {"1": {"per_minute": 30.0}, "2": {"failed": "no memory"}}}})
+    lines = tuning.lines({job.name: {"measured": {"1": {"per_minute": 30.0}, "2": {"failed": "no memory"}}}})
     assert lines[0] == "| trials a minute | one | 2 at once |"
     assert lines[2] == f"| {job.name} | 30.0 | – |"

@@ -1,6 +1,6 @@
 """What every benchmark shares: the machine, fresh processes, peak memory, saved results, and the machine's ceilings.
 
-`python benchmarks/measuring.py` measures the ceilings that the others are held against: matrix products and copies.
+`python benchmarks/measurement.py` measures the ceilings that the others are held against: matrix products and copies.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import measuring
+import measurement
 import tables
 
 ROUNDS = 7
@@ -63,7 +63,7 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         task = {"what": "run", "job": asdict(job), "device": device, "run": run, "quick": quick}
-        question = measuring.in_fresh_process(Path(__file__), task)
+        question = measurement.in_fresh_process(Path(__file__), task)
         asking = ["--head", question["head"], "--relation", question["relation"], "--device", device]
         commands = {
             TORCH: ["-c", TORCH],
@@ -74,7 +74,7 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
             seconds_of(words)
         taken = [{name: seconds_of(words) for name, words in commands.items()} for _ in range(1 if quick else ROUNDS)]
     found = {name: statistics.median(one[name] for one in taken) for name in commands}
-    measuring.tell(f"{job.name}: {json.dumps(found)}")
+    measurement.tell(f"{job.name}: {json.dumps(found)}")
     yield {"job": asdict(job), "measured": found}
 
 
@@ -90,9 +90,9 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    choices = measuring.parser(__doc__).parse_args()
+    choices = measurement.parser(__doc__).parse_args()
     tasks = {"run": make_run}
-    measuring.run("starting", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
+    measurement.run("startup", choices, jobs=JOBS, tasks=tasks, measure=partial(measure_job, quick=choices.quick))
 
 
 if __name__ == "__main__":

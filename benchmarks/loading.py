@@ -1,4 +1,4 @@
-"""How long ten million triples take to read, and how much memory: `python benchmarks/reading.py`.
+"""How long ten million triples take to read, and how much memory: `python benchmarks/loading.py`.
 
 `generate` writes the file, `measure` times a file that is there, `all` (the default) does both.
 """
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-RESULTS = Path(__file__).parent / "results" / "reading.json"
+RESULTS = Path(__file__).parent / "results" / "loading.json"
 NUM_RELATIONS = 1000
 ROWS = 1_000_000
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-import measuring
+import measurement
 import peers
 
 LEARNING_RATE = 0.1
@@ -71,7 +71,7 @@ def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None)
     from dualkg.training.api import choose_device
     from dualkg.training.trainer import Trainer
 
-    measuring.forget_peak(device)
+    measurement.forget_peak(device)
     model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(choose_device(device))
     started = time.perf_counter()
     trainer = Trainer(model, graph, recipe, recipe.regularizer.build())
@@ -86,7 +86,7 @@ def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None)
         "epoch_seconds": others,
         "seconds_per_epoch": usual,
         "warm_up_seconds": max(building + trainer.warm_up.seconds + first - usual, 0.0),
-        "peak_mib": measuring.peak_mib(device),
+        "peak_mib": measurement.peak_mib(device),
     }
 
 
@@ -149,7 +149,7 @@ def measure_tutorial(*, arrays: str, dim: int, batch: int, steps: int, warm_up: 
         "steps_per_epoch": num_steps,
         "steps_measured": steps,
         "warm_up_seconds": time.perf_counter() - started - seconds * steps,
-        "peak_mib": measuring.peak_mib(device),
+        "peak_mib": measurement.peak_mib(device),
     }
 
 

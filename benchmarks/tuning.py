@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import measuring
+import measurement
 import tables
 
 COUNTS = {"cuda": (1, 2, 4, 8), "cpu": (1, 2)}
@@ -66,8 +66,8 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
     found = {}
     for processes in COUNTS[device][:2] if quick else COUNTS[device]:
         task = {"what": "search", "job": asdict(job), "device": device, "processes": processes}
-        found[str(processes)] = measuring.in_fresh_process(Path(__file__), task)
-        measuring.tell(f"{job.name}, {processes} side by side: {json.dumps(found[str(processes)])}")
+        found[str(processes)] = measurement.in_fresh_process(Path(__file__), task)
+        measurement.tell(f"{job.name}, {processes} side by side: {json.dumps(found[str(processes)])}")
         yield {"job": asdict(job), "measured": dict(found)}
 
 
@@ -82,9 +82,9 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    choices = measuring.parser(__doc__).parse_args()
-    measuring.run(
-        "studies", choices, jobs=JOBS, tasks={"search": measure}, measure=partial(measure_job, quick=choices.quick)
+    choices = measurement.parser(__doc__).parse_args()
+    measurement.run(
+        "tuning", choices, jobs=JOBS, tasks={"search": measure}, measure=partial(measure_job, quick=choices.quick)
     )
 
 
