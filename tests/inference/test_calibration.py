@@ -1,4 +1,4 @@
-"""Calibration: monotone, never surer than its examples, fitted by weights, relations near what all share."""
+"""Calibration: monotone probabilities, bounded by their examples, weighted fits, shrinkage to shared parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dualkg.inference.calibration import (
 )
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
-from tests.inference.test_candidates import all_candidates
+from tests.inference.test_calibration_sampling import all_candidates
 
 FLAT = {"centre": PRIOR_MEAN, "covariance": 1e3 * np.eye(5)}
 
@@ -51,26 +51,26 @@ def one(slope: float, *offsets: float, max_probability: float = 1.0) -> Calibrat
     pair=st.tuples(st.floats(-30, 0), st.floats(-30, 0)).map(sorted),
     max_probability=st.floats(0.5, 1),
 )
-def test_more_evidence_is_never_less_probable(slope, offset, pair, max_probability):
+def test_probability_never_decreases_with_log_probability(slope, offset, pair, max_probability):
     calibration, same = one(slope, *[offset] * 4, max_probability=max_probability), torch.tensor([0, 0])
     less, more = calibration.probability(torch.tensor(pair, dtype=torch.float64), same, same)
     assert 0 <= less <= more <= max_probability
 
 
-def test_the_line_that_made_the_marks_is_found():
+def test_fit_recovers_the_true_parameters():
     log_probability, true = drawn_by(2.0, 3.0, 40_000)
     line = fit_line(log_probability, of_one_kind(log_probability), true, np.ones(len(true)), **FLAT)
     assert line[:2] == pytest.approx([2.0, 3.0], abs=0.1)
 
 
-def test_each_kind_has_its_own_offset():
+def test_each_pattern_has_its_own_offset():
     parts = [drawn_by(2.0, offset, 20_000, seed) for seed, offset in enumerate((3.0, 1.0, 4.0, -1.0))]
     log_probability, true = (np.concatenate(values) for values in zip(*parts, strict=True))
     line = fit_line(log_probability, np.repeat(np.arange(4), 20_000), true, np.ones(len(true)), **FLAT)
     assert line == pytest.approx([2.0, 3.0, 1.0, 4.0, -1.0], abs=0.15)
 
 
-def test_a_tenth_of_the_false_ones_stands_for_all():
+def test_weights_replace_repeated_candidates():
     log_probability, true = drawn_by(2.0, 3.0, 40_000)
     kept = true | (np.arange(len(true)) % 10 == 0)
     weights = np.where(true, 1.0, 10.0)[kept]
@@ -79,7 +79,7 @@ def test_a_tenth_of_the_false_ones_stands_for_all():
     assert fit_line(log_probability[kept], patterns[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
 
 
-def test_where_evidence_tells_all_apart_the_line_stays_finite():
+def test_separable_data_have_finite_parameters():
     log_probability = np.array([-3.0, -2.0, -1.0, -0.5])
     line = fit_line(
         log_probability, of_one_kind(log_probability), np.array([False, False, True, True]), np.ones(4), **FLAT
@@ -88,7 +88,7 @@ def test_where_evidence_tells_all_apart_the_line_stays_finite():
     assert line[0] > 1
 
 
-def test_few_examples_do_not_make_sure():
+def test_few_examples_bound_the_probability():
     """Three valid triples, all before any false candidate: that is no reason to be as good as sure."""
     log_probability = np.array([-0.1] * 6 + [-4.0] * 60)
     true, weights, patterns = np.arange(66) < 6, np.ones(66), of_one_kind(log_probability)
@@ -101,7 +101,7 @@ def test_few_examples_do_not_make_sure():
 
 
 @given(num=st.integers(1, 200), misses=st.integers(0, 200))
-def test_the_ceiling_is_what_so_many_examples_can_vouch_for(num, misses):
+def test_max_supported_probability(num, misses):
     values = np.concatenate([np.linspace(3, 2, 2 * num), np.linspace(1, 0, 2 * misses)])
     found = max_supported_probability(values, np.arange(2 * (num + misses)) < 2 * num, np.ones(2 * (num + misses)))
     assert found == pytest.approx((num + 1) / (num + 2))
@@ -109,14 +109,14 @@ def test_the_ceiling_is_what_so_many_examples_can_vouch_for(num, misses):
     assert reversed_ <= found
 
 
-def test_contrary_evidence_is_not_believed():
+def test_the_slope_is_positive():
     log_probability, true = drawn_by(-1.0, -3.0, 5000)
     slope, offset, *_ = fit_line(log_probability, of_one_kind(log_probability), true, np.ones(len(true)), **FLAT)
     assert slope == MIN_SLOPE
     assert 1 / (1 + np.exp(-offset)) == pytest.approx(true.mean(), rel=0.05)
 
 
-def test_relations_with_more_data_go_further_from_the_shared_line():
+def test_relations_with_more_data_deviate_more_from_the_shared_parameters():
     """Relation 0 gives the shared line; 1 and 2 are alike, but 2 has twenty times as many; 3 has too few."""
     many, few = drawn_by(2.0, 4.0, 20_000), drawn_by(2.0, 1.0, 300)
     parts = [(0, *many), (1, *few), (2, *(np.tile(values, 20) for values in few)), (3, few[0][:5], few[1][:5])]
@@ -134,7 +134,7 @@ def test_relations_with_more_data_go_further_from_the_shared_line():
 
 @settings(max_examples=6)
 @given(seed=st.integers(0, 100))
-def test_the_weighted_fit_is_the_fit_to_all_candidates(seed):
+def test_fit_to_a_sample_is_close_to_the_fit_to_all_candidates(seed):
     random = np.random.default_rng(seed)
     triples = np.unique(np.stack([random.integers(0, n, 700) for n in (40, 2, 40)], axis=1), axis=0)
     random.shuffle(triples)
@@ -176,7 +176,7 @@ def test_calibrate(small_graph):
     assert again.metadata == calibration.metadata
 
 
-def test_the_model_is_left_as_it_was(small_graph):
+def test_calibration_does_not_change_the_mode_of_the_model(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4).train()
     calibrate(model, small_graph)
     assert model.training

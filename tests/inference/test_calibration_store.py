@@ -1,4 +1,4 @@
-"""SavedCalibration are made once and kept with the run; a damaged file is told in a sentence."""
+"""The calibration of a run is fitted once and saved; a damaged file is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def run(small_graph, tmp_path) -> kg.Run:
     return kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=1, out=tmp_path / "run")
 
 
-def test_made_once_and_kept(run, monkeypatch):
+def test_fitted_once_and_saved(run, monkeypatch):
     made = calibration_for(run)
     path = run.folder / "calibration.json"
     assert path.exists()
@@ -29,7 +29,7 @@ def test_made_once_and_kept(run, monkeypatch):
     assert torch.equal(calibration_for(run).calibration.offsets, made.calibration.offsets)
 
 
-def test_a_run_without_a_folder_keeps_nothing(run):
+def test_a_run_without_a_folder_saves_nothing(run):
     memory = kg.Run(run.model, run.graph, run.recipe)
     assert isinstance(calibration_for(memory), SavedCalibration)
     assert not (run.folder / "calibration.json").exists()
@@ -73,7 +73,7 @@ def damaged(found: dict, how: str) -> str:
         ("unknown relation", "not among the 4 of the graph"),
     ],
 )
-def test_a_damaged_file_is_told(run, how, sentence):
+def test_a_damaged_file_is_refused(run, how, sentence):
     calibration_for(run)
     path = run.folder / "calibration.json"
     path.write_text(damaged(json.loads(path.read_text()), how))
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_told(run, how, sentence):
     load_calibration(run.folder, run.graph)
 
 
-def test_without_valid_triples_there_is_nothing_to_believe(run, small_graph):
+def test_a_graph_without_valid_triples_is_refused(run, small_graph):
     without = graph_of(small_graph.train, (), small_graph.test, num_entities=30, num_relations=4)
     with pytest.raises(kg.RequestError, match="Calibration needs held-out triples, and made has no valid triples"):
         calibration_for(kg.Run(run.model, without, run.recipe))

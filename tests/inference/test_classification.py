@@ -1,4 +1,4 @@
-"""Triple classification: areas, thresholds, false triples, and what is refused."""
+"""Triple classification: AUC, thresholds, negatives, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def columns(marked: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(MARKED)
-def test_the_area_is_the_share_of_pairs_in_order(marked):
+def test_auc_is_the_share_of_ordered_pairs(marked):
     log_probability, true = columns(marked)
     pairs = [(a > b) + (a == b) / 2 for a in log_probability[true] for b in log_probability[~true]]
     found = area_under_curve(log_probability, true)
@@ -41,13 +41,13 @@ def test_the_area_is_the_share_of_pairs_in_order(marked):
 
 
 @given(MARKED)
-def test_no_threshold_is_right_more_often(marked):
+def test_the_threshold_is_the_most_accurate_one(marked):
     log_probability, true = columns(marked)
     right = ((log_probability >= best_threshold(log_probability, true)) == true).sum()
     assert right == max(((log_probability >= limit) == true).sum() for limit in [*log_probability, 99.0])
 
 
-def test_a_threshold_is_halfway():
+def test_the_threshold_is_halfway_between_two_triples():
     log_probability, true = np.array([-4.0, -3.0, -1.0, 0.0]), np.array([False, False, True, True])
     assert best_threshold(log_probability, true) == -2.0
 
@@ -71,7 +71,7 @@ def test_metrics_by_hand():
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 1000))
-def test_corrupted_triples_are_false_and_of_the_right_kind(seed):
+def test_negatives_are_unknown_and_differ_in_one_end(seed):
     random = np.random.default_rng(seed)
     triples = np.unique(np.stack([random.integers(0, n, 60) for n in (12, 2, 12)], axis=1), axis=0)
     graph = graph_of(triples[10:], triples[:5], triples[5:10], num_entities=12, num_relations=2)
@@ -82,7 +82,7 @@ def test_corrupted_triples_are_false_and_of_the_right_kind(seed):
     assert is_known(graph, triples).all()
 
 
-def test_the_other_entity_has_stood_on_that_side():
+def test_the_new_entity_is_of_the_domain_or_range():
     """Of (2, r0, ?) only e5 is of the right kind and false; of (?, r0, 3) none is, so any other entity may come."""
     train = [(head, 0, tail) for head in (0, 1, 2) for tail in (3, 4, 5) if (head, tail) != (2, 5)] + [(6, 1, 7)]
     graph = graph_of(train, num_entities=40)
@@ -94,19 +94,19 @@ def test_the_other_entity_has_stood_on_that_side():
     assert not is_known(graph, made).any()
 
 
-def test_a_true_triple_of_the_right_kind_is_passed_over():
+def test_known_triples_are_not_drawn_as_negatives():
     graph = graph_of([(0, 0, 1), (2, 0, 3)], num_entities=30)
     made = corrupt_triples(graph, np.array([(0, 0, 1)] * 50), seed=1)
     assert {tuple(triple) for triple in made.tolist()} == {(0, 0, 3), (2, 0, 1)}
 
 
-def test_a_graph_with_nothing_false_is_told():
+def test_a_complete_graph_is_refused():
     graph = graph_of([(0, 0, 0), (0, 0, 1), (1, 0, 0), (1, 0, 1)])
     with pytest.raises(kg.RequestError, match=r"No negative can be made of \(e0, r0, e0\)"):
         corrupt_triples(graph, np.array([(0, 0, 0)]))
 
 
-def test_the_one_false_triple_is_found():
+def test_the_only_possible_negative_is_found():
     triples = [(head, 0, tail) for head in range(12) for tail in range(12) if (head, tail) != (3, 4)]
     graph = graph_of(triples)
     made = corrupt_triples(graph, np.array([(3, 0, 5)] * 4 + [(2, 0, 4)] * 4), seed=0)
@@ -125,7 +125,7 @@ def test_the_report(small_graph):
     assert evaluate_classification(model, small_graph) == report
 
 
-def test_given_negatives_are_judged_by_evidence(small_graph):
+def test_given_negatives_are_classified_by_log_probability(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
     negatives = corrupt_triples(small_graph, small_graph.test, seed=5)[:7]
     report = evaluate_classification(model, small_graph, negatives=negatives)
@@ -151,7 +151,7 @@ def test_negatives_from_a_file(tmp_path, small_graph):
     assert matching_valid_file(tmp_path / "mine.tsv", "test") is None
 
 
-def test_files_that_are_not_of_false_triples_of_the_graph(tmp_path, small_graph):
+def test_invalid_files_of_negatives(tmp_path, small_graph):
     path = tmp_path / "negatives.tsv"
     path.write_text("e1\tr0\te99\n")
     with pytest.raises(kg.DataError, match="negatives.tsv does not fit the graph made: No entity is named 'e99'"):
@@ -164,7 +164,7 @@ def test_files_that_are_not_of_false_triples_of_the_graph(tmp_path, small_graph)
         evaluate_classification(kg.CP(small_graph.shape, dim=2), small_graph, negatives=small_graph.test)
 
 
-def test_what_cannot_be_judged(small_graph):
+def test_invalid_arguments(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     with pytest.raises(kg.RequestError, match="Thresholds are chosen on valid"):
         evaluate_classification(model, small_graph, split="valid")

@@ -1,4 +1,4 @@
-"""Explanations: influence against leaving triples out, and the sentences that people read."""
+"""Explanations: influence compared with leaving triples out, and sentences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def with_row(context: FrozenContext, entity: int, rows: torch.Tensor) -> FrozenC
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("kind", [kg.CP, kg.ComplEx, kg.RESCAL])
-def test_influence_is_what_leaving_a_triple_out_does(kind, reciprocal, small_graph):
+def test_influence_approximates_leaving_a_triple_out(kind, reciprocal, small_graph):
     """Each triple of the head is left out, and the problem of the head solved again, all else as it was."""
     model = kind(small_graph.shape, dim=4, init_scale=0.4, reciprocal=reciprocal, seed=2).double().eval()
     context = FrozenContext.of(model, small_graph)
@@ -76,7 +76,7 @@ def test_a_sparse_row_under_n3_has_an_influence(small_graph):
     assert np.isfinite(influence((1, 0, 2), FrozenContext.of(model, small_graph, recipe=recipe)).score_drops).all()
 
 
-def test_solved_by_conjugate_gradients():
+def test_conjugate_gradients():
     matrix = torch.diag(torch.tensor([1.0, 10.0, 100.0])) + 0.5
     wanted = torch.tensor([1.0, 2.0, 3.0])
     torch.testing.assert_close(conjugate_gradients(lambda x: matrix @ x, wanted), torch.linalg.solve(matrix, wanted))
@@ -100,7 +100,7 @@ def people() -> kg.Run:
     return kg.train(kg.ComplEx(graph.shape, dim=8), graph, regularizer=DURA, optimizer=choice, epochs=40, batch_size=20)
 
 
-def test_the_reason_is_the_triple_that_the_answer_follows_from(people):
+def test_the_first_supporting_triple_is_the_premise(people):
     found = explain(people.model, people.graph, ("p0", "speaks", "French"), recipe=people.recipe)
     assert found.split == "test"
     assert found.supporting_triples[0].triple.text == "(p0, lives_in, France)"
@@ -134,7 +134,7 @@ def test_predictor_explain(people):
     )
 
 
-def test_entities_without_training_triples_have_no_reasons():
+def test_entities_without_training_triples_have_no_supporting_triples():
     graph = graph_of([(0, 0, 1)], num_entities=4)
     found = explain(kg.CP(graph.shape, dim=2), graph, ("e2", "r0", "e3"))
     assert found.sentences()[1:] == ["No training triple of its two entities supports it."]
@@ -165,7 +165,7 @@ def test_the_command(run_cli, people, tmp_path):
 
 
 @pytest.mark.slow
-def test_influence_agrees_with_training_anew(people):
+def test_influence_agrees_with_training_again(people):
     """Each training triple of the asked head is left out, and the model trained again without it."""
     triple = ("p0", "speaks", "French")
     ids = (0, 1, 27)

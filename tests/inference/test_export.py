@@ -21,7 +21,7 @@ def read_tsv(path):
 
 
 @pytest.mark.parametrize("format", ["numpy", "tsv", "safetensors"])
-def test_tables_come_back_with_their_names(run, tmp_path, format):
+def test_tables_and_names(run, tmp_path, format):
     folder = tmp_path / "out"
     export(run, folder, format=format)
     names = json.loads((folder / "relations.json").read_text())
@@ -37,7 +37,7 @@ def test_tables_come_back_with_their_names(run, tmp_path, format):
         np.testing.assert_array_equal(values, run.model.state_dict()[table].numpy())
 
 
-def test_what_was_exported_can_be_imported(run, small_graph, tmp_path):
+def test_exported_tables_can_be_imported(run, small_graph, tmp_path):
     export(run, tmp_path / "out")
     tables = {path.stem: np.load(path) for path in (tmp_path / "out").glob("*.npy")}
     names = json.loads((tmp_path / "out" / "entities.json").read_text())

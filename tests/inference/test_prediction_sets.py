@@ -1,4 +1,4 @@
-"""Prediction sets: what a threshold promises, which triples it is made from, and what is in a set."""
+"""Prediction sets: coverage, thresholds and contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COVERAGES = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99])
 
 
 @given(values=st.lists(st.floats(-5, 5), min_size=1, max_size=60), coverage=COVERAGES)
-def test_whichever_of_exchangeable_values_is_new_the_promise_holds(values, coverage):
+def test_coverage_of_exchangeable_values(values, coverage):
     """Each of n + 1 values is as likely to be the new one: so often as promised it is within the others' quantile."""
     within = [
         value <= quantile(np.array(values[:place] + values[place + 1 :]), coverage)
@@ -30,7 +30,7 @@ def test_whichever_of_exchangeable_values_is_new_the_promise_holds(values, cover
     assert np.mean(within) >= coverage - 1e-9
 
 
-def test_the_promise_is_kept_by_drawn_scores_and_not_by_much_more():
+def test_coverage_of_random_scores_is_close_to_the_target():
     random = np.random.default_rng(0)
     drawn = random.gumbel(size=(3000, 101))
     covered = [row[-1] <= quantile(row[:-1], 0.9) for row in drawn]
@@ -38,17 +38,17 @@ def test_the_promise_is_kept_by_drawn_scores_and_not_by_much_more():
 
 
 @pytest.mark.parametrize(("num", "coverage", "place"), [(9, 0.9, 9), (10, 0.9, 10), (19, 0.9, 18), (99, 0.95, 95)])
-def test_the_place_of_the_quantile(num, coverage, place):
+def test_rank_of_the_quantile(num, coverage, place):
     assert quantile(np.arange(1.0, num + 1)[::-1], coverage) == place
 
 
-def test_too_few_promise_nothing():
+def test_too_few_values_have_an_infinite_quantile():
     assert quantile(np.arange(8.0), 0.9) == math.inf
     assert min_triples_for(0.9) == 50
     assert min_triples_for(0.99) == 99
 
 
-def test_thresholds_are_of_the_relation_or_of_all_rare_ones():
+def test_rare_relations_share_a_threshold():
     relations = np.repeat([0, 1, 2, 3], [60, 60, 30, 30])
     nonconformity = np.stack([10.0 * relations, 10.0 * relations + 1])
     sets = PredictionSets(nonconformity, relations, 5)
@@ -62,7 +62,7 @@ def test_thresholds_are_of_the_relation_or_of_all_rare_ones():
 
 @pytest.mark.parametrize("side", ["tail", "head"])
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_a_set_has_what_is_at_most_as_odd_as_the_threshold(small_graph, side, reciprocal):
+def test_a_set_contains_entities_with_nonconformity_up_to_the_threshold(small_graph, side, reciprocal):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7, reciprocal=reciprocal)
     sets, known = PredictionSets.fit(model, small_graph), KnownAnswers.of(small_graph)
     head, relation_id, tail = small_graph.train[0].tolist()
@@ -81,7 +81,7 @@ def test_a_set_has_what_is_at_most_as_odd_as_the_threshold(small_graph, side, re
     assert found.scores == pytest.approx(scores[found.entities].numpy())
 
 
-def test_more_coverage_keeps_what_less_has(small_graph):
+def test_sets_grow_with_coverage(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
     sets, known = PredictionSets.fit(model, small_graph), KnownAnswers.of(small_graph)
     small, large = (sets.of(model, known, 3, 1, coverage=coverage).entities.tolist() for coverage in (0.4, 0.9))
@@ -91,7 +91,7 @@ def test_more_coverage_keeps_what_less_has(small_graph):
     assert len(everything) == 30 - len(known(np.array([3]), np.array([1]))[1])
 
 
-def test_other_known_answers_are_left_out_before_the_softmax():
+def test_other_known_answers_are_excluded_before_the_softmax():
     """Valid and test answers of one question do not stand in each other's way."""
     graph = graph_of([(0, 0, 1)], [(0, 0, 2), (0, 0, 3)], [(0, 0, 4)], num_entities=6)
     model = kg.DistMult(graph.shape, dim=1, reciprocal=False)
@@ -104,7 +104,7 @@ def test_other_known_answers_are_left_out_before_the_softmax():
     assert sets.nonconformity[0] == pytest.approx(expected, abs=2e-5)
 
 
-def test_on_valid_itself_the_share_is_what_was_asked_for(small_graph):
+def test_coverage_on_valid_is_the_target(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
     sets = PredictionSets.fit(model, small_graph)
     report = evaluate_coverage(sets, model, small_graph, split="valid", coverage=0.8)
@@ -112,7 +112,7 @@ def test_on_valid_itself_the_share_is_what_was_asked_for(small_graph):
     assert report.overall.num_queries == 40
 
 
-def test_coverage_counts_the_sets_one_by_one(small_graph):
+def test_coverage_report_agrees_with_single_sets(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.7)
     sets = PredictionSets.fit(model, small_graph)
     report = evaluate_coverage(sets, model, small_graph, coverage=0.8)
@@ -133,14 +133,14 @@ def test_coverage_counts_the_sets_one_by_one(small_graph):
     assert facts["target_coverage"] == 0.8
 
 
-def test_saved_and_read_back(small_graph):
+def test_round_trip(small_graph):
     sets = PredictionSets.fit(kg.CP(small_graph.shape, dim=2, init_scale=1.0), small_graph)
     again = PredictionSets.from_dict(json.loads(json.dumps(sets.as_dict())), 4)
     assert np.allclose(again.nonconformity, sets.nonconformity, atol=1e-9)
     assert (again.relations == sets.relations).all()
 
 
-def test_what_cannot_be_asked(small_graph):
+def test_invalid_arguments(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     without = graph_of(small_graph.train, num_entities=30, num_relations=4)
     with pytest.raises(kg.RequestError, match="Prediction sets need held-out triples, and made has no valid triples"):

@@ -22,7 +22,7 @@ def predictor() -> kg.Predictor:
     return kg.Predictor(model, graph)
 
 
-def test_tails_best_first_with_known_ones_marked(predictor):
+def test_tails_are_sorted_and_known_ones_are_marked(predictor):
     answers = predictor.tails("e3", "r0", k=4)
     assert [(a.entity, a.score, a.known, a.split) for a in answers] == [
         ("e3", 9.0, True, "train"),
@@ -32,11 +32,11 @@ def test_tails_best_first_with_known_ones_marked(predictor):
     ]
 
 
-def test_known_answers_can_be_left_out(predictor):
+def test_known_answers_can_be_omitted(predictor):
     assert [a.entity for a in predictor.tails("e3", "r0", known="omit")] == ["e0"]
 
 
-def test_heads_know_their_own_known_answers(predictor):
+def test_heads_mark_known_heads(predictor):
     assert [(a.entity, a.split) for a in predictor.heads("r1", "e2")] == [
         ("e0", "train"),
         ("e1", None),
@@ -54,30 +54,30 @@ def test_heads_through_reciprocal_relations(small_graph):
     assert all(a.known == ((a.id, 2, 5) in known) for a in answers)
 
 
-def test_relations_are_the_graph_s_own(predictor, small_graph):
+def test_relations_are_those_of_the_graph(predictor, small_graph):
     assert [(a.relation, a.known) for a in predictor.relations("e0", "e2")] == [("r1", True), ("r0", False)]
     model = kg.CP(small_graph.shape, dim=4, init_scale=1.0)
     assert len(kg.Predictor(model, small_graph).relations(0, 1)) == 4
 
 
-def test_score_and_judge(predictor):
+def test_score_and_triple(predictor):
     assert predictor.score("e3", "r0", "e1") == 3.0
     assert predictor.triple("e3", "r0", "e1").split == "test"
     assert predictor.triple("e0", "r0", "e1").split is None
 
 
-def test_similar_leaves_the_entity_itself_out(predictor):
+def test_similar_excludes_the_entity_itself(predictor):
     answers = predictor.similar("e3", k=10)
     assert sorted(a.entity for a in answers[:2]) == ["e1", "e2"]
     assert (answers[2].entity, answers[2].score) == ("e0", -1.0)
     assert len(answers) == 3
 
 
-def test_ids_are_names_too(predictor):
+def test_ids_can_be_given_for_names(predictor):
     assert predictor.tails(3, 0) == predictor.tails("e3", "r0")
 
 
-def test_unknown_names_get_the_nearest(predictor):
+def test_unknown_names_are_refused_with_similar_ones(predictor):
     with pytest.raises(kg.RequestError, match="No entity is named 'e33' among the 4 known. Did you mean 'e3'"):
         predictor.tails("e33", "r0")
     with pytest.raises(kg.RequestError, match="No relation is named 'zzz' among the 2 known"):
@@ -86,7 +86,7 @@ def test_unknown_names_get_the_nearest(predictor):
         predictor.tails(99, "r0")
 
 
-def test_odd_requests_are_refused(predictor):
+def test_invalid_arguments(predictor):
     with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
         predictor.tails("e3", "r0", k=0)
     with pytest.raises(kg.RequestError, match="'mark' or 'omit'; got 'hide'"):
@@ -113,7 +113,7 @@ def test_probabilities_with_a_calibration(predictor):
     assert all(a.probability is None for a in predictor.tails("e3", "r0"))
 
 
-def test_answer_sets_by_name(small_graph):
+def test_prediction_sets_by_name(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
     predictor, sets = kg.Predictor(model, small_graph), PredictionSets.fit(model, small_graph)
     tails, heads = (

@@ -1,4 +1,4 @@
-"""Reliability: no error where probabilities hold, the whole error where they do not."""
+"""Reliability: ECE, sampling noise and Brier score."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def test_perfect_probabilities_have_no_error(num_true, weight):
 
 
 @given(st.floats(0.05, 0.95), st.floats(0.05, 0.95))
-def test_the_error_is_the_distance_where_all_are_alike(said, share):
+def test_ece_of_constant_probabilities(said, share):
     true = np.array([True, False])
     found = Reliability.of(np.full(2, said), true, np.array([share, 1 - share]), num_bins=1)
     assert found.ece == pytest.approx(abs(said - share))
 
 
-def test_a_weight_counts_like_so_many_candidates():
+def test_a_weight_counts_like_repeated_candidates():
     random = np.random.default_rng(0)
     probabilities, true, weights = random.random(50), random.random(50) < 0.3, random.integers(1, 5, 50)
     short = Reliability.of(probabilities, true, weights.astype(float), num_bins=1)
@@ -47,7 +47,7 @@ def test_a_weight_counts_like_so_many_candidates():
     assert short.bins[0].predicted == pytest.approx(np.repeat(probabilities, weights).mean())
 
 
-def test_chance_is_what_right_probabilities_leave():
+def test_noise_is_the_ece_of_correct_probabilities():
     """Marks drawn by the probabilities, each twice, as a triple is asked from both ends."""
     errors = []
     for seed in range(60):
@@ -59,7 +59,7 @@ def test_chance_is_what_right_probabilities_leave():
     assert np.mean(errors) == pytest.approx(found.noise, rel=0.15)
 
 
-def test_no_candidates_give_no_numbers():
+def test_no_candidates():
     found = Reliability.of(np.zeros(0), np.zeros(0, dtype=bool), np.zeros(0))
     assert math.isnan(found.ece)
     assert json.loads(json.dumps(found.as_dict(), allow_nan=False))["ece"] is None
@@ -79,14 +79,14 @@ def test_the_report(small_graph):
     assert expected == pytest.approx(sum(one.predicted * one.num_candidates for one in report.overall.bins))
 
 
-def test_what_was_fitted_on_adds_up(small_graph):
+def test_expected_counts_on_valid_are_the_actual_ones(small_graph):
     """A logistic fit with an offset predicts as many true candidates as there were, but for the pull of its prior."""
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
     report = evaluate_calibration(calibrate(model, small_graph), model, small_graph, split="valid")
     assert sum(tally.expected for tally in report.by_relation.values()) == pytest.approx(40, rel=0.05)
 
 
-def test_without_test_triples_nothing_is_checked(small_graph):
+def test_a_graph_without_test_triples_is_refused(small_graph):
     from tests.conftest import graph_of
 
     graph = graph_of(small_graph.train, small_graph.valid, num_entities=30, num_relations=4)

@@ -1,8 +1,8 @@
-"""How a model ranks when its entities are kept in fewer bytes."""
+"""Quantization: metrics of a model whose entity tables are stored in fewer bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,9 +23,9 @@ SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True)
 class StoragePoint:
-    """One form: the bytes of the entity tables in it, and how the model ranks by what they keep.
+    """The bytes of the entity tables in a storage format, and the metrics of the model with them.
 
-    `share` is that of the zeros that were wanted of a sparse one; relations stay float32 and are not counted.
+    `share` is the target share of zeros of a sparse format. Relations stay float32 and are not counted.
     """
 
     storage: StorageFormat
@@ -48,38 +48,29 @@ def measure_storage_formats(
     formats: Sequence[StorageFormat] = DENSE,
     shares: Sequence[float] = SHARES,
     split: Split = "test",
-    progress: Callable[[int, int], None] | None = None,
 ) -> list[StoragePoint]:
-    """MRR and bytes of the dense formats, then of sparse tables with each share of zeros; the model is not changed.
+    """Evaluate a model in dense formats, then in sparse ones with each share of zeros; the model is not changed.
 
-    Questions and candidates both are read from the form, as an exact index in that form compares them.
+    Queries and candidates are both read from the stored tables, as by an exact index in the same format.
     """
     if not len(graph.split(split)):
         raise RequestError(f"{graph.name} has no {split} triples to rank.")
     known = KnownAnswers.of(graph)
-    points: list[StoragePoint] = []
-    for storage, share, source in _forms(model, formats, shares):
-        kept, num_bytes = as_kept(source, storage)
-        points.append(StoragePoint(storage, share, num_bytes, evaluate(kept, graph, split=split, known=known).metrics))
-        if progress:
-            progress(len(points), len(formats) + len(shares))
+    thresholds = find_thresholds(entity_tables(model).values(), shares) if shares else []
+    points = []
+    for storage, share, threshold in [
+        *((storage, 0.0, None) for storage in formats),
+        *(("sparse", share, threshold) for share, threshold in zip(shares, thresholds, strict=True)),
+    ]:
+        stored, num_bytes = quantized(model if threshold is None else sparsified(model, threshold), storage)
+        metrics = evaluate(stored, graph, split=split, known=known).metrics
+        points.append(StoragePoint(storage, share, num_bytes, metrics))
     return points
 
 
-def _forms(
-    model: Model, formats: Sequence[StorageFormat], shares: Sequence[float]
-) -> Iterator[tuple[StorageFormat, float, Model]]:
-    """Each form, the share of zeros in it, and the model that is brought into it."""
-    thresholds = find_thresholds(entity_tables(model).values(), shares) if shares else []
-    for storage in formats:
-        yield storage, 0.0, model
-    for share, threshold in zip(shares, thresholds, strict=True):
-        yield "sparse", share, sparsified(model, threshold)
-
-
 @torch.no_grad()
-def as_kept(model: Model, storage: StorageFormat) -> tuple[Model, int]:
-    """The model with the numbers that a form keeps of its entities, and the bytes of the form."""
+def quantized(model: Model, storage: StorageFormat) -> tuple[Model, int]:
+    """A copy of a model with its entity tables rounded to a storage format, and the bytes of the stored tables."""
     copy, num_bytes = deepcopy(model), 0
     for table in entity_tables(copy).values():
         stored = StoredTable.of(table, storage)

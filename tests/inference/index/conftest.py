@@ -1,4 +1,4 @@
-"""What the tests of indexes share: tables like trained ones, and little patience with speeds."""
+"""Fixtures of the index tests: a clustered table, and short measurements."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dualkg.inference import index_build
 
 
 @pytest.fixture(autouse=True)
-def _in_a_hurry(monkeypatch):
-    """No test asks how fast an index is, or needs a thousand questions."""
+def _short_measurements(monkeypatch):
+    """No test depends on speed or needs a thousand queries."""
     monkeypatch.setattr(index_build, "SECONDS", 0.0)
     monkeypatch.setattr(index_build, "NUM_QUERIES", 100)
 

@@ -1,4 +1,4 @@
-"""The benchmark of searches: the table it makes, and what it says of a measurement."""
+"""The benchmark of index search: its synthetic table and its page."""
 
 from __future__ import annotations
 

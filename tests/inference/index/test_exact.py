@@ -1,4 +1,4 @@
-"""The exact index against a plain sort of all scores, whatever the storage, the blocks and the metric."""
+"""The exact index compared with a sort of all scores, for all storage formats, block sizes and metrics."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plainly(table: Tensor, queries: Tensor, metric: str, k: int) -> tuple[Tensor
     storage=st.sampled_from(["float32", "float16", "bf16", "sparse"]),
     metric=st.sampled_from(METRICS),
 )
-def test_blocks_find_what_a_sort_of_all_scores_finds(seed, rows, width, num_queries, k, block, storage, metric):
+def test_blocks_agree_with_a_sort_of_all_scores(seed, rows, width, num_queries, k, block, storage, metric):
     table, queries = drawn(seed, rows, width), drawn(seed + 1, num_queries, width)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exact, "BLOCK_ELEMENTS", block)
@@ -55,7 +55,7 @@ def test_blocks_find_what_a_sort_of_all_scores_finds(seed, rows, width, num_quer
 
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 50), k=st.integers(1, 60), metric=st.sampled_from(METRICS))
-def test_int8_is_searched_as_it_is_kept(seed, rows, k, metric):
+def test_int8_search_agrees_with_the_decoded_table(seed, rows, k, metric):
     random = torch.Generator().manual_seed(seed)
     table, queries = torch.randn(rows, 7, generator=random), torch.randn(3, 7, generator=random)
     index = ExactIndex.build(table, metric, storage="int8")
@@ -69,14 +69,14 @@ def test_int8_is_searched_as_it_is_kept(seed, rows, k, metric):
 
 @settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 30), k=st.integers(1, 35))
-def test_of_equal_scores_the_first_stands_first(seed, rows, columns, k):
+def test_ties_are_in_the_order_of_rows(seed, rows, columns, k):
     scores = drawn(seed, rows, columns, most=1)
     ids = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
     assert torch.equal(best_of(scores, k).ids, ids)
 
 
 @pytest.mark.parametrize("storage", STORAGE_FORMATS)
-def test_what_a_form_keeps(storage):
+def test_error_of_storage_formats(storage):
     table = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
     table[table.abs() < 1] = 0
     table[3] = 0  # a row of zeros has no scale
@@ -91,7 +91,7 @@ def test_what_a_form_keeps(storage):
 
 @pytest.mark.parametrize("storage", STORAGE_FORMATS)
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_saved_and_loaded_it_answers_the_same(tmp_path, storage, in_memory):
+def test_round_trip(tmp_path, storage, in_memory):
     table, queries = torch.randn(50, 6), torch.randn(4, 6)
     index = ExactIndex.build(table, "euclidean", storage=storage)
     index.save(tmp_path)
@@ -119,7 +119,7 @@ print(json.dumps([held() - before, found.ids[0].tolist()]))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux tells which memory is a file's")
-def test_a_file_is_searched_without_being_held(tmp_path):
+def test_a_memory_mapped_file_is_not_loaded(tmp_path):
     table = torch.zeros(100_000, 200)  # 80 MB
     table[[99_999, 5, 50_000]] = torch.tensor([[3.0], [2.0], [1.0]])
     ExactIndex.build(table).save(tmp_path)

@@ -1,4 +1,4 @@
-"""QueryBatch by name through an index: the answers are those without one, whatever is known already."""
+"""Predictions with an index are those without one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_same(ours: list[kg.Prediction], theirs: list[kg.Prediction]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("known", ["mark", "omit"])
-def test_answers_are_those_without_an_index(small_graph, name, known):
+def test_predictions_are_those_without_an_index(small_graph, name, known):
     plain, indexed = pair(small_graph, name)
     for given_id, relation, k in ((0, 0, 1), (5, 1, 7), (12, 3, 29), (29, 2, 100)):
         assert_same(
@@ -49,7 +49,7 @@ def test_answers_are_those_without_an_index(small_graph, name, known):
 
 @settings(max_examples=25)
 @given(num_known=st.integers(1, 40), k=st.integers(1, 50), seed=st.integers(0, 1000))
-def test_known_answers_are_left_out_however_many_there_are(num_known, k, seed):
+def test_any_number_of_known_answers_can_be_omitted(num_known, k, seed):
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed)).tolist()
     known = order[:num_known]
     cut = num_known // 2
@@ -66,7 +66,7 @@ def test_known_answers_are_left_out_however_many_there_are(num_known, k, seed):
 
 @pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is not installed")
 @pytest.mark.parametrize("num_known", [1, 60, 290])
-def test_an_approximate_index_is_not_crowded_out_by_known_answers(num_known):
+def test_known_answers_do_not_displace_results_of_an_approximate_index(num_known):
     graph = graph_of([*((0, 0, tail) for tail in range(num_known)), *((n, 0, 1) for n in range(1, 300))])
     model = MODELS["ComplEx"](graph.shape)
     plain = kg.Predictor(model, graph)
@@ -77,7 +77,7 @@ def test_an_approximate_index_is_not_crowded_out_by_known_answers(num_known):
     assert len({a.id for a in ours} & {a.id for a in theirs}) >= 8
 
 
-def test_where_an_index_finds_too_few_every_entity_is_scored(small_graph, monkeypatch):
+def test_all_entities_are_scored_if_an_index_finds_too_few(small_graph, monkeypatch):
     plain, indexed = pair(small_graph)
     nothing = SearchResult(torch.full((1, 5), -torch.inf), torch.full((1, 5), -1))
     monkeypatch.setattr(ExactIndex, "_search", lambda self, queries, k: nothing)
@@ -85,7 +85,7 @@ def test_where_an_index_finds_too_few_every_entity_is_scored(small_graph, monkey
     assert indexed.heads(0, 0, k=5) == plain.heads(0, 0, k=5)
 
 
-def test_the_model_scores_what_a_coarse_table_finds(small_graph):
+def test_results_of_a_quantized_index_are_rescored(small_graph):
     model = MODELS["ComplEx"](small_graph.shape)
     plain = kg.Predictor(model, small_graph)
     indexed = kg.Predictor(model, small_graph, index=build_index(model, small_graph, kind="exact", storage="int8"))

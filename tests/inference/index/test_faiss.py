@@ -1,4 +1,4 @@
-"""FAISS's indexes: as good as the exact one with all their effort, and told in a sentence where they cannot be."""
+"""FAISS indexes compared with the exact one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ needs_faiss = pytest.mark.skipif(find_spec("faiss") is None, reason="faiss is no
 @needs_faiss
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("kind", FAISS_KINDS)
-def test_with_all_its_effort_it_finds_what_the_exact_one_finds(clusters, kind, metric):
+def test_maximum_effort_is_exact(clusters, kind, metric):
     table, queries = clusters
     index = FaissIndex.build(table, metric, kind=kind)
     index.effort = index.max_effort
@@ -31,7 +31,7 @@ def test_with_all_its_effort_it_finds_what_the_exact_one_finds(clusters, kind, m
 
 
 @needs_faiss
-def test_products_by_distances_in_the_reduced_table(clusters):
+def test_inner_products_by_distance(clusters):
     table, queries = clusters
     index = FaissIndex.build(table, kind="ivf", by_distance=True)
     index.effort = index.max_effort
@@ -43,7 +43,7 @@ def test_products_by_distances_in_the_reduced_table(clusters):
 @needs_faiss
 @pytest.mark.parametrize("kind", FAISS_KINDS)
 @pytest.mark.parametrize("reduced", [False, True])
-def test_saved_and_loaded_it_answers_the_same(clusters, tmp_path, kind, reduced):
+def test_round_trip(clusters, tmp_path, kind, reduced):
     table, queries = clusters
     index = FaissIndex.build(table, kind=kind, by_distance=reduced)
     index.effort = 3
@@ -54,7 +54,7 @@ def test_saved_and_loaded_it_answers_the_same(clusters, tmp_path, kind, reduced)
 
 
 @needs_faiss
-def test_more_answers_take_more_effort(clusters):
+def test_effort_grows_with_k(clusters):
     """Whatever is asked for beside the usual ten, such as known answers, does not crowd them out."""
     table, queries = clusters
     index = FaissIndex.build(table, "euclidean", kind="ivf")
@@ -66,7 +66,7 @@ def test_more_answers_take_more_effort(clusters):
 
 
 @needs_faiss
-def test_what_is_not_found_is_said_so(clusters):
+def test_rows_that_are_not_found_are_minus_one(clusters):
     table, queries = clusters
     index = FaissIndex.build(table, kind="ivf")
     index.effort = 1
@@ -87,7 +87,7 @@ def test_a_table_of_few_rows(clusters):
 
 
 @needs_faiss
-def test_the_effort_found_is_enough_and_less_is_not(clusters):
+def test_least_effort(clusters):
     table, queries = clusters
     best = ExactIndex.build(table, "euclidean").search(queries, 100).ids
     index = tuned(table, "euclidean", kind="ivf", queries=queries, best=best, recall=0.9)
@@ -97,7 +97,7 @@ def test_the_effort_found_is_enough_and_less_is_not(clusters):
 
 
 @needs_faiss
-def test_recall_that_cannot_be_reached_is_refused(clusters, monkeypatch):
+def test_unreachable_recall_is_refused(clusters, monkeypatch):
     table, queries = clusters
     best = torch.zeros(40, 100, dtype=torch.int64) - 5  # which no row is
     with pytest.raises(kg.RequestError, match="The index hnsw reaches a recall of 0.000 .* too little for 0.9"):
@@ -107,7 +107,7 @@ def test_recall_that_cannot_be_reached_is_refused(clusters, monkeypatch):
 
 
 @needs_faiss
-def test_threads_are_given_back():
+def test_threads_are_restored():
     before = torch.get_num_threads()
     with threads(1):
         assert torch.get_num_threads() == 1
@@ -128,7 +128,7 @@ def test_refusals(clusters, tmp_path):
         FaissIndex.load(tmp_path, "euclidean", (5, 12), kind="ivf")
 
 
-def test_a_missing_faiss_is_told_how_to_install(clusters, monkeypatch):
+def test_a_missing_faiss_is_refused_with_the_install_line(clusters, monkeypatch):
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(kg.RequestError, match=r"needs faiss. Install it: pip install 'dualkg\[index\]'"):
         FaissIndex.build(clusters[0])
@@ -136,5 +136,5 @@ def test_a_missing_faiss_is_told_how_to_install(clusters, monkeypatch):
         assert torch.get_num_threads() == 1
 
 
-def test_lists_are_neither_few_nor_empty():
+def test_number_of_lists():
     assert [num_lists(rows) for rows in (1, 100, 10_000, 1_000_000)] == [1, 12, 400, 4000]

@@ -1,4 +1,4 @@
-"""The folder of an index: what was measured stands in it, and damage is told in a sentence."""
+"""Building, saving and loading an index; a damaged one is refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model(small_graph) -> kg.ComplEx:
 
 
 @pytest.mark.parametrize("kind", FAISS_KINDS)
-def test_the_recall_that_is_kept_is_measured_again(model, small_graph, tmp_path, kind):
+def test_saved_recall_is_reproducible(model, small_graph, tmp_path, kind):
     built = save_index(build_index(model, small_graph, kind=kind, recall=0.8), tmp_path / "index")
     again = load_index(tmp_path / "index")
     assert (again.kind, again.metric, again.fingerprints) == (kind, "inner product", built.fingerprints)
@@ -32,7 +32,7 @@ def test_the_recall_that_is_kept_is_measured_again(model, small_graph, tmp_path,
     assert recalls(again.for_side("head"), held_out, exact.search(held_out, 100).ids) == again.stats["tail"].recall
 
 
-def test_the_facts_of_an_index(model, small_graph, tmp_path):
+def test_stats_of_an_index(model, small_graph, tmp_path):
     built = save_index(build_index(model, small_graph, kind="exact", storage="int8"), tmp_path / "index")
     stats = json.loads((tmp_path / "index" / "index.json").read_text())["tables"]["tail"]["stats"]
     assert stats["bytes"] == (tmp_path / "index" / "tail" / "table.safetensors").stat().st_size
@@ -51,7 +51,7 @@ def test_two_tables_are_two_indexes(small_graph, tmp_path):
     loaded.check_model(model)
 
 
-def test_a_folder_that_holds_something_is_refused(model, small_graph, tmp_path):
+def test_a_folder_that_is_not_empty_is_refused(model, small_graph, tmp_path):
     index = build_index(model, small_graph, kind="exact")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "x").touch()
@@ -89,7 +89,7 @@ def damage(folder, what):
         ("shape", "The index .* is damaged: its .*31 × 12"),
     ],
 )
-def test_damage_is_told(model, small_graph, tmp_path, kind, what, told):
+def test_a_damaged_index_is_refused(model, small_graph, tmp_path, kind, what, told):
     save_index(build_index(model, small_graph, kind=kind, recall=0.5), tmp_path / "index")
     damage(tmp_path / "index", what)
     with pytest.raises(kg.RequestError, match=told):

@@ -1,4 +1,4 @@
-"""How probable any triple is: the share of questions that lack an answer, by hand, and the log_probability that is needed."""
+"""Prior correction: priors by hand, and the log-probability that log odds require."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def calibration_of(slope: float, offsets: tuple[float, ...], *, max_probability:
     return Calibration(slopes, rows, torch.ones(num_relations).bool(), max_probability)
 
 
-def test_shares_by_hand():
+def test_priors_by_hand():
     """r0 has the heads 0 and 1 of six entities in train; valid asks of 0, and of 4, which is new. r1 is asked nothing.
 
     Over both relations train has 2 + 1 heads, of which 1 is asked, and 4 + 5 others, of which 1 is: 1/3 and 1/9.
@@ -38,12 +38,12 @@ def test_shares_by_hand():
     np.testing.assert_allclose(asked, [heads[0][0], heads[1][1]])
 
 
-def test_a_graph_without_valid_triples_has_shares_too():
+def test_a_graph_without_valid_triples_has_priors():
     found = PriorCorrection.of(calibration_of(1.0, (0.0,) * 4), graph_of([(0, 0, 1)], [], num_entities=2))
     assert ((found.priors > 0) & (found.priors <= 1)).all()
 
 
-def test_odds_are_the_share_times_those_of_an_answer():
+def test_odds_are_the_prior_times_the_odds_of_an_answer():
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3)], num_entities=5)
     calibration = calibration_of(2.0, (1.0, 0.0, -1.0, 3.0), max_probability=0.7)
     found, log_probability, patterns = (
@@ -57,7 +57,7 @@ def test_odds_are_the_share_times_those_of_an_answer():
     np.testing.assert_allclose(found.probability(log_probability, relations, patterns), odds / (1 + odds), rtol=1e-6)
 
 
-def test_they_add_up_to_what_is_missing():
+def test_probabilities_add_up_to_the_missing_triples():
     """Answers are true as often as a line says; asked of a tenth of all questions, they are right about all triples."""
     random = np.random.default_rng(0)
     log_probability = random.uniform(-9, 0, 400_000)
@@ -82,7 +82,7 @@ def test_they_add_up_to_what_is_missing():
     max_probability=st.floats(0.3, 1),
     wanted=st.floats(-12, 3),
 )
-def test_needed_is_where_each_kind_begins_to_be_so_probable(slope, offsets, max_probability, wanted):
+def test_required_log_probability_inverts_the_log_odds(slope, offsets, max_probability, wanted):
     graph = graph_of([(0, 0, 1), (2, 0, 3)], [(0, 0, 3), (4, 0, 1)], num_entities=6)
     found, relation = (
         PriorCorrection.of(calibration_of(slope, offsets, max_probability=max_probability), graph),
@@ -102,7 +102,7 @@ def test_needed_is_where_each_kind_begins_to_be_so_probable(slope, offsets, max_
     assert (found.required_log_probability(-np.inf, 0) == -np.inf).all()
 
 
-def test_a_list_prefers_what_is_often_missing():
+def test_completion_prefers_relations_with_many_missing_triples():
     """Two relations with the same scores; valid has answers of the first alone."""
     train = [(i, r, 10 + i % 3) for r in (0, 1) for i in range(6)]
     graph = graph_of(train, [(0, 0, 11), (1, 0, 12), (2, 0, 10)], num_entities=20)

@@ -1,4 +1,4 @@
-"""MRR against bytes: what is ranked is what an index of that form searches."""
+"""Metrics and bytes of storage formats agree with an index in the same format."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.index import ExactIndex, QueryBatch
-from dualkg.inference.quantization import as_kept, measure_storage_formats
+from dualkg.inference.quantization import measure_storage_formats, quantized
 from tests.conftest import graph_of
 
 
@@ -16,7 +16,7 @@ def model(small_graph) -> kg.ComplEx:
     return kg.ComplEx(small_graph.shape, dim=10, init_scale=1.0)
 
 
-def test_bytes_and_ranks_of_every_form(model, small_graph):
+def test_bytes_and_metrics_of_storage_formats(model, small_graph):
     points = measure_storage_formats(model, small_graph, shares=[0.5, 0.9])
     assert [point.name for point in points] == ["float32", "bf16", "int8", "sparse 50%", "sparse 90%"]
     # 30 × 20 numbers; a scale a row; values of 4 bytes, columns of 1, and 31 starts of 2 or of 1.
@@ -30,8 +30,8 @@ def test_bytes_and_ranks_of_every_form(model, small_graph):
 
 @pytest.mark.parametrize("storage", ["bf16", "int8", "sparse"])
 @torch.no_grad()
-def test_the_model_that_is_ranked_scores_as_the_index_does(model, storage):
-    kept, num_bytes = as_kept(model, storage)
+def test_the_quantized_model_scores_as_the_index(model, storage):
+    kept, num_bytes = quantized(model, storage)
     index = ExactIndex.build(model.entities, storage=storage)
     assert index.table.num_bytes == num_bytes
     heads, relations = torch.arange(30), torch.arange(30) % 4

@@ -1,4 +1,4 @@
-"""Which models an index can answer for, with which vectors, and the sentences for the others."""
+"""Which models can be indexed, by which vectors, and how others are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SEARCHABLE: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("kind", "config"), SEARCHABLE, ids=str)
 @torch.no_grad()
-def test_what_an_index_finds_is_what_the_model_scores_best(kind, config):
+def test_an_index_finds_what_the_model_scores_best(kind, config):
     model = made(kind, **config)
     given, relations = torch.arange(12), torch.arange(12) % 3
     tables = tables_of(model)
@@ -66,11 +66,15 @@ def test_what_an_index_finds_is_what_the_model_scores_best(kind, config):
         ("HAKE", {}, "HAKE scores in another way"),
         ("MuRP", {}, "MuRP scores in another way"),
         ("ModE", {"norm": 2, "reciprocal": False}, "ModE without reciprocal relations compares with heads"),
-        ("CP", {"dual": "tail", "reciprocal": False}, "the dual of CP without reciprocal relations compares with heads"),
+        (
+            "CP",
+            {"dual": "tail", "reciprocal": False},
+            "the dual of CP without reciprocal relations compares with heads",
+        ),
         ("CP", {"dual": "head"}, "the dual of CP on the side of the head compares with tails that each relation maps"),
     ],
 )
-def test_models_that_score_otherwise_are_refused(kind, config, why):
+def test_models_without_a_metric_are_refused(kind, config, why):
     with pytest.raises(kg.RequestError, match=f"{why}.*. Predict without an index"):
         metric_of(made(kind, **config))
 
@@ -82,7 +86,7 @@ class Shifted(kg.DistMult):
         return super().tail_scores(f) + torch.arange(12) * 100
 
 
-def test_a_model_that_does_not_score_by_its_maps_is_found_out():
+def test_a_model_that_does_not_score_by_its_maps_is_refused():
     model = Shifted(SHAPE, dim=4, init_scale=1.0)
     questions = QueryBatch.of(model, torch.tensor([0]), torch.tensor([0]), "tail")
     assert metric_of(model) == "inner product"
@@ -90,13 +94,13 @@ def test_a_model_that_does_not_score_by_its_maps_is_found_out():
         check_agreement(questions, torch.tensor([3]))
 
 
-def test_only_cp_without_inverses_has_two_tables():
+def test_only_cp_without_reciprocal_relations_has_two_tables():
     assert list(tables_of(made("CP", reciprocal=False))) == ["tail", "head"]
     assert list(tables_of(made("CP"))) == ["tail"]
     assert list(tables_of(made("ComplEx", reciprocal=False))) == ["tail"]
 
 
-def test_questions_are_those_of_training_triples(small_graph):
+def test_sampled_queries_are_of_training_triples(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4)
     asked = sample_queries(model, small_graph, "tail", num=20, seed=0)
     pairs = set(zip(asked.factors.heads.tolist(), asked.factors.relations.tolist(), strict=True))
@@ -107,7 +111,7 @@ def test_questions_are_those_of_training_triples(small_graph):
     assert pairs <= {(r + 4, t) for _, r, t in small_graph.train.tolist()}
 
 
-def test_a_fingerprint_tells_tables_apart():
+def test_fingerprints_differ():
     table = torch.randn(5000, 3)
     assert fingerprint(table) == fingerprint(table.clone())
     assert fingerprint(table) != fingerprint(table + 1)

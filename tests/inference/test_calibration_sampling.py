@@ -1,4 +1,4 @@
-"""Candidates: all true ones, some false ones, and weights by which they stand for all."""
+"""Sampling of candidates: all true ones, some false ones, and weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def all_candidates(graph: kg.Graph, split: str) -> list[tuple[tuple[int, int, in
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 1000), num_entities=st.integers(12, 90), split=st.sampled_from(["valid", "test"]))
-def test_all_weights_together_are_all_candidates(seed, num_entities, split):
+def test_weights_add_up_to_the_number_of_candidates(seed, num_entities, split):
     graph = random_graph(seed, num_entities=num_entities)
     model = kg.ComplEx(graph.shape, dim=2, init_scale=1.0, seed=seed)
     drawn = sample_candidates(model, graph, split, seed=seed)
@@ -53,7 +53,7 @@ def test_all_weights_together_are_all_candidates(seed, num_entities, split):
     assert {tuple(triple) for triple in drawn.triples.tolist()} <= {triple for triple, _, _ in wanted}
 
 
-def test_with_room_for_all_it_is_the_full_list(monkeypatch, small_graph):
+def test_all_candidates_are_drawn_if_the_limits_allow(monkeypatch, small_graph):
     monkeypatch.setattr(calibration_module, "NUM_BEST", 30)
     drawn = sample_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
     assert (drawn.weights == 1).all()
@@ -61,7 +61,7 @@ def test_with_room_for_all_it_is_the_full_list(monkeypatch, small_graph):
     assert listed == sorted((triple, true) for triple, true, _ in all_candidates(small_graph, "valid"))
 
 
-def test_few_questions_stand_for_all(monkeypatch, small_graph):
+def test_few_queries_represent_all(monkeypatch, small_graph):
     """With one question of each relation and direction the weights still add up, and the true ones are all there."""
     monkeypatch.setattr(calibration_module, "NUM_QUERIES", 8)
     drawn = sample_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
@@ -71,7 +71,7 @@ def test_few_questions_stand_for_all(monkeypatch, small_graph):
     assert len(drawn.true) < len(wanted) / 2
 
 
-def test_the_mean_evidence_of_the_drawn_is_that_of_all(monkeypatch, small_graph):
+def test_the_weighted_mean_log_probability_is_that_of_all_candidates(monkeypatch, small_graph):
     """Over many seeds the weighted mean of anything is its mean over all candidates."""
     monkeypatch.setattr(calibration_module, "NUM_BEST", 2)
     monkeypatch.setattr(calibration_module, "DRAWS_PER_BAND", 1)
@@ -88,14 +88,14 @@ def test_the_mean_evidence_of_the_drawn_is_that_of_all(monkeypatch, small_graph)
     assert np.mean(means) == pytest.approx(mean_of(wanted, np.ones(len(wanted))), abs=4 * np.std(means) / 40**0.5)
 
 
-def test_the_same_seed_draws_the_same(small_graph):
+def test_the_seed_determines_the_sample(small_graph):
     model = kg.CP(small_graph.shape, dim=2, init_scale=1.0)
     one, same, other = (sample_candidates(model, small_graph, "valid", seed=seed) for seed in (0, 0, 1))
     assert (one.triples == same.triples).all()
     assert one.triples.shape != other.triples.shape or (one.triples != other.triples).any()
 
 
-def test_what_another_split_has_is_no_candidate():
+def test_triples_of_other_splits_are_no_candidates():
     graph = graph_of([(0, 0, 1)], [(0, 0, 1), (0, 0, 2)], [(0, 0, 3)], num_entities=6)
     drawn = sample_candidates(kg.CP(graph.shape, dim=2), graph, "valid")
     assert {tuple(triple) for triple in drawn.triples[drawn.true].tolist()} == {(0, 0, 2)}
@@ -107,13 +107,13 @@ def test_what_another_split_has_is_no_candidate():
     ("valid", "sentence"),
     [((), "made has no valid triples"), ([(0, 0, 1)], "no valid triples that are not in another split too")],
 )
-def test_without_withheld_triples_there_are_none(valid, sentence):
+def test_graphs_without_held_out_triples_are_refused(valid, sentence):
     graph = graph_of([(0, 0, 1)], valid, num_entities=3)
     with pytest.raises(kg.RequestError, match=sentence):
         sample_candidates(kg.CP(graph.shape, dim=2), graph, "valid")
 
 
-def test_a_diverged_model_is_told(small_graph):
+def test_a_diverged_model_is_refused(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     with torch.no_grad():
         model.entities[3] = torch.nan

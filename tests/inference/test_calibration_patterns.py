@@ -1,4 +1,4 @@
-"""DomainRange of triples: by what train has on each side of the relation."""
+"""Domain/range patterns of triples."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import dualkg as kg
 from dualkg.inference.calibration import DomainRange, calibrate
 from dualkg.inference.completion import complete
 from tests.conftest import graph_of
-from tests.inference.test_candidates import random_graph
+from tests.inference.test_calibration_sampling import random_graph
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_kind_tells_which_ends_train_has_there(seed):
+def test_patterns_say_which_ends_are_new_to_the_relation(seed):
     graph = random_graph(seed, num_entities=12, num_relations=3)
     triples = np.array(list(product(range(12), range(3), range(12))))
     heads, tails = ({(row[1], row[column]) for row in graph.train.tolist()} for column in (0, 2))
@@ -23,7 +23,7 @@ def test_a_kind_tells_which_ends_train_has_there(seed):
     assert DomainRange.of(graph)(triples).tolist() == wanted
 
 
-def test_where_train_is_empty_all_are_new():
+def test_all_ends_are_new_without_training_triples():
     assert DomainRange.of(graph_of((), [(0, 0, 1)], num_entities=3))(np.array([(0, 0, 1)])).tolist() == [3]
 
 
@@ -41,7 +41,7 @@ def beads() -> kg.Run:
     return kg.train(model, graph, regularizer=kg.DURA(0.05), optimizer=kg.Optimizer(learning_rate=0.3), epochs=30)
 
 
-def test_nonsense_is_not_believed_on_a_small_graph(beads):
+def test_triples_outside_domain_and_range_are_improbable(beads):
     """All that beads lack is in test; (maker 2, maker, bead 34) and the like are nothing, however sure a softmax is."""
     graph, calibration = beads.graph, calibrate(beads.model, beads.graph)
     found = complete(beads.model, graph, calibration=calibration, top=50, known=("train", "valid"))
