@@ -1,7 +1,7 @@
 """Explanations: the training triples that support the score of a triple, and similar entities with the same triple.
 
 The influence of a training triple is the drop of the score without it. To first order the row of an entity moves by
-H⁻¹ ∇l, with H the Hessian of its training loss and l the loss of the triple. docs/explain.md derives it.
+H⁻¹ ∇l, with H the Hessian of its training loss and l the loss of the triple. docs/explanation.md derives it.
 """
 
 from __future__ import annotations

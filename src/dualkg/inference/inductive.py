@@ -1,7 +1,7 @@
 """The convex problem of embedding an unseen entity by its triples, while everything the model has learned stays fixed.
 
 A bilinear score is linear in the row of either entity, so the training loss of an entity's triples is convex in it.
-`docs/extend.md` has the derivation; `inductive_solver` minimizes the loss."""
+`docs/inductive.md` has the derivation; `inductive_solver` minimizes the loss."""
 
 from __future__ import annotations
 
