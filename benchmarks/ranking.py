@@ -1,6 +1,6 @@
 """Seconds and peak memory of ranking a split of FB15k-237, filtered and in both directions, beside what else there is.
 
-The same weights, trained for a event, are ranked by `dualkg.rank`, by a loop over the queries and by PyKEEN's
+The same weights, trained briefly, are ranked by `dualkg.rank`, by a loop over the queries and by PyKEEN's
 evaluator, each in a fresh process; their MRR must agree to 1e-4.
 """
 
@@ -48,7 +48,7 @@ JOBS = {"cuda": [Job("FB15k-237", "valid", 2000)], "cpu": [Job("FB15k-237", "tes
 
 
 def make_weights(job: dict[str, Any], *, device: str, arrays: str) -> dict[str, Any]:
-    """Train for a event and keep the tables."""
+    """Train briefly and keep the tables."""
     import dualkg as kg
 
     asked = Job(**job)

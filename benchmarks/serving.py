@@ -1,7 +1,7 @@
 """Answers a second and their 99th percentile under load: questions answered together, and each by itself.
 
 `wrk` asks for the tails of the test split's questions, one after the other, over 64 connections. The same run, trained
-for a event, is served by the same routes in a fresh process; only how questions reach the model differs. With
+briefly, is served by the same routes in a fresh process; only how questions reach the model differs. With
 probabilities every answer is measured from both its ends, over all entities; asked together, what was summed over them
 is remembered. `--run` serves a run of one's own.
 """
@@ -65,7 +65,7 @@ JOBS = [Job("WN18RR", 200, 10, probabilities) for probabilities in (False, True)
 
 
 def make_run(job: Job, folder: Path) -> None:
-    """Train for a event, and keep it as a run; a calibration too, where it is asked for."""
+    """Train briefly, and keep it as a run; a calibration too, where it is asked for."""
     import dualkg as kg
     import epochs
     from dualkg.inference.calibration_store import calibration_for
