@@ -10,7 +10,7 @@ import pytest
 import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.inference.predictor import QUERY_TYPES, Query
-from dualkg.serve.batching import BusyError, MicroBatcher, Unbatched
+from dualkg.serve.batching import BusyError, MicroBatcher
 from dualkg.serve.metrics import Metrics
 
 SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
@@ -48,44 +48,46 @@ def assert_same(found, wanted):
 @pytest.mark.parametrize("name", ["calibrated", "plain"])
 def test_a_batch_has_the_predictions_of_each_query_alone(served, kind, name):
     run = served.get(name)
-    asked = queries(kind, run.run.graph)
-    found = run.predictor.predict(kind, asked)
-    assert_same(found, [run.predictor.predict(kind, [query])[0] for query in asked])
+    given = queries(kind, run.run.graph)
+    found = run.predictor.predict(kind, given)
+    assert_same(found, [run.predictor.predict(kind, [query])[0] for query in given])
 
 
 @pytest.mark.parametrize("model", [kg.DistMult, kg.TransE, kg.RESCAL])
 def test_a_batch_for_models_without_inverse_relations(small_graph, model):
     predictor = kg.Predictor(model(small_graph.shape, dim=4, reciprocal=False, init_scale=1.0), small_graph)
     for kind in QUERY_TYPES:
-        asked = queries(kind, small_graph, 20)
-        found = predictor.predict(kind, asked)
-        assert_same(found, [predictor.predict(kind, [query])[0] for query in asked])
+        given = queries(kind, small_graph, 20)
+        found = predictor.predict(kind, given)
+        assert_same(found, [predictor.predict(kind, [query])[0] for query in given])
 
 
 def test_pending_queries_are_one_batch_per_kind(served):
     run, metrics = served.get("calibrated"), Metrics({})
-    asked = [(kind, question) for kind in QUERY_TYPES for question in queries(kind, run.run.graph, 20)]
+    given = [(kind, query) for kind in QUERY_TYPES for query in queries(kind, run.run.graph, 20)]
 
     async def all_at_once(batcher):
         await batcher.start()
         try:
-            return await asyncio.gather(*(batcher.predict(run, kind, question) for kind, question in asked))
+            return await asyncio.gather(*(batcher.predict(run.predictor, kind, query) for kind, query in given))
         finally:
             await batcher.stop()
 
     found = asyncio.run(all_at_once(MicroBatcher(max_pending=1000, metrics=metrics)))
-    assert_same(found, asyncio.run(all_at_once(Unbatched())))
+    assert_same(found, asyncio.run(all_at_once(MicroBatcher(max_pending=1000, metrics=Metrics({}), max_predictions=1))))
     assert sizes(metrics) == (100, len(QUERY_TYPES), 20)
 
 
 def test_a_query_that_fails_does_not_fail_the_others(served):
     run = served.get("plain")
-    asked = [Query((0, 0), k=3), Query((0, 0), k=-1), Query((1, 0), k=3)]
+    given = [Query((0, 0), k=3), Query((0, 0), k=-1), Query((1, 0), k=3)]
 
     async def ask():
         batcher = MicroBatcher(max_pending=10, metrics=Metrics({}))
         await batcher.start()
-        found = await asyncio.gather(*(batcher.predict(run, "tails", one) for one in asked), return_exceptions=True)
+        found = await asyncio.gather(
+            *(batcher.predict(run.predictor, "tails", one) for one in given), return_exceptions=True
+        )
         await batcher.stop()
         return found
 
@@ -100,7 +102,7 @@ def test_a_full_queue_refuses_queries(served):
 
     async def ask():
         batcher = MicroBatcher(max_pending=2, metrics=Metrics({}))
-        asks = [asyncio.ensure_future(batcher.predict(run, "tails", Query((0, 0)))) for _ in range(3)]
+        asks = [asyncio.ensure_future(batcher.predict(run.predictor, "tails", Query((0, 0)))) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="2 queries are waiting already"):
             await asks[2]
@@ -114,16 +116,13 @@ def test_a_full_queue_refuses_queries(served):
     assert len(asyncio.run(ask())) == 10
 
 
-def test_a_large_batch_leaves_the_rest_for_the_next_one(served, monkeypatch):
-    from dualkg.serve import batching
-
-    monkeypatch.setattr(batching, "MAX_BATCH_PREDICTIONS", 30)
+def test_a_large_batch_leaves_the_rest_for_the_next_one(served):
     run, metrics = served.get("plain"), Metrics({})
 
     async def ask():
-        batcher = MicroBatcher(max_pending=100, metrics=metrics)
+        batcher = MicroBatcher(max_pending=100, metrics=metrics, max_predictions=30)
         await batcher.start()
-        found = await asyncio.gather(*(batcher.predict(run, "tails", Query((0, 0), k=10)) for _ in range(9)))
+        found = await asyncio.gather(*(batcher.predict(run.predictor, "tails", Query((0, 0), k=10)) for _ in range(9)))
         await batcher.stop()
         return found
 

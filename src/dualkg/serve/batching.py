@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dualkg.errors import DualkgError
-from dualkg.inference.predictor import Prediction, Query, QueryType
+from dualkg.inference.predictor import Prediction, Predictor, Query, QueryType
 from dualkg.serve.metrics import Metrics
-
-if TYPE_CHECKING:
-    from dualkg.serve.service import ServedRun
 
 MAX_BATCH_PREDICTIONS = 4000  # a batch with more would make all other requests wait for it
 
@@ -23,42 +18,24 @@ class BusyError(DualkgError):
     """The server has more to do than it accepts; the same request may succeed later."""
 
 
-class Batcher(ABC):
-    """Answers queries of concurrent requests."""
-
-    @abstractmethod
-    async def predict(self, run: ServedRun, kind: QueryType, query: Query) -> list[Prediction]:
-        """The predictions for one query; a wrong query raises a DualkgError."""
-
-    async def start(self) -> None:  # noqa: B027
-        """Prepare for the first query."""
-
-    async def stop(self) -> None:  # noqa: B027
-        """Release everything after the last query."""
-
-
-class Unbatched(Batcher):
-    """One call of the model per query: the baseline of `MicroBatcher` in tests and benchmarks."""
-
-    async def predict(self, run: ServedRun, kind: QueryType, query: Query) -> list[Prediction]:
-        return (await asyncio.to_thread(run.predictor.predict, kind, [query]))[0]
-
-
 @dataclass(frozen=True, eq=False)
 class PendingQuery:
     """A query and the future of its predictions."""
 
-    run: ServedRun
+    predictor: Predictor
     kind: QueryType
     query: Query
     future: asyncio.Future[list[Prediction]]
 
 
-class MicroBatcher(Batcher):
-    """Collects pending queries and answers those of the same run and kind by one call, in a worker thread."""
+class MicroBatcher:
+    """Collects pending queries and answers those of the same run and kind by one call, in a worker thread.
 
-    def __init__(self, *, max_pending: int, metrics: Metrics) -> None:
-        self._max_pending, self._metrics = max_pending, metrics
+    With `max_predictions=1` every query is a call of its own, the baseline of tests and benchmarks.
+    """
+
+    def __init__(self, *, max_pending: int, metrics: Metrics, max_predictions: int = MAX_BATCH_PREDICTIONS) -> None:
+        self._max_pending, self._metrics, self._max_predictions = max_pending, metrics, max_predictions
         self._pending: deque[PendingQuery] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
@@ -73,11 +50,12 @@ class MicroBatcher(Batcher):
             await asyncio.gather(self._task, return_exceptions=True)
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def predict(self, run: ServedRun, kind: QueryType, query: Query) -> list[Prediction]:
+    async def predict(self, predictor: Predictor, kind: QueryType, query: Query) -> list[Prediction]:
+        """The predictions for one query; a wrong query raises a DualkgError."""
         if len(self._pending) >= self._max_pending:
             raise BusyError(f"{len(self._pending):,} queries are waiting already. Try again in a moment.")
         future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
-        self._pending.append(PendingQuery(run, kind, query, future))
+        self._pending.append(PendingQuery(predictor, kind, query, future))
         self._arrived.set()
         return await future
 
@@ -98,12 +76,12 @@ class MicroBatcher(Batcher):
 
     def _next_batches(self) -> list[list[PendingQuery]]:
         """The pending queries by run and kind, in the order of arrival; the excess stays for the next round."""
-        batches: dict[tuple[str, QueryType], list[PendingQuery]] = {}
+        batches: dict[tuple[Predictor, QueryType], list[PendingQuery]] = {}
         num_predictions = 0
-        while self._pending and num_predictions < MAX_BATCH_PREDICTIONS:
+        while self._pending and num_predictions < self._max_predictions:
             pending = self._pending.popleft()
             if not pending.future.done():
-                batches.setdefault((pending.run.name, pending.kind), []).append(pending)
+                batches.setdefault((pending.predictor, pending.kind), []).append(pending)
                 num_predictions += pending.query.k
         if not self._pending:
             self._arrived.clear()
@@ -114,6 +92,6 @@ def predict_batch(batch: list[PendingQuery]) -> list[list[Prediction] | Exceptio
     """The predictions for each query; if the batch fails, each query alone, so that one cannot fail the others."""
     first = batch[0]
     try:
-        return list(first.run.predictor.predict(first.kind, [pending.query for pending in batch]))
+        return list(first.predictor.predict(first.kind, [pending.query for pending in batch]))
     except Exception as error:
         return [error] if len(batch) == 1 else [predict_batch([pending])[0] for pending in batch]

@@ -33,10 +33,6 @@ class Error(Schema):
     suggestions: list[str] = Field(default_factory=list, description="Similar names.")
 
 
-class Health(Schema):
-    status: str
-
-
 class Item(Schema):
     """An entity or a relation."""
 
@@ -66,15 +62,10 @@ class Triple(Schema):
     tail: Item
 
     @classmethod
-    def of(cls, graph: Graph, ids: tuple[int, int, int], **values: Any) -> Self:
+    def of(cls, graph: Graph, head: int, relation: int, tail: int, **values: Any) -> Self:
         """A triple of this class by its ids; `values` are the other fields."""
-        head, relation, tail = ids
-        return cls(
-            head=Item.of(graph.entities, head),
-            relation=Item.of(graph.relations, relation),
-            tail=Item.of(graph.entities, tail),
-            **values,
-        )
+        ends = {"head": Item.of(graph.entities, head), "tail": Item.of(graph.entities, tail)}
+        return cls(**ends, relation=Item.of(graph.relations, relation), **values)
 
 
 class Query(Schema):
@@ -222,10 +213,6 @@ class Explanation(Schema):
     similar_entities: list[SimilarEntity]
     sentences: list[str]
 
-    @classmethod
-    def of(cls, run: str, found: explanation.Explanation) -> Explanation:
-        return cls(run=run, sentences=found.sentences(), **vars(found))
-
 
 class CompletionLine(Schema):
     """One line of a completion: progress, a new triple, the end, or the error that ended it early."""
@@ -326,7 +313,7 @@ class RunNames(Schema):
 class DifferingQuery(Triple):
     """A test query and the rank of its answer in both runs."""
 
-    side: Literal["head", "tail"] = Field(description="The missing part.")
+    direction: Literal["head", "tail"] = Field(description="The missing part.")
     rank_a: float
     rank_b: float
     difference: float = Field(description="1/rank_a − 1/rank_b.")

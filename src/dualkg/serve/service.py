@@ -22,7 +22,7 @@ from dualkg.inference.calibration_store import load_calibration
 from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.names import NameSearch
 from dualkg.inference.predictor import Prediction, Predictor, QueryType
-from dualkg.serve.batching import Batcher, MicroBatcher, Unbatched
+from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.metrics import AccessLog, Metrics
 from dualkg.serve.schemas import Item
@@ -53,18 +53,9 @@ class ServedRun:
     def of(cls, run: Run, *, name: str, device: str | None = None) -> ServedRun:
         """A run with its probabilities and prediction sets, if it has been calibrated."""
         run.model = run.model.to(choose_device(device))
-        if not run.folder or not RunFolder(run.folder).calibration.exists():
-            return cls(name, run, Predictor(run.model, run.graph, recipe=run.recipe, cache=True))
-        saved = load_calibration(run.folder, run.graph)
-        predictor = Predictor(
-            run.model,
-            run.graph,
-            recipe=run.recipe,
-            calibration=saved.calibration,
-            prediction_sets=saved.prediction_sets,
-            cache=True,
-        )
-        return cls(name, run, predictor, saved.checks)
+        has_calibration = run.folder is not None and RunFolder(run.folder).calibration.exists()
+        checks = load_calibration(run.folder, run.graph).checks if run.folder and has_calibration else {}
+        return cls(name, run, Predictor.of(run, cache=True), checks)
 
     @property
     def graph(self) -> Graph:
@@ -171,9 +162,11 @@ class Service:
         self.runs, self.limits, self.read_only = runs, limits, read_only
         self.metrics = Metrics({run.name: len(run.graph.entities) for run in runs})
         self.access_log = AccessLog(requests=log)
-        self.batcher: Batcher = Unbatched()
-        if micro_batching:
-            self.batcher = MicroBatcher(max_pending=limits.queued_queries, metrics=self.metrics)
+        self.batcher = MicroBatcher(
+            max_pending=limits.queued_queries,
+            metrics=self.metrics,
+            max_predictions=MAX_BATCH_PREDICTIONS if micro_batching else 1,
+        )
         self.maps = EntityMaps()
         self.completing = Lock()  # one completion at a time
         self.deciding = Lock()  # one thread reads or writes decisions at a time
@@ -226,7 +219,7 @@ class RequestContext:
         return await self.in_thread(lambda: self.run.id_of(vocabulary, name))
 
     async def predict(self, kind: QueryType, query: inference.Query) -> list[Prediction]:
-        return await self.service.batcher.predict(self.run, kind, query)
+        return await self.service.batcher.predict(self.run.predictor, kind, query)
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         return await self.service.in_thread(work)

@@ -113,7 +113,7 @@ async def explanation_page(request: Request, context: Context, head: Head, relat
 
     def triple(named: Any) -> schemas.Triple:
         ids = graph.entities.id(named.head), graph.relations.id(named.relation), graph.entities.id(named.tail)
-        return schemas.Triple.of(graph, ids)
+        return schemas.Triple.of(graph, *ids)
 
     json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
     return page(request, context, "explanation.html", json=json, found=found, triple=triple)

@@ -8,8 +8,6 @@ from typing import Annotated
 from fastapi import Query, Response
 from fastapi.responses import JSONResponse
 
-from dualkg.data.graph import Graph
-from dualkg.inference import predictor
 from dualkg.inference.predictor import Query as ModelQuery
 from dualkg.inference.predictor import known_facts, predicted_facts
 from dualkg.serve.limits import MAX_MATCHES
@@ -61,23 +59,10 @@ async def entity_details(context: RequestContext, name: str) -> Entity:
         run=run.name,
         entity=Item.of(graph.entities, id),
         num_known=num_known,
-        known=[Fact.of(graph, (one.head, one.relation, one.tail), split=one.split) for one in known],
-        predicted=[
-            Fact.of(
-                graph,
-                (one.head, one.relation, one.tail),
-                probability=one.probability,
-                log_probability=one.log_probability,
-            )
-            for one in predicted
-        ],
+        known=[Fact.of(graph, **vars(fact)) for fact in known],
+        predicted=[Fact.of(graph, **vars(fact)) for fact in predicted],
         similar=similar,
     )
-
-
-def _fact(graph: Graph, fact: predictor.Fact) -> Fact:
-    values = {"split": fact.split, "probability": fact.probability, "log_probability": fact.log_probability}
-    return Fact.of(graph, (fact.head, fact.relation, fact.tail), **values)
 
 
 @routes.get("/api/map", response_model=EntityMap, responses={202: {"model": PendingMap}})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import Path, Query
 from starlette.convertors import PathConvertor, register_url_convertor
@@ -113,8 +113,13 @@ async def scores(context: Context, triples: Triples) -> Scores:
 async def _score(context: RequestContext, head: str | int, relation: str | int, tail: str | int) -> Score:
     ids = await context.triple(head, relation, tail)
     [found] = await context.predict("triple", ModelQuery(ids, k=1))
-    values = {"score": found.score, "probability": found.probability, "known": found.known, "split": found.split}
-    return Score.of(context.run.graph, ids, **values)
+    values: dict[str, Any] = {
+        "score": found.score,
+        "probability": found.probability,
+        "known": found.known,
+        "split": found.split,
+    }
+    return Score.of(context.run.graph, *ids, **values)
 
 
 @routes.get("/api/explain")
@@ -129,4 +134,4 @@ async def explain(
     """The training triples that support a triple's score, and similar entities that have the same triple."""
     ids = await context.triple(head, relation, tail)
     found = await context.in_thread(lambda: context.run.predictor.explain(*ids, k=k))
-    return schemas.Explanation.of(context.run.name, found)
+    return schemas.Explanation(run=context.run.name, sentences=found.sentences(), **vars(found))

@@ -27,9 +27,9 @@ OtherRun = Annotated[str | None, Query(alias="with", max_length=MAX_NAME_LENGTH,
 
 
 @routes.get("/health")
-async def health() -> schemas.Health:
+async def health() -> dict[str, str]:
     """Answers while the server runs; needs no token."""
-    return schemas.Health(status="ok")
+    return {"status": "ok"}
 
 
 @routes.get("/metrics", response_class=PlainTextResponse)
@@ -117,17 +117,7 @@ def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:
     check_comparable((a.name, graph, report_a.triples), (b.name, b.graph, report_b.triples))
     ranks_a, ranks_b = stack_mean_ranks([report_a]), stack_mean_ranks([report_b])
     found = compare_ranks(ranks_a, ranks_b, samples=BOOTSTRAP_SAMPLES)
-    queries = [
-        DifferingQuery.of(
-            graph,
-            (one.head, one.relation, one.tail),
-            side=one.direction,
-            rank_a=one.rank_a,
-            rank_b=one.rank_b,
-            difference=one.difference,
-        )
-        for one in largest_differences(ranks_a, ranks_b, report_a.triples, most=most)
-    ]
+    differing = largest_differences(ranks_a, ranks_b, report_a.triples, most=most)
     return Comparison(
         a=a.name,
         b=b.name,
@@ -135,9 +125,6 @@ def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:
         split="test",
         sentence=found.sentence(a.name, b.name),
         metrics={name: difference.as_dict() for name, difference in found.differences.items()},
-        better=found.better,
-        worse=found.worse,
-        equal=found.equal,
-        num_triples=found.num_triples,
-        queries=queries,
+        **{name: getattr(found, name) for name in ("better", "worse", "equal", "num_triples")},
+        queries=[DifferingQuery.of(graph, **vars(query)) for query in differing],
     )
