@@ -128,8 +128,8 @@ def cpu_training(device: str, found: dict[str, Results]) -> list[str]:
     titles = ["job", "", "s/epoch", "of dualkg float32", "of dualkg bf16", "peak MiB", "warm-up, s"]
     return [
         *table(titles, rows, words=2),
-        "Medians of rounds in which each had its turn, in a fresh process, over some steps of an epoch. *Grouped by query* "
-        'is `training.order = "queries"`, with twice the triples in a step. PyKEEN\'s '
+        "Medians of rounds in which each had its turn, in a fresh process, over some steps of an epoch. *Grouped by "
+        'query* is `training.order = "queries"`, with twice the triples in a step. PyKEEN\'s '
         "epoch is the smaller job of the distinct (head, relation) pairs, without a regularizer. LibKGE is not on the "
         "package index, so it is not measured.",
         "",
