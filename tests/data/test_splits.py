@@ -68,9 +68,7 @@ def test_triples_that_join_the_same_pair_stay_together(triples: Triples, seed: i
 
 
 @given(graphs(), st.integers(0, 5))
-def test_valid_and_test_keep_to_their_fractions_and_are_not_empty_by_rounding(
-    triples: Triples, seed: int
-) -> None:
+def test_valid_and_test_keep_to_their_fractions_and_are_not_empty_by_rounding(triples: Triples, seed: int) -> None:
     _, valid, test = split_triples(triples, SHARES, seed=seed)
     for held_out in (valid, test):
         pairs = {tuple(sorted((head, tail))) for head, _, tail in held_out.tolist()}

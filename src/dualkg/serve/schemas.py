@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, S
 from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.inference import decisions, explanation
-from dualkg.inference.names import MatchType
+from dualkg.inference.name_search import MatchType
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_TRIPLES
 
 Part = Literal["head", "relation", "tail"]

@@ -20,7 +20,7 @@ from dualkg.errors import RequestError
 from dualkg.inference import predictor as inference
 from dualkg.inference.calibration_store import load_calibration
 from dualkg.inference.decisions import DecisionStore
-from dualkg.inference.names import NameSearch
+from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Prediction, Predictor, QueryType
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits

@@ -8,7 +8,7 @@ import time
 import pytest
 
 import dualkg as kg
-from dualkg.inference.names import NameSearch, normalize_name
+from dualkg.inference.name_search import NameSearch, normalize_name
 
 NAMES = ["Paris", "Parma", "New Paris", "Comparison", "São Tomé", "Côte-d'Or", "东京", "dog.n.01", "__", "Paris"]
 
