@@ -199,7 +199,7 @@ function point(i, { held = false } = {}) {
     const name = held
       ? element("a", { dir: "auto", href: entityAddress(names[i]) }, labels[i])
       : element("span", { dir: "auto" }, labels[i]);
-    tip.replaceChildren(name, ...(one ? [element("span", { class: "soft" }, ` ${one.item.querySelector(".belief > :last-child").textContent}`)] : []));
+    tip.replaceChildren(name, ...(one ? [element("span", { class: "soft" }, ` ${one.item.querySelector(".certainty > :last-child").textContent}`)] : []));
     one?.item.classList.add("here");
     const [px, py] = view.pixel(points.x[i], points.y[i]);
     const left = Math.max(4, Math.min(px + 12, view.width - tip.offsetWidth - 4));
