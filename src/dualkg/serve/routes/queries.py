@@ -36,21 +36,21 @@ Known = Annotated[Literal["mark", "omit"], Query(description="Whether known answ
 
 @routes.get("/api/tails")
 async def tails(context: Context, head: Head, relation: Relation, k: K = 10, known: Known = "mark") -> Predictions:
-    """Prediction (head, relation, ?)."""
+    """Answer (head, relation, ?)."""
     ids: dict[Part, int] = {"head": await context.entity(head), "relation": await context.relation(relation)}
     return await _predictions(context, "tails", ids, k, known)
 
 
 @routes.get("/api/heads")
 async def heads(context: Context, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark") -> Predictions:
-    """Prediction (?, relation, tail)."""
+    """Answer (?, relation, tail)."""
     ids: dict[Part, int] = {"relation": await context.relation(relation), "tail": await context.entity(tail)}
     return await _predictions(context, "heads", ids, k, known)
 
 
 @routes.get("/api/relations")
 async def relations(context: Context, head: Head, tail: Tail, k: K = 10, known: Known = "mark") -> Predictions:
-    """Prediction (head, ?, tail)."""
+    """Answer (head, ?, tail)."""
     ids: dict[Part, int] = {"head": await context.entity(head), "tail": await context.entity(tail)}
     return await _predictions(context, "relations", ids, k, known)
 
