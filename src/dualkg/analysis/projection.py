@@ -52,14 +52,25 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
         return start
     with optional_import("openTSNE", purpose="t-SNE"):
         from openTSNE import TSNE
-    method = TSNE(
-        perplexity=default_perplexity(num_points) if perplexity is None else min(perplexity, (num_points - 1) / 3),
-        initialization=start,
-        neighbors="exact" if num_points < 1000 else "annoy",
-        random_state=seed,
-        n_jobs=torch.get_num_threads(),
-    )
-    return np.asarray(method.fit(scaled), dtype=np.float64)
+        from openTSNE.affinity import PerplexityBasedNN
+        from openTSNE.nearest_neighbors import PrecomputedNeighbors
+    perplexity = default_perplexity(num_points) if perplexity is None else min(perplexity, (num_points - 1) / 3)
+    threads = torch.get_num_threads()
+    neighbours = PrecomputedNeighbors(*_nearest_neighbours(scaled, min(num_points - 1, int(3 * perplexity))))
+    affinities = PerplexityBasedNN(perplexity=perplexity, knn_index=neighbours, n_jobs=threads)
+    method = TSNE(initialization=start, random_state=seed, n_jobs=threads)
+    return np.asarray(method.fit(affinities=affinities), dtype=np.float64)
+
+
+def _nearest_neighbours(vectors: Vectors, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+    """Indices and distances `(n, count)` of the nearest other vectors: exact, and faster than openTSNE's Annoy trees."""
+    points = torch.from_numpy(vectors).float()
+    parts = []
+    for rows in torch.arange(len(points)).split(512):
+        distances = torch.cdist(points[rows], points)
+        distances[torch.arange(len(rows)), rows] = torch.inf
+        parts.append(distances.topk(count, largest=False))
+    return torch.cat([part.indices for part in parts]).numpy(), torch.cat([part.values for part in parts]).numpy()
 
 
 def _initial_positions(vectors: Vectors, *, seed: int) -> Vectors:
