@@ -63,12 +63,12 @@ def tsne(vectors: Vectors, *, perplexity: float | None = None, seed: int = 0) ->
 
 
 def _nearest_neighbours(vectors: Vectors, count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Indices and distances `(n, count)` of the nearest other vectors: exact, and faster than openTSNE's Annoy trees."""
+    """Indices and distances `(n, count)` of the nearest other vectors: exact and faster than openTSNE's Annoy."""
     points = torch.from_numpy(vectors).float()
     parts = []
-    for rows in torch.arange(len(points)).split(512):
-        distances = torch.cdist(points[rows], points)
-        distances[torch.arange(len(rows)), rows] = torch.inf
+    for start in range(0, len(points), 512):
+        distances = torch.cdist(points[start : start + 512], points)
+        distances.diagonal(start).fill_(torch.inf)  # of a point to itself
         parts.append(distances.topk(count, largest=False))
     return torch.cat([part.indices for part in parts]).numpy(), torch.cat([part.values for part in parts]).numpy()
 
