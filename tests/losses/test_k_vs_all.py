@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.filters import with_reciprocals
-from dualkg.losses.dropout import Dropouts
-from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
-from dualkg.losses.training_answers import TrainingAnswers
+from dualkg.losses.queries import TrainingAnswers
+from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll, Dropouts
 from dualkg.training.batches import one_of_each_query
 from tests.conftest import graph_of
 
@@ -47,7 +46,7 @@ def test_by_hand():
     first, second = (math.log(3) + math.log(2)) / 2, math.log(3)
 
     def loss(**choices):
-        return BoundKvsAll(answers, batch_size=2, **choices)(model, f).item()
+        return BoundKvsAll(answers, max_answers=3, **choices)(model, f).item()
 
     assert loss() == pytest.approx((first + second) / 2)
     assert loss(count_exponent=1.0) == pytest.approx((2 * first + second) / 3)
@@ -63,7 +62,7 @@ def test_counted_by_triples_it_is_cross_entropy(train):
     questions, triples = questions_of(graph)
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
     for smoothing in (0.0, 0.2):
-        loss = BoundKvsAll(answers, batch_size=len(questions), count_exponent=1.0, label_smoothing=smoothing)
+        loss = BoundKvsAll(answers, answers.max_answers(len(questions)), count_exponent=1.0, label_smoothing=smoothing)
         expected = BoundOneVsAll(label_smoothing=smoothing)(model, model.factors(*triples.T))
         torch.testing.assert_close(loss(model, model.factors(*questions.T)), expected)
 
@@ -81,7 +80,7 @@ def test_answers_are_those_of_training(train, data):
     questions, triples = questions_of(graph)
     chosen = questions[data.draw(st.lists(st.integers(0, len(questions) - 1), min_size=1, max_size=5, unique=True))]
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
-    found = answers.of(chosen[:, 0], chosen[:, 1], room=answers.max_answers(len(chosen)))
+    found = answers.of(chosen[:, 0], chosen[:, 1], capacity=answers.max_answers(len(chosen)))
     for number, (head, relation, _) in enumerate(chosen.tolist()):
         expected = {t for h, r, t in triples.tolist() if (h, r) == (head, relation)}
         here = found.valid & (found.queries == number)
@@ -93,7 +92,7 @@ def test_a_gradient_reaches_scores_through_dropped_vectors(small_graph):
     model = kg.TuckER(small_graph.shape, dim=4, relation_dim=3, batch_norm=True)
     questions, _ = questions_of(small_graph)
     answers = TrainingAnswers(small_graph.train, small_graph.shape, device=CPU)
-    loss = BoundKvsAll(answers, batch_size=20, dropouts=Dropouts(mapped=0.3, given=0.2), label_smoothing=0.1)
+    loss = BoundKvsAll(answers, answers.max_answers(20), dropouts=Dropouts(mapped=0.3, given=0.2), label_smoothing=0.1)
     loss(model, model.factors(*questions[:20].T)).backward()
     for parameter in model.parameters():
         assert parameter.grad is not None

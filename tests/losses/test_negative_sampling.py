@@ -11,19 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses.negative_sampling import (
-    BatchSampler,
-    BoundSampledLoss,
-    Corruption,
-    MarginRanking,
-    NegativeSampling,
-    SharedSampler,
-    UniformSampler,
-)
-from tests.losses.test_training_answers import answers_of
+from dualkg.losses.negative_sampling import BoundSampledLoss, Corruption, MarginRanking, NegativeSampling, Sampler
+from tests.losses.test_queries import answers_of
 
 LOG2, LOG3 = math.log(2), math.log(3)
-ALL = BatchSampler()
+ALL = Sampler("in-batch", 3)
 
 
 def log_sigmoid(x: float) -> float:
@@ -110,7 +102,7 @@ def test_subsampling_weighs_triples_by_their_counts():
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("kind", [UniformSampler, SharedSampler])
+@pytest.mark.parametrize("kind", ["uniform", "shared"])
 def test_known_answers_have_no_gradient(kind, reciprocal):
     """Entity 4 is known for every query, and in no batch: its row would move if it were ever a negative."""
     found = [(h, 0, t) for h in range(3) for t in (3, 4)] + [(4, 0, t) for t in (3, 4)]
@@ -118,12 +110,14 @@ def test_known_answers_have_no_gradient(kind, reciprocal):
     model = kg.ComplEx(kg.GraphShape(6, 1), dim=3, reciprocal=reciprocal, init_scale=1.0)
     loss, tails = NegativeSampling(margin=1.0), Corruption(torch.zeros(1, dtype=torch.float64))
     batch = torch.arange(3), torch.zeros(3, dtype=torch.int64), torch.full((3,), 3)
-    sampler = kind(6, num_negatives=40, known=known)
+    sampler = Sampler(kind, 6, num_negatives=40, known=known)
     BoundSampledLoss(loss, sampler, corruption=tails)(model, model.factors(*batch)).backward()
     assert model.entities.grad[4].tolist() == [0.0] * 6
     assert (model.entities.grad[5] != 0).all()
     model.zero_grad()
-    BoundSampledLoss(loss, kind(6, num_negatives=40), corruption=tails)(model, model.factors(*batch)).backward()
+    BoundSampledLoss(loss, Sampler(kind, 6, num_negatives=40), corruption=tails)(
+        model, model.factors(*batch)
+    ).backward()
     assert (model.entities.grad[4] != 0).all()
 
 
@@ -154,7 +148,7 @@ def test_a_loss_keeps_nothing_from_batch_to_batch():
     batches = torch.randint(0, 2, (3, 20, 3), generator=torch.Generator().manual_seed(0))
 
     def new():
-        return BoundSampledLoss(NegativeSampling(margin=1.0), UniformSampler(50, num_negatives=4), seed=9)
+        return BoundSampledLoss(NegativeSampling(margin=1.0), Sampler("uniform", 50, num_negatives=4), seed=9)
 
     loss = new()
     through = [loss(model, model.factors(*batch.T)).item() for batch in batches]
@@ -164,15 +158,15 @@ def test_a_loss_keeps_nothing_from_batch_to_batch():
 
 
 @pytest.mark.parametrize("kind", [NegativeSampling, MarginRanking])
-@pytest.mark.parametrize("shared", [True, False])
-def test_an_obvious_graph_is_learned(kind, shared):
+@pytest.mark.parametrize("sampler", ["shared", "uniform"])
+def test_an_obvious_graph_is_learned(kind, sampler):
     """Everyone's successor on a ring of twelve: all triples are seen, and end above every other tail."""
     size = 12
     triples = np.array([(i, 0, (i + 1) % size) for i in range(size)], dtype=np.int32)
     model = kg.ComplEx(kg.GraphShape(size, 1), dim=12, init_scale=0.1, seed=1)
     known = answers_of(triples, size, 1)
-    sampler = (SharedSampler if shared else UniformSampler)(size, num_negatives=6, known=known)
-    loss, optimizer = BoundSampledLoss(kind(margin=1.0), sampler), torch.optim.Adagrad(model.parameters(), lr=0.3)
+    drawn = Sampler(sampler, size, num_negatives=6, known=known)
+    loss, optimizer = BoundSampledLoss(kind(margin=1.0), drawn), torch.optim.Adagrad(model.parameters(), lr=0.3)
     h, r, t = torch.from_numpy(triples).long().T
     for epoch in range(60):
         order = torch.randperm(size, generator=torch.Generator().manual_seed(epoch))

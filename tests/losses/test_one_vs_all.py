@@ -7,8 +7,7 @@ import torch
 
 import dualkg as kg
 from dualkg.data.graph import GraphShape
-from dualkg.losses.dropout import Dropout, Dropouts
-from dualkg.losses.softmax import BoundOneVsAll, cross_entropy, frequency_weights
+from dualkg.losses.softmax import BoundOneVsAll, Dropout, Dropouts, cross_entropy, frequency_weights
 from tests.conftest import graph_of
 
 

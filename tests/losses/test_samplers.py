@@ -8,19 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses.negative_sampling import (
-    BatchSampler,
-    CorruptedSide,
-    Corruption,
-    Draws,
-    Sampler,
-    SharedSampler,
-    UniformSampler,
-)
-from dualkg.losses.training_answers import TrainingAnswers
-from tests.losses.test_training_answers import CPU, answers_of
-
-NEW = {"uniform": UniformSampler, "shared": SharedSampler}
+from dualkg.losses.negative_sampling import CorruptedSide, Corruption, Draws, Sampler
+from dualkg.losses.queries import TrainingAnswers
+from tests.losses.test_queries import CPU, answers_of
 
 
 def factors_of(batch, *, num_entities: int = 7, num_relations: int = 3, reciprocal: bool = False):
@@ -34,9 +24,7 @@ def asked_of(batch, *, seed: int = 0, side: str = "tail", **shape) -> CorruptedS
 
 
 def sampler_of(kind: str, known: TrainingAnswers | None, num_negatives: int = 5) -> Sampler:
-    if kind == "batch":
-        return BatchSampler(known=known)
-    return NEW[kind](known.shape.num_entities if known else 7, num_negatives=num_negatives, known=known)
+    return Sampler(kind, known.shape.num_entities if known else 7, num_negatives=num_negatives, known=known)
 
 
 # -- draws --------------------------------------------------------------------------------------------------
@@ -67,7 +55,7 @@ def test_a_redraw_is_another_draw():
 
 def test_entities_are_drawn_evenly():
     draws = Draws.of(factors_of([(0, 0, 1)] * 400)[1], seed=3)
-    for drawn in (draws.entities(100, 10), draws.shared_entities(40_000, 10)):
+    for drawn in (draws.entities(100, 10), draws.entities(40_000, 10, shared=True)):
         counts = torch.bincount(drawn.flatten(), minlength=10)
         assert len(counts) == 10
         assert (counts - 4000).abs().max() < 5 * 60  # five deviations of √(40,000 · 0.1 · 0.9)
@@ -77,12 +65,12 @@ def test_some_triples_draw_what_they_draw_in_the_whole_batch():
     draws = Draws.of(factors_of([(0, 0, 1), (2, 1, 3), (4, 2, 5)])[1], seed=0)
     rows = torch.tensor([2, 0])
     assert torch.equal(draws.at(rows).entities(9, 100), draws.entities(9, 100)[rows])
-    assert torch.equal(draws.at(rows).shared_entities(9, 100), draws.shared_entities(9, 100))
+    assert torch.equal(draws.at(rows).entities(9, 100, shared=True), draws.entities(9, 100, shared=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize("kind", ["uniform", "shared", "batch"])
+@pytest.mark.parametrize("kind", ["uniform", "shared", "in-batch"])
 def test_a_gpu_draws_the_same(kind):
     triples = [(i % 7, i % 3, (3 * i + i // 7) % 7) for i in range(60)]
     found = []
@@ -102,11 +90,11 @@ def test_negatives_of_the_batch_by_hand():
     """(0, r, 1), (0, r, 2), (3, r, 1): for 0 both tails are known, for 3 only 1 is."""
     batch = [(0, 0, 1), (0, 0, 2), (3, 0, 1)]
     known = answers_of(batch, 7, 3)
-    candidates, allowed = BatchSampler(known=known)(asked_of(batch))
+    candidates, allowed = Sampler("in-batch", 7, known=known)(asked_of(batch))
     assert candidates.tolist() == [1, 2, 1]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
-    assert BatchSampler()(asked_of(batch)).allowed.int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
-    candidates, allowed = BatchSampler(known=known)(asked_of(batch, side="head"))
+    assert Sampler("in-batch", 7)(asked_of(batch)).allowed.int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    candidates, allowed = Sampler("in-batch", 7, known=known)(asked_of(batch, side="head"))
     assert candidates.tolist() == [0, 0, 3]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
 
@@ -116,9 +104,9 @@ def test_known_answers_are_drawn_again():
     batch = [(0, 0, tail) for tail in range(50)]
     known = answers_of(batch, 100, 1)
     asked = asked_of(batch, num_entities=100, num_relations=1)
-    allowed = UniformSampler(100, num_negatives=200, known=known)(asked).allowed
+    allowed = Sampler("uniform", 100, num_negatives=200, known=known)(asked).allowed
     assert float(allowed.double().mean()) == pytest.approx(1 - 0.5**3, abs=0.02)
-    shared = SharedSampler(100, num_negatives=200, known=known)(asked)
+    shared = Sampler("shared", 100, num_negatives=200, known=known)(asked)
     assert shared.candidates.shape == (200,)
     assert float(shared.allowed.double().mean()) == pytest.approx(0.5, abs=0.15)
 
@@ -126,7 +114,7 @@ def test_known_answers_are_drawn_again():
 triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=2, max_size=40)
 
 
-@given(triples, st.integers(0, 2**32 - 1), st.sampled_from(["uniform", "shared", "batch"]), st.booleans())
+@given(triples, st.integers(0, 2**32 - 1), st.sampled_from(["uniform", "shared", "in-batch"]), st.booleans())
 def test_no_known_answer_ever_counts(found, seed, kind, reciprocal):
     """On both sides, and whatever part of the training triples is the batch."""
     both = found + [(t, r + 3, h) for h, r, t in found] if reciprocal else found
@@ -144,7 +132,7 @@ def test_no_known_answer_ever_counts(found, seed, kind, reciprocal):
     assert seen == len(both)
 
 
-@given(triples, st.sampled_from(["uniform", "shared", "batch"]))
+@given(triples, st.sampled_from(["uniform", "shared", "in-batch"]))
 def test_where_known_answers_may_be_negatives_only_the_own_answer_is_not(found, kind):
     asked = asked_of(found)
     candidates, allowed = sampler_of(kind, None)(asked)
@@ -154,7 +142,7 @@ def test_where_known_answers_may_be_negatives_only_the_own_answer_is_not(found, 
 def test_the_own_answer_does_not_count_even_where_it_is_not_known():
     """A batch may hold triples that training does not."""
     batch, known = [(0, 0, 1), (2, 0, 3)], answers_of([(5, 1, 6)], 7, 3)
-    for kind in ("uniform", "shared", "batch"):
+    for kind in ("uniform", "shared", "in-batch"):
         candidates, allowed = sampler_of(kind, known, 50)(asked_of(batch))
         assert torch.equal(allowed, candidates.expand(allowed.shape) != torch.tensor([[1], [3]]))
 
@@ -209,6 +197,6 @@ def test_both_sides_of_every_triple_can_be_asked_for_with_negatives_of_their_own
     assert [tails.side, heads.side] == ["tail", "head"]
     assert tails.factors is heads.factors is f
     assert (tails.answers.tolist(), heads.answers.tolist()) == ([1, 3, 5], [0, 2, 4])
-    for sampler in (UniformSampler(10**6, num_negatives=9), SharedSampler(10**6, num_negatives=9)):
+    for sampler in (Sampler("uniform", 10**6, num_negatives=9), Sampler("shared", 10**6, num_negatives=9)):
         one, other = (sampler(asked).candidates for asked in (tails, heads))
         assert not set(one.flatten().tolist()) & set(other.flatten().tolist())

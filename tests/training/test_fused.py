@@ -12,8 +12,7 @@ import torch
 
 import dualkg as kg
 from dualkg.kernels.targets import Targets
-from dualkg.losses.dropout import Dropouts
-from dualkg.losses.softmax import BoundOneVsAll, frequency_weights
+from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
 from dualkg.models import BILINEAR, MODELS
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped, PowerSum
 from dualkg.training import engines

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.kernels.hashing import splitmix64
-from dualkg.losses.grouping import QueryGroups
+from dualkg.losses.queries import QueryGroups
 from dualkg.training.batches import MAX_GROUP, GroupedByQuery, most_queries, shuffled
 
 CPU = torch.device("cpu")
@@ -104,8 +104,8 @@ def test_questions_of_a_batch(triples, more):
     assert found.rows.tolist() == [row for row, length in enumerate(runs) for _ in range(length)]
     assert [row for row in found.rows_of_first.tolist() if row >= 0] == list(range(len(runs)))
     assert found.rows_of_first[found.first].tolist() == list(range(len(runs)))
-    roomy = QueryGroups.of(heads, relations, room=len(runs) + more)
-    assert roomy.starts.diff().tolist() == [*runs, *[0] * more]
-    assert roomy.rows_of_first.tolist() == found.rows_of_first.tolist()
-    assert len(roomy.first) == len(runs) + more
-    assert int(roomy.first.max()) < len(heads)
+    padded = QueryGroups.of(heads, relations, capacity=len(runs) + more)
+    assert padded.starts.diff().tolist() == [*runs, *[0] * more]
+    assert padded.rows_of_first.tolist() == found.rows_of_first.tolist()
+    assert len(padded.first) == len(runs) + more
+    assert int(padded.first.max()) < len(heads)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -14,9 +14,10 @@ from torch.nn import functional as F
 from dualkg.data.graph import Graph
 from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.base import Loss
-from dualkg.losses.training_answers import TrainingAnswers
+from dualkg.losses.queries import TrainingAnswers
 from dualkg.models.base import Factors, Model, Side
 
+SamplerKind = Literal["uniform", "shared", "in-batch"]
 NUM_NEGATIVES = 64
 REDRAWS = 2  # how often a known answer is drawn again before it is left without weight
 DIGITS = 24  # binary digits in which a random number is compared with a probability
@@ -33,7 +34,7 @@ class SampledLoss(Loss):
     """
 
     num_negatives: int = Field(NUM_NEGATIVES, ge=1)
-    sampler: Literal["uniform", "shared", "in-batch"] = "uniform"
+    sampler: SamplerKind = "uniform"
     corruption: Literal["uniform", "bernoulli", "both"] = "uniform"
     margin: float = Field(1.0, ge=0)
     subsampling: bool = False
@@ -54,17 +55,13 @@ class SampledLoss(Loss):
     ) -> BoundSampledLoss:
         answers = TrainingAnswers(graph.train, graph.shape, device=model.device)
         known = answers if self.filtered else None
-        sampler: Sampler = BatchSampler(known=known)
-        if self.sampler != "in-batch":
-            kind = {"uniform": UniformSampler, "shared": SharedSampler}[self.sampler]
-            sampler = kind(graph.shape.num_entities, num_negatives=self.num_negatives, known=known)
+        sampler = Sampler(self.sampler, graph.shape.num_entities, num_negatives=self.num_negatives, known=known)
         bernoulli = self.corruption == "bernoulli" and not model.reciprocal
+        probabilities = answers.head_corruption_probabilities() if bernoulli else None
         return BoundSampledLoss(
             self,
             sampler,
-            corruption=Corruption(
-                answers.head_corruption_probabilities() if bernoulli else None, both=self.corruption == "both"
-            ),
+            corruption=Corruption(probabilities, both=self.corruption == "both"),
             subsampling=answers if self.subsampling else None,
             seed=seed,
         )
@@ -123,58 +120,46 @@ class MarginRanking(SampledLoss):
         return (violations * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
 
 
+@dataclass
 class BoundSampledLoss:
     """The mean of a sampled loss over the triples of a batch; weighted by query frequency with `subsampling`."""
 
-    def __init__(
-        self,
-        loss: SampledLoss,
-        sampler: Sampler,
-        *,
-        corruption: Corruption | None = None,
-        subsampling: TrainingAnswers | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.loss = loss
-        self.sampler = sampler
-        self.corruption = corruption or Corruption()
-        self.subsampling = subsampling
-        self.seed = seed
+    loss: SampledLoss
+    sampler: Sampler
+    corruption: Corruption = field(default_factory=lambda: Corruption())
+    subsampling: TrainingAnswers | None = None
+    seed: int = 0
 
-    def __call__(self, model: Model, f: Factors) -> Tensor:
+    def __call__(self, model: Model, batch: Factors) -> Tensor:
         losses, weights = [], []
-        for part in self.corruption(model, f, Draws.of(f, seed=self.seed)):
-            candidates, allowed = self.sampler(part)
-            negative = model.candidate_scores(part.factors, candidates, side=part.side)
-            losses.append(self.loss.per_triple(model.triple_scores(part.factors), negative, allowed))
-            weights.append(self._weights(part.factors, like=losses[-1]))
-        joined, shares = torch.cat(losses), torch.cat(weights)
+        for part in self.corruption(model, batch, Draws.of(batch, seed=self.seed)):
+            f, (candidates, allowed) = part.factors, self.sampler(part)
+            negative = model.candidate_scores(f, candidates, side=part.side)
+            losses.append(self.loss.per_triple(model.triple_scores(f), negative, allowed))
+            if self.subsampling is not None:
+                weights.append(self.subsampling.subsampling_weights(f.heads, f.relations, f.tails))
+        joined = torch.cat(losses)
+        shares = torch.cat(weights).to(joined.dtype) if weights else torch.ones_like(joined)
         return (shares * joined).sum() / shares.sum()
 
-    def _weights(self, f: Factors, *, like: Tensor) -> Tensor:
-        if self.subsampling is None:
-            return torch.ones_like(like)
-        return self.subsampling.subsampling_weights(f.heads, f.relations, f.tails).to(like.dtype)
 
-
-class Draws:
-    """Pseudorandom integers: some for each triple of a batch, some for the batch as a whole.
+class Draws(NamedTuple):
+    """Pseudorandom integers: some for `each` triple of a batch, some for the `batch` as a whole.
 
     They follow from the seed and the content of the batch in its order, which changes with the epoch: so negatives
     differ between epochs, every device draws the same, and a resumed run needs no random state. A triple that is
-    always alone in its batch would draw the same for ever; recipes refuse batches of one.
+    always alone in its batch would draw the same in every epoch; recipes refuse batches of one.
     """
 
-    def __init__(self, each: Tensor, batch: Tensor) -> None:
-        self.each = each
-        self.batch = batch
+    each: Tensor
+    batch: Tensor
 
-    @classmethod
-    def of(cls, f: Factors, *, seed: int) -> Draws:
+    @staticmethod
+    def of(f: Factors, *, seed: int) -> Draws:
         positions = torch.arange(len(f.heads), device=f.heads.device)
         each = hash_columns(seed, positions, f.heads, f.relations, f.tails)
         batch = splitmix64(each.sum())
-        return cls(splitmix64(each + batch), batch)
+        return Draws(splitmix64(each + batch), batch)
 
     def at(self, rows: Tensor) -> Draws:
         """The draws of some triples of the batch."""
@@ -188,16 +173,9 @@ class Draws:
         """A number of `DIGITS` binary digits for each triple, `(batch,)`: from column 0, which no candidate uses."""
         return shift_right(splitmix64(self.each), 64 - DIGITS)
 
-    def entities(self, num: int, num_entities: int, *, redraw: int = 0) -> Tensor:
-        """Entities for each triple, `(batch, num)`, different ones with each `redraw`."""
-        return self._entities(self.each[:, None], num, num_entities, redraw)
-
-    def shared_entities(self, num: int, num_entities: int) -> Tensor:
-        """Entities for all triples of the batch, `(num,)`."""
-        return self._entities(self.batch, num, num_entities, 0)
-
-    @staticmethod
-    def _entities(start: Tensor, num: int, num_entities: int, redraw: int) -> Tensor:
+    def entities(self, num: int, num_entities: int, *, redraw: int = 0, shared: bool = False) -> Tensor:
+        """Entities for each triple, `(batch, num)`, or `shared` by the batch, `(num,)`; others with each `redraw`."""
+        start = self.batch if shared else self.each[:, None]
         columns = torch.arange(1 + redraw * num, 1 + (redraw + 1) * num, device=start.device)
         # The bias of a remainder of 63 bits among a million entities is 1 in 10^13.
         return shift_right(splitmix64(start + columns * STEP), 1) % num_entities
@@ -258,17 +236,42 @@ class Negatives(NamedTuple):
     allowed: Tensor
 
 
-class Sampler(ABC):
-    """Finds negatives. A triple's own answer is never allowed, nor are answers in `known` where it is given."""
+class Sampler:
+    """Finds negatives. A triple's own answer is never allowed, nor are answers in `known` where it is given.
 
-    def __init__(self, *, known: TrainingAnswers | None = None) -> None:
+    `uniform` draws negatives for each triple, and draws answers again, a few times. `shared` draws once for all triples
+    of a batch, so that scores are one product with a small table. `in-batch` takes the answers of the other triples in
+    the batch, so that frequent answers are frequent negatives.
+    """
+
+    def __init__(
+        self,
+        kind: SamplerKind,
+        num_entities: int,
+        *,
+        num_negatives: int = NUM_NEGATIVES,
+        known: TrainingAnswers | None = None,
+    ) -> None:
+        self.kind = kind
+        self.num_entities = num_entities
+        self.num_negatives = num_negatives
         self.known = known
 
-    @abstractmethod
     def __call__(self, part: CorruptedSide) -> Negatives:
         """The negatives of triples with one side to replace."""
+        if self.kind == "in-batch":
+            candidates = part.batch_answers
+        else:
+            candidates = part.draws.entities(self.num_negatives, self.num_entities, shared=self.kind == "shared")
+        is_answer = self._is_answer(part, candidates)
+        if self.kind == "uniform":
+            for redraw in range(1, REDRAWS + 1):
+                others = part.draws.entities(self.num_negatives, self.num_entities, redraw=redraw)
+                candidates = torch.where(is_answer, others, candidates)
+                is_answer = self._is_answer(part, candidates)
+        return Negatives(candidates, ~is_answer)
 
-    def is_answer(self, part: CorruptedSide, candidates: Tensor) -> Tensor:
+    def _is_answer(self, part: CorruptedSide, candidates: Tensor) -> Tensor:
         """Which candidates are answers, and so not allowed, `(batch, n)`."""
         own = candidates == part.answers[:, None]
         if self.known is None:
@@ -277,42 +280,3 @@ class Sampler(ABC):
         if part.side == "head":  # heads are known as the tails of the inverse
             relations = relations + self.known.shape.num_relations
         return own | self.known.contain(part.given, relations, candidates)
-
-
-class DrawingSampler(Sampler):
-    """A sampler that draws `num_negatives` from all entities."""
-
-    def __init__(
-        self, num_entities: int, *, num_negatives: int = NUM_NEGATIVES, known: TrainingAnswers | None = None
-    ) -> None:
-        super().__init__(known=known)
-        self.num_entities = num_entities
-        self.num_negatives = num_negatives
-
-
-class UniformSampler(DrawingSampler):
-    """Draws negatives for each triple. Answers are drawn again, a few times."""
-
-    def __call__(self, part: CorruptedSide) -> Negatives:
-        candidates = part.draws.entities(self.num_negatives, self.num_entities)
-        is_answer = self.is_answer(part, candidates)
-        for redraw in range(1, REDRAWS + 1):
-            others = part.draws.entities(self.num_negatives, self.num_entities, redraw=redraw)
-            candidates = torch.where(is_answer, others, candidates)
-            is_answer = self.is_answer(part, candidates)
-        return Negatives(candidates, ~is_answer)
-
-
-class SharedSampler(DrawingSampler):
-    """Draws once for all triples of a batch, so that scores are one product with a small table."""
-
-    def __call__(self, part: CorruptedSide) -> Negatives:
-        candidates = part.draws.shared_entities(self.num_negatives, self.num_entities)
-        return Negatives(candidates, ~self.is_answer(part, candidates))
-
-
-class BatchSampler(Sampler):
-    """Takes the answers of the other triples in the batch, so that frequent answers are frequent negatives."""
-
-    def __call__(self, part: CorruptedSide) -> Negatives:
-        return Negatives(part.batch_answers, ~self.is_answer(part, part.batch_answers))

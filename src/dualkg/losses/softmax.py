@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -11,9 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, Triples
+from dualkg.errors import RequestError
+from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.base import Loss
-from dualkg.losses.dropout import Dropouts
-from dualkg.losses.training_answers import TrainingAnswers
+from dualkg.losses.queries import QueryGroups, TrainingAnswers
 from dualkg.models.base import Factors, Model
 
 
@@ -43,7 +45,7 @@ class OneVsAll(Loss):
         return BoundOneVsAll(
             entity_weights=weights,
             relation_weight=self.relation_weight,
-            dropouts=Dropouts.of(model, dropout=self.dropout, head_dropout=self.head_dropout, seed=seed),
+            dropouts=Dropouts.of(model, self, seed=seed),
             label_smoothing=self.label_smoothing,
             grouped_by_query=grouped_by_query,
         )
@@ -74,11 +76,12 @@ class KvsAll(Loss):
     def bind(
         self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
     ) -> BoundKvsAll:
+        answers = TrainingAnswers(graph.train, graph.shape, device=model.device)
         return BoundKvsAll(
-            TrainingAnswers(graph.train, graph.shape, device=model.device),
-            batch_size=batch_size,
+            answers,
+            max_answers=answers.max_answers(batch_size),
             count_exponent=self.count_exponent,
-            dropouts=Dropouts.of(model, dropout=self.dropout, head_dropout=self.head_dropout, seed=seed),
+            dropouts=Dropouts.of(model, self, seed=seed),
             label_smoothing=self.label_smoothing,
         )
 
@@ -89,23 +92,87 @@ class KvsAll(Loss):
         return super().numbers_per_example(model, batch_size) + 2 * model.shape.num_entities  # to gather at answers
 
 
+class Dropout:
+    """Sets a share of each query's vector to zero while it is scored, and scales up the rest.
+
+    The mask follows from the seed, the entities of the triple and its position in the batch, which changes from epoch
+    to epoch: it is the same on every device and for every engine, and a resumed run needs no random state. A query with
+    several answers has the mask of the first.
+    """
+
+    DIGITS = 24  # binary digits in which a random number is compared with the share
+
+    def __init__(self, share: float, *, seed: int = 0) -> None:
+        self.share = share
+        self.seed = seed
+
+    def mask(self, f: Factors, like: Tensor, *, backward: bool = False, groups: QueryGroups | None = None) -> Tensor:
+        """Factors 0 or 1 / (1 − share) for vectors `like` these, `(batch, width)`; `backward` for head prediction.
+
+        With `groups`, the vectors are those of queries, `(queries, width)`.
+        """
+        positions = torch.arange(len(f.heads), device=like.device) if groups is None else groups.first
+        start = hash_columns(2 * self.seed + backward, positions, f.heads[positions], f.tails[positions])
+        drawn = splitmix64(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
+        remains: Tensor = shift_right(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
+        return remains.to(like.dtype) / (1 - self.share)
+
+    def __call__(
+        self, vectors: Tensor, f: Factors, *, backward: bool = False, groups: QueryGroups | None = None
+    ) -> Tensor:
+        """The vectors of all triples, `(batch, width)`, with some coordinates set to zero."""
+        mask = self.mask(f, vectors, backward=backward, groups=groups)
+        return vectors * (mask if groups is None else mask[groups.rows])
+
+
+class Dropouts:
+    """Dropout of the mapped vectors, and of the given entities before they are mapped."""
+
+    def __init__(self, *, mapped: float = 0.0, given: float = 0.0, seed: int = 0) -> None:
+        self.mapped = Dropout(mapped, seed=seed) if mapped else None
+        self.given = Dropout(given, seed=-1 - seed) if given else None  # a seed that no mapped vector uses
+
+    @classmethod
+    def of(cls, model: Model, loss: OneVsAll | KvsAll, *, seed: int) -> Dropouts:
+        """The dropouts of a loss, refused for models whose parameters are not coordinates."""
+        for key in ("dropout", "head_dropout"):
+            if getattr(loss, key) and not model.embedding.euclidean:
+                raise RequestError(
+                    f"Dropout sets coordinates to zero, and the numbers of {type(model).__name__} are not coordinates "
+                    f"of a vector space. Set loss.{key} to 0."
+                )
+        return cls(mapped=loss.dropout, given=loss.head_dropout, seed=seed)
+
+    def __call__(self, f: Factors, *, both: bool = False, grouped_by_query: bool = False) -> Factors:
+        """The same factors with dropout for tail prediction; with `both`, for head prediction too.
+
+        With `grouped_by_query`, neighbours that share head and relation share the mask.
+        """
+        if self.mapped is None and self.given is None:
+            return f
+        found = Factors(f.model, f.heads, f.relations, f.tails)
+        groups = QueryGroups.of(f.heads, f.relations) if grouped_by_query else None
+        if self.given is not None:
+            found.head = self.given(f.head, f, groups=groups)
+        mapped = f.mapped_head if self.given is None else found.mapped_head  # f's may have been computed already
+        found.mapped_head = mapped if self.mapped is None else self.mapped(mapped, f, groups=groups)
+        if both:
+            if self.given is not None:
+                found.tail = self.given(f.tail, f, backward=True)
+            mapped = f.mapped_tail if self.given is None else found.mapped_tail
+            found.mapped_tail = mapped if self.mapped is None else self.mapped(mapped, f, backward=True)
+        return found
+
+
+@dataclass(kw_only=True)
 class BoundOneVsAll:
     """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`."""
 
-    def __init__(
-        self,
-        *,
-        entity_weights: Tensor | None = None,
-        relation_weight: float = 0.0,
-        dropouts: Dropouts | None = None,
-        label_smoothing: float = 0.0,
-        grouped_by_query: bool = False,
-    ) -> None:
-        self.entity_weights = entity_weights
-        self.relation_weight = relation_weight
-        self.dropouts = dropouts or Dropouts()
-        self.label_smoothing = label_smoothing
-        self.grouped_by_query = grouped_by_query
+    entity_weights: Tensor | None = None
+    relation_weight: float = 0.0
+    dropouts: Dropouts = field(default_factory=Dropouts)
+    label_smoothing: float = 0.0
+    grouped_by_query: bool = False
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
         dropped = self.dropouts(f, both=not model.reciprocal, grouped_by_query=self.grouped_by_query)
@@ -120,27 +187,22 @@ class BoundOneVsAll:
         return cross_entropy(scores, answers, self.entity_weights, smoothing=self.label_smoothing)
 
 
+@dataclass
 class BoundKvsAll:
-    """K-vs-all of a batch of queries. The tails of the batch are not used, except for dropout masks."""
+    """K-vs-all of a batch of queries with at most `max_answers` answers in total.
 
-    def __init__(
-        self,
-        answers: TrainingAnswers,
-        *,
-        batch_size: int,
-        count_exponent: float = 0.0,
-        dropouts: Dropouts | None = None,
-        label_smoothing: float = 0.0,
-    ) -> None:
-        self.answers = answers
-        self.room = answers.max_answers(batch_size)
-        self.count_exponent = count_exponent
-        self.dropouts = dropouts or Dropouts()
-        self.label_smoothing = label_smoothing
+    The tails of the batch are not used, except for dropout masks.
+    """
+
+    answers: TrainingAnswers
+    max_answers: int
+    count_exponent: float = 0.0
+    dropouts: Dropouts = field(default_factory=Dropouts)
+    label_smoothing: float = 0.0
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
         scores = model.tail_scores(self.dropouts(f))
-        found = self.answers.of(f.heads, f.relations, room=self.room)
+        found = self.answers.of(f.heads, f.relations, capacity=self.max_answers)
         counts = found.counts.to(scores.dtype)
         weights = counts**self.count_exponent
         normalizers = scores.logsumexp(-1)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dualkg.kernels.hashing import STEP, splitmix64
-from dualkg.losses.grouping import starts_query
+from dualkg.losses.queries import starts_query
 
 MAX_GROUP = 16  # answers of a query that stand together: more would leave a batch with few queries
 

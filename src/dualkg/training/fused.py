@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.kernels.targets import Targets
-from dualkg.losses.grouping import QueryGroups
+from dualkg.losses.queries import QueryGroups
 from dualkg.losses.softmax import BoundOneVsAll, cross_entropy
 from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.targets import Targets
-from dualkg.losses.grouping import QueryGroups
+from dualkg.losses.queries import QueryGroups
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
@@ -405,7 +405,7 @@ class Bf16Step:
         """Those of the batch, where some of them may have several answers."""
         if not self.loss.grouped_by_query:
             return None
-        return QueryGroups.of(batch[:, 0], batch[:, 1], room=len(batch) if self.room is None else self.room)
+        return QueryGroups.of(batch[:, 0], batch[:, 1], capacity=len(batch) if self.room is None else self.room)
 
     def _score(self, batch: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
         """Score all entities for the queries of each side, write their losses, and find the gradients of the images.

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses.training_answers import TrainingAnswers
+from dualkg.losses.queries import TrainingAnswers
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""The answers of the training split by query, as tensors on the device of the model."""
+"""Queries of a batch: triples that answer the same query, and the answers of a query in train."""
 
 from __future__ import annotations
 
@@ -12,6 +12,40 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import GraphShape, Triples
 
 FIRST_COUNT = 4  # the count of a query with one answer in subsampling, as in RotatE's published code
+
+
+class QueryGroups(NamedTuple):
+    """Neighbours in a batch with the same head and relation are answers of one query.
+
+    The answers of query q are the triples `starts[q] : starts[q + 1]`; `rows` is the query of each triple.
+    """
+
+    starts: Tensor
+    rows: Tensor
+
+    @staticmethod
+    def of(heads: Tensor, relations: Tensor, *, capacity: int | None = None) -> QueryGroups:
+        """The queries of a batch, padded to `capacity` by queries without an answer."""
+        rows = (starts_query(heads, relations).cumsum(0) - 1).contiguous()
+        num = int(rows[-1]) + 1 if capacity is None else capacity
+        return QueryGroups(torch.searchsorted(rows, torch.arange(num + 1, device=rows.device)), rows)
+
+    @property
+    def first(self) -> Tensor:
+        """The first triple of each query; any triple for a query without an answer."""
+        return self.starts[:-1].clamp(max=len(self.rows) - 1)
+
+    @property
+    def rows_of_first(self) -> Tensor:
+        """The query that a triple is the first of, or −1."""
+        here = torch.arange(len(self.rows), device=self.rows.device)
+        return torch.where(self.starts[self.rows] == here, self.rows, -1)
+
+
+def starts_query(heads: Tensor, relations: Tensor) -> Tensor:
+    """Whether a triple has another head or relation than the one before it, `(batch,)`."""
+    same = (heads[1:] == heads[:-1]) & (relations[1:] == relations[:-1])
+    return torch.cat([torch.ones_like(heads[:1], dtype=torch.bool), ~same])
 
 
 class Answers(NamedTuple):
@@ -55,11 +89,11 @@ class TrainingAnswers:
         position, found = self._positions(entities, relations)
         return torch.where(found, self.sizes[position], 0)
 
-    def of(self, entities: Tensor, relations: Tensor, *, room: int) -> Answers:
-        """All answers of queries in train, `(batch,)` each, padded to `room` in total."""
+    def of(self, entities: Tensor, relations: Tensor, *, capacity: int) -> Answers:
+        """All answers of queries in train, `(batch,)` each, padded to `capacity` in total."""
         position, _ = self._positions(entities, relations)
         counts = self.sizes[position]
-        ends, number = counts.cumsum(0), torch.arange(room, device=counts.device)
+        ends, number = counts.cumsum(0), torch.arange(capacity, device=counts.device)
         queries = torch.searchsorted(ends, number, right=True).clamp_(max=len(ends) - 1)
         valid = number < ends[-1]
         offset = torch.where(valid, number - (ends - counts)[queries], 0)
