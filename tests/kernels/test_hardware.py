@@ -1,4 +1,4 @@
-"""What Triton's kernels need, and the sentence that says what is missing."""
+"""Requirements of Triton kernels, and the error for a missing one."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.kernels import hardware as gpu
+from dualkg.kernels import hardware
 from dualkg.training import engines
 
 
 @pytest.fixture(autouse=True)
-def _asked_anew():
-    gpu.gpu_kernels_unavailable.cache_clear()
+def _no_cached_result():
+    hardware.gpu_kernels_unavailable.cache_clear()
     yield
-    gpu.gpu_kernels_unavailable.cache_clear()
+    hardware.gpu_kernels_unavailable.cache_clear()
 
 
 def pretend(monkeypatch, *, triton: bool, compiler: bool, headers: bool, tmp_path) -> None:
-    monkeypatch.setattr(gpu, "find_spec", lambda name: ModuleType(name) if triton else None)
-    monkeypatch.setattr(gpu.shutil, "which", lambda name: f"/bin/{name}" if compiler else None)
-    monkeypatch.setattr(gpu.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr(hardware, "find_spec", lambda name: ModuleType(name) if triton else None)
+    monkeypatch.setattr(hardware.shutil, "which", lambda name: f"/bin/{name}" if compiler else None)
+    monkeypatch.setattr(hardware.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     if headers:
         (tmp_path / "Python.h").touch()
 
@@ -35,18 +35,18 @@ def pretend(monkeypatch, *, triton: bool, compiler: bool, headers: bool, tmp_pat
         ({"triton": True, "compiler": True, "headers": False}, "needs the headers of Python"),
     ],
 )
-def test_what_is_missing_is_said(monkeypatch, tmp_path, there, sentence):
+def test_the_missing_requirement_is_named(monkeypatch, tmp_path, there, sentence):
     pretend(monkeypatch, **there, tmp_path=tmp_path)
-    assert sentence in gpu.gpu_kernels_unavailable()
+    assert sentence in hardware.gpu_kernels_unavailable()
 
 
-def test_nothing_is_missing(monkeypatch, tmp_path):
+def test_gpu_kernels_are_available_if_nothing_is_missing(monkeypatch, tmp_path):
     pretend(monkeypatch, triton=True, compiler=True, headers=True, tmp_path=tmp_path)
-    assert gpu.gpu_kernels_unavailable() is None
+    assert hardware.gpu_kernels_unavailable() is None
 
 
 def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
-    """Without a GPU: a model that says it is on one."""
+    """With a model that reports to be on a GPU."""
 
     class OnGPU(kg.ComplEx):
         @property
@@ -63,6 +63,6 @@ def test_bf16_on_a_gpu_is_refused_with_the_reason(monkeypatch, small_graph):
 def test_matmul_precision_is_restored():
     matmul = torch.backends.cuda.matmul
     before = matmul.fp32_precision
-    with gpu.matmul_precision("tf32"):
+    with hardware.matmul_precision("tf32"):
         assert matmul.fp32_precision == "tf32"
     assert matmul.fp32_precision == before

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.scores import Targets
 from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
 from dualkg.models import BILINEAR, MODELS
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped, PowerSum

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.scores import Targets
 from dualkg.training import fused
 from dualkg.training.fused import Bf16Tables, Float32Tables, LossAndGradient, rows_at_once
 from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps

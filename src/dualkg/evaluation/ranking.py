@@ -18,13 +18,13 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.errors import DivergedError
 from dualkg.kernels.hardware import gpu_kernels_unavailable
+from dualkg.kernels.scores import RankTargets, count_with_torch
 from dualkg.models.base import Model
 
 Counts = npt.NDArray[np.int64]
 
 BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
 CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no faster
-PIECE_ELEMENTS = 1_000_000  # scores that PyTorch compares at a time
 MIN_COMPARISONS_FOR_NUMBA = 50_000_000  # importing numba takes longer than fewer comparisons by PyTorch
 
 
@@ -81,18 +81,6 @@ def rank(
 
 
 # -- queries ------------------------------------------------------------------------------------------------
-
-
-class RankTargets(NamedTuple):
-    """Answers to rank in rows of scores, `(num_targets,)` each, sorted by row.
-
-    The known answers of a target's row are `known[first:last]`, slices of an array that all rows share.
-    """
-
-    rows: Tensor
-    answers: Tensor
-    first: Tensor
-    last: Tensor
 
 
 class _Block(NamedTuple):
@@ -200,43 +188,14 @@ def choose_counter(kind: str, num_comparisons: int) -> Count:
 @cache
 def _compiled_count(kind: str) -> Count | None:
     if kind == "cuda" and gpu_kernels_unavailable() is None:
-        from dualkg.kernels.gpu.counting import count_better_and_tied as on_gpu
+        from dualkg.kernels.gpu.scores import count_better_and_tied
 
-        return on_gpu
+        return count_better_and_tied
     if kind == "cpu":
-        from dualkg.kernels.cpu.compile import HAS_NUMBA
-        from dualkg.kernels.cpu.counting import count_better_and_tied as on_cpu
+        from dualkg.kernels import cpu  # imports numba
 
-        return on_cpu if HAS_NUMBA else None
+        return cpu.count_better_and_tied if cpu.HAS_NUMBA else None
     return None
-
-
-def count_with_torch(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
-    """The numbers of candidates that score higher than each target and equal to it, `(num_targets, 2)`.
-
-    Known answers and the target itself are not counted. A row with a NaN or infinite score has counts −1.
-    """
-    finite = torch.isfinite(scores.amax(1)) & torch.isfinite(scores.amin(1))
-    step = max(1, PIECE_ELEMENTS // scores.shape[1])
-    pieces = (RankTargets(*piece) for piece in zip(*(torch.split(values, step) for values in targets), strict=True))
-    counts = torch.cat([_count_piece(scores, known, piece) for piece in pieces])
-    return counts.masked_fill_(~finite[targets.rows, None], -1)
-
-
-def _count_piece(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
-    rows, answers, first, last = targets
-    values = scores[rows]
-    target = values.gather(1, answers[:, None])
-    better, tied = ((values > target).sum(1, dtype=torch.int32), (values == target).sum(1, dtype=torch.int32) - 1)
-    num_known = last - first
-    which = torch.repeat_interleave(num_known)
-    within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
-    others = known[first[which] + within].long()
-    others_scores, target_scores = values[which, others], target[which, 0]
-    is_other = others != answers[which]
-    better.index_add_(0, which, ((others_scores > target_scores) & is_other).int(), alpha=-1)
-    tied.index_add_(0, which, ((others_scores == target_scores) & is_other).int(), alpha=-1)
-    return torch.stack([better, tied], dim=1)
 
 
 def check_finite(counts: Counts, query: Callable[[int], str]) -> None:

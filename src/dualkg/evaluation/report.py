@@ -17,8 +17,9 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
-from dualkg.evaluation.ranking import Ranks, RankTargets, check_finite, choose_counter, eval_mode, full_precision, rank
+from dualkg.evaluation.ranking import Ranks, check_finite, choose_counter, eval_mode, full_precision, rank
 from dualkg.files import atomic_write
+from dualkg.kernels.scores import RankTargets
 from dualkg.models.base import Model
 
 CARDINALITIES = ("1-1", "1-N", "N-1", "N-N", "unseen")

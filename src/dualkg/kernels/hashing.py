@@ -15,7 +15,7 @@ STEP, FIRST, SECOND = (value - 2**64 if value >= 2**63 else value for value in U
 def splitmix64(bits: Tensor) -> Tensor:
     """Hash int64 numbers: every bit of the result depends on all bits."""
     if bits.is_cuda and gpu_kernels_unavailable() is None:
-        from dualkg.kernels.gpu.hashing import splitmix64 as on_gpu
+        from dualkg.kernels.gpu.elementwise import splitmix64 as on_gpu
 
         return on_gpu(bits, first=UNSIGNED[1], second=UNSIGNED[2])
     for shift, factor in ((30, FIRST), (27, SECOND)):

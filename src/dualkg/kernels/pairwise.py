@@ -19,9 +19,9 @@ def available_for(vectors: Tensor) -> bool:
     """Whether there is a kernel for the device and type of these vectors."""
     if vectors.is_cuda:
         return vectors.dtype == torch.float32 and gpu_kernels_unavailable() is None
-    from dualkg.kernels.cpu import compile  # imports numba
+    from dualkg.kernels import cpu  # imports numba
 
-    return compile.HAS_NUMBA and vectors.dtype in (torch.float32, torch.float64)
+    return cpu.HAS_NUMBA and vectors.dtype in (torch.float32, torch.float64)
 
 
 def pairwise_modulus_sums(one: Tensor, other: Tensor, *, parts: int) -> Tensor:
@@ -42,13 +42,13 @@ class _Sums(torch.autograd.Function):
         one, other = (_sines_and_cosines(angles) if sine else angles.contiguous() for angles in (one, other))
         ctx.save_for_backward(one, other)
         ctx.choices = {"parts": parts, "sine": sine}
-        found: Tensor = _kernels(one).sums(one, other, **ctx.choices)
+        found: Tensor = _kernels(one).pairwise_sums(one, other, **ctx.choices)
         return found
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         (one, other), (slope,) = ctx.saved_tensors, upstream
-        gradient = _kernels(one).gradient
+        gradient = _kernels(one).pairwise_gradient
         to_one = gradient(one, other, slope, **ctx.choices) if ctx.needs_input_grad[0] else None
         to_other = gradient(other, one, slope.T, **ctx.choices) if ctx.needs_input_grad[1] else None
         return to_one, to_other, None, None
@@ -60,9 +60,9 @@ def _sines_and_cosines(angles: Tensor) -> Tensor:
 
 def _kernels(vectors: Tensor) -> ModuleType:
     if vectors.is_cuda:
-        from dualkg.kernels.gpu import pairwise as on_gpu
+        from dualkg.kernels.gpu import pairwise
 
-        return on_gpu
-    from dualkg.kernels.cpu import pairwise as on_cpu
+        return pairwise
+    from dualkg.kernels import cpu
 
-    return on_cpu
+    return cpu

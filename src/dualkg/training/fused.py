@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.scores import Targets
 from dualkg.losses.queries import QueryGroups
 from dualkg.losses.softmax import BoundOneVsAll, cross_entropy
 from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
@@ -162,7 +162,7 @@ class Bf16Tables(Tables):
         return self.copies.get(side, self.copies["head"])
 
     def update(self, learning_rate: float) -> None:
-        from dualkg.kernels.cpu.adagrad import adagrad_
+        from dualkg.kernels.cpu import adagrad_
 
         eps = float(self.optimizer.param_groups[0]["eps"])
         for name, table in self.model.named_parameters():
@@ -183,7 +183,7 @@ def rows_at_once(model: EmbeddingModel, bytes_of_score: int) -> int:
 def _softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
     """Overwrite scores by the gradient of the cross entropy and return what each question adds, `(queries,)`."""
     if scores.device.type == "cpu":
-        from dualkg.kernels.cpu.softmax import softmax_gradient_
+        from dualkg.kernels.cpu import softmax_gradient_
 
         return softmax_gradient_(scores, targets, scores.shape[1])
     queries = targets.queries

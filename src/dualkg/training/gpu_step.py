@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dualkg.kernels.hardware import matmul_precision
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.scores import Targets
 from dualkg.losses.queries import QueryGroups
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models.base import Factors
@@ -69,7 +69,7 @@ class Table:
 
     def update(self, now: Tensor, rate: Tensor, eps: float) -> None:
         """Step the table."""
-        from dualkg.kernels.gpu.adagrad import adagrad_
+        from dualkg.kernels.gpu.elementwise import adagrad_
 
         adagrad_(
             self.parameter.detach(),
@@ -325,7 +325,7 @@ class Mixtures(Matrices):
         super().map(batch, given, images, queries)
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
-        from dualkg.kernels.gpu.adagrad import adagrad_
+        from dualkg.kernels.gpu.elementwise import adagrad_
 
         self.slopes.zero_()
         self._pass_over_matrices(batch, penalty, self.slopes, step=False)
@@ -412,7 +412,7 @@ class Bf16Step:
 
         The gradient of a table goes on beside what follows: nobody waits for it but the update.
         """
-        from dualkg.kernels.gpu.softmax import softmax_gradient_
+        from dualkg.kernels.gpu.scores import softmax_gradient_
 
         size, f = losses.shape[1], Factors(self.model, *batch.unbind(-1))
         upstream: list[Tensor] = [losses] * len(self.sides)
@@ -458,7 +458,7 @@ class Bf16Step:
 
     def _predict_relations(self, batch: Tensor, losses: Tensor) -> Tensor:
         """Score all relations for each pair of entities; what the pairs got of it is returned."""
-        from dualkg.kernels.gpu.softmax import softmax_gradient_
+        from dualkg.kernels.gpu.scores import softmax_gradient_
 
         relations = self.vectors.relations.bfloat16()
         images = torch.empty(len(batch), relations.shape[1], dtype=relations.dtype, device=batch.device)

@@ -53,7 +53,7 @@ class Adagrad:
 def step_table(table: Tensor, sums: Tensor, gradient: Tensor, learning_rate: float, *, eps: float) -> None:
     """Step a table in one pass, or, on a GPU and for arrays with gaps, in those that PyTorch needs."""
     if table.device.type == "cpu" and table.is_contiguous() and gradient.is_contiguous():
-        from dualkg.kernels.cpu.adagrad import adagrad_
+        from dualkg.kernels.cpu import adagrad_
 
         adagrad_(table.detach(), sums, gradient, None, learning_rate, eps=eps)
     else:

@@ -14,7 +14,7 @@ from dualkg.data.graph import relations_with_self_loops
 from dualkg.inference import completion_search
 from dualkg.inference.calibration import PriorCorrection
 from dualkg.inference.completion_search import CandidateFilter, SearchPlan
-from dualkg.kernels.cpu import softmax
+from dualkg.kernels import cpu
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import random_calibration, random_graph
 
@@ -77,7 +77,7 @@ def test_the_kernel_keeps_nan_and_infinity(monkeypatch, bad):
 
 def test_without_numba_and_for_other_types_pytorch_is_used(monkeypatch):
     monkeypatch.setattr(completion_search, "MIN_SCORES_FOR_NUMBA", 0)
-    monkeypatch.setattr(softmax, "HAS_NUMBA", False)
+    monkeypatch.setattr(cpu, "HAS_NUMBA", False)
     scores = torch.randn(4, 9)
     assert torch.equal(completion_search.logsumexp(scores), scores.logsumexp(-1))
     assert completion_search.logsumexp(scores.double()).dtype == torch.float64

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dualkg.kernels.gpu.adagrad import adagrad
 from dualkg.kernels.gpu.diagonal import RowGradients, power_and_slope
+from dualkg.kernels.gpu.elementwise import adagrad
 
 ROWS, INNER, TILE = 16, 64, 64  # triples, summed numbers and columns of a tile
 PROGRAMS_PER_RELATION = 4  # programs that share the triples of one relation

@@ -127,7 +127,7 @@ def _gradients(
 _TILE = (ROWS, COLUMNS, COORDINATES)
 
 
-def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
+def pairwise_sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
     """For each of `(batch, width)` and each of `(n, width)`, contiguous float32: `(batch, n)`.
 
     With `sine` the first numbers of a row are sines of angles, and the second ones their cosines.
@@ -139,7 +139,7 @@ def sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
     return found
 
 
-def gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
+def pairwise_gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
     """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where coordinates are equal."""
     found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     if one.numel() and len(other):

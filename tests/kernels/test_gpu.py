@@ -1,4 +1,4 @@
-"""The Triton kernels against float64, on fresh random numbers, odd sizes and poisoned buffers."""
+"""The Triton kernels against float64: random numbers, odd sizes, buffers filled with NaN."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch.nn import functional as F
 
 import dualkg as kg
 from dualkg.kernels.hashing import splitmix64
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.scores import Targets
 from dualkg.models import MODELS
-from tests.kernels.differences import KINDS, check_sums
-from tests.kernels.test_cpu_kernels import cross_entropy_in_float64, queries_with_several_answers
+from tests.kernels.pairwise_sums import KINDS, check_sums
+from tests.kernels.test_cpu import cross_entropy_in_float64, queries_with_several_answers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -24,7 +24,7 @@ pytestmark = [
     ("rows", "columns"), [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (5, 16385), (3, 40943), (0, 10)]
 )
 def test_softmax_gradient(rows, columns, dtype):
-    from dualkg.kernels.gpu.softmax import softmax_gradient_
+    from dualkg.kernels.gpu.scores import softmax_gradient_
 
     padded = -(-columns // 128) * 128
     scores = (torch.randn(rows, padded, device="cuda") * 5).to(dtype)
@@ -46,7 +46,7 @@ def test_softmax_gradient(rows, columns, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("columns", [5, 2049, 14541, 40943])
 def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
-    from dualkg.kernels.gpu.softmax import softmax_gradient_
+    from dualkg.kernels.gpu.scores import softmax_gradient_
 
     scores, targets = queries_with_several_answers(columns)
     scores, targets = scores.to("cuda", dtype), Targets(*(array.cuda() for array in targets))
@@ -56,14 +56,14 @@ def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
     tolerance = 1e-5 if dtype == torch.float32 else 4e-3
     torch.testing.assert_close(scores[:, :columns].double(), expected, rtol=tolerance, atol=tolerance)
     assert not scores[:, columns:].any()
-    assert not scores[-1].any()  # a question without an answer
+    assert not scores[-1].any()  # a query without an answer
     torch.testing.assert_close(losses.double(), exact_losses, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 @pytest.mark.parametrize("columns", [100, 20000])
-def test_a_score_that_is_no_number_makes_the_loss_none(columns, bad):
-    from dualkg.kernels.gpu.softmax import softmax_gradient_
+def test_a_nonfinite_score_makes_the_loss_nonfinite(columns, bad):
+    from dualkg.kernels.gpu.scores import softmax_gradient_
 
     scores = torch.randn(2, columns, device="cuda")
     scores[1, columns // 2] = bad
@@ -76,7 +76,7 @@ def test_a_score_that_is_no_number_makes_the_loss_none(columns, bad):
 @pytest.mark.parametrize("with_product", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (50, 4001)])
 def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
-    from dualkg.kernels.gpu.adagrad import adagrad_
+    from dualkg.kernels.gpu.elementwise import adagrad_
 
     num_rows, width = shape
     padded = (num_rows + 5, -(-width // 8) * 8)
@@ -124,13 +124,13 @@ def test_rows_are_mapped(name, dim):
     width = model.entities.shape[1]
     algebra = Algebra.of(kind.numbers_per_coordinate, kind.times, kind.conjugate)
     for column in (0, 2):
-        images = torch.full((41, width + 3), 7.0, device="cuda")
+        mapped = torch.full((41, width + 3), 7.0, device="cuda")
         table = model.head_table if column == 0 else model.tail_table
-        map_rows_(images, batch, table.detach(), model.relations.detach(), algebra=algebra, column=column)
+        map_rows_(mapped, batch, table.detach(), model.relations.detach(), algebra=algebra, column=column)
         f = model.factors(*batch.unbind(-1))
         expected = f.mapped_head if column == 0 else f.mapped_tail
-        torch.testing.assert_close(images[:, :width], expected, rtol=1e-5, atol=1e-6)
-        assert (images[:, width:] == 7).all()
+        torch.testing.assert_close(mapped[:, :width], expected, rtol=1e-5, atol=1e-6)
+        assert (mapped[:, width:] == 7).all()
 
 
 @pytest.mark.parametrize("size", [1, 5, 300])
@@ -146,15 +146,15 @@ def test_rows_are_multiplied_by_the_matrices_of_their_relations(dim, size):
     for transposed in (False, True):
         applied = per_triple.mT if transposed else per_triple
         expected = torch.einsum("bi,bij->bj", table[ids].double(), applied)
-        images = torch.full((size, dim), torch.nan, device="cuda")
-        halves = torch.full((size, dim + 5), 7.0, dtype=torch.bfloat16, device="cuda")
-        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, output=images, bf16_output=halves)
-        assert near(images, expected, 2e-3)
-        assert torch.equal(halves[:, :dim], images.bfloat16())
-        assert (halves[:, dim:] == 7).all()
+        mapped = torch.full((size, dim), torch.nan, device="cuda")
+        rounded = torch.full((size, dim + 5), 7.0, dtype=torch.bfloat16, device="cuda")
+        map_rows_(table, matrices, groups, transposed=transposed, ids=ids, output=mapped, bf16_output=rounded)
+        assert near(mapped, expected, 2e-3)
+        assert torch.equal(rounded[:, :dim], mapped.bfloat16())
+        assert (rounded[:, dim:] == 7).all()
         rows = torch.zeros(50, dim, device="cuda")
-        map_rows_(images, matrices, groups, transposed=transposed, ids=ids, rows=rows)
-        again = torch.einsum("bi,bij->bj", images.double(), applied)
+        map_rows_(mapped, matrices, groups, transposed=transposed, ids=ids, rows=rows)
+        again = torch.einsum("bi,bij->bj", mapped.double(), applied)
         assert near(rows, torch.zeros(50, dim, device="cuda").double().index_add_(0, ids, again), 2e-3)
 
 
@@ -164,12 +164,12 @@ def near(found: torch.Tensor, expected: torch.Tensor, tolerance: float) -> bool:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (100, 1000, 35), (0, 4, 3)])
-def test_sums_over_differences(kind, batch, others, dim):
+def test_pairwise_sums(kind, batch, others, dim):
     check_sums(kind, batch, others, dim, dtype=torch.float32, device="cuda")
 
 
 @pytest.mark.parametrize("shape", [(1,), (5, 7), (1024,), (1025,), (0,), (3, 2049)])
-def test_numbers_are_mixed_as_on_a_cpu(shape):
+def test_hashes_equal_those_on_a_cpu(shape):
     bits = torch.randint(-(2**63), 2**63 - 1, shape)
     assert torch.equal(splitmix64(bits.cuda()).cpu(), splitmix64(bits))
     assert torch.equal(splitmix64(bits.cuda()[..., ::2]).cpu(), splitmix64(bits[..., ::2]))

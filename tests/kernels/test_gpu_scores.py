@@ -1,4 +1,4 @@
-"""The Triton form of the counting against its definition, and ranks on a GPU against those on a CPU."""
+"""Counts by Triton against a definition in plain Python, and ranks on a GPU against those on a CPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 
 import dualkg as kg
-from dualkg.evaluation.ranking import RankTargets
-from tests.kernels.test_counting import DTYPES, by_definition, counts, form_of, wide
+from dualkg.kernels.scores import RankTargets
+from tests.kernels.test_scores import DTYPES, by_definition, counter, counts, wide
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,66 +19,66 @@ pytestmark = [
 ]
 
 
-def on_gpu(scores: torch.Tensor, known: torch.Tensor, asked: RankTargets) -> torch.Tensor:
-    return form_of("triton")(scores.cuda(), known.cuda(), RankTargets(*(values.cuda() for values in asked))).cpu()
+def on_gpu(scores: torch.Tensor, known: torch.Tensor, targets: RankTargets) -> torch.Tensor:
+    return counter("triton")(scores.cuda(), known.cuda(), RankTargets(*(values.cuda() for values in targets))).cpu()
 
 
 @settings(max_examples=100)
 @given(counts())
 def test_counts_match_their_definition(drawn):
-    scores, known, asked = drawn
-    assert on_gpu(scores, known, asked).tolist() == by_definition(scores, known, asked)
+    scores, known, targets = drawn
+    assert on_gpu(scores, known, targets).tolist() == by_definition(scores, known, targets)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_counts_of_wide_rows(dtype):
-    scores, known, asked = wide(dtype)
-    assert on_gpu(scores, known, asked).tolist() == by_definition(scores, known, asked)
+    scores, known, targets = wide(dtype)
+    assert on_gpu(scores, known, targets).tolist() == by_definition(scores, known, targets)
 
 
 @pytest.mark.parametrize("place", [0, 2047, 2048, 9000])
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
-def test_one_bad_score_marks_its_row_alone(place, bad):
-    scores, known, asked = wide()
+def test_a_nonfinite_score_marks_only_its_row(place, bad):
+    scores, known, targets = wide()
     scores[0, place] = float(bad)
-    assert on_gpu(scores, known, asked).tolist() == by_definition(scores, known, asked)
+    assert on_gpu(scores, known, targets).tolist() == by_definition(scores, known, targets)
 
 
 def test_padding_is_never_read_as_a_score():
-    scores, known, asked = wide()
+    scores, known, targets = wide()
     padded = torch.cat([scores, torch.full((len(scores), 3), torch.nan)], dim=1).cuda()
-    asked_there = RankTargets(*(values.cuda() for values in asked))
-    found = form_of("triton")(padded[:, :-3], known.cuda(), asked_there)
-    assert torch.equal(found.cpu(), on_gpu(scores, known, asked))
+    targets_on_gpu = RankTargets(*(values.cuda() for values in targets))
+    found = counter("triton")(padded[:, :-3], known.cuda(), targets_on_gpu)
+    assert torch.equal(found.cpu(), on_gpu(scores, known, targets))
 
 
-def test_nothing_asked_is_nothing_counted():
-    nothing, known = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
-    assert on_gpu(torch.zeros(0, 3), known, RankTargets(*[nothing] * 4)).shape == (0, 2)
+def test_no_targets_have_no_counts():
+    empty, known = torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
+    assert on_gpu(torch.zeros(0, 3), known, RankTargets(*[empty] * 4)).shape == (0, 2)
 
 
-def test_counting_waits_for_nothing():
+def test_counting_does_not_synchronize():
     arrays = [tensor.cuda() for tensor in (wide()[0], wide()[1], *wide()[2])]
-    count, asked = form_of("triton"), RankTargets(*arrays[2:])
-    count(arrays[0], arrays[1], asked)  # compiled here
+    count, targets = counter("triton"), RankTargets(*arrays[2:])
+    count(arrays[0], arrays[1], targets)  # compiled here
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch says that this mode is new
         torch.cuda.set_sync_debug_mode("error")
     try:
-        count(arrays[0], arrays[1], asked)
+        count(arrays[0], arrays[1], targets)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("dual", [None, "tail", "head"])
-def test_ranks_on_a_gpu_are_those_on_a_cpu(small_graph, dual, reciprocal):
+def test_ranks_on_a_gpu_equal_those_on_a_cpu(small_graph, dual, reciprocal):
     model = kg.ComplEx(small_graph.shape, dim=3, reciprocal=reciprocal)
     random = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data = torch.randint(-2, 3, parameter.shape, generator=random).float()
-    asked = kg.Dual(model, dual) if dual else model
-    here, there = kg.rank(asked, small_graph), kg.rank(asked.cuda(), small_graph)
+    scored = kg.Dual(model, dual) if dual else model
+    here, there = kg.rank(scored, small_graph), kg.rank(scored.cuda(), small_graph)
     np.testing.assert_array_equal(here.optimistic, there.optimistic)
     np.testing.assert_array_equal(here.pessimistic, there.pessimistic)
 

@@ -1,4 +1,4 @@
-"""What sums over differences are held against, on a CPU and on a GPU."""
+"""Sums over the differences of all pairs, and their gradients, against float64."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ KINDS = ("one number", "two numbers", "sine")
 
 
 def sums_of(kind: str, one: Tensor, other: Tensor) -> Tensor:
-    """As the kernels have them."""
+    """The sums by the kernel of that kind."""
     if kind == "sine":
         return pairwise_sine_sums(one, other)
     return pairwise_modulus_sums(one, other, parts=2 if kind == "two numbers" else 1)
 
 
 def check_sums(kind: str, batch: int, others: int, dim: int, *, dtype: torch.dtype, device: str) -> None:
-    """Values and both gradients against float64; two of the rows are the same, where a modulus has no slope."""
+    """Values and both gradients against float64; one row equals another, where a modulus has gradient 0."""
     parts = 2 if kind == "two numbers" else 1
     one, other = (torch.randn(rows, parts * dim, dtype=dtype, device=device) for rows in (batch, others))
-    if kind == "sine":  # the same, or apart by more than rounding: where they meet, a slope changes its sign
+    if kind == "sine":  # equal, or different by more than rounding: at 0 the gradient changes its sign
         one, other = (3 * angles.mul(1000).round() / 1000 for angles in (one, other))
     if batch:
         other[0] = one[0]
@@ -39,5 +39,5 @@ def check_sums(kind: str, batch: int, others: int, dim: int, *, dtype: torch.dty
     exact.backward(upstream.double())
     tolerance = 1e-12 if dtype == torch.float64 else 1e-4
     torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=tolerance)
-    for mine, theirs in ((one, exact_one), (other, exact_other)):
-        torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=tolerance, atol=tolerance)
+    for found_side, exact_side in ((one, exact_one), (other, exact_other)):
+        torch.testing.assert_close(found_side.grad.double(), exact_side.grad, rtol=tolerance, atol=tolerance)

@@ -1,4 +1,4 @@
-"""The kernels for processors against float64, compiled and plain: fresh random numbers, odd sizes, poisoned buffers."""
+"""The CPU kernels, compiled and plain, against float64: random numbers, odd sizes, buffers filled with NaN."""
 
 from __future__ import annotations
 
@@ -11,25 +11,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from dualkg.kernels.cpu import adagrad, compile, softmax
-from dualkg.kernels.cpu import compile as pool_of_threads
-from dualkg.kernels.cpu.adagrad import adagrad_
-from dualkg.kernels.cpu.softmax import softmax_gradient_
+from dualkg.kernels import cpu
+from dualkg.kernels.cpu import adagrad_, softmax_gradient_
 from dualkg.kernels.hardware import has_bf16_products
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.scores import Targets
 from dualkg.training.trainer import flush_denormals
-from tests.kernels.differences import KINDS, check_sums, sums_of
+from tests.kernels.pairwise_sums import KINDS, check_sums, sums_of
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 
 
 @pytest.fixture(params=["numba", "plain"])
 def form(request, monkeypatch):
-    """Which form a test is of."""
+    """Run a test with the compiled and with the plain form."""
     if request.param == "numba" and importlib.util.find_spec("numba") is None:
         pytest.skip("numba is not installed")
-    for module in (softmax, adagrad):
-        monkeypatch.setattr(module, "HAS_NUMBA", request.param == "numba")
+    monkeypatch.setattr(cpu, "HAS_NUMBA", request.param == "numba")
 
 
 @pytest.fixture(params=[1, 3])
@@ -46,7 +43,7 @@ def one_each(*targets: int) -> Targets:
 
 
 def queries_with_several_answers(columns: int) -> tuple[Tensor, Targets]:
-    """Scores with padding that is no number; the second query has one answer twice, and the last has none."""
+    """Scores padded with NaN; the second query has one answer twice, and the last has none."""
     counts = torch.tensor([1, 2, 16, 1, 3, 0])
     entities = torch.randint(0, columns, (int(counts.sum()), 3))[:, 1]  # not contiguous
     entities[1] = entities[2]
@@ -131,13 +128,13 @@ def test_huge_scores_stay_finite(dtype):
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("place", [0, 7, 1500])
-def test_a_nan_score_affects_only_the_loss_of_its_row(dtype, poison, place):
+def test_a_nan_score_affects_only_the_loss_of_its_row(dtype, bad, place):
     """A NaN of either sign: that of 0 · ∞ is negative on some processors."""
-    for sign in (1, -1) if poison != poison else (1,):
+    for sign in (1, -1) if bad != bad else (1,):
         scores = torch.randn(3, 2000).to(dtype)
-        scores[1, place] = torch.copysign(torch.tensor(poison), torch.tensor(float(sign)))
+        scores[1, place] = torch.copysign(torch.tensor(bad), torch.tensor(float(sign)))
         losses = softmax_gradient_(scores, one_each(7, 7, 7), 2000)
         assert torch.isfinite(losses).tolist() == [True, False, True]
         assert scores[1].isnan().all()
@@ -145,7 +142,7 @@ def test_a_nan_score_affects_only_the_loss_of_its_row(dtype, poison, place):
 
 
 @pytest.mark.usefixtures("form")
-def test_minus_infinity_is_no_chance_at_all():
+def test_a_score_of_minus_infinity_has_probability_zero():
     scores = torch.tensor([[0.0, -torch.inf, 0.0]]).repeat(2, 1)
     losses = softmax_gradient_(scores, one_each(0, 1), 3)
     assert losses.tolist() == pytest.approx([float(np.log(2)), np.inf])
@@ -153,8 +150,8 @@ def test_minus_infinity_is_no_chance_at_all():
 
 
 @pytest.mark.usefixtures("form")
-def test_exponentials_are_those_of_float64():
-    """Over all that is not taken for nothing, the largest being 0."""
+def test_exponentials_agree_with_float64():
+    """Over the whole range that does not count as 0."""
     scores = torch.linspace(-63.9, 0, 100_000).unsqueeze(0)
     exact = scores.double().exp()
     softmax_gradient_(scores, one_each(0), scores.shape[1])
@@ -162,12 +159,12 @@ def test_exponentials_are_those_of_float64():
 
 
 @pytest.mark.usefixtures("form", "threads")
-@pytest.mark.parametrize("half_gradient", [False, True])
+@pytest.mark.parametrize("bf16_gradient", [False, True])
 @pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (0, 4)])
-def test_adagrad_steps_and_copies_in_one_pass(shape, half_gradient):
+def test_adagrad_steps_and_copies_in_one_pass(shape, bf16_gradient):
     table, sums, gradient = torch.randn(shape), torch.rand(shape), torch.randn(shape)
     gradient = torch.cat([gradient, torch.full((5, shape[1]), torch.nan)])
-    gradient = gradient.bfloat16() if half_gradient else gradient
+    gradient = gradient.bfloat16() if bf16_gradient else gradient
     slope = gradient[: shape[0]].double()
     seen = sums.double() + slope.square()
     expected = table.double() - 0.1 * slope / (seen.sqrt() + 1e-10)
@@ -181,13 +178,13 @@ def test_adagrad_steps_and_copies_in_one_pass(shape, half_gradient):
 
 @pytest.mark.usefixtures("form")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adagrad_is_pytorch_s(dtype):
+def test_adagrad_agrees_with_pytorch(dtype):
     parameter = torch.nn.Parameter(torch.randn(50, 30, dtype=dtype))
     optimizer = torch.optim.Adagrad([parameter], lr=0.1)
     table, sums = parameter.detach().clone(), torch.zeros(50, 30, dtype=dtype)
     for rate in (0.1, 0.07, 0.02):
         parameter.grad = torch.randn(50, 30, dtype=dtype)
-        parameter.grad[:20] = 0  # rows that have never had a gradient divide nothing by nothing
+        parameter.grad[:20] = 0  # rows without a gradient so far divide 0 by 0
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
         adagrad_(table, sums, parameter.grad, None, rate, eps=1e-10)
@@ -196,10 +193,10 @@ def test_adagrad_is_pytorch_s(dtype):
 
 
 @pytest.mark.usefixtures("form")
-def test_copies_round_as_pytorch_does():
-    """To the nearest, of two to the even one, and what is no number stays none."""
+def test_copies_are_rounded_as_in_pytorch():
+    """To the nearest, of two to the even one; NaN stays NaN."""
     bits = np.random.default_rng().integers(0, 2**32, 100_000, dtype=np.uint32)
-    bits[(bits & 0x7F800000) == 0] = 0  # threads that were made during a training take these for zero
+    bits[(bits & 0x7F800000) == 0] = 0  # threads started during a training treat denormal numbers as 0
     bits[:6] = [0x3F808000, 0x3F818000, 0x7F7FFFFF, 0x7F800000, 0x7FFFFFFF, 0xFFFFFFFF]
     table = torch.from_numpy(bits.view(np.float32)).clone()
     copy = torch.empty(len(table), dtype=torch.bfloat16)
@@ -207,15 +204,14 @@ def test_copies_round_as_pytorch_does():
     torch.testing.assert_close(copy, torch.from_numpy(bits.view(np.float32)).bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_the_plain_forms_run_where_numba_is_missing():
+def test_plain_forms_run_without_numba():
     code = """
 import sys
 sys.modules["numba"] = None
 import torch
-from dualkg.kernels.cpu.adagrad import adagrad_
-from dualkg.kernels.cpu.softmax import softmax_gradient_
+from dualkg.kernels.cpu import adagrad_, softmax_gradient_
 from dualkg.kernels.pairwise import pairwise_modulus_sums
-from dualkg.kernels.targets import Targets
+from dualkg.kernels.scores import Targets
 print(softmax_gradient_(torch.zeros(1, 2), Targets.one_each(torch.tensor([0]), torch.ones(1)), 2).exp().item())
 table, sums = torch.ones(2), torch.zeros(2)
 adagrad_(table, sums, torch.tensor([3.0, 4.0]), None, 0.5, eps=0.0)
@@ -225,12 +221,12 @@ print(table.tolist(), sums.tolist())
     assert done.stdout.split("\n")[:2] == ["2.0", "[0.5, 0.5] [9.0, 16.0]"]
 
 
-def test_kernels_are_compiled_where_they_cannot_be_kept(monkeypatch):
+def test_kernels_are_compiled_without_a_writable_cache(monkeypatch):
     caching = pytest.importorskip("numba.core.caching")
-    monkeypatch.setattr(compile, "HAS_NUMBA", True)
+    monkeypatch.setattr(cpu, "HAS_NUMBA", True)
     monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
 
-    @compile.compiled()
+    @cpu.compiled()
     def next_of(number):
         return number + 1
 
@@ -254,20 +250,18 @@ def test_bf16_products_are_read_from_the_flags(tmp_path, text, expected):
     assert has_bf16_products(path) is expected
 
 
-def test_a_processor_that_is_not_described_has_none(tmp_path):
+def test_no_bf16_products_without_a_description_of_the_processor(tmp_path):
     assert not has_bf16_products(tmp_path / "missing")
     assert isinstance(has_bf16_products(), bool)
 
 
-def test_threads_that_are_made_while_training_keep_tiny_numbers(monkeypatch):
-    """A thread would inherit the mode of the one that makes it, and keep it."""
+def test_threads_started_during_training_keep_denormal_numbers(monkeypatch):
+    """A thread inherits the mode of its creator."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    pool_of_threads._pool.cache_clear()
+    cpu._pool.cache_clear()
     found = {}
     with flush_denormals():
-        pool_of_threads.in_parallel(
-            lambda first, last: found.update({first: float(torch.tensor([2.0**-126]) * 0.5)}), 2
-        )
+        cpu.in_parallel(lambda first, last: found.update({first: float(torch.tensor([2.0**-126]) * 0.5)}), 2)
     assert found[0] == 0
     assert found[1] > 0
 
@@ -276,13 +270,13 @@ def test_threads_that_are_made_while_training_keep_tiny_numbers(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (8, 200, 35), (0, 4, 3)])
-def test_sums_over_differences(threads, dtype, kind, batch, others, dim):
+def test_pairwise_sums(threads, dtype, kind, batch, others, dim):
     check_sums(kind, batch, others, dim, dtype=dtype, device="cpu")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_coordinate_that_is_no_number_makes_none(kind):
+def test_a_nan_coordinate_affects_only_its_column(kind):
     one, other = torch.zeros(2, 4), torch.zeros(3, 4)
     other[1, -1] = torch.nan
     found = sums_of(kind, one, other)

@@ -1,0 +1,512 @@
+"""numba kernels, run by as many threads as PyTorch uses; plain forms of those of a training step run without numba."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualkg.kernels.scores import RankTargets, Targets
+
+# numba is an extra: without it the plain forms run, and the undecorated functions are never called.
+try:
+    import numba
+
+    HAS_NUMBA = True
+except ImportError:  # also if numba does not support this version of NumPy
+    HAS_NUMBA = False
+ROUND_BIAS, BF16_NAN = np.uint32(0x7FFF), np.uint32(0x7FC0)
+ONE_BIT, SIXTEEN = np.uint32(1), np.uint32(16)
+
+
+def compiled(*flags: str) -> Callable[[Any], Any]:
+    """Compile a function with LLVM's fast-math `flags`, never with `nnan`: a NaN must propagate."""
+
+    def decorate(function: Any) -> Any:
+        if not HAS_NUMBA:
+            return function
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags)}
+        try:
+            return numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # no folder can be written to cache the compiled code
+            return numba.njit(**options)(function)
+
+    return decorate
+
+
+@compiled()
+def widened(bits):
+    """The float32 that the bits of a bfloat16 stand for."""
+    return np.uint32(np.uint32(bits) << SIXTEEN).view(np.float32)
+
+
+@compiled()
+def narrowed(number):
+    """The bits of the bfloat16 nearest to a float32, the even one of two."""
+    bits = np.float32(number).view(np.uint32)
+    nearest = (bits + ROUND_BIAS + ((bits >> SIXTEEN) & ONE_BIT)) >> SIXTEEN
+    # Rounding could carry the mantissa of a NaN into its sign.
+    return np.uint16(nearest if number == number else BF16_NAN)
+
+
+def bits_of(tensor: Tensor) -> Any:
+    """The NumPy array of a tensor; for bfloat16, the array of its bits."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
+def in_parallel(function: Callable[..., object], num_rows: int, *arguments: object) -> None:
+    """Call `function(start, stop, *arguments)` for ranges that cover all rows, one per PyTorch thread.
+
+    The calling thread takes the first range, which may be empty, so that one thread needs no pool.
+    """
+    num_parts = max(1, min(torch.get_num_threads(), num_rows))
+    own, *ranges = pairwise(num_rows * part // num_parts for part in range(num_parts + 1))
+    others = [_pool().submit(function, *part, *arguments) for part in ranges]
+    function(*own, *arguments)
+    for other in others:
+        other.result()
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    # A thread inherits the treatment of denormal numbers from its creator; all threads shall compute alike.
+    return ThreadPoolExecutor(os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,))
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process has the pool without its threads, and would wait forever.
+    os.register_at_fork(after_in_child=_pool.cache_clear)
+
+# -- softmax ----------------------------------------------------------------------------------------------
+
+SOFTMAX_BLOCK = 256  # rows per block of the plain form, which copies bfloat16 to float32
+SUM_CHUNK = 1024  # numbers summed in float32 before the sum continues in float64
+# Less than e⁻⁶⁴ of the largest counts as 0, which also avoids denormal numbers: they are slow.
+LOWEST = np.float32(-64)
+LOG2_E, LN_2 = np.float32(1.4426950408889634), np.float32(0.6931471805599453)
+# A float32 of this size has no fraction, and its last bits are those of an integer.
+LARGE = np.float32(1.5 * 2**23)
+# exp on |x| ≤ ln 2 / 2 is 1 + x + x²(C2 + C3 x + …), these fitted to the least relative error, 3e-9.
+C2, C3, C4, C5, C6 = (np.float32(c) for c in (0.49999994, 0.1666652, 0.0416684, 0.00836885, 0.00138143))
+ZERO, ONE = np.float32(0), np.float32(1)
+MANTISSA, BITS_OF_ONE, DIGITS = np.int32(23), np.int32(0x3F800000), np.int32(0x7FFFFFFF)
+
+
+def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
+    """Overwrite scores `(queries, padded columns)` by the gradient of Σ weight · −log softmax(scores)[target].
+
+    Only the first `num_columns` are scores; the rest become 0. Returns the loss of each query, `(queries,)`.
+    """
+    if not HAS_NUMBA or scores.dtype not in (torch.float32, torch.bfloat16):
+        return _softmax_gradient_in_torch(scores, targets, num_columns)
+    losses = torch.empty(len(scores))
+    if len(scores):
+        # Flat, since numba does not know that the rows of a wider array are contiguous.
+        (num_rows, width), stride = scores.shape, scores.stride(0)
+        flat = bits_of(scores.as_strided(((num_rows - 1) * stride + width,), (1,)))
+        of_targets = (
+            array.contiguous().numpy() for array in (targets.entities, targets.weights.float(), targets.starts)
+        )
+        arrays = flat, *of_targets, losses.numpy()
+        in_parallel(
+            _bf16_rows if flat.dtype == np.uint16 else _float32_rows, num_rows, *arrays, num_columns, width, stride
+        )
+    return losses
+
+
+def _softmax_gradient_in_torch(scores: Tensor, targets: Targets, num_columns: int) -> Tensor:
+    """The same in PyTorch."""
+    exact = torch.float64 if scores.dtype == torch.float64 else torch.float32
+    losses = torch.empty(len(scores), dtype=exact)
+    for first in range(0, len(scores), SOFTMAX_BLOCK):
+        block, loss = (rows[first : first + SOFTMAX_BLOCK] for rows in (scores, losses))
+        values, found = block[:, :num_columns].to(exact), targets.part(first, first + len(block))
+        queries, weights = found.queries, found.weights.to(exact)
+        positions, top = (queries, found.entities), values.amax(dim=-1)
+        query_weights = loss.new_zeros(len(block)).index_add_(0, queries, weights)
+        loss.zero_().index_add_(0, queries, weights * (top[queries] - values[positions]))
+        torch.softmax(values, dim=-1, out=values)
+        loss -= query_weights * values.amax(dim=-1).log()  # log-sum-exp minus the maximum
+        values *= query_weights[:, None]
+        values.index_put_(positions, -weights, accumulate=True)
+        block[:, :num_columns] = values
+        block[:, num_columns:] = 0
+    return losses
+
+
+@compiled()
+def _float32_rows(first, last, scores, targets, weights, starts, losses, num_columns, width, stride):
+    """Rows of float32, each overwritten at every pass."""
+    for row in range(first, last):
+        start, begin, end = row * stride, starts[row], starts[row + 1]
+        values = scores[start : start + num_columns]
+        top = np.int32(_largest(values.view(np.int32), DIGITS)).view(np.float32)
+        weight = distance = 0.0
+        for i in range(begin, end):
+            weight += weights[i]
+            distance += weights[i] * (top - values[targets[i]])
+        total = 0.0
+        for column in range(0, num_columns, SUM_CHUNK):
+            total += _exponentials(values[column : column + SUM_CHUNK], top)
+        losses[row] = distance + weight * np.log(total)
+        _scale(values, np.float32(weight / total))
+        for i in range(begin, end):
+            values[targets[i]] -= weights[i]
+        scores[start + num_columns : start + width] = ZERO
+
+
+@compiled()
+def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_columns, width, stride):
+    """Rows of bfloat16, given as their bits; a row is converted to float32 between passes."""
+    values = np.empty(num_columns, np.float32)
+    for row in range(first, last):
+        start, begin, end = row * stride, starts[row], starts[row + 1]
+        bits = scores[start : start + num_columns]
+        top = widened(np.uint16(_largest(bits.view(np.int16), np.int16(0x7FFF))))
+        weight = distance = 0.0
+        for i in range(begin, end):
+            weight += weights[i]
+            distance += weights[i] * (top - widened(bits[targets[i]]))
+        total = 0.0
+        for column in range(0, num_columns, SUM_CHUNK):
+            total += _bf16_exponentials(bits[column : column + SUM_CHUNK], values[column : column + SUM_CHUNK], top)
+        losses[row] = distance + weight * np.log(total)
+        if weight > 0.0:
+            for i in range(begin, end):  # before scaling, so that a repeated target counts twice
+                values[targets[i]] -= np.float32(weights[i] / weight * total)
+        _scale_to_bf16(values, np.float32(weight / total), bits)
+        scores[start + num_columns : start + width] = 0
+
+
+@compiled()
+def _largest(bits, digits):
+    """The bits of the largest number, or of a NaN: LLVM vectorizes a maximum of floats only without NaN.
+
+    The bits of floats are ordered like integers, except that those below the sign of negative ones are inverted.
+    """
+    largest = bits.dtype.type(~digits)
+    for i in range(len(bits)):
+        here = bits[i]
+        ordered = bits.dtype.type(here ^ digits if here < 0 else here)
+        largest = max(largest, ordered)
+    return bits.dtype.type(largest ^ digits if largest < 0 else largest)
+
+
+@compiled("contract")
+def exp(x):
+    """exp(x) for x < 88 to a relative error of 1e-7; a call of the C library would prevent vectorization."""
+    shifted = x * LOG2_E + LARGE
+    rest = x - (shifted - LARGE) * LN_2
+    square = rest * rest
+    near_one = (ONE + rest) + square * ((C2 + rest * C3) + square * ((C4 + rest * C5) + square * C6))
+    power = (np.float32(shifted).view(np.int32) << MANTISSA) + BITS_OF_ONE
+    return ZERO if x < LOWEST else near_one * np.int32(power).view(np.float32)
+
+
+@compiled("contract", "reassoc")
+def _exponentials(values, top):
+    """Overwrite numbers by exp(number − top) and sum them."""
+    total = ZERO
+    for i in range(len(values)):
+        values[i] = exponential = exp(values[i] - top)
+        total += exponential
+    return total
+
+
+@compiled("contract", "reassoc")
+def _bf16_exponentials(bits, values, top):
+    total = ZERO
+    for i in range(len(bits)):
+        values[i] = exponential = exp(widened(bits[i]) - top)
+        total += exponential
+    return total
+
+
+@compiled()
+def _scale(values, factor):
+    for i in range(len(values)):
+        values[i] *= factor
+
+
+@compiled()
+def _scale_to_bf16(values, factor, bits):
+    for i in range(len(values)):
+        bits[i] = narrowed(values[i] * factor)
+
+
+def logsumexp_rows(scores: Tensor) -> Tensor:
+    """Scores `(batch, n)` in float32, each row contiguous → `(batch,)`."""
+    sums = torch.empty(len(scores))
+    in_parallel(_logsumexp, len(scores), scores.numpy(), sums.numpy())
+    return sums
+
+
+@compiled()
+def _logsumexp(first, last, scores, sums):
+    for row in range(first, last):
+        values = scores[row]
+        top = np.int32(_largest(values.view(np.int32), DIGITS)).view(np.float32)
+        total = 0.0
+        for begin in range(0, len(values), SUM_CHUNK):
+            total += _sum_of_exponentials(values[begin : begin + SUM_CHUNK], top)
+        sums[row] = top + np.log(total)
+
+
+@compiled("contract", "reassoc")
+def _sum_of_exponentials(values, top):
+    total = ZERO
+    for i in range(len(values)):
+        total += exp(values[i] - top)
+    return total
+
+
+# -- Adagrad ----------------------------------------------------------------------------------------------
+
+ADAGRAD_BLOCK = 1 << 20  # numbers per block of the plain form: enough for all threads, and few compared to the table
+
+
+def adagrad_(
+    table: Tensor, sums: Tensor, gradient: Tensor, copy: Tensor | None, learning_rate: float | Tensor, *, eps: float
+) -> None:
+    """Step a table by its gradient, and write its bfloat16 `copy`; padding rows of either are left alone."""
+    num_numbers = table.numel()
+    values, totals, gradients = (tensor.view(-1)[:num_numbers] for tensor in (table, sums, gradient))
+    copies = None if copy is None else copy.view(-1)[:num_numbers]
+    if HAS_NUMBA and table.dtype == torch.float32:
+        numbers, bits = (None, gradients) if gradient.dtype == torch.bfloat16 else (gradients, None)
+        arrays = [None if tensor is None else bits_of(tensor) for tensor in (values, totals, numbers, bits, copies)]
+        in_parallel(_adagrad, num_numbers, *arrays, np.float32(float(learning_rate)), np.float32(eps))
+    else:
+        _adagrad_in_torch(values, totals, gradients, copies, float(learning_rate), eps)
+
+
+def _adagrad_in_torch(
+    table: Tensor, sums: Tensor, gradient: Tensor, copy: Tensor | None, learning_rate: float, eps: float
+) -> None:
+    """The same in PyTorch."""
+    for first in range(0, len(table), ADAGRAD_BLOCK):
+        block = slice(first, first + ADAGRAD_BLOCK)
+        slope = gradient[block].to(table.dtype)
+        sums[block].addcmul_(slope, slope)
+        table[block].addcdiv_(slope, sums[block].sqrt().add_(eps), value=-learning_rate)
+        if copy is not None:
+            copy[block] = table[block]
+
+
+@compiled("contract")
+def _adagrad(first, last, table, sums, gradient, bf16_gradient, copy, rate, eps):
+    """Step the numbers from first to last; `bf16_gradient`, if given, has the bits of a bfloat16 gradient."""
+    values, totals = table[first:last], sums[first:last]
+    if gradient is not None:
+        gradients = gradient[first:last]
+    if bf16_gradient is not None:
+        gradients = bf16_gradient[first:last]
+    if copy is not None:
+        copies = copy[first:last]
+    for i in range(len(values)):
+        if gradient is not None:
+            slope = gradients[i]
+        if bf16_gradient is not None:
+            slope = widened(gradients[i])
+        total = totals[i] + slope * slope
+        value = values[i] - rate * slope / (np.sqrt(total) + eps)
+        totals[i] = total
+        values[i] = value
+        if copy is not None:
+            copies[i] = narrowed(value)
+
+
+# -- counts of better and tied candidates -----------------------------------------------------------------
+
+COUNT_CHUNK = 4096  # scores that stay in the nearest cache while all answers of a row are compared with them
+
+
+def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
+    """Counts `(num_targets, 2)` for `targets`: row, answer, and the start and end of the row's known answers.
+
+    −1 where a score of the row is NaN or infinite.
+    """
+    if scores.dtype not in (torch.float32, torch.float64):
+        scores = scores.float()  # exact, from a narrower type
+    counts = np.empty((len(targets[0]), 2), dtype=np.int32)
+    arrays = (tensor.detach().contiguous().numpy() for tensor in (scores, known, *targets))
+    in_parallel(_count_rows, len(counts), *arrays, counts)
+    return torch.from_numpy(counts)
+
+
+@compiled()
+def _count_rows(start, stop, scores, known, rows, answers, first, last, counts):
+    """Targets from `start` to `stop`, those of one row in one pass."""
+    item = start
+    while item < stop:
+        end = item + 1
+        while end < stop and rows[end] == rows[item]:
+            end += 1
+        row = scores[rows[item]]
+        if _compare(row, answers[item:end], counts[item:end]):
+            for one in range(item, end):
+                _subtract_known(row, answers[one], known[first[one] : last[one]], counts[one])
+        else:
+            counts[item:end] = -1
+        item = end
+
+
+@compiled()
+def _compare(row, answers, counts):
+    """Count all candidates; return whether the row is finite."""
+    counts[:] = 0
+    num_nonfinite = 0
+    for begin in range(0, len(row), COUNT_CHUNK):
+        chunk = row[begin : begin + COUNT_CHUNK]
+        num_nonfinite += _num_nonfinite(chunk)
+        for item in range(len(answers)):
+            better, tied = _count_chunk(chunk, row[answers[item]])
+            counts[item, 0] += better
+            counts[item, 1] += tied
+    counts[:, 1] -= 1  # the answer itself
+    return num_nonfinite == 0
+
+
+# The next two loops must be vectorized: so they have no branches, use indices, and keep sums in 32 bits, where numba
+# would add integers in 64 bits.
+
+
+@compiled()
+def _num_nonfinite(chunk):
+    num_nonfinite = np.int32(0)
+    for column in range(len(chunk)):
+        # NaN compares as false, and infinity is not below itself.
+        num_nonfinite = np.int32(num_nonfinite + np.int32(not abs(chunk[column]) < np.inf))
+    return num_nonfinite
+
+
+@compiled()
+def _count_chunk(chunk, target):
+    better, tied = np.int32(0), np.int32(0)
+    for column in range(len(chunk)):
+        better = np.int32(better + np.int32(chunk[column] > target))
+        tied = np.int32(tied + np.int32(chunk[column] == target))
+    return better, tied
+
+
+@compiled()
+def _subtract_known(row, answer, known, counts):
+    for other in known:
+        if other != answer:
+            counts[0] -= row[other] > row[answer]
+            counts[1] -= row[other] == row[answer]
+
+
+# -- sums over differences of all pairs -------------------------------------------------------------------
+
+# Sums may be reordered, so that loops are vectorized; NaN must still propagate.
+ANY_ORDER = ("reassoc", "contract", "nsz")
+
+
+def pairwise_sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
+    """For each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
+    found = torch.empty(len(one), len(other), dtype=one.dtype)
+    in_parallel(_sums[parts, sine], len(one), one.detach().numpy(), other.detach().numpy(), found.numpy())
+    return found
+
+
+def pairwise_gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: int, sine: bool) -> Tensor:
+    """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where coordinates are equal."""
+    found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
+    arrays = (array.detach().numpy() for array in (one, other, upstream.contiguous(), found))
+    in_parallel(_gradients[parts, sine], len(one), *arrays)
+    return found
+
+
+@compiled(*ANY_ORDER)
+def _sums_of_real(first, last, one, other, found):
+    for row in range(first, last):
+        x = one[row]
+        for column in range(len(other)):
+            y = other[column]
+            total = x.dtype.type(0)
+            for i in range(len(x)):
+                total += abs(x[i] - y[i])
+            found[row, column] = total
+
+
+@compiled(*ANY_ORDER)
+def _sums_of_complex(first, last, one, other, found):
+    half = one.shape[1] // 2
+    for row in range(first, last):
+        real, imaginary = one[row, :half], one[row, half:]
+        for column in range(len(other)):
+            other_real, other_imaginary = other[column, :half], other[column, half:]
+            total = real.dtype.type(0)
+            for i in range(half):
+                real_part, imaginary_part = real[i] - other_real[i], imaginary[i] - other_imaginary[i]
+                total += np.sqrt(real_part * real_part + imaginary_part * imaginary_part)
+            found[row, column] = total
+
+
+@compiled(*ANY_ORDER)
+def _sums_of_sines(first, last, one, other, found):
+    half = one.shape[1] // 2
+    for row in range(first, last):
+        sine, cosine = one[row, :half], one[row, half:]
+        for column in range(len(other)):
+            other_sine, other_cosine = other[column, :half], other[column, half:]
+            total = sine.dtype.type(0)
+            for i in range(half):
+                total += abs(sine[i] * other_cosine[i] - cosine[i] * other_sine[i])
+            found[row, column] = total
+
+
+@compiled(*ANY_ORDER)
+def _gradient_of_real(first, last, one, other, upstream, found):
+    for row in range(first, last):
+        x, gradient_row = one[row], found[row]
+        for column in range(len(other)):
+            y, slope = other[column], upstream[row, column]
+            for i in range(len(x)):
+                gradient_row[i] += slope * np.sign(x[i] - y[i])
+
+
+@compiled(*ANY_ORDER)
+def _gradient_of_complex(first, last, one, other, upstream, found):
+    half = one.shape[1] // 2
+    zero, unit = one.dtype.type(0), one.dtype.type(1)
+    for row in range(first, last):
+        real, imaginary = one[row, :half], one[row, half:]
+        to_real, to_imaginary = found[row, :half], found[row, half:]
+        for column in range(len(other)):
+            other_real, other_imaginary = other[column, :half], other[column, half:]
+            slope = upstream[row, column]
+            for i in range(half):
+                real_part, imaginary_part = real[i] - other_real[i], imaginary[i] - other_imaginary[i]
+                modulus = np.sqrt(real_part * real_part + imaginary_part * imaginary_part)
+                scaled = slope / (modulus if modulus != zero else unit)
+                to_real[i] += scaled * real_part
+                to_imaginary[i] += scaled * imaginary_part
+
+
+@compiled(*ANY_ORDER)
+def _gradient_of_sines(first, last, one, other, upstream, found):
+    """The gradient of |sin(a − b)| is ±cos(a − b), which is cos a cos b + sin a sin b."""
+    half = one.shape[1] // 2
+    zero = one.dtype.type(0)
+    for row in range(first, last):
+        sine, cosine, gradient_row = one[row, :half], one[row, half:], found[row]
+        for column in range(len(other)):
+            other_sine, other_cosine = other[column, :half], other[column, half:]
+            slope = upstream[row, column]
+            for i in range(half):
+                left, right = sine[i] * other_cosine[i], cosine[i] * other_sine[i]
+                signed = slope if left > right else (-slope if left < right else zero)
+                gradient_row[i] += signed * (cosine[i] * other_cosine[i] + sine[i] * other_sine[i])
+
+
+_sums = {(1, False): _sums_of_real, (2, False): _sums_of_complex, (2, True): _sums_of_sines}
+_gradients = {(1, False): _gradient_of_real, (2, False): _gradient_of_complex, (2, True): _gradient_of_sines}

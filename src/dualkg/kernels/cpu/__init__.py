@@ -1,1 +1,0 @@
-"""numba kernels, run by as many threads as PyTorch uses."""

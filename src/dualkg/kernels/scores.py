@@ -1,0 +1,76 @@
+"""Rows of scores: the targets of a batch, and counts of the candidates that score higher than an answer.
+
+`cpu.py` and `gpu/scores.py` have the compiled forms."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+PIECE_ELEMENTS = 1_000_000  # scores that PyTorch compares at a time
+
+
+class Targets(NamedTuple):
+    """The targets of query q are `entities[starts[q] : starts[q + 1]]`, each with its weight in the loss."""
+
+    entities: Tensor
+    weights: Tensor
+    starts: Tensor
+
+    @staticmethod
+    def one_each(entities: Tensor, weights: Tensor) -> Targets:
+        """One target for each query."""
+        return Targets(entities, weights, torch.arange(len(entities) + 1, device=entities.device))
+
+    def part(self, first: int, last: int) -> Targets:
+        """The targets of the queries `first` to `last` − 1."""
+        begin, end = int(self.starts[first]), int(self.starts[last])
+        return Targets(self.entities[begin:end], self.weights[begin:end], self.starts[first : last + 1] - begin)
+
+    @property
+    def queries(self) -> Tensor:
+        """The query of each target."""
+        counts = self.starts.diff()
+        return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+
+
+class RankTargets(NamedTuple):
+    """Answers to rank in rows of scores, `(num_targets,)` each, sorted by row.
+
+    The known answers of a target's row are `known[first:last]`, slices of an array that all rows share.
+    """
+
+    rows: Tensor
+    answers: Tensor
+    first: Tensor
+    last: Tensor
+
+
+def count_with_torch(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
+    """The numbers of candidates that score higher than each target and equal to it, `(num_targets, 2)`.
+
+    Known answers and the target itself are not counted. A row with a NaN or infinite score has counts −1.
+    """
+    finite = torch.isfinite(scores.amax(1)) & torch.isfinite(scores.amin(1))
+    step = max(1, PIECE_ELEMENTS // scores.shape[1])
+    pieces = (RankTargets(*piece) for piece in zip(*(torch.split(values, step) for values in targets), strict=True))
+    counts = torch.cat([_count_piece(scores, known, piece) for piece in pieces])
+    return counts.masked_fill_(~finite[targets.rows, None], -1)
+
+
+def _count_piece(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
+    rows, answers, first, last = targets
+    values = scores[rows]
+    target = values.gather(1, answers[:, None])
+    better, tied = ((values > target).sum(1, dtype=torch.int32), (values == target).sum(1, dtype=torch.int32) - 1)
+    num_known = last - first
+    which = torch.repeat_interleave(num_known)
+    within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
+    others = known[first[which] + within].long()
+    others_scores, target_scores = values[which, others], target[which, 0]
+    is_other = others != answers[which]
+    better.index_add_(0, which, ((others_scores > target_scores) & is_other).int(), alpha=-1)
+    tied.index_add_(0, which, ((others_scores == target_scores) & is_other).int(), alpha=-1)
+    return torch.stack([better, tied], dim=1)
