@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dualkg.analysis.records import Record, is_uncommitted, load_record
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, train_seeds
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import Run, RunFolder, environment, load_run
-from paper.records import recipe_without_seed, record_runs
+from paper.records import Record, is_uncommitted, load_record, recipe_without_seed, record_runs
 from paper.registry import FOLDER, ResultTable, Row, graph_named, recipe_of, rows_with_recipes
 
 RECORDS = FOLDER / "records"

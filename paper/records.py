@@ -1,21 +1,75 @@
-"""Record finished runs: recipe, costs, environment, validation metrics and the rank of every test query."""
+"""Records: what is saved of the runs behind a published number, and what is computed from it."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualkg.analysis.records import Record, is_uncommitted, load_record
+from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
 from dualkg.errors import RequestError
-from dualkg.evaluation.report import load_ranks
+from dualkg.evaluation.comparison import Floats
+from dualkg.evaluation.report import Metrics, load_ranks
 from dualkg.files import atomic_folder, read_json, write_text
+from dualkg.training.api import spread
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder
+
+
+@dataclass(frozen=True)
+class Record:
+    """One recipe and its runs, one per seed."""
+
+    folder: Path
+    recipe: Recipe
+    graph: str
+    data: str  # the fingerprint of the graph that the runs were trained on
+    runs: list[dict[str, Any]]
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run["seed"] for run in self.runs]
+
+    @property
+    def ranks_path(self) -> Path:
+        return self.folder / "ranks.parquet"
+
+    @cached_property
+    def ranks(self) -> Floats:
+        return load_recorded_ranks(self.folder, self.seeds)
+
+    @cached_property
+    def test_metrics(self) -> list[Metrics]:
+        """One per seed; as saved in record.json where the ranks were not saved."""
+        if not self.ranks_path.exists():
+            return [Metrics(**run["test"]) for run in self.runs]
+        return [Metrics.of(ranks) for ranks in self.ranks]
+
+    def metric(self, name: str) -> tuple[float, float]:
+        """Mean and standard deviation of a test metric over the seeds."""
+        return spread([getattr(metrics, name) for metrics in self.test_metrics])
+
+    def cost(self, name: str) -> float | None:
+        """The mean of a cost over the seeds that were trained alone on their device; over all if none was."""
+        alone = [run["costs"] for run in self.runs if not run["costs"].get("shared_device")]
+        values = [costs[name] for costs in alone or (run["costs"] for run in self.runs) if costs.get(name) is not None]
+        return spread(values)[0] if values else None
+
+    @property
+    def times_are_bounds(self) -> bool:
+        """Whether all runs shared their device with other work, so that their times are upper bounds."""
+        return all(run["costs"].get("shared_device") for run in self.runs)
+
+
+def load_record(folder: Path) -> Record:
+    record = read_record(folder)
+    return Record(folder, load_recipe(folder / "recipe.toml"), **record)
 
 
 def record_runs(
@@ -26,10 +80,12 @@ def record_runs(
     Seeds of an `earlier` record of the same recipe and data are taken over. `shared_device` marks the times as upper
     bounds, because other work ran on the same device.
     """
-    folders = [RunFolder(path) for path in find_finished_runs(runs)]
-    recipes = [load_recipe(run.recipe) for run in folders]
+    folders = [run for path in runs for run in run_folders(path) if run.finished]
+    if not folders:
+        raise RequestError("There is no finished run to record.")
+    recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
-    _check(runs, folders, seeds, {recipe_without_seed(recipe) for recipe in recipes})
+    _check(folders, seeds)
     ranks = {seed: load_ranks(run.ranks("test")).mean for run, seed in zip(folders, seeds, strict=True)}
     summaries = {
         seed: _summary(run, seed, shared_device=shared_device) for run, seed in zip(folders, seeds, strict=True)
@@ -53,14 +109,9 @@ def record_runs(
     return load_record(folder)
 
 
-def _check(runs: Sequence[Path], folders: Sequence[RunFolder], seeds: Sequence[int], recipes: set[str]) -> None:
-    names = ", ".join(map(str, runs))
-    if len(recipes) != 1:
-        raise RequestError(f"The runs {names} have different recipes; a record has one.")
+def _check(folders: Sequence[RunFolder], seeds: Sequence[int]) -> None:
     if len(set(seeds)) < len(seeds):
         raise RequestError(f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}.")
-    if len({run.saved_environment.get("data") for run in folders}) > 1:
-        raise RequestError(f"The runs {names} were trained on different data.")
     for run in folders:
         if run.sparsity.exists():
             raise RequestError(
@@ -100,12 +151,6 @@ def recipe_without_seed(recipe: Recipe) -> str:
     return recipe.with_changes({"training.seed": 0}).as_toml()
 
 
-def find_finished_runs(paths: Iterable[Path]) -> list[Path]:
-    """The finished runs among these folders and their `seed-*` folders."""
-    found = []
-    for path in paths:
-        candidates = [path] if RunFolder(path).recipe.exists() else sorted(path.glob("seed-*"))
-        found += [run for run in candidates if RunFolder(run).finished]
-    if not found:
-        raise RequestError("There is no finished run to record.")
-    return found
+def is_uncommitted(environment: dict[str, Any]) -> bool:
+    """Whether a run was trained from a source tree with uncommitted changes."""
+    return str(environment.get("commit")).endswith("-dirty")

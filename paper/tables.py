@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dualkg.analysis.records import Record
 from dualkg.evaluation.comparison import compare_ranks
 from dualkg.training.api import spread
+from paper.records import Record
 from paper.registry import GRAPHS, MAIN, METRICS, ResultTable, published, published_metrics, recipe_of, recipe_path
 
 BOOTSTRAP_SAMPLES = 2000  # enough for an interval that is rounded to four digits

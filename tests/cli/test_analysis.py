@@ -61,7 +61,7 @@ def test_nuclear_norm(dualkg):
             ["sparsity", "run", "--shares", "half"],
             "--shares should be a list of numbers such as 0,0.5,0.9",
         ),
-        (["sparsity", "run", "--split", "tset"], "--split should be one of train, valid, test"),
+        (["sparsity", "run", "--split", "tset"], "'tset' is not one of 'train', 'valid', 'test'"),
         (["nuclear-norm", "run", "--plain", 0], "λ1 and λ2 must be above 0 and finite; plain is 0.0, mapped is 1.0"),
     ],
 )

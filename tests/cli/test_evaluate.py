@@ -80,7 +80,7 @@ def test_storage_formats(run_cli, run):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--task", "clustering"], "--task should be one of link, classification, relation; got 'clustering'."),
+        (["--task", "clustering"], "'clustering' is not one of 'link', 'relation', 'classification'"),
         (["--task", "relation", "--by", "relation"], "--task relation reports totals only. Leave out --by."),
         (["--task", "relation", "--negatives", "x.tsv"], "--negatives is for --task classification"),
         (["--task", "classification", "--by", "direction"], "can be reported by relation; got 'direction'."),
@@ -89,7 +89,7 @@ def test_storage_formats(run_cli, run):
         (["--storage", "int8", "--task", "relation"], "--storage reports totals only. Leave out --task relation."),
         (["--storage", "int9"], "--storage should be one of float32, float16, bf16, int8, sparse; got 'int9'."),
         (["--storage", "sparse:half"], "--storage sparse:SHARE should be a list of numbers"),
-        (["--storage", "int8", "--split", "all"], "--split should be one of train, valid, test; got 'all'."),
+        (["--storage", "int8", "--split", "all"], "'all' is not one of 'train', 'valid', 'test'"),
     ],
 )
 def test_wrong_requests_exit_with_2_and_a_sentence(run_cli, run, words, sentence):

@@ -46,7 +46,7 @@ def test_json(run_cli, run, tmp_path):
 def test_an_unknown_kind_is_refused(run_cli, run):
     result = run_cli("index", run, "--kind", "tree")
     assert result.code == 2
-    assert "exact, ivf, hnsw, sq8" in result.err
+    assert "'exact', 'ivf', 'hnsw', 'sq8'" in result.err
 
 
 def test_predict_with_an_index(run_cli, run):

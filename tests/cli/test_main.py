@@ -295,7 +295,7 @@ def test_wrong_queries_exit_with_2(dualkg, world_run, words, sentence):
 
 def test_wrong_options_of_evaluate(dualkg, world_run):
     told = dualkg("evaluate", world_run, "--by", "colour")
-    assert "--by should be one of relation, direction, cardinality; got 'colour'" in told.err
+    assert "'colour' is not one of 'relation', 'direction', 'cardinality'" in told.err
     assert dualkg("evaluate", world_run, "--split", "tset").code == 2
 
 

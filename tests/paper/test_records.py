@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.analysis.records import load_record
 from dualkg.analysis.sparsity import sparsify
 from dualkg.training.api import train_seeds
 from paper.config import RECORDS
-from paper.records import load_records, recipe_without_seed, record_runs
+from paper.records import is_uncommitted, load_record, load_records, recipe_without_seed, record_runs
 from paper.registry import COMPARED_MODELS, FOLDER, MAIN, Row, published_metrics, recipe_of
 from paper.results_page import results_page
 
@@ -33,7 +32,7 @@ def test_a_record_has_the_metrics_and_costs_of_the_runs(runs, tmp_path):
     assert "world/tiny" in page
     assert record.cost("training_seconds") > 0
     assert record.cost("peak_mib") > 0
-    assert record.num_uncommitted == 0
+    assert not any(is_uncommitted(run["environment"]) for run in record.runs)
 
 
 def test_a_record_takes_about_forty_lines_per_run(runs, tmp_path):
@@ -125,6 +124,9 @@ def test_runs_on_different_data_are_not_one_record(runs, tmp_path):
 
 
 def test_a_record_needs_a_finished_run(tmp_path):
+    with pytest.raises(kg.RequestError, match="is not a run"):
+        record_runs([tmp_path], tmp_path / "records")
+    (tmp_path / "recipe.toml").write_text("")
     with pytest.raises(kg.RequestError, match="no finished run"):
         record_runs([tmp_path], tmp_path / "records")
 

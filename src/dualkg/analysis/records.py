@@ -1,106 +1,126 @@
-"""Records: what is saved of the runs behind a published number.
+"""Runs of one recipe with different seeds, in a folder or as a record, and the ranks of their queries.
 
-A record is a folder with recipe.toml, record.json (costs, environment and validation metrics of each seed) and
-ranks.parquet (the rank of every test query, one column per seed), from which the test metrics are computed."""
+A record documents the runs behind a published number: recipe.toml, record.json (costs, environment and validation
+metrics of each seed) and ranks.parquet (the rank of every test query, one column per seed)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dualkg.data.graph import Graph, Split, Triples
 from dualkg.errors import RequestError
-from dualkg.evaluation.report import Metrics
+from dualkg.evaluation.comparison import Floats, stack_mean_ranks
+from dualkg.evaluation.report import load_ranks
 from dualkg.files import read_json
-from dualkg.training.api import spread
+from dualkg.training.api import load_recipe_graph
 from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.run import RunFolder, load_run
 
 RUN_KEYS = {"seed", "epochs", "costs", "environment", "valid", "test_bounds"}
 
 
-@dataclass(frozen=True)
-class Record:
-    """One recipe and its runs, one per seed."""
-
-    folder: Path
-    recipe: Recipe
-    graph: str
-    data: str  # the fingerprint of the graph that the runs were trained on
-    runs: list[dict[str, Any]]
-
-    @property
-    def seeds(self) -> list[int]:
-        return [run["seed"] for run in self.runs]
-
-    @property
-    def ranks_path(self) -> Path:
-        return self.folder / "ranks.parquet"
-
-    @cached_property
-    def ranks(self) -> npt.NDArray[np.float64]:
-        """The rank of every test query, `(seeds, 2, triples)`, tail queries first."""
-        try:
-            table = pq.read_table(self.ranks_path)
-            columns = [table[f"seed-{seed}"].to_numpy() for seed in self.seeds]
-        except (pa.ArrowInvalid, OSError, KeyError) as error:
-            raise RequestError(
-                f"{self.ranks_path} cannot be read: {error}. Move the record away and record the runs again."
-            ) from None
-        return np.stack(columns).reshape(len(columns), 2, -1) / 2
-
-    @cached_property
-    def test_metrics(self) -> list[Metrics]:
-        """One per seed; as saved in record.json where the ranks were not saved."""
-        if not self.ranks_path.exists():
-            return [Metrics(**run["test"]) for run in self.runs]
-        return [Metrics.of(ranks) for ranks in self.ranks]
-
-    def metric(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation of a test metric over the seeds."""
-        return spread([getattr(metrics, name) for metrics in self.test_metrics])
-
-    @property
-    def valid_mrr(self) -> tuple[float, float]:
-        """Mean and standard deviation over the seeds."""
-        return spread([run["valid"]["mrr"] for run in self.runs])
-
-    def cost(self, name: str) -> float | None:
-        """The mean of a cost over the seeds that were trained alone on their device; over all if none was."""
-        alone = [run["costs"] for run in self.runs if not run["costs"].get("shared_device")]
-        values = [costs[name] for costs in alone or (run["costs"] for run in self.runs) if costs.get(name) is not None]
-        return spread(values)[0] if values else None
-
-    @property
-    def times_are_bounds(self) -> bool:
-        """Whether all runs shared their device with other work, so that their times are upper bounds."""
-        return all(run["costs"].get("shared_device") for run in self.runs)
-
-    @property
-    def num_uncommitted(self) -> int:
-        """Number of runs trained from a tree with uncommitted changes."""
-        return sum(is_uncommitted(run["environment"]) for run in self.runs)
-
-
-def load_record(folder: Path) -> Record:
+def read_record(folder: Path) -> dict[str, Any]:
+    """record.json: the graph, the fingerprint of its `data`, and the `runs`, one per seed."""
     path = folder / "record.json"
-    saved = read_json(path)
+    saved: dict[str, Any] = read_json(path)
     try:
-        runs = saved["runs"]
-        valid = bool(runs) and all(run.keys() >= RUN_KEYS for run in runs)
-        graph, data = str(saved["graph"]), str(saved["data"])
+        valid = (
+            {"graph", "data"} <= saved.keys() and saved["runs"] and all(run.keys() >= RUN_KEYS for run in saved["runs"])
+        )
     except (KeyError, TypeError, AttributeError):
         valid = False
     if not valid:
         raise RequestError(f"{path} is not a record in the current format. Move it away and record the runs again.")
-    return Record(folder, load_recipe(folder / "recipe.toml"), graph, data, runs)
+    return saved
 
 
-def is_uncommitted(environment: dict[str, Any]) -> bool:
-    """Whether a run was trained from a source tree with uncommitted changes."""
-    return str(environment.get("commit")).endswith("-dirty")
+def load_recorded_ranks(folder: Path, seeds: Sequence[int]) -> Floats:
+    """The rank of every test query, `(num_seeds, 2, num_triples)`, tail queries first."""
+    path = folder / "ranks.parquet"
+    try:
+        table = pq.read_table(path)
+        columns = [table[f"seed-{seed}"].to_numpy() for seed in seeds]
+    except (pa.ArrowInvalid, OSError, KeyError) as error:
+        raise RequestError(f"{path} cannot be read: {error}. Move the record away and record the runs again.") from None
+    ranks: Floats = np.stack(columns).reshape(len(columns), 2, -1) / 2  # twice the rank is saved, an integer
+    return ranks
+
+
+@dataclass(frozen=True, eq=False)
+class RankedRuns:
+    """Runs that differ only in their seed, and their mean ranks of one split, `(num_seeds, 2, num_triples)`."""
+
+    path: Path
+    name: str  # such as ComplEx-DURA
+    seeds: list[int]
+    graph: Graph
+    triples: Triples
+    ranks: Floats
+    num_unfinished: int = 0  # runs in the folder that are left out
+
+
+def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
+    """The ranks of a run, of the finished runs `seed-*` in a folder, or of a record; ranks not saved are computed."""
+    if (path / "record.json").exists():
+        return _load_recorded(path, split)
+    folders = run_folders(path)
+    finished = [folder for folder in folders if folder.finished]
+    if not finished:
+        raise RequestError(f"{path} has no finished run. {folders[0].resume_advice()}")
+    recipes = load_recipes(finished)
+    graph = finished[0].load_graph()
+    if not len(graph.split(split)):
+        raise RequestError(f"The graph of {path} has no {split} triples to compare.")
+    ranks = [
+        load_ranks(file) if (file := folder.ranks(split)).exists() else load_run(folder.path).report_on(split).ranks
+        for folder in finished
+    ]
+    seeds, num_unfinished = [recipe.training.seed for recipe in recipes], len(folders) - len(finished)
+    stacked = stack_mean_ranks(ranks)
+    return RankedRuns(path, _name(recipes[0]), seeds, graph, ranks[0].triples, stacked, num_unfinished)
+
+
+def _load_recorded(path: Path, split: Split) -> RankedRuns:
+    """A record has ranks but no triples: they are those of the graph as it is loaded now."""
+    record, recipe = read_record(path), load_recipe(path / "recipe.toml")
+    if split != "test":
+        raise RequestError(f"A record has the ranks of the test split only, not of {split}. Compare the runs instead.")
+    graph = load_recipe_graph(recipe)
+    if graph.fingerprint != record["data"]:
+        raise RequestError(f"{path} was recorded with different data than {graph.name} has here. Compare runs instead.")
+    seeds = [run["seed"] for run in record["runs"]]
+    return RankedRuns(path, _name(recipe), seeds, graph, graph.test, load_recorded_ranks(path, seeds))
+
+
+def run_folders(path: Path) -> list[RunFolder]:
+    """A run, or the runs `seed-*` in a folder, finished or not."""
+    run = RunFolder(path)
+    folders = (
+        [run] if run.recipe.exists() else [RunFolder(file.parent) for file in sorted(path.glob("seed-*/recipe.toml"))]
+    )
+    if not folders:
+        run.check_is_run()
+    return folders
+
+
+def load_recipes(folders: Sequence[RunFolder]) -> list[Recipe]:
+    """The recipes of runs; refused if they differ in more than the seed, or if the data differ."""
+    recipes = [load_recipe(folder.recipe) for folder in folders]
+    names = ", ".join(str(folder.path) for folder in folders)
+    if len({recipe.with_changes({"training.seed": 0}).as_toml() for recipe in recipes}) > 1:
+        raise RequestError(f"The runs {names} have different recipes; runs that differ only in the seed were expected.")
+    if len({folder.saved_environment.get("data") for folder in folders}) > 1:
+        raise RequestError(f"The runs {names} were trained on different data.")
+    return recipes
+
+
+def _name(recipe: Recipe) -> str:
+    dual = "" if recipe.model.dual == "none" else f"-dual-{recipe.model.dual}"
+    return recipe.model.name + dual + ("" if recipe.regularizer.name == "none" else f"-{recipe.regularizer.name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -11,7 +11,6 @@ from dualkg.cli import common as cli
 
 if TYPE_CHECKING:
     from dualkg.analysis.sparsity import Storage
-    from dualkg.data.graph import Split
 
 
 @cli.command()
@@ -65,11 +64,10 @@ def sparsity(
     from dualkg.analysis.sparsity import SHARES, rotated, sparsity_curve
     from dualkg.evaluation.report import COLUMNS
 
-    cli.check_choice("--split", split, cli.SPLITS)
     wanted = SHARES if shares is None else cli.parse_numbers("--shares", shares)
     loaded = cli.load_on_device(run, device)
     model = loaded.model if rotate is None else rotated(loaded.model, share=rotate)
-    points = sparsity_curve(model, loaded.graph, shares=wanted, split=cast("Split", split))
+    points = sparsity_curve(model, loaded.graph, shares=wanted, split=split)
     rows = []
     for point in points:
         size = point.storage.entity_tables["CSR"]

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from rich.console import Console
 from rich.measure import Measurement
@@ -32,11 +32,9 @@ RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1 (default: a GPU if available).")]
 Threads = Annotated[int | None, Option(min=1, help="Number of CPU threads (default: all cores).")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
-SplitName = Annotated[str, Option(help="train, valid or test.")]
-By = Annotated[str | None, Option(help="Also report by relation, direction or cardinality.")]
+SplitName = Annotated[Literal["train", "valid", "test"], Option(help="Split to evaluate on.")]
+By = Annotated[Literal["relation", "direction", "cardinality"] | None, Option(help="Also report by groups.")]
 Columns = Annotated[str | None, Option(help="Columns of head, relation and tail, by name or number: s,p,o or 1,3,2.")]
-SPLITS = ("train", "valid", "test")
-GROUPS = ("relation", "direction", "cardinality")
 
 
 class Result(NamedTuple):
@@ -49,12 +47,12 @@ class Result(NamedTuple):
 Command = Callable[..., Result | None]
 
 
-def command(*, threads: bool = True, json: bool = True) -> Callable[[Command], Callable[..., None]]:
+def command(*, threads: bool = True, as_json: bool = True) -> Callable[[Command], Callable[..., None]]:
     """Add --threads and --json to a command; set the threads, run it, and print its result."""
 
     def wrap(function: Command) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
-        shared = {"threads": (threads, Threads, None), "as_json": (json, Json, False)}
+        shared = {"threads": (threads, Threads, None), "as_json": (as_json, Json, False)}
         added = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for name, (wanted, annotation, default) in shared.items()
@@ -66,8 +64,10 @@ def command(*, threads: bool = True, json: bool = True) -> Callable[[Command], C
             values = {parameter.name: options.pop(parameter.name, parameter.default) for parameter in added}
             set_threads(values.get("threads"))
             result = function(**options)
-            if result is not None:
-                print_json(result.data) if values.get("as_json") else result.show()
+            if result is not None and values.get("as_json"):
+                print(json.dumps(result.data, indent=1, ensure_ascii=False))
+            elif result is not None:
+                result.show()
 
         parameters = [*signature.parameters.values(), *added]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -94,11 +94,6 @@ def load_on_device(path: Path, device: str | None) -> Run:
     return run
 
 
-def check_choice(option: str, value: str | None, choices: Sequence[str]) -> None:
-    if value is not None and value not in choices:
-        raise RequestError(f"{option} should be one of {', '.join(choices)}; got '{value}'.")
-
-
 def parse_columns(text: str) -> list[str | int]:
     """`s,p,o` or `1,3,2` → the columns of head, relation and tail."""
     parts = [part.strip() for part in text.split(",")]
@@ -113,10 +108,6 @@ def parse_numbers(option: str, text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise RequestError(f"{option} should be a list of numbers such as 0,0.5,0.9; got '{text}'.") from None
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=1, ensure_ascii=False))
 
 
 Cell = str | Text

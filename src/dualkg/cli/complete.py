@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -13,10 +13,9 @@ from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
     from dualkg.inference.completion_check import CompletionCheck
-    from dualkg.inference.index import StorageFormat
-    from dualkg.inference.index_build import IndexKind
 
 NUM_PRINTED = 10
+StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
 
 
 @cli.command()
@@ -38,7 +37,6 @@ def complete(
     from dualkg.inference.completion import complete as complete_graph
     from dualkg.inference.completion_check import check_completion, sizes_up_to
 
-    filters: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
     if check and (out is not None or min_probability):
         raise RequestError("--check writes no file. Leave out --out and --min-probability.")
     if not check and out is None:
@@ -46,7 +44,8 @@ def complete(
     loaded = cli.load_on_device(run, device)
     if out is not None:
         check_file(out, loaded.graph)
-    arguments: dict[str, Any] = {"calibration": calibration_for(loaded).calibration, **filters}
+    arguments: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
+    arguments["calibration"] = calibration_for(loaded).calibration
     with cli.progress_bar(f"Completing {loaded.graph.name}") as arguments["on_progress"]:
         if out is None:
             checked = check_completion(
@@ -142,9 +141,9 @@ def extend(
 @cli.command()
 def index(
     run: cli.RunPath,
-    kind: Annotated[str, Option(help="exact, ivf, hnsw or sq8.")] = "ivf",
+    kind: Annotated[Literal["exact", "ivf", "hnsw", "sq8"], Option(help="Type of index.")] = "ivf",
     recall: Annotated[float, Option(help="Minimum recall@10 and recall@100 of an approximate index.")] = 0.95,
-    storage: Annotated[str | None, Option(help="Of an exact index: float32, float16, bf16, int8 or sparse.")] = None,
+    storage: Annotated[StorageFormat | None, Option(help="Storage format of an exact index.")] = None,
     out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
 ) -> cli.Result:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
@@ -154,10 +153,8 @@ def index(
     folder = out or run.resolve().with_name(f"{run.resolve().name}-index")
     check_free(folder)
     loaded = load_run(run)
-    chosen = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
-    built = build_index(
-        loaded.model, loaded.graph, kind=cast("IndexKind", kind), recall=recall, storage=cast("StorageFormat", chosen)
-    )
+    storage = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
+    built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)
     facts = describe_index(save_index(built, folder))
 
     def show() -> None:
@@ -185,7 +182,7 @@ def _print_index(facts: dict[str, Any]) -> None:
 def export(
     run: cli.RunPath,
     out: Annotated[Path, Option(help="New folder.")],
-    format: Annotated[str, Option(help="numpy, tsv or safetensors.")] = "numpy",
+    format: Annotated[Literal["numpy", "tsv", "safetensors"], Option(help="File format.")] = "numpy",
 ) -> cli.Result:
     """Write the embeddings to files for other programs."""
     from dualkg.inference.export import export as write

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from typer import Argument, Option
 
@@ -13,16 +13,17 @@ from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.data.graph import Graph, Split, Triples
-    from dualkg.evaluation.comparison import Comparison, Difference, Floats, GroupComparison, QueryDifference
+    from dualkg.analysis.records import RankedRuns
+    from dualkg.data.graph import Graph, Split
+    from dualkg.evaluation.comparison import Comparison, Difference, GroupComparison, QueryDifference
     from dualkg.evaluation.report import Report
     from dualkg.inference.classification import ClassificationReport
     from dualkg.inference.index import StorageFormat
     from dualkg.inference.reliability import CalibrationReport, CoverageReport
-    from dualkg.training.recipe import Recipe
-    from dualkg.training.run import Run, RunFolder
+    from dualkg.training.run import Run
 
-TASKS = ("link", "classification", "relation")
+Task = Literal["link", "relation", "classification"]
+TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."
 STORAGE = "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % zeros)."
 
 
@@ -31,7 +32,7 @@ def evaluate(
     run: cli.RunPath,
     split: cli.SplitName = "test",
     by: cli.By = None,
-    task: Annotated[str, Option(help="link (heads and tails), relation or classification.")] = "link",
+    task: Annotated[Task, Option(help=TASK)] = "link",
     negatives: Annotated[Path | None, Option(help="False triples for classification (default: sampled).")] = None,
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
     device: cli.Device = None,
@@ -40,9 +41,6 @@ def evaluate(
     from dualkg.evaluation.report import evaluate as rank
     from dualkg.evaluation.report import evaluate_relations
 
-    cli.check_choice("--split", split, cli.SPLITS)
-    cli.check_choice("--by", by, cli.GROUPS)
-    cli.check_choice("--task", task, TASKS)
     if negatives is not None and task != "classification":
         raise RequestError("--negatives is for --task classification; the other tasks rank all candidates.")
     if (by and task == "relation") or (storage and (by or task != "link")):
@@ -50,18 +48,18 @@ def evaluate(
         raise RequestError(f"{'--storage' if storage else '--task relation'} reports totals only. Leave out {wrong}.")
     if task == "classification" and by not in (None, "relation"):
         raise RequestError(f"--task classification can be reported by relation; got '{by}'.")
-    loaded, part = cli.load_on_device(run, device), cast("Split", split)
-    if not len(loaded.graph.split(part)):
+    loaded = cli.load_on_device(run, device)
+    if not len(loaded.graph.split(split)):
         raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
     if storage:
-        return _evaluate_storage(loaded, part, storage)
+        return _evaluate_storage(loaded, split, storage)
     if task == "classification":
-        return _classify(loaded, part, by, negatives)
+        return _classify(loaded, split, by, negatives)
     if task == "relation":
-        metrics = evaluate_relations(loaded.model, loaded.graph, split=part)
+        metrics = evaluate_relations(loaded.model, loaded.graph, split=split)
         data = {"graph": loaded.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
         return cli.Result(data, lambda: cli.print_metrics({f"{loaded.graph.name} {split}, (head, ?, tail)": metrics}))
-    report = rank(loaded.model, loaded.graph, split=part)
+    report = rank(loaded.model, loaded.graph, split=split)
     return cli.Result(report.as_dict(), lambda: _print_report(report, by))
 
 
@@ -115,7 +113,8 @@ def _evaluate_storage(run: Run, split: Split, storage: str) -> cli.Result:
     dense: list[StorageFormat] = []
     shares: list[float] = []
     for name, _, share in (text.strip().partition(":") for text in storage.split(",")):
-        cli.check_choice("--storage", name, STORAGE_FORMATS)
+        if name not in STORAGE_FORMATS:
+            raise RequestError(f"--storage should be one of {', '.join(STORAGE_FORMATS)}; got '{name}'.")
         if name == "sparse":
             shares += cli.parse_numbers("--storage sparse:SHARE", share) if share else SHARES
         else:
@@ -191,13 +190,13 @@ def _print_coverage(sets: CoverageReport) -> None:
     cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
 
 
-SIDE = "Folder of a run, of runs with several seeds, or of a record."
+RUNS = "Folder of a run, of runs with several seeds, or of a record."
 
 
 @cli.command()
 def compare(
-    run_a: Annotated[Path, Argument(metavar="RUN_A", help=SIDE, show_default=False)],
-    run_b: Annotated[Path, Argument(metavar="RUN_B", help=SIDE, show_default=False)],
+    run_a: Annotated[Path, Argument(metavar="RUN_A", help=RUNS, show_default=False)],
+    run_b: Annotated[Path, Argument(metavar="RUN_B", help=RUNS, show_default=False)],
     split: cli.SplitName = "test",
     by: cli.By = None,
     differences: Annotated[int, Option(min=0, help="Number of queries with the largest difference to print.")] = 0,
@@ -205,14 +204,14 @@ def compare(
     seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
 ) -> cli.Result:
     """Test whether one run is better than another by a paired bootstrap over triples."""
+    from dualkg.analysis.records import load_ranked_runs
     from dualkg.evaluation.comparison import check_comparable, compare_by, compare_ranks, largest_differences
 
-    cli.check_choice("--split", split, cli.SPLITS)
-    cli.check_choice("--by", by, cli.GROUPS)
-    a, b = (
-        (_load_record if (path / "record.json").exists() else _load_runs)(path, cast("Split", split))
-        for path in (run_a, run_b)
-    )
+    a, b = load_ranked_runs(run_a, split), load_ranked_runs(run_b, split)
+    for side in (a, b):
+        if side.num_unfinished:
+            total = side.num_unfinished + len(side.seeds)
+            cli.note(f"{side.num_unfinished} of the {total} runs in {side.path} are not finished and are left out.")
     check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
     if a.name == b.name:
         a, b = replace(a, name=str(run_a)), replace(b, name=str(run_b))
@@ -227,7 +226,8 @@ def compare(
         if differences:
             _print_queries(queries, a, b)
 
-    data = {"graph": a.graph.name, "split": split, "seed": seed, "a": a.as_dict(), "b": b.as_dict()}
+    data = {"graph": a.graph.name, "split": split, "seed": seed}
+    data |= {key: {"run": str(one.path), "name": one.name, "seeds": one.seeds} for key, one in (("a", a), ("b", b))}
     data |= {"sentence": comparison.sentence(a.name, b.name), **comparison.as_dict()}
     if by:
         data[f"by_{by}"] = {name: group.as_dict() for name, group in groups.items()}
@@ -236,89 +236,13 @@ def compare(
     return cli.Result(data, show)
 
 
-@dataclass(frozen=True)
-class Side:
-    """One side of a comparison: mean ranks of runs of one recipe, `(num_seeds, 2, num_triples)`."""
-
-    path: Path
-    name: str
-    seeds: list[int]
-    graph: Graph
-    triples: Triples
-    ranks: Floats
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"run": str(self.path), "name": self.name, "seeds": self.seeds}
-
-
-def _load_record(path: Path, split: Split) -> Side:
-    """A record, which has ranks of the test split only; its triples are those of the graph as it is loaded now."""
-    from dualkg.analysis.records import load_record
-    from dualkg.training.api import load_recipe_graph
-
-    record = load_record(path)
-    if split != "test":
-        raise RequestError(f"A record has the ranks of the test split only, not of {split}. Compare the runs instead.")
-    graph = load_recipe_graph(record.recipe)
-    if graph.fingerprint != record.data:
-        raise RequestError(f"{path} was recorded with different data than {graph.name} has here. Compare runs instead.")
-    return Side(path, _recipe_name(record.recipe), record.seeds, graph, graph.test, record.ranks)
-
-
-def _load_runs(path: Path, split: Split) -> Side:
-    """A run, or the finished runs `seed-*` in a folder."""
-    from dualkg.evaluation.comparison import stack_mean_ranks
-    from dualkg.evaluation.report import load_ranks
-    from dualkg.training.recipe import load_recipe
-    from dualkg.training.run import load_run
-
-    folders = _finished_runs(path)
-    recipes = [load_recipe(folder.recipe) for folder in folders]
-    if any(recipe.with_changes({"training.seed": recipes[0].training.seed}) != recipes[0] for recipe in recipes):
-        raise RequestError(f"The runs in {path} have different recipes, so they have no mean. Name one of them.")
-    if len({folder.saved_environment.get("data") for folder in folders}) > 1:
-        raise RequestError(f"The runs in {path} have different data, so they have no mean. Name one of them.")
-    graph = folders[0].load_graph()
-    if not len(graph.split(split)):
-        raise RequestError(f"The graph of {path} has no {split} triples to compare.")
-    ranks = [
-        load_ranks(file) if (file := folder.ranks(split)).exists() else load_run(folder.path).report_on(split).ranks
-        for folder in folders
-    ]
-    seeds = [recipe.training.seed for recipe in recipes]
-    return Side(path, _recipe_name(recipes[0]), seeds, graph, ranks[0].triples, stack_mean_ranks(ranks))
-
-
-def _finished_runs(path: Path) -> list[RunFolder]:
-    from dualkg.training.run import RunFolder
-
-    run = RunFolder(path)
-    seeds = sorted(path.glob("seed-*/recipe.toml"))
-    folders = [run] if run.recipe.exists() else [RunFolder(file.parent) for file in seeds]
-    if not folders:
-        run.check_is_run()
-    finished = [folder for folder in folders if folder.finished]
-    if not finished:
-        raise RequestError(f"{path} has no finished run. {folders[0].resume_advice()}")
-    if len(finished) < len(folders):
-        count = f"{len(folders) - len(finished)} of the {len(folders)} runs"
-        cli.note(f"{count} in {path} are not finished and are left out.")
-    return finished
-
-
-def _recipe_name(recipe: Recipe) -> str:
-    """Such as ComplEx-DURA."""
-    dual = "" if recipe.model.dual == "none" else f"-dual-{recipe.model.dual}"
-    return recipe.model.name + dual + ("" if recipe.regularizer.name == "none" else f"-{recipe.regularizer.name}")
-
-
 def _with_names(query: QueryDifference, graph: Graph) -> dict[str, Any]:
     """A query with the labels of its entities and its relation."""
     names = {key: graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
     return {**asdict(query), **names, "relation": graph.relations.label(query.relation)}
 
 
-def _print_comparison(comparison: Comparison, a: Side, b: Side, *, title: str) -> None:
+def _print_comparison(comparison: Comparison, a: RankedRuns, b: RankedRuns, *, title: str) -> None:
     rows = [
         [metric, f"{difference.a:.4f}", f"{difference.b:.4f}", *_cells(difference, difference.p_value)]
         for metric, difference in comparison.differences.items()
@@ -328,11 +252,10 @@ def _print_comparison(comparison: Comparison, a: Side, b: Side, *, title: str) -
     lines = ["", comparison.sentence(a.name, b.name)]
     lines += [f"{a.name} is {shares} of the {comparison.num_triples:,} triples."]
     lines += [f"{side.name} is the mean of {len(side.seeds)} seeds." for side in (a, b) if len(side.seeds) > 1]
-    for line in lines:
-        cli.stdout.print(line, soft_wrap=True, markup=False)
+    cli.stdout.print(*lines, sep="\n", soft_wrap=True, markup=False)
 
 
-def _print_groups(groups: dict[str, GroupComparison], a: Side, b: Side, *, title: str) -> None:
+def _print_groups(groups: dict[str, GroupComparison], a: RankedRuns, b: RankedRuns, *, title: str) -> None:
     """MRR of each group; bold if the corrected p-value is below .05."""
     rows, significant = [], []
     for name, group in groups.items():
@@ -348,7 +271,7 @@ def _print_groups(groups: dict[str, GroupComparison], a: Side, b: Side, *, title
     cli.stdout.print(f"[dim]MRR by {title}; {correction}.[/dim]", soft_wrap=True)
 
 
-def _print_queries(queries: list[QueryDifference], a: Side, b: Side) -> None:
+def _print_queries(queries: list[QueryDifference], a: RankedRuns, b: RankedRuns) -> None:
     rows = []
     for query in queries:
         names = _with_names(query, a.graph)

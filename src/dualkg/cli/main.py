@@ -21,8 +21,7 @@ from dualkg.cli import common as cli
 from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
-from dualkg.cli.predict import explain, predict, predict_entities, similar
-from dualkg.cli.serve import serve
+from dualkg.cli.predict import explain, predict, predict_entities, serve, similar
 from dualkg.cli.train import resume, train, tune
 from dualkg.errors import DualkgError
 
@@ -78,7 +77,7 @@ def callback(version: Annotated[bool, Option("--version", help="Show the version
         raise typer.Exit
 
 
-@cli.command(json=False)
+@cli.command(as_json=False)
 def demo(
     picture: Annotated[Path | None, Option(help="Also save the output as this SVG file.", hidden=True)] = None,
     device: cli.Device = None,
@@ -140,46 +139,33 @@ def _marked(prediction: Any) -> Text:
 @cli.command(threads=False)
 def datasets() -> cli.Result:
     """List the graphs that can be loaded by name."""
-    rows = _known_graphs()
-    counts = ("entities", "relations", "train", "valid", "test")
-
-    def show() -> None:
-        wide = cli.stdout.width >= 105
-        cli.print_table(
-            ["name", *counts, "from", *(["description"] if wide else [])],
-            [
-                [
-                    row["name"],
-                    *(f"{row[key]:,}" if key in row else "" for key in counts),
-                    row["from"] if row["from"] in ("bundled", "network") else "DUALKG_DATA",
-                    *([Text(row["about"], style="dim")] if wide else []),
-                ]
-                for row in rows
-            ],
-        )
-        cli.stdout.print("\n[dim]Licences, URLs and checksums: dualkg datasets --json[/dim]")
-
-    return cli.Result(rows, show)
-
-
-def _known_graphs() -> list[dict[str, Any]]:
-    """Every graph that can be loaded by name, and where it is loaded from."""
     from dualkg.data.catalogue import catalogue
     from dualkg.data.loading import BUNDLED, data_folder, load_graph, names_in_data_folder
 
-    local = {name.casefold(): name for name in names_in_data_folder()}
-    about = "countries, cities, languages"
-    rows = [{"name": BUNDLED, **load_graph(BUNDLED).counts, "licence": "CC BY 4.0", "from": "bundled", "about": about}]
-    for entry in catalogue().values():
-        source = str(data_folder()) if entry.name.casefold() in local else "network"
-        details = {"address": entry.address, "sha256": entry.sha256, "note": entry.note}
-        licence = {"licence": entry.licence, "from": source, "about": entry.about}
-        rows.append({"name": entry.name, **entry.counts, **licence, **details})
-    known = {name.casefold() for name in catalogue()}
-    for folded, name in local.items():
-        if folded not in known:
-            rows.append({"name": name, "from": str(data_folder()), "about": "not in the catalogue", "licence": ""})
-    return rows
+    local, folder = {name.casefold(): name for name in names_in_data_folder()}, str(data_folder())
+    rows: list[dict[str, Any]] = [
+        {"name": BUNDLED, **load_graph(BUNDLED).counts, "licence": "CC BY 4.0", "from": "bundled"}
+    ]
+    rows[0]["about"] = "countries, cities, languages"
+    for name, entry in catalogue().items():
+        source = folder if local.pop(name.casefold(), None) else "network"
+        facts = {"licence": entry.licence, "from": source, "about": entry.about, "address": entry.address}
+        rows.append({"name": name, **entry.counts, **facts, "sha256": entry.sha256, "note": entry.note})
+    rows += [{"name": name, "from": folder, "about": "not in the catalogue", "licence": ""} for name in local.values()]
+
+    def show() -> None:
+        counts = ("entities", "relations", "train", "valid", "test")
+        columns = ["name", *counts, "from", "description"]
+        cells: list[list[cli.Cell]] = []
+        for row in rows:
+            source = "DUALKG_DATA" if row["from"] == folder else row["from"]
+            numbers = [f"{row[key]:,}" if key in row else "" for key in counts]
+            cells.append([row["name"], *numbers, source, Text(row["about"], style="dim")])
+        wide = len(columns) if cli.stdout.width >= 105 else -1
+        cli.print_table(columns[:wide], [row[:wide] for row in cells])
+        cli.stdout.print("\n[dim]Licences, URLs and checksums: dualkg datasets --json[/dim]")
+
+    return cli.Result(rows, show)
 
 
 @cli.command(threads=False)

@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -41,7 +41,7 @@ def train(
     labels: Annotated[str | None, Option(help="File with a readable label for each entity name.")] = None,
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/NAME).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing run.")] = False,
-    engine: Annotated[str | None, Option(help="reference or fast (default: fast if supported).")] = None,
+    engine: Annotated[Literal["reference", "fast"] | None, Option(help="Default: fast if supported.")] = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Train a model, evaluate it, and save it as a run."""
