@@ -25,7 +25,7 @@ from dualkg.extras import check_figure_packages
 from dualkg.files import read_json, write_text
 from dualkg.inference.calibration_store import calibration_for
 from dualkg.inference.completion_check import check_completion
-from dualkg.inference.quantization import measure_storage_formats
+from dualkg.inference.index import measure_storage_formats
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel

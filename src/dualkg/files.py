@@ -62,6 +62,12 @@ def atomic_folder(
         shutil.rmtree(fresh, ignore_errors=True)
 
 
+def check_new_folder(path: Path) -> None:
+    """Refuse a folder that is not empty, before the work that would fill it."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RequestError(f"{path} exists already. Name a new folder with --out.")
+
+
 def _swap(fresh: Path, path: Path) -> None:
     """Replace a folder by another."""
     aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))

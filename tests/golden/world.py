@@ -16,8 +16,8 @@ from dualkg.inference.classification import evaluate_classification
 from dualkg.inference.completion import complete
 from dualkg.inference.completion_check import check_completion
 from dualkg.inference.export import export
+from dualkg.inference.index import measure_storage_formats
 from dualkg.inference.predictor import predicted_facts
-from dualkg.inference.quantization import measure_storage_formats
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.inference.scoring import triple_log_probabilities
 from dualkg.training import Run

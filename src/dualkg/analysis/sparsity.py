@@ -17,6 +17,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Metrics, evaluate
+from dualkg.files import check_new_folder
 from dualkg.models.base import Model
 from dualkg.models.rescal import RESCAL
 from dualkg.training.api import choose_device, evaluate_held_out
@@ -141,8 +142,7 @@ def sparsify(
     check_share(share)
     folder = Path(path).resolve()
     target = folder.with_name(f"{folder.name}-sparse-{share:g}") if out is None else Path(out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise RequestError(f"{target} exists already. Name a new folder with --out.")
+    check_new_folder(target)
     run = load_run(path)
     model = run.model.to(choose_device(device))
     model = rotated(model, share=share) if rotate else model

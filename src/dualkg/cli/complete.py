@@ -147,11 +147,12 @@ def index(
     out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
 ) -> cli.Result:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
-    from dualkg.inference.index_build import build_index, check_free, describe_index, save_index
+    from dualkg.files import check_new_folder
+    from dualkg.inference.index_build import build_index, describe_index, save_index
     from dualkg.training.run import load_run
 
     folder = out or run.resolve().with_name(f"{run.resolve().name}-index")
-    check_free(folder)
+    check_new_folder(folder)
     loaded = load_run(run)
     storage = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
     built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)

@@ -107,8 +107,7 @@ def _print_classification(report: ClassificationReport, by: str | None) -> None:
 
 def _evaluate_storage(run: Run, split: Split, storage: str) -> cli.Result:
     from dualkg.evaluation.report import COLUMNS
-    from dualkg.inference.index import STORAGE_FORMATS
-    from dualkg.inference.quantization import SHARES, measure_storage_formats
+    from dualkg.inference.index import SHARES, STORAGE_FORMATS, measure_storage_formats
 
     dense: list[StorageFormat] = []
     shares: list[float] = []

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from dualkg.errors import RequestError
-from dualkg.files import atomic_folder
+from dualkg.files import atomic_folder, check_new_folder
 from dualkg.training.run import Run
 
 FORMATS = ("numpy", "tsv", "safetensors")
@@ -22,8 +22,7 @@ def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]
     folder = Path(folder)
     if format not in FORMATS:
         raise RequestError(f"The format must be one of {', '.join(FORMATS)}; got '{format}'.")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RequestError(f"{folder} exists already. Name a new folder with --out.")
+    check_new_folder(folder)
     tables = {name: value.detach().cpu().numpy() for name, value in run.model.embedding.state_dict().items()}
     names = {"entities": run.graph.entities.names.to_pylist(), "relations": run.graph.relations.names.to_pylist()}
     if run.model.reciprocal:

@@ -21,7 +21,7 @@ from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
 from dualkg.data.readers import Columns
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
-from dualkg.files import read_json, write_text
+from dualkg.files import check_new_folder, read_json, write_text
 from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.inference.inductive_solver import embed_entities
 from dualkg.models.base import Model, skip_initialization
@@ -161,8 +161,7 @@ def extend_run(
 ) -> tuple[Run, dict[str, Any]]:
     """Make a run with a row for each new entity of a file, and the contents of its extension.json."""
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"{out} exists already. Name a new folder with --out.")
+    check_new_folder(out)
     run = load_run(path)
     model = with_adjoint(run.model)
     read = read_triples({"triples": one_source(file)}, columns=columns)

@@ -1,27 +1,33 @@
-"""Exact search for the entities that score best, in tables of several storage formats.
+"""Exact search for the entities that score best, in tables of several storage formats (quantization).
 
-The formats are not those of FAISS because they need no extra package, are searched in their memory-mapped file, and are
-what `evaluate --storage` ranks; FAISS answers single queries faster and batches more slowly.
+The formats are not those of FAISS: they need no extra package, are searched in memory-mapped files, and answer batches
+several times faster (`benchmarks/search.py --storage`).
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from dualkg.analysis.sparsity import entity_tables, find_thresholds, sparsified
+from dualkg.data.filters import KnownAnswers
+from dualkg.data.graph import Graph, Split
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import full_precision
+from dualkg.evaluation.report import Metrics, evaluate
 from dualkg.models.base import Factors, Model, Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.distance import NormModel
@@ -36,6 +42,8 @@ FLOATS = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bflo
 ROWS = 2**16  # of a table, checked or converted at once
 BLOCK_ELEMENTS = 2**22  # scores, and decoded numbers of rows, held at once: 16 MB of each
 FILE = "table.safetensors"
+DENSE: tuple[StorageFormat, ...] = ("float32", "bf16", "int8")
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of zeros, in sparse tables
 
 
 # -- tables -----------------------------------------------------------------------------------------------------
@@ -88,6 +96,8 @@ class StoredTable:
     def block(self, start: int, stop: int) -> Tensor:
         """Rows as float32, `(stop − start, width)`; a view if the table is float32."""
         parts = self.parts
+        if self.storage == "float16":  # NumPy converts it several times faster than PyTorch
+            return torch.from_numpy(parts["values"][start:stop].numpy().astype(np.float32))
         if self.storage in FLOATS:
             return parts["values"][start:stop].float()
         if self.storage == "int8":
@@ -109,13 +119,13 @@ class StoredTable:
     def check(self) -> None:
         """Refuse arrays that are not a table of this format and shape, as in a damaged file."""
         rows, width = self.shape
-        if self.storage == "sparse":
-            num_values = tuple(self.parts["values"].shape)
-            expected = {"starts": (rows + 1,), "columns": num_values, "values": num_values}
-        else:
-            dense = self.storage in FLOATS
-            expected = {"values": (rows, width)} if dense else {"codes": (rows, width), "scales": (rows,)}
         found = {name: tuple(part.shape) for name, part in self.parts.items()}
+        if self.storage == "sparse":
+            expected = {"starts": (rows + 1,), "columns": found.get("values"), "values": found.get("values")}
+        elif self.storage == "int8":
+            expected = {"codes": (rows, width), "scales": (rows,)}
+        else:
+            expected = {"values": (rows, width)}
         if found != expected:
             raise ValueError(f"its arrays {found} are no {self.storage} table of {rows:,} × {width:,}")
 
@@ -129,6 +139,67 @@ def _as_int8(table: Tensor) -> dict[str, Tensor]:
         scales[rows] = largest / 127
         codes[rows] = (block * torch.where(largest > 0, 127 / largest, 0.0)[:, None]).round().to(torch.int8)
     return {"codes": codes, "scales": scales}
+
+
+# -- the cost of a storage format -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoragePoint:
+    """The bytes of the entity tables in a storage format, and the metrics of the model with them.
+
+    `share` is the target share of zeros of a sparse format. Relations stay float32 and are not counted.
+    """
+
+    storage: StorageFormat
+    share: float
+    bytes: int
+    metrics: Metrics
+
+    @property
+    def name(self) -> str:
+        return f"sparse {self.share:.0%}" if self.storage == "sparse" else self.storage
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "name": self.name, "metrics": self.metrics.as_dict()}
+
+
+def measure_storage_formats(
+    model: Model,
+    graph: Graph,
+    *,
+    formats: Sequence[StorageFormat] = DENSE,
+    shares: Sequence[float] = SHARES,
+    split: Split = "test",
+) -> list[StoragePoint]:
+    """Evaluate a model in dense formats, then in sparse ones with each share of zeros; the model is not changed.
+
+    Queries and candidates are both read from the stored tables, as by an exact index in the same format.
+    """
+    if not len(graph.split(split)):
+        raise RequestError(f"{graph.name} has no {split} triples to rank.")
+    known = KnownAnswers.of(graph)
+    thresholds = find_thresholds(entity_tables(model).values(), shares) if shares else []
+    points = []
+    for storage, share, threshold in [
+        *((storage, 0.0, None) for storage in formats),
+        *(("sparse", share, threshold) for share, threshold in zip(shares, thresholds, strict=True)),
+    ]:
+        stored, num_bytes = quantized(model if threshold is None else sparsified(model, threshold), storage)
+        metrics = evaluate(stored, graph, split=split, known=known).metrics
+        points.append(StoragePoint(storage, share, num_bytes, metrics))
+    return points
+
+
+@torch.no_grad()
+def quantized(model: Model, storage: StorageFormat) -> tuple[Model, int]:
+    """A copy of a model with its entity tables rounded to a storage format, and the bytes of the stored tables."""
+    copy, num_bytes = deepcopy(model), 0
+    for table in entity_tables(copy).values():
+        stored = StoredTable.of(table, storage)
+        table.copy_(stored.whole())
+        num_bytes += stored.num_bytes
+    return copy, num_bytes
 
 
 # -- indexes ----------------------------------------------------------------------------------------------------
@@ -292,31 +363,27 @@ class QueryBatch:
 
 def metric_of(model: Model) -> Metric:
     """The metric by which an index finds what a model scores best; a model that has none is refused."""
-    both_directions = model.reciprocal
     if isinstance(model, BilinearModel):
         return "inner product"
-    if isinstance(model, Dual) and model.side == "tail" and both_directions:
-        return "euclidean"
-    one_table = both_directions or (isinstance(model, NormModel) and model.isometric)
-    if isinstance(model, NormModel) and model.norm != 1 and not model.maps_both_sides and one_table:
-        return "euclidean"
-    raise RequestError(
-        f"An index finds the largest inner products or the smallest Euclidean distances in one table, but "
-        f"{_obstacle(model)}. Predict without an index."
-    )
-
-
-def _obstacle(model: Model) -> str:
-    name = type(model.embedding).__name__
+    name, obstacle = type(model.embedding).__name__, None
+    maps_heads = f"{name} without reciprocal relations compares with heads that each relation maps"
     if isinstance(model, Dual):
         if model.side == "head":
-            return f"the dual of {name} on the side of the head compares with tails that each relation maps"
-        return f"the dual of {name} without reciprocal relations compares with heads that each relation maps"
-    if isinstance(model, NormModel) and model.norm == 1:
-        return f"{name} with norm 1 adds absolute differences"
-    if isinstance(model, NormModel) and not model.maps_both_sides:
-        return f"{name} without reciprocal relations compares with heads that each relation maps"
-    return f"{name} scores in another way"
+            obstacle = f"the dual of {name} on the side of the head compares with tails that each relation maps"
+        elif not model.reciprocal:
+            obstacle = f"the dual of {maps_heads}"
+    elif not isinstance(model, NormModel) or model.maps_both_sides:
+        obstacle = f"{name} scores in another way"
+    elif model.norm == 1:
+        obstacle = f"{name} with norm 1 adds absolute differences"
+    elif not (model.reciprocal or model.isometric):
+        obstacle = maps_heads
+    if obstacle is None:
+        return "euclidean"
+    raise RequestError(
+        f"An index finds the largest inner products or the smallest Euclidean distances in one table, but {obstacle}. "
+        f"Predict without an index."
+    )
 
 
 def tables_of(model: Model) -> dict[Side, Tensor]:
@@ -345,9 +412,6 @@ class IndexStats:
     build_seconds: float
     num_queries: int
     bytes: int | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,8 @@ from torch import Tensor
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode
-from dualkg.files import atomic_folder, read_json, write_text
+from dualkg.extras import optional_import
+from dualkg.files import atomic_folder, check_new_folder, read_json, write_text
 from dualkg.inference.index import (
     ExactIndex,
     Index,
@@ -44,6 +46,7 @@ IndexKind = Literal["exact", "ivf", "hnsw", "sq8"]
 INDEX_KINDS: tuple[IndexKind, ...] = get_args(IndexKind)
 FILE = "index.faiss"
 ABOUT = "index.json"
+SIDES: tuple[Side, Side] = ("tail", "head")  # a second table is for heads
 ROWS_PER_LIST = 40  # training rows for each list of an inverted file
 LINKS = 32  # of a row of an HNSW graph to its neighbours
 BUILD_EFFORT = 80  # efConstruction of HNSW
@@ -85,7 +88,8 @@ class FaissIndex(Index):
         cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", by_distance: bool = False
     ) -> FaissIndex:
         """Build an index; `by_distance` searches inner products by distances. Only blocks of rows are copied."""
-        check_faiss_kind(kind)
+        if kind not in FAISS_KINDS:
+            raise RequestError(f"The kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}; got '{kind}'.")
         table = check_table(table)
         max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table)) if by_distance else None
         index = cls(None, metric, (table.shape[0], table.shape[1]), kind=kind, max_norm=max_norm)
@@ -169,39 +173,26 @@ def num_lists(num_rows: int) -> int:
     return max(1, min(round(4 * math.sqrt(num_rows)), num_rows // 8))
 
 
-def check_faiss_kind(kind: str) -> None:
-    if kind not in FAISS_KINDS:
-        raise RequestError(f"The kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}; got '{kind}'.")
-
-
 def faiss() -> Any:
     """Import FAISS, or raise how to install it."""
-    try:
+    with optional_import("faiss", purpose="An index of the kinds ivf, hnsw and sq8"):
         import faiss as module
-    except ImportError:
-        raise RequestError(
-            "An index of the kinds ivf, hnsw and sq8 needs faiss. Install it: pip install 'dualkg[index]'"
-        ) from None
     return module
 
 
 @contextmanager
 def threads(num: int) -> Iterator[None]:
     """Set the number of threads of PyTorch, and of FAISS if it is installed, for a block."""
+    pools: list[tuple[Callable[[int], None], int]] = [(torch.set_num_threads, torch.get_num_threads())]
+    if find_spec("faiss"):
+        pools.append((faiss().omp_set_num_threads, faiss().omp_get_max_threads()))
     try:
-        module = faiss()
-    except RequestError:
-        module = None
-    before = torch.get_num_threads(), module.omp_get_max_threads() if module else 1
-    try:
-        torch.set_num_threads(num)
-        if module:
-            module.omp_set_num_threads(num)
+        for set_threads, _ in pools:
+            set_threads(num)
         yield
     finally:
-        torch.set_num_threads(before[0])
-        if module:
-            module.omp_set_num_threads(before[1])
+        for set_threads, before in pools:
+            set_threads(before)
 
 
 # -- measuring and tuning ---------------------------------------------------------------------------------------
@@ -209,11 +200,8 @@ def threads(num: int) -> Iterator[None]:
 
 def recalls(index: Index, queries: Tensor, best: Tensor, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
     """Recall@k for each k: the share of the best k rows among the k that an index returns; `best` is sorted."""
-    found = {}
-    for k in depths:
-        true, ours = best[:, :k], index.search(queries, k).ids
-        found[k] = float((true[:, :, None] == ours[:, None, :]).any(-1).float().mean())
-    return found
+    found = {k: best[:, :k, None] == index.search(queries, k).ids[:, None, :] for k in depths}
+    return {k: float(same.any(-1).float().mean()) for k, same in found.items()}
 
 
 def queries_per_second(index: Index, queries: Tensor, *, k: int = 10, seconds: float | None = None) -> float:
@@ -257,7 +245,6 @@ def tuned(
     """
     if not 0 < recall < 1:
         raise RequestError(f"The recall must be above 0 and below 1, such as 0.95; got {recall:g}.")
-    check_faiss_kind(kind)
     by_distance = metric == "inner product" and _less_effort_by_distance(table, kind, queries, recall)
     index = FaissIndex.build(table, metric, kind=kind, by_distance=by_distance)
     effort = least_effort(index, queries, best, recall=recall)
@@ -307,10 +294,8 @@ def build_index(
         faiss()
     metric = metric_of(model)
     model.check_shape(graph.shape)
-    indexes: dict[Side, Index] = {}
-    stats: dict[Side, IndexStats] = {}
-    tables = tables_of(model)
-    for side, table in tables.items():
+    built = ModelIndex(type(model.embedding).__name__, metric, indexes={}, stats={}, fingerprints={})
+    for side, table in tables_of(model).items():
         exact = ExactIndex.build(table, metric)
         with eval_mode(model):
             queries, held_out = tuning_queries(model, graph, side, exact, seed=seed)
@@ -321,16 +306,15 @@ def build_index(
             best = exact.search(queries, max(DEPTHS)).ids
             index = tuned(exact.table.whole(), metric, kind=kind, queries=queries, best=best, recall=recall)
         build_seconds = time.perf_counter() - started
-        indexes[side] = index
-        stats[side] = IndexStats(
+        built.indexes[side], built.fingerprints[side] = index, fingerprint(table)
+        built.stats[side] = IndexStats(
             recall=recalls(index, held_out, exact.search(held_out, max(DEPTHS)).ids),
             queries_per_second=queries_per_second(index, held_out),
             exact_queries_per_second=queries_per_second(exact, held_out),
             build_seconds=build_seconds,
             num_queries=len(held_out),
         )
-    fingerprints = {side: fingerprint(table) for side, table in tables.items()}
-    return ModelIndex(type(model.embedding).__name__, metric, indexes, stats, fingerprints)
+    return built
 
 
 @torch.no_grad()
@@ -375,16 +359,10 @@ def check_agreement(queries: QueryBatch, best: Tensor) -> None:
 # -- files ------------------------------------------------------------------------------------------------------
 
 
-def check_free(folder: Path) -> None:
-    """Refuse a folder that is not empty, before an index is built for it."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RequestError(f"{folder} exists already. Name a new folder with --out.")
-
-
 def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
     """Write an index atomically; return it with the number of bytes of its files."""
     folder = Path(folder)
-    check_free(folder)
+    check_new_folder(folder)
     with atomic_folder(folder, last=ABOUT) as fresh:
         for side, one in index.indexes.items():
             (fresh / side).mkdir()
@@ -406,7 +384,7 @@ def describe_index(index: ModelIndex) -> dict[str, Any]:
                 "shape": list(one.shape),
                 "config": one.config,
                 "fingerprint": index.fingerprints[side],
-                "stats": index.stats[side].as_dict(),
+                "stats": asdict(index.stats[side]),
             }
             for side, one in index.indexes.items()
         },
@@ -419,23 +397,22 @@ def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
     if not (folder / ABOUT).exists():
         raise RequestError(f"{folder} holds no index (there is no {ABOUT}). Build one with: dualkg index RUN")
     saved = read_json(folder / ABOUT)
-    indexes: dict[Side, Index] = {}
-    stats: dict[Side, IndexStats] = {}
     try:
-        tables = cast(dict[Side, dict[str, Any]], saved["tables"])
-        for side, table in tables.items():
+        loaded = ModelIndex(saved["model"], saved["metric"], indexes={}, stats={}, fingerprints={})
+        for side in SIDES[: len(saved["tables"])]:
+            table = saved["tables"][side]
             rows, width = map(int, table["shape"])
-            place = folder / side, saved["metric"], (rows, width)
+            place = folder / side, loaded.metric, (rows, width)
             if saved["kind"] == "exact":
-                indexes[side] = ExactIndex.load(*place, in_memory=in_memory, **table["config"])
+                loaded.indexes[side] = ExactIndex.load(*place, in_memory=in_memory, **table["config"])
             elif saved["kind"] in FAISS_KINDS:
-                indexes[side] = FaissIndex.load(*place, **table["config"])
+                loaded.indexes[side] = FaissIndex.load(*place, **table["config"])
             else:
                 raise ValueError(f"its kind is '{saved['kind']}'")
             recall = {int(k): share for k, share in table["stats"]["recall"].items()}
-            stats[side] = IndexStats(**{**table["stats"], "recall": recall})
-        fingerprints = {side: table["fingerprint"] for side, table in tables.items()}
-        return ModelIndex(saved["model"], saved["metric"], {"tail": indexes["tail"], **indexes}, stats, fingerprints)
+            loaded.stats[side] = IndexStats(**{**table["stats"], "recall": recall})
+            loaded.fingerprints[side] = table["fingerprint"]
+        return loaded
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise RequestError(f"The index {folder} is damaged: {reason}. Build it again: dualkg index RUN") from None

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.index import ExactIndex, QueryBatch
-from dualkg.inference.quantization import measure_storage_formats, quantized
+from dualkg.inference.index import ExactIndex, QueryBatch, measure_storage_formats, quantized
 from tests.conftest import graph_of
 
 
