@@ -74,7 +74,7 @@ PARTS: dict[str, Callable[[Path], dict[str, int]]] = {"read_triples": read_once,
 
 def measure_here(part: str, path: Path) -> dict[str, Any]:
     """Seconds and peak memory of this process, imports left out of the seconds."""
-    importlib.import_module("dualkg.data.reading" if part == "read_triples" else "dualkg")
+    importlib.import_module("dualkg.data.encoding" if part == "read_triples" else "dualkg")
     before = time.perf_counter()
     counts = PARTS[part](path)
     seconds = time.perf_counter() - before

@@ -46,16 +46,16 @@ SUMS = {split: sha256(FILES[f"{split}.txt"]) for split in SPLITS}
 
 
 class Server:
-    """A web server on this machine; `served` maps paths to bytes, `asked` lists what was asked for."""
+    """A web server on this machine; `served` maps paths to bytes, `requested` lists the requested paths."""
 
     def __init__(self) -> None:
         self.served: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requested: list[str] = []
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                owner.asked.append(self.path)
+                owner.requested.append(self.path)
                 content = owner.served.get(self.path)
                 self.send_response(200 if content is not None else 404)
                 self.send_header("Content-Length", str(len(content or b"")))
@@ -151,7 +151,7 @@ def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_archive_is_fetched_once(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     graphs = [load_graph(name) for name in ("Small", "small")]
-    assert server.asked == ["/small.tar.gz"]
+    assert server.requested == ["/small.tar.gz"]
     assert files_in(cache / "downloads") == ["Small.tar.gz"]
     for graph in graphs:
         assert (graph.name, graph.source, graph.catalogued) == ("Small", "Small", True)
@@ -162,7 +162,7 @@ def test_single_files_are_fetched_by_split(listed: Callable[..., Entry], server:
     server.served |= {f"/small/{name}": content for name, content in FILES.items()}
     listed(address=f"{server.address}/small/{{split}}.txt", archive_sha256=None)
     assert load_graph("Small").catalogued
-    assert server.asked == ["/small/train.txt", "/small/valid.txt", "/small/test.txt"]
+    assert server.requested == ["/small/train.txt", "/small/valid.txt", "/small/test.txt"]
     assert files_in(cache / "downloads" / "Small") == ["test.txt", "train.txt", "valid.txt"]
 
 
@@ -171,48 +171,46 @@ def test_an_archive_with_another_checksum_is_deleted(listed: Callable[..., Entry
     with pytest.raises(DataError) as caught:
         load_graph("Small")
     sentence = str(caught.value)
-    assert sentence.startswith(f"What {server.address}/small.tar.gz gave is not Small: SHA256 hash of downloaded file")
+    assert sentence.startswith(f"{server.address}/small.tar.gz is not Small: SHA256 hash of downloaded file")
     assert f"expected sha256:{sha256(ARCHIVE)} but got {sha256(server.served['/small.tar.gz'])}. " in sentence
-    assert "Nothing was kept. To work offline, put its archive into a folder" in sentence
+    assert "The download was deleted. To work offline, put its archive into a folder" in sentence
     assert caught.value.exit_code == 2
     assert files_in(cache) == []
     server.served["/small.tar.gz"] = ARCHIVE
     assert load_graph("Small").counts == COUNTS
 
 
-def test_a_kept_archive_that_was_damaged_is_fetched_again(
-    listed: Callable[..., Entry], server: Server, cache: Path
-) -> None:
+def test_a_damaged_download_is_downloaded_again(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     (path,) = {source.path for source in fetch(listed())}
     path.write_bytes(ARCHIVE[:-9])
     assert load_graph("Small").counts == COUNTS
-    assert len(server.asked) == 2
+    assert len(server.requested) == 2
 
 
 @pytest.mark.parametrize("page", [b"<html>Please log in</html>", ARCHIVE[:-20]])
-def test_what_is_no_archive_is_deleted_even_without_a_checksum(
+def test_a_download_that_is_not_an_archive_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path, page: bytes
 ) -> None:
     listed(archive_sha256=None)
     server.served["/small.tar.gz"] = page
-    with pytest.raises(DataError, match=r"Small\.tar\.gz is damaged, cut short.*small\.tar\.gz gave was not kept\.$"):
+    with pytest.raises(DataError, match=r"Small\.tar\.gz is damaged, cut short.*small\.tar\.gz was deleted\.$"):
         load_graph("Small")
     assert files_in(cache) == []
 
 
-def test_fetched_files_that_are_another_graph_are_deleted(
-    listed: Callable[..., Entry], server: Server, cache: Path
-) -> None:
+def test_a_download_of_another_graph_is_deleted(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     server.served["/small.tar.gz"] = tarred(FILES | {"train.txt": b"a\tr\tb\n"}, ".gz")
     listed(archive_sha256=None)
     with pytest.raises(DataError) as caught:
         load_graph("Small")
     address = f"{server.address}/small.tar.gz"
-    assert str(caught.value) == f"Small should have 3 train triples; {address} has 1. What {address} gave was not kept."
+    assert str(caught.value) == (
+        f"Small should have 3 train triples; {address} has 1. The download from {address} was deleted."
+    )
     assert files_in(cache) == []
 
 
-def test_a_fetched_page_in_place_of_a_split_is_deleted(
+def test_a_downloaded_page_in_place_of_a_split_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served |= {f"/small/{name}": content for name, content in FILES.items()}
@@ -222,22 +220,24 @@ def test_a_fetched_page_in_place_of_a_split_is_deleted(
         archive_sha256=None,
         sha256={split: SUMS[split] for split in ("valid", "test")},
     )
-    with pytest.raises(DataError, match=r"train\.txt, line 1: .* was not kept\.$"):
+    with pytest.raises(DataError, match=r"train\.txt, line 1: .* was deleted\.$"):
         load_graph("Small")
     assert files_in(cache) == []
 
 
-def test_bad_labels_do_not_cost_what_was_fetched(listed: Callable[..., Entry], cache: Path, tmp_path: Path) -> None:
+def test_bad_labels_do_not_delete_downloads(listed: Callable[..., Entry], cache: Path, tmp_path: Path) -> None:
     (tmp_path / "labels.tsv").write_bytes(b"a\n")
     with pytest.raises(DataError, match=r"labels\.tsv, line 1: .*") as caught:
         load_graph("Small", labels=tmp_path / "labels.tsv")
-    assert "was not kept" not in str(caught.value)
+    assert "was deleted" not in str(caught.value)
     assert files_in(cache) == ["Small.tar.gz"]
 
 
 def test_an_address_that_is_gone_is_an_error(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     server.served.clear()
-    with pytest.raises(DataError, match=r"^Small could not be fetched from http://\S+ \(HTTPError\)\. To work offline"):
+    with pytest.raises(
+        DataError, match=r"^Small could not be downloaded from \S+ \(HTTPError\)\. To work offline"
+    ):
         load_graph("Small")
     assert files_in(cache) == []
 
@@ -247,7 +247,7 @@ def test_no_connection_is_an_error(listed: Callable[..., Entry], cache: Path) ->
     with pytest.raises(DataError) as caught:
         load_graph("Small")
     assert str(caught.value) == (
-        "Small could not be fetched from http://127.0.0.1:1/small.tar.gz (ConnectionError). To work offline, "
+        "Small could not be downloaded from http://127.0.0.1:1/small.tar.gz (ConnectionError). To work offline, "
         "put its archive into a folder and name that folder in the variable DUALKG_DATA."
     )
     assert files_in(cache) == []
@@ -257,7 +257,10 @@ def test_a_cache_that_cannot_be_written_is_not_called_a_network_failure(
     listed: Callable[..., Entry], cache: Path
 ) -> None:
     cache.write_text("a file in the way")
-    with pytest.raises(DataError, match=r"^Small could not be kept in \S+downloads \(.*DUALKG_CACHE\.$"):
+    with pytest.raises(
+        DataError,
+        match=r"^Small could not be saved in \S+downloads \(.*DUALKG_CACHE to a folder .*\.$",
+    ):
         load_graph("Small")
 
 
@@ -267,7 +270,7 @@ def test_the_data_folder_precedes_the_network(
     (tmp_path / "small.zip").write_bytes(zipped({f"deep/{name}": content for name, content in FILES.items()}))
     monkeypatch.setenv("DUALKG_DATA", str(tmp_path))
     graph = load_graph("Small")
-    assert (graph.name, graph.catalogued, server.asked) == ("Small", True, [])
+    assert (graph.name, graph.catalogued, server.requested) == ("Small", True, [])
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".tar.xz", ".tar.zst", ".tbz2"])

@@ -248,7 +248,7 @@ def test_a_sparse_file_reports_smaller_splits(tmp_path: Path) -> None:
     (tmp_path / "ring.tsv").write_bytes(lines(ring))
     (sentence,) = load_graph(tmp_path / "ring.tsv", split="10/60/30").notes.sentences()
     assert sentence.startswith("valid and test have ")
-    assert "triples of the 54 asked for: the others are the only ones of some entity or relation." in sentence
+    assert "triples of the 54 requested: the others are the only ones of some entity or relation." in sentence
 
 
 def test_a_file_too_sparse_to_split_is_refused(tmp_path: Path) -> None:
@@ -275,12 +275,12 @@ def test_invalid_splits_are_refused(split: str) -> None:
     with pytest.raises(RequestError) as caught:
         load_graph("world", split=split)
     assert str(caught.value) == (
-        f"A split is written as three shares in percent that make 100, as in 80/10/10; '{split}' came."
+        f"A split is three percentages that add up to 100, as in 80/10/10; '{split}' was given."
     )
 
 
 def test_a_seed_below_0_is_refused(dense: Path) -> None:
-    assert refused(dense, seed=-1) == "A seed is a whole number, 0 or more; -1 came."
+    assert refused(dense, seed=-1) == "A seed is a whole number, 0 or more; -1 was given."
 
 
 # Labels.
@@ -466,4 +466,4 @@ def test_a_truncated_file_is_an_error(folder: Callable[..., Path]) -> None:
 
 
 def test_columns_that_no_file_has_are_an_error(folder: Callable[..., Path]) -> None:
-    assert "columns, and column 9 was asked for" in refused(folder(), columns=(1, 2, 9))
+    assert "columns, and column 9 was given" in refused(folder(), columns=(1, 2, 9))

@@ -1,4 +1,4 @@
-"""Where a graph is found, and what its files are taken for."""
+"""The files of a graph: in folders, archives and the data folder, by name and by path."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def archives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def splits_of(place) -> dict[str, str]:
-    return {split: source.file_name for split, source in place.splits.items()}
+def file_names(location) -> dict[str, str]:
+    return {split: source.file_name for split, source in location.files.items()}
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_the_bundled_graph_precedes_a_folder_of_its_name(
 ) -> None:
     path = folder("train.tsv", "valid.tsv", "test.tsv", inside="world")
     monkeypatch.chdir(path.parent)
-    assert locate("world").splits["train"].path.parent != path
-    assert locate("./world").splits["train"].path == Path("world/train.tsv")
+    assert locate("world").files["train"].path.parent != path
+    assert locate("./world").files["train"].path == Path("world/train.tsv")
 
 
 @pytest.mark.parametrize(
@@ -85,16 +85,16 @@ def test_the_bundled_graph_precedes_a_folder_of_its_name(
     ],
 )
 def test_a_folder_is_read_by_the_names_of_its_files(folder: Callable[..., Path], names: tuple[str, ...]) -> None:
-    place = locate(folder(*names))
-    assert list(place.splits) == list(SPLITS)
-    assert [source.path.name for source in place.splits.values()] == list(names[:3])
-    assert (place.name, place.single, place.labels, place.entry) == ("mine", None, None, None)
+    location = locate(folder(*names))
+    assert list(location.files) == list(SPLITS)
+    assert [source.path.name for source in location.files.values()] == list(names[:3])
+    assert (location.name, location.single, location.labels, location.entry) == ("mine", None, None, None)
 
 
-def test_labels_lie_beside_the_splits(folder: Callable[..., Path]) -> None:
-    place = locate(folder("train.tsv", "valid.tsv", "test.tsv", "labels.tsv"))
-    assert place.labels is not None
-    assert place.labels.file_name == "labels.tsv"
+def test_labels_are_found_in_the_folder_of_the_splits(folder: Callable[..., Path]) -> None:
+    location = locate(folder("train.tsv", "valid.tsv", "test.tsv", "labels.tsv"))
+    assert location.labels is not None
+    assert location.labels.file_name == "labels.tsv"
 
 
 @pytest.mark.parametrize(
@@ -128,27 +128,27 @@ def test_a_folder_where_a_file_should_be_is_an_error(folder: Callable[..., Path]
         locate(path)
 
 
-def test_a_folder_beside_the_file_it_is_named_like_does_no_harm(folder: Callable[..., Path]) -> None:
-    assert splits_of(locate(folder("train.tsv", "valid.tsv", "test.tsv", "test/notes.tsv")))["test"] == "test.tsv"
+def test_a_folder_named_like_a_split_is_ignored_beside_its_file(folder: Callable[..., Path]) -> None:
+    assert file_names(locate(folder("train.tsv", "valid.tsv", "test.tsv", "test/notes.tsv")))["test"] == "test.tsv"
 
 
 def test_an_archive_is_read_like_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "mine.zip"
     path.write_bytes(zipped({f"deep/{name}": LINE for name in ("train.tsv", "dev.tsv", "test.tsv", "labels.tsv")}))
-    place = locate(path)
-    assert splits_of(place) == {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
-    assert place.labels is not None
-    assert (place.name, place.source, place.where) == ("mine", str(path), str(path))
+    location = locate(path)
+    assert file_names(location) == {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+    assert location.labels is not None
+    assert (location.name, location.source, location.where) == ("mine", str(path), str(path))
 
 
 def test_an_archive_may_hold_one_file_and_its_labels(tmp_path: Path) -> None:
     path = tmp_path / "mine.tar"
     path.write_bytes(tarred({"facts.tsv": LINE, "labels.tsv": b"a\tA\n", "README.md": b"hello"}))
-    place = locate(path)
-    assert place.single is not None
-    assert place.labels is not None
-    assert (place.single.file_name, place.labels.file_name) == ("facts.tsv", "labels.tsv")
-    assert list(place.files) == ["triples"]
+    location = locate(path)
+    assert location.single is not None
+    assert location.labels is not None
+    assert (location.single.file_name, location.labels.file_name) == ("facts.tsv", "labels.tsv")
+    assert list(location.files) == ["triples"]
 
 
 @pytest.mark.parametrize("names", [["train.tsv", "valid.tsv"], ["valid.tsv", "test.tsv"]])
@@ -174,17 +174,17 @@ def test_an_archive_of_several_graphs_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_catalogued_graph_sets_its_entry(folder: Callable[..., Path]) -> None:
-    place = locate(folder("train.tsv", "valid.tsv", "test.tsv", inside="wn18rr"))
-    assert place.entry is not None
-    assert (place.entry.name, place.fetched) == ("WN18RR", False)
+    location = locate(folder("train.tsv", "valid.tsv", "test.tsv", inside="wn18rr"))
+    assert location.entry is not None
+    assert (location.entry.name, location.fetched) == ("WN18RR", False)
 
 
 @pytest.mark.parametrize("file_name", ["UMLS.tar.gz", "umls.tar.gz", "UMLS.zip"])
 def test_archives_in_the_data_folder_are_found_by_name(archives: Path, file_name: str) -> None:
     files = {f"{split}.txt": LINE for split in SPLITS}
     (archives / file_name).write_bytes(zipped(files) if file_name.endswith("zip") else tarred(files, ".gz"))
-    place = locate("umls")
-    assert (place.name, place.where, place.fetched) == ("UMLS", str(archives / file_name), False)
+    location = locate("umls")
+    assert (location.name, location.where, location.fetched) == ("UMLS", str(archives / file_name), False)
 
 
 def test_a_folder_in_the_data_folder_is_found_by_name(archives: Path, folder: Callable[..., Path]) -> None:
@@ -215,7 +215,7 @@ def test_a_data_folder_that_does_not_exist_is_an_error(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("asked", "near"),
+    ("name", "suggestion"),
     [
         ("WN18R", " Did you mean 'WN18RR'?"),
         ("wordl", " Did you mean 'world'?"),
@@ -223,24 +223,26 @@ def test_a_data_folder_that_does_not_exist_is_an_error(tmp_path: Path, monkeypat
         ("x" * 300, ""),
     ],
 )
-def test_an_unknown_graph_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, near: str) -> None:
+def test_an_unknown_graph_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suggestion: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError) as caught:
-        locate(asked)
-    assert str(caught.value) == f"There is no graph, file or folder '{asked}'.{near} See: dualkg datasets"
+        locate(name)
+    assert str(caught.value) == f"There is no graph, file or folder '{name}'.{suggestion} See: dualkg datasets"
 
 
-def test_a_misspelt_path_gets_a_suggestion(folder: Callable[..., Path]) -> None:
+def test_a_misspelled_path_gets_a_suggestion(folder: Callable[..., Path]) -> None:
     path = folder("triples.tsv")
     with pytest.raises(RequestError, match=r"'\S+/tripels\.tsv'\. Did you mean 'triples\.tsv'\?"):
         locate(path / "tripels.tsv")
 
 
-def test_a_folder_as_an_archive_unpacks(tmp_path):
+def test_the_only_folder_inside_a_folder_is_read(tmp_path):
     inner = tmp_path / "mine" / "inner"
     inner.mkdir(parents=True)
     for split in ("train", "valid", "test"):
         (inner / f"{split}.tsv").write_text("a\tr\tb\n")
-    place = locate(tmp_path / "mine")
-    assert place.name == "mine"
-    assert [source.path.parent for source in place.splits.values()] == [inner] * 3
+    location = locate(tmp_path / "mine")
+    assert location.name == "mine"
+    assert [source.path.parent for source in location.files.values()] == [inner] * 3

@@ -32,16 +32,8 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".bz2": bz2.open,
     ".zst": lambda stream: pa.CompressedInputStream(stream, "zstd"),
 }
-TARS = {
-    ".tar": "",
-    ".tar.gz": ".gz",
-    ".tgz": ".gz",
-    ".tar.xz": ".xz",
-    ".txz": ".xz",
-    ".tar.bz2": ".bz2",
-    ".tbz2": ".bz2",
-    ".tar.zst": ".zst",
-}
+TARS = {f".tar{compression}": compression for compression in ("", *COMPRESSIONS)}
+TARS |= {".tgz": ".gz", ".txz": ".xz", ".tbz2": ".bz2"}
 # What the libraries raise for a damaged file; zipfile raises RuntimeError for an encrypted one.
 UNREADABLE = (
     OSError,
@@ -63,9 +55,9 @@ class Source:
 
     name: str
     file_name: str
+    compression: str
     path: Path
-    compression: str = ""
-    opener: Callable[[], Any] | None = field(default=None, repr=False, compare=False)
+    opener: Callable[[], Any] = field(repr=False, compare=False)
 
     def open(self) -> io.BufferedReader:
         """The decompressed bytes from their beginning."""
@@ -76,13 +68,15 @@ class Source:
         with io.BufferedReader(_Guarded(self, ""), BUFFER_SIZE) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
+    def checksum(self, kind: str = "sha256") -> str:
+        """The checksum of the decompressed bytes."""
+        with self.open() as stream:
+            return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
+
     @property
     def suffix(self) -> str:
         """The suffix of the format: `.tsv` for `train.tsv.gz`."""
         return PurePosixPath(self.file_name).suffix.lower()
-
-    def stored(self) -> Any:
-        return self.opener() if self.opener else self.path.open("rb")
 
 
 class _Guarded(io.RawIOBase):
@@ -92,7 +86,7 @@ class _Guarded(io.RawIOBase):
         self._source = source
         self._open: list[Any] = []
         try:
-            self._open.append(source.stored())
+            self._open.append(source.opener())
             if compression:
                 self._open.append(COMPRESSIONS[compression](self._open[0]))
         except UNREADABLE as error:
@@ -152,20 +146,21 @@ def find_sources(path: str | Path) -> list[Source]:
     lowered = path.name.lower()
     if lowered.endswith(".zip"):
         return _members(path, _zip_members)
-    if any(lowered.endswith(suffix) for suffix in TARS):
+    if lowered.endswith(tuple(TARS)):
         return _members(path, _tar_members)
-    file_name, compression = _uncompressed(path.name)
-    source = Source(str(path), file_name, path, compression)
+    source = Source(str(path), *_uncompressed(path.name), path, partial(path.open, "rb"))
     source.open().close()
     return [source]
 
 
 def one_source(path: str | Path) -> Source:
     """A file, or the only file of triples in an archive."""
-    sources = find_sources(path)
-    if len(sources) == 1:
-        return sources[0]
-    found = [source for source in sources if holds_triples(source)]
+    return only_triples(find_sources(path), path)
+
+
+def only_triples(sources: list[Source], path: str | Path) -> Source:
+    """The only source, or the only one of triples."""
+    found = sources if len(sources) == 1 else [source for source in sources if holds_triples(source)]
     if len(found) == 1:
         return found[0]
     names = ", ".join(source.file_name for source in (found or sources)[:5]) or "none"
@@ -183,9 +178,7 @@ def holds_triples(source: Source) -> bool:
 
 def _uncompressed(file_name: str) -> tuple[str, str]:
     suffix = PurePosixPath(file_name).suffix
-    if suffix.lower() in COMPRESSIONS:
-        return file_name.removesuffix(suffix), suffix.lower()
-    return file_name, ""
+    return (file_name.removesuffix(suffix), suffix.lower()) if suffix.lower() in COMPRESSIONS else (file_name, "")
 
 
 def _members(path: Path, list_members: Callable[[Path], dict[str, Callable[[], Any]]]) -> list[Source]:
@@ -199,8 +192,8 @@ def _members(path: Path, list_members: Callable[[Path], dict[str, Callable[[], A
             continue
         # The path of a member is only printed: the archive may hold any name.
         printable = "".join(letter if letter.isprintable() else "?" for letter in name)
-        file_name, compression = _uncompressed(PurePosixPath(printable.replace("\\", "/")).name)
-        sources.append(Source(f"{path}:{printable}", file_name, path, compression, opener))
+        file_name = PurePosixPath(printable.replace("\\", "/")).name
+        sources.append(Source(f"{path}:{printable}", *_uncompressed(file_name), path, opener))
     return sources
 
 
@@ -215,7 +208,7 @@ def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
 
 def _tar_members(path: Path) -> dict[str, Callable[[], Any]]:
     compression = next(kind for suffix, kind in TARS.items() if path.name.lower().endswith(suffix))
-    with Source(str(path), path.name, path, compression).open() as stream:
+    with Source(str(path), path.name, compression, path, partial(path.open, "rb")).open() as stream:
         content = stream.read()
     members: dict[str, Callable[[], Any]] = {}
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:

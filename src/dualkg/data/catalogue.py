@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -50,12 +49,11 @@ def find_entry(name: str) -> Entry | None:
 
 def identify(graph: Graph, sources: Mapping[str, Source]) -> Entry | None:
     """The entry with the counts and checksums of this graph, if any."""
-    same_counts = [
-        entry for entry in catalogue().values() if entry.counts == graph.counts and sources.keys() >= set(SPLITS)
-    ]
-    return next(
-        (entry for entry in same_counts if entry.sha256 == {split: _sum(sources[split]) for split in SPLITS}), None
-    )
+    same_counts = [entry for entry in catalogue().values() if entry.counts == graph.counts]
+    if not same_counts or not sources.keys() >= set(SPLITS):
+        return None
+    sums = {split: sources[split].checksum() for split in SPLITS}
+    return next((entry for entry in same_counts if entry.sha256 == sums), None)
 
 
 def check(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str) -> None:
@@ -71,7 +69,7 @@ def check(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str)
             )
     for kind, sums in (("sha256", entry.sha256), ("md5", entry.md5)):
         for split, expected_sum in sums.items():
-            found = _sum(sources[split], kind)
+            found = sources[split].checksum(kind)
             if found != expected_sum:
                 raise DataError(
                     f"{sources[split].name} is not the {split} file of {entry.name}: its {kind} should begin with "
@@ -94,8 +92,7 @@ def fetch(entry: Entry) -> list[Source]:
             for split in SPLITS
         ]
     else:
-        file_name = f"{entry.name}.tar.gz"
-        paths = [_download(entry, entry.address, file_name, entry.archive_sha256)]
+        paths = [_download(entry, entry.address, f"{entry.name}.tar.gz", entry.archive_sha256)]
     with discard_on_error(entry):
         return [source for path in paths for source in find_sources(path)]
 
@@ -106,12 +103,9 @@ def discard_on_error(entry: Entry) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        for path in (_downloads() / entry.name, _downloads() / f"{entry.name}.tar.gz"):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        raise DataError(f"{error} What {entry.address} gave was not kept.") from None
+        shutil.rmtree(_downloads() / entry.name, ignore_errors=True)
+        (_downloads() / f"{entry.name}.tar.gz").unlink(missing_ok=True)
+        raise DataError(f"{error} The download from {entry.address} was deleted.") from None
 
 
 def _downloads() -> Path:
@@ -127,19 +121,13 @@ def _download(entry: Entry, address: str, file_name: str, sha256: str | None) ->
         found = pooch.retrieve(address, known_hash=sha256 and f"sha256:{sha256}", fname=target.name, path=target.parent)
     except ValueError as error:  # a checksum that differs
         reason = str(error).partition(". ")[0]
-        raise DataError(f"What {address} gave is not {entry.name}: {reason}. Nothing was kept.{OFFLINE}") from None
+        raise DataError(f"{address} is not {entry.name}: {reason}. The download was deleted.{OFFLINE}") from None
     except OSError as error:
         if error.errno is None:  # errors of requests, which pooch downloads by, are OSErrors without a number
             reason = type(error).__name__
-            raise DataError(f"{entry.name} could not be fetched from {address} ({reason}).{OFFLINE}") from None
+            raise DataError(f"{entry.name} could not be downloaded from {address} ({reason}).{OFFLINE}") from None
         raise DataError(
-            f"{entry.name} could not be kept in {target.parent} ({error.strerror or error}). Name a folder that can be "
-            "written in the variable DUALKG_CACHE."
+            f"{entry.name} could not be saved in {target.parent} ({error.strerror or error}). Set the variable "
+            "DUALKG_CACHE to a folder that can be written."
         ) from None
     return Path(found)
-
-
-def _sum(source: Source, kind: str = "sha256") -> str:
-    """The checksum of the decompressed content of a file."""
-    with source.open() as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()

@@ -8,16 +8,16 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from dualkg.data import catalogue
-from dualkg.data.archives import COMPRESSIONS, TARS, TRIPLE_SUFFIXES, Source, find_sources, holds_triples, one_source
+from dualkg.data.archives import COMPRESSIONS, TARS, TRIPLE_SUFFIXES, Source, find_sources, holds_triples, only_triples
 from dualkg.data.catalogue import Entry, find_entry
-from dualkg.data.encoding import ReadTriples, read_triples
+from dualkg.data.encoding import read_triples
 from dualkg.data.graph import (
     FORMAT,
     SPLITS,
@@ -32,7 +32,7 @@ from dualkg.data.graph import (
     triple_keys,
 )
 from dualkg.data.readers import Columns, check_columns
-from dualkg.data.splits import split_triples
+from dualkg.data.splits import Fractions, split_triples
 from dualkg.data.text import read_labels
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError, did_you_mean
@@ -57,18 +57,18 @@ def load_graph(
     """
     check_columns(columns)
     if seed < 0:
-        raise RequestError(f"A seed is a whole number, 0 or more; {seed} came.")
-    options = _Options(columns, parse_split(split), seed)
+        raise RequestError(f"A seed is a whole number, 0 or more; {seed} was given.")
+    fractions = parse_split(split)
     location = locate(graph)
     if labels is not None:
         location = replace(location, labels=_labels_source(labels))
-    fingerprint = _fingerprint(location, options)
+    fingerprint = _fingerprint(location, columns, fractions, seed)
     cached = catalogue.cache_folder() / "graphs" / fingerprint[:32]
     found = _load_cached(cached) if location.source != BUNDLED else None
     if found is None:
         labels_read = read_labels(location.labels) if location.labels else {}
         with catalogue.discard_on_error(location.entry) if location.entry and location.fetched else nullcontext():
-            found = replace(_read(location, options, labels_read), fingerprint=fingerprint)
+            found = replace(_read(location, columns, fractions, seed, labels_read), fingerprint=fingerprint)
         if location.source != BUNDLED:
             with suppress(OSError):  # loading works without a writable cache
                 save_graph(found, cached)
@@ -80,30 +80,15 @@ def load_graph(
     return replace(found, source=location.source, read_options=read_options)
 
 
-def parse_split(split: str) -> tuple[float, float, float]:
+def parse_split(split: str) -> Fractions:
     """`80/10/10` → (0.8, 0.1, 0.1)."""
     try:
         parts = [float(part) for part in split.split("/")]
     except ValueError:
         parts = []
     if len(parts) != 3 or min(parts) < 0 or parts[0] == 0 or not abs(sum(parts) - 100) <= 1e-6:
-        raise RequestError(
-            f"A split is written as three shares in percent that make 100, as in 80/10/10; '{split}' came."
-        )
+        raise RequestError(f"A split is three percentages that add up to 100, as in 80/10/10; '{split}' was given.")
     return parts[0] / 100, parts[1] / 100, parts[2] / 100
-
-
-@dataclass(frozen=True)
-class _Options:
-    """The options that determine the graph, together with the bytes of its files."""
-
-    columns: Columns | None
-    fractions: tuple[float, float, float]
-    seed: int
-
-    @property
-    def as_published(self) -> bool:
-        return self.columns is None or list(self.columns) == [1, 2, 3]
 
 
 def _labels_source(path: str | Path) -> Source:
@@ -113,13 +98,12 @@ def _labels_source(path: str | Path) -> Source:
     return sources[0]
 
 
-def _fingerprint(location: Location, options: _Options) -> str:
-    """One checksum of the bytes to read and of the options."""
+def _fingerprint(location: Location, columns: Columns | None, fractions: Fractions, seed: int) -> str:
+    """One checksum of the bytes to read and of the options that determine the graph."""
     files = {"labels": location.labels, **location.files} if location.labels else location.files
     read = {name: [source.fingerprint(), source.suffix, source.compression] for name, source in files.items()}
     entry = asdict(location.entry) if location.entry else None
-    cut = [options.fractions, options.seed] if location.single else []
-    facts = [FORMAT, location.name, entry, read, list(options.columns or []), cut]
+    facts = [FORMAT, location.name, entry, read, list(columns or []), [fractions, seed] if location.single else []]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -133,31 +117,26 @@ def _load_cached(folder: Path) -> Graph | None:
 # -- reading ------------------------------------------------------------------------------------------------
 
 
-def _read(location: Location, options: _Options, labels: dict[str, str]) -> Graph:
+def _read(
+    location: Location, columns: Columns | None, fractions: Fractions, seed: int, labels: dict[str, str]
+) -> Graph:
     """Read a graph from its files, and check or look up its catalogue entry."""
-    if location.entry and not options.as_published:
+    entry, as_published = location.entry, columns is None or list(columns) == [1, 2, 3]
+    if entry and not as_published:
         raise RequestError(
-            f"{location.entry.name} is read as it is published, and columns {tuple(options.columns or ())} were asked "
-            f"for. Leave them out; if it is another graph, give {location.where} another name."
+            f"{entry.name} is read as it is published, and columns {tuple(columns or ())} were given. Leave them out; "
+            f"if it is another graph, give {location.where} another name."
         )
-    graph = _assemble(location, read_triples(location.files, columns=options.columns), options, labels)
-    if location.entry:
-        catalogue.check(location.entry, graph, location.files, location.where)
-        return replace(graph, name=location.entry.name, catalogued=True)
-    entry = catalogue.identify(graph, location.files) if options.as_published else None
-    return replace(graph, name=entry.name, catalogued=True) if entry else graph
-
-
-def _assemble(location: Location, read: ReadTriples, options: _Options, labels: dict[str, str]) -> Graph:
+    read = read_triples(location.files, columns=columns)
     shape = GraphShape(len(read.entities), len(read.relations))
-    labels = read.labels | labels
     if location.single:
-        splits, remarks = _split(location.single, read.triples["triples"], shape, options)
+        splits, remarks = _split(location.single.name, read.triples["triples"], shape, fractions, seed)
         notes = Notes(remarks=(*read.remarks, *remarks))
     else:
         splits = {name: read.triples[name] for name in SPLITS}
         notes = count_repeats(splits, shape, read.remarks)
-    return Graph(
+    labels = read.labels | labels
+    graph = Graph(
         name=location.name,
         entities=Vocabulary(read.entities, labels or None, kind="entity"),
         relations=Vocabulary(read.relations, labels or None, kind="relation"),
@@ -166,36 +145,39 @@ def _assemble(location: Location, read: ReadTriples, options: _Options, labels: 
         test=splits["test"],
         notes=notes,
     )
+    if entry:
+        catalogue.check(entry, graph, location.files, location.where)
+    elif as_published:
+        entry = catalogue.identify(graph, location.files)
+    return replace(graph, name=entry.name, catalogued=True) if entry else graph
 
 
 def _split(
-    source: Source, triples: Triples, shape: GraphShape, options: _Options
+    name: str, triples: Triples, shape: GraphShape, fractions: Fractions, seed: int
 ) -> tuple[dict[str, Triples], list[str]]:
-    """Split one file after removing duplicates: a copy in test of a triple in train would be known."""
+    """Split triples after removing duplicates: a copy in test of a triple in train would be known."""
     remarks = []
     keys = triple_keys(triples, shape)
-    num_repeated = len(keys) - len(sorted_distinct(keys))
-    if num_repeated:
-        _, first = np.unique(keys, return_index=True)
+    if num_repeated := len(keys) - len(sorted_distinct(keys)):
+        _, first = np.unique(keys, return_index=True)  # several times slower than `sorted_distinct`
         repeats = "1 repeat of a triple was" if num_repeated == 1 else f"{num_repeated:,} repeats of triples were"
         remarks.append(f"{repeats} left out.")
         triples = triples[np.sort(first)]
-    parts = split_triples(triples, options.fractions, seed=options.seed)
-    for name, fraction, part in zip(SPLITS, options.fractions, parts, strict=True):
+    parts = dict(zip(SPLITS, split_triples(triples, fractions, seed=seed), strict=True))
+    for (split, part), fraction in zip(parts.items(), fractions, strict=True):
         if fraction and not len(part):
             raise DataError(
-                f"{source.name} cannot be split: of its {len(triples):,} triples none can go to {name} without leaving "
-                f"an entity or a relation unseen in train (triples of the same two entities stay together). Give more "
+                f"{name} cannot be split: of its {len(triples):,} triples none can go to {split} without leaving an "
+                f"entity or a relation unseen in train (triples of the same two entities stay together). Give more "
                 f"triples, or a folder with train, valid and test."
             )
-    requested = sum(options.fractions[1:]) * len(triples)
-    held_out = len(parts[1]) + len(parts[2])
+    held_out, requested = len(triples) - len(parts["train"]), sum(fractions[1:]) * len(triples)
     if held_out < 0.9 * requested:
         remarks.append(
-            f"valid and test have {held_out:,} triples of the {requested:,.0f} asked for: the others are the only ones "
+            f"valid and test have {held_out:,} triples of the {requested:,.0f} requested: the others are the only ones "
             f"of some entity or relation."
         )
-    return dict(zip(SPLITS, parts, strict=True)), remarks
+    return dict(parts), remarks
 
 
 # -- the files of a graph -----------------------------------------------------------------------------------
@@ -203,19 +185,18 @@ def _split(
 
 @dataclass(frozen=True)
 class Location:
-    """The files of a graph: one for each split, or a single one to be split."""
+    """The files of a graph: train, valid and test, or a single file of `triples` to be split."""
 
     name: str
     source: str
     where: str
-    splits: dict[str, Source] = field(default_factory=dict)
-    labels: Source | None = None
-    single: Source | None = None
+    files: dict[str, Source]
+    labels: Source | None
     entry: Entry | None = None  # the catalogue's graph of that name
 
     @property
-    def files(self) -> dict[str, Source]:
-        return {"triples": self.single} if self.single else self.splits
+    def single(self) -> Source | None:
+        return self.files.get("triples")
 
     @property
     def fetched(self) -> bool:
@@ -228,17 +209,16 @@ def locate(graph: str | Path) -> Location:
     path = Path(text).expanduser()
     is_name = os.sep not in text and not text.startswith("~")
     if is_name and text == BUNDLED:
-        return _in_folder(Path(str(resources.files("dualkg.data") / BUNDLED)), name=BUNDLED, source=BUNDLED)
+        return Location(BUNDLED, BUNDLED, BUNDLED, *_files_at(Path(str(resources.files("dualkg.data") / BUNDLED))))
     if is_name and (entry := find_entry(text)):
-        if found := _in_data_folder(entry.name):
-            return _at_path(found, name=entry.name, source=entry.name, entry=entry)
-        sources = catalogue.fetch(entry)
-        return _of_sources(sources, name=entry.name, source=entry.name, where=entry.address, entry=entry)
+        found = _in_data_folder(entry.name)
+        files = _files_at(found) if found else _by_split(catalogue.fetch(entry), entry.address)
+        return Location(entry.name, entry.name, str(found or entry.address), *files, entry)
     with suppress(OSError):  # a name too long for any file
         if path.exists():
-            return _at_path(path, name=stem(path), source=text, entry=find_entry(stem(path)))
+            return Location(stem(path), text, str(path), *_files_at(path), find_entry(stem(path)))
     if is_name and (found := _in_data_folder(text)):
-        return _at_path(found, name=text, source=text)
+        return Location(text, text, str(found), *_files_at(found))
     known = [BUNDLED, *catalogue.catalogue(), *names_in_data_folder()]
     suggestion = did_you_mean(text, known)
     if not suggestion and path.parent.is_dir():
@@ -291,17 +271,17 @@ def _in_data_folder(name: str) -> Path | None:
     return next((paths[file_name] for file_name in wanted if file_name in paths), None)
 
 
-def _at_path(path: Path, *, name: str, source: str, entry: Entry | None = None) -> Location:
+def _files_at(path: Path) -> tuple[dict[str, Source], Source | None]:
+    """The files of triples and the file of labels in a folder or an archive, or a single file."""
     if path.is_dir():
-        return _in_folder(path, name=name, source=source, entry=entry)
+        return _files_in_folder(path)
     sources = find_sources(path)
-    if len(sources) > 1 and _by_split(sources, str(path)):
-        return _of_sources(sources, name=name, source=source, where=str(path), entry=entry)
-    single = sources[0] if len(sources) == 1 else one_source(path)
-    return Location(name, source, str(path), labels=_find_labels(sources), single=single, entry=entry)
+    if len(sources) > 1 and any(_split_of(source.file_name) and holds_triples(source) for source in sources):
+        return _by_split(sources, path)
+    return {"triples": only_triples(sources, path)}, _find_labels(sources)
 
 
-def _in_folder(folder: Path, *, name: str, source: str, entry: Entry | None = None) -> Location:
+def _files_in_folder(folder: Path) -> tuple[dict[str, Source], Source | None]:
     paths = [path for path in sorted(folder.iterdir()) if _split_of(path.name) or _is_labels(path.name)]
     files = [path for path in paths if not path.is_dir()]
     in_files = {_split_of(path.name) for path in files}
@@ -310,28 +290,11 @@ def _in_folder(folder: Path, *, name: str, source: str, entry: Entry | None = No
             raise DataError(f"{path} is a folder; a file of triples was expected. Name the file {path.name}.tsv.")
     inner = [path for path in folder.iterdir() if path.is_dir() and _looks_like_graph(path)]
     if not paths and len(inner) == 1:  # as an archive unpacks
-        return _in_folder(inner[0], name=name, source=source, entry=entry)
-    sources = [one_source(path) for path in files]
-    return _of_sources(sources, name=name, source=source, where=str(folder), entry=entry)
+        return _files_in_folder(inner[0])
+    return _by_split([only_triples(find_sources(path), path) for path in files], folder)
 
 
-def _of_sources(sources: list[Source], *, name: str, source: str, where: str, entry: Entry | None = None) -> Location:
-    splits = _by_split(sources, where)
-    if len(splits) < len(SPLITS):
-        found = ", ".join(split for split in SPLITS if split in splits) or "none of them"
-        raise DataError(
-            f"{where} should hold train, valid and test (as train.tsv and so on); it has {found}. To split one file, "
-            f"name the file itself."
-        )
-    ordered = {str(split): splits[split] for split in SPLITS}
-    return Location(name, source, where, ordered, labels=_find_labels(sources), entry=entry)
-
-
-def _find_labels(sources: Iterable[Source]) -> Source | None:
-    return next((source for source in sources if _is_labels(source.file_name)), None)
-
-
-def _by_split(sources: Iterable[Source], where: str) -> dict[str, Source]:
+def _by_split(sources: Iterable[Source], where: str | Path) -> tuple[dict[str, Source], Source | None]:
     splits: dict[str, Source] = {}
     for source in sources:
         split = _split_of(source.file_name)
@@ -340,7 +303,17 @@ def _by_split(sources: Iterable[Source], where: str) -> dict[str, Source]:
         if split in splits:
             raise DataError(f"{where} has two files for {split}: {splits[split].file_name} and {source.file_name}.")
         splits[split] = source
-    return splits
+    if len(splits) < len(SPLITS):
+        found = ", ".join(split for split in SPLITS if split in splits) or "none of them"
+        raise DataError(
+            f"{where} should hold train, valid and test (as train.tsv and so on); it has {found}. To split one file, "
+            f"name the file itself."
+        )
+    return {split: splits[split] for split in SPLITS}, _find_labels(sources)
+
+
+def _find_labels(sources: Iterable[Source]) -> Source | None:
+    return next((source for source in sources if _is_labels(source.file_name)), None)
 
 
 def _split_of(file_name: str) -> str | None:

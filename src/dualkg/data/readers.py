@@ -90,7 +90,7 @@ def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
     if isinstance(column, int):
         if column > len(header):
             raise DataError(
-                f"{name} has {len(header)} columns, and column {column} was asked for. "
+                f"{name} has {len(header)} columns, and column {column} was given. "
                 f"Choose numbers from 1 to {len(header)}."
             )
         return column - 1
@@ -168,18 +168,11 @@ class ParquetReader(Reader):
                 strings.validate(full=True)
                 return strings
         except pa.ArrowInvalid:
-            bad = pa.array([not _is_utf8(value) for value in column.cast(pa.binary()).to_pylist()], pa.bool_())
+            values = column.cast(pa.binary()).to_pylist()
+            bad = pa.array([value.decode("utf-8", "ignore").encode() != value for value in values], pa.bool_())
             raise self._bad_row(role, bad, first_row, "is not valid UTF-8") from None
         raise self._bad_row(role, empty, first_row, "is empty")
 
     def _bad_row(self, role: str, bad: pa.BooleanArray, first_row: int, problem: str) -> DataError:
         row = first_row + bad.index(True).as_py()
         return DataError(f"{self.source.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row.")
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -8,11 +8,10 @@ import numpy.typing as npt
 from dualkg.data.graph import Triples
 
 Positions = npt.NDArray[np.int64]
+Fractions = tuple[float, float, float]
 
 
-def split_triples(
-    triples: Triples, fractions: tuple[float, float, float], *, seed: int
-) -> tuple[Triples, Triples, Triples]:
+def split_triples(triples: Triples, fractions: Fractions, *, seed: int) -> tuple[Triples, Triples, Triples]:
     """Split `(num_triples, 3)` distinct triples into train, valid and test, each in the order given.
 
     Triples that join the same two entities, in either direction, stay together: one of them in train would reveal the
@@ -45,9 +44,7 @@ def split_triples(
     return triples[split == 0], triples[split == 1], triples[split == 2]
 
 
-def _leave_none_empty(
-    split_of_pair: npt.NDArray[np.int8], free: Positions, fractions: tuple[float, float, float]
-) -> None:
+def _leave_none_empty(split_of_pair: npt.NDArray[np.int8], free: Positions, fractions: Fractions) -> None:
     """Give valid and test one pair each if rounding left them none and there are pairs to give."""
     for split in (1, 2):
         if fractions[split] and not (split_of_pair == split).any():

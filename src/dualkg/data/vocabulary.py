@@ -90,9 +90,7 @@ class Vocabulary:
         """The id of a name, of a label, or an id itself; names take precedence over labels."""
         if not isinstance(name, str):
             if isinstance(name, bool) or not isinstance(name, (int, np.integer)):
-                raise RequestError(
-                    f"An {self.kind} is named by its name, or by its id as a whole number; {name!r} came."
-                )
+                raise RequestError(f"An {self.kind} is given by its name or by its id; {name!r} was given.")
             if not 0 <= name < len(self):
                 known = f"ids go from 0 to {len(self) - 1:,}" if len(self) else "none is known"
                 raise RequestError(f"There is no {self.kind} {int(name):,}: {known}.")

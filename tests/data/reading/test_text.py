@@ -123,7 +123,7 @@ def test_a_name_no_column_has_lists_the_columns(kit, write: Write) -> None:
         f"{path} has no column named 'subjekt'. Its columns are 'subject', 'predicate', 'object'. "
         "Did you mean 'subject' or 'object'?"
     )
-    with pytest.raises(DataError, match=r"has 3 columns, and column 5 was asked for\. Choose .* 1 to 3"):
+    with pytest.raises(DataError, match=r"has 3 columns, and column 5 was given\. Choose .* 1 to 3"):
         kit.read(path, (1, 2, 5))
     twice = write("twice.csv", b"a,b,b,c\n1,2,3,4\n")
     with pytest.raises(DataError, match=r"has 2 columns named 'b'\. Choose by number"):
