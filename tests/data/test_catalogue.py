@@ -235,9 +235,7 @@ def test_bad_labels_do_not_delete_downloads(listed: Callable[..., Entry], cache:
 
 def test_an_address_that_is_gone_is_an_error(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     server.served.clear()
-    with pytest.raises(
-        DataError, match=r"^Small could not be downloaded from \S+ \(HTTPError\)\. To work offline"
-    ):
+    with pytest.raises(DataError, match=r"^Small could not be downloaded from \S+ \(HTTPError\)\. To work offline"):
         load_graph("Small")
     assert files_in(cache) == []
 

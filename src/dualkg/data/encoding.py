@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,8 @@ class ReadTriples:
     entities: pa.StringArray
     relations: pa.StringArray
     triples: dict[str, Triples]
-    labels: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    labels: dict[str, str]
+    remarks: list[str]
 
 
 def read_triples(sources: Mapping[str, Source], *, columns: Columns | None = None) -> ReadTriples:
@@ -44,53 +44,38 @@ def read_triples(sources: Mapping[str, Source], *, columns: Columns | None = Non
     readers = {split: READERS.get(source.suffix, TextReader)(source, columns) for split, source in sources.items()}
     if not readers:
         raise DataError("There is no file of triples to read. Give at least one.")
-    with Encoder() as encoder:
-        for split, reader in readers.items():
-            _encode(encoder, split, reader)
-        entities, relations, triples = encoder.finish()
     labels: dict[str, str] = {}
     remarks: list[str] = []
-    # A first line such as `s r t` could be a header or a triple, so say how it was read.
-    if headers := [reader.source.name for reader in readers.values() if reader.header]:
-        listed = headers[0] if len(headers) == 1 else f"{', '.join(headers[:-1])} and {headers[-1]}"
-        remarks.append(f"The first line of {listed} was read as a header.")
-    for reader in readers.values():
-        labels = reader.labels | labels
-        remarks += reader.remarks
-    return ReadTriples(entities, relations, triples, labels, remarks)
-
-
-def _encode(encoder: Encoder, split: str, reader: Reader) -> None:
-    num_triples = 0
-    with closing(reader.blocks()) as blocks:
-        for block in blocks:
-            encoder.add(split, block)
-            num_triples += block.num_rows
-    if not num_triples:
-        why = "".join(f" {remark}" for remark in reader.remarks)
-        raise DataError(f"{reader.source.name} holds no triples; at least one is expected.{why}")
+    with ThreadPoolExecutor(1, "dualkg-names") as worker:
+        encoder = Encoder(worker)
+        for split, reader in readers.items():
+            num_triples = 0
+            with closing(reader.blocks()) as blocks:
+                for block in blocks:
+                    encoder.add(split, block)
+                    num_triples += block.num_rows
+            if not num_triples:
+                why = "".join(f" {remark}" for remark in reader.remarks)
+                raise DataError(f"{reader.source.name} holds no triples; at least one is expected.{why}")
+            labels = reader.labels | labels
+            remarks += reader.remarks
+        return ReadTriples(*encoder.finish(), labels, remarks)
 
 
 class Encoder:
     """Takes blocks in the order of reading, and numbers names by their first appearance.
 
-    A second thread merges the names of each block into the vocabulary while the next blocks are parsed.
+    The worker merges the names of each block into the vocabulary while the next blocks are parsed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: ThreadPoolExecutor) -> None:
         self._entities = pa.array([], pa.string())
         self._relations = pa.array([], pa.string())
         self._ids: dict[str, list[tuple[Ids, Ids, Ids]]] = {}
         self._waiting: list[tuple[str, pa.RecordBatch]] = []
         self._num_waiting = 0
-        self._worker = ThreadPoolExecutor(1, "dualkg-names")
+        self._worker = worker
         self._merging: Future[None] | None = None
-
-    def __enter__(self) -> Encoder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._worker.shutdown()
 
     def add(self, split: str, block: pa.RecordBatch) -> None:
         """Take a block of dictionary-encoded head, relation and tail names."""

@@ -64,9 +64,8 @@ class Graph:
     fingerprint: str = ""
     catalogued: bool = False
     notes: Notes = Notes()
-    read_options: dict[str, Any] = field(
-        default_factory=dict
-    )  # the keys of a recipe's [data] table that `load_graph` was called with
+    read_options: dict[str, Any] = field(default_factory=dict)
+    """The keys of a recipe's [data] table that `load_graph` was called with."""
 
     @property
     def shape(self) -> GraphShape:
@@ -175,43 +174,26 @@ def save_graph(graph: Graph, folder: Path) -> None:
         for split in SPLITS:
             columns = {name: pa.array(graph.split(split)[:, i]) for i, name in enumerate(COLUMNS)}
             _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
-        about = {
-            "format": FORMAT,
-            "name": graph.name,
-            "source": graph.source,
-            "fingerprint": graph.fingerprint,
-            "catalogued": graph.catalogued,
-            "notes": asdict(graph.notes),
-        }
+        plain = {name: getattr(graph, name) for name in ("name", "source", "fingerprint", "catalogued")}
+        about = {"format": FORMAT, **plain, "notes": asdict(graph.notes)}
         (fresh / "graph.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 def load_saved_graph(folder: Path) -> Graph:
     """Read a graph that `save_graph` wrote; OSError or ValueError if it is missing, damaged or of another format."""
     try:
+        about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
+        if (saved := about.pop("format")) != FORMAT:
+            raise ValueError(f"{folder} has format {saved}; this version reads {FORMAT}")
+        notes = about.pop("notes")
+        about["notes"] = Notes(notes["duplicates"], notes["overlaps"], tuple(notes["remarks"]))
         with _system_memory_pool():
-            return _load(folder)
-    except (KeyError, TypeError, pa.ArrowException) as error:
+            about["entities"] = _load_vocabulary(folder / "entities.parquet", "entity")
+            about["relations"] = _load_vocabulary(folder / "relations.parquet", "relation")
+            about |= {split: _load_triples(folder / f"{split}.parquet") for split in SPLITS}
+        return Graph(**about)
+    except (KeyError, TypeError, AttributeError, pa.ArrowException) as error:
         raise ValueError(f"{folder} is damaged ({error})") from error
-
-
-def _load(folder: Path) -> Graph:
-    about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
-    if about["format"] != FORMAT:
-        raise ValueError(f"{folder} has format {about['format']}; this version reads {FORMAT}")
-    notes = Notes(about["notes"]["duplicates"], about["notes"]["overlaps"], tuple(about["notes"]["remarks"]))
-    return Graph(
-        name=about["name"],
-        entities=_load_vocabulary(folder / "entities.parquet", "entity"),
-        relations=_load_vocabulary(folder / "relations.parquet", "relation"),
-        train=_load_triples(folder / "train.parquet"),
-        valid=_load_triples(folder / "valid.parquet"),
-        test=_load_triples(folder / "test.parquet"),
-        source=about["source"],
-        fingerprint=about["fingerprint"],
-        catalogued=about["catalogued"],
-        notes=notes,
-    )
 
 
 @contextmanager

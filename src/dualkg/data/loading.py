@@ -163,7 +163,7 @@ def _split(
         repeats = "1 repeat of a triple was" if num_repeated == 1 else f"{num_repeated:,} repeats of triples were"
         remarks.append(f"{repeats} left out.")
         triples = triples[np.sort(first)]
-    parts = dict(zip(SPLITS, split_triples(triples, fractions, seed=seed), strict=True))
+    parts: dict[str, Triples] = dict(zip(SPLITS, split_triples(triples, fractions, seed=seed), strict=True))
     for (split, part), fraction in zip(parts.items(), fractions, strict=True):
         if fraction and not len(part):
             raise DataError(
@@ -177,7 +177,7 @@ def _split(
             f"valid and test have {held_out:,} triples of the {requested:,.0f} requested: the others are the only ones "
             f"of some entity or relation."
         )
-    return dict(parts), remarks
+    return parts, remarks
 
 
 # -- the files of a graph -----------------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dualkg.data.archives import Source
-from dualkg.data.readers import Columns, Reader, make_block
+from dualkg.data.readers import Reader, make_block
 from dualkg.errors import DataError, RequestError
 from dualkg.extras import optional_import
 
@@ -21,13 +20,10 @@ SKIPPED = {"literal": "a literal", "blank": "a blank node", "quoted": "a quoted 
 class RdfReader(Reader):
     """Triples whose three terms are IRIs; an English or untagged rdfs:label becomes a label."""
 
-    def __init__(self, source: Source, columns: Columns | None = None) -> None:
-        super().__init__(source, columns)
-        self._label_ranks: dict[str, int] = {}
-
     def blocks(self) -> Generator[pa.RecordBatch]:
         if self.columns is not None:
             raise RequestError(f"{self.source.name} is RDF, which has no columns to choose. Leave them out.")
+        self._label_ranks: dict[str, int] = {}
         skipped: Counter[str] = Counter()
         found: list[tuple[str, str, str]] = []
         for triple in self._parse():
@@ -42,7 +38,8 @@ class RdfReader(Reader):
         if found:
             yield _block(found)
         if skipped:
-            self.remarks.append(f"{self.source.name}: {_counts(skipped)} skipped.")
+            counts = ", ".join(f"{skipped[kind]:,} with {text}" for kind, text in SKIPPED.items() if skipped[kind])
+            self.remarks.append(f"{self.source.name}: triples skipped: {counts}.")
 
     def _parse(self) -> Iterator[Any]:
         with optional_import("pyoxigraph", purpose=f"{self.source.name} is RDF, and reading it"):
@@ -83,12 +80,3 @@ class RdfReader(Reader):
 
 def _block(found: list[tuple[str, str, str]]) -> pa.RecordBatch:
     return make_block(*(pa.array(names, pa.string()) for names in zip(*found, strict=True)))
-
-
-def _counts(skipped: Counter[str]) -> str:
-    """`1,234 triples with a literal and 5 with a blank node were`."""
-    parts = [f"{skipped[kind]:,} with {SKIPPED[kind]}" for kind in SKIPPED if skipped[kind]]
-    number, _, rest = parts[0].partition(" ")
-    parts[0] = f"{number} {'triple' if number == '1' else 'triples'} {rest}"
-    listed = parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
-    return f"{listed} {'was' if skipped.total() == 1 else 'were'}"

@@ -26,14 +26,13 @@ NUM_ROWS = 1 << 17
 
 
 class Reader(ABC):
-    """Reads one source; `labels`, `remarks` and `header` are complete once all blocks are read."""
+    """Reads one source; `labels` and `remarks` are complete once all blocks are read."""
 
     def __init__(self, source: Source, columns: Columns | None = None) -> None:
         self.source = source
         self.columns = columns
         self.labels: dict[str, str] = {}
         self.remarks: list[str] = []
-        self.header = False
 
     @abstractmethod
     def blocks(self) -> Generator[pa.RecordBatch]:

@@ -8,6 +8,7 @@ import io
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
@@ -31,7 +32,8 @@ class TextReader(Reader):
         layout = triple_layout(self.source, self.columns)
         if layout is None:
             return
-        self.header = layout.header and self.columns is None
+        if layout.header and self.columns is None:  # a first line such as `s r t` could also be a triple
+            self.remarks.append(f"The first line of {self.source.name} was read as a header.")
         yield from _blocks(self.source, layout)
 
 
@@ -66,8 +68,7 @@ class Layout:
     first_line: int = 1
 
 
-@dataclass(frozen=True)
-class _FirstRow:
+class _FirstRow(NamedTuple):
     cells: tuple[str, ...]
     start: int
     end: int

@@ -30,7 +30,7 @@ _:n <http://x/r> <http://x/b> .
     )
     read = kit.read(path)
     assert kit.named(read) == [("http://x/a", "http://x/r", "http://x/b"), ("http://x/b", "http://x/r", "http://x/a")]
-    assert read.remarks == [f"{path}: 2 triples with a literal and 1 with a blank node were skipped."]
+    assert read.remarks == [f"{path}: triples skipped: 2 with a literal, 1 with a blank node."]
     assert read.labels == {}
 
 
@@ -41,7 +41,7 @@ def test_turtle_with_prefixes_and_one_skipped(kit, write: Write) -> None:
         ("http://x/a", "http://x/r", "http://x/b"),
         ("http://x/a", "http://www.w3.org/1999/02/22-rdf-syntax-ns#type", "http://x/c"),
     ]
-    assert read.remarks == [f"{path}: 1 triple with a blank node was skipped."]
+    assert read.remarks == [f"{path}: triples skipped: 1 with a blank node."]
 
 
 def test_labels_in_english_precede_untagged_ones(kit, write: Write) -> None:
@@ -58,7 +58,7 @@ def test_labels_in_english_precede_untagged_ones(kit, write: Write) -> None:
     path = write("mine.nt", "\n".join(lines).encode())
     read = kit.read(path)
     assert read.labels == {"http://x/a": "Ann", "http://x/b": "B", "http://x/r": "knows"}
-    assert read.remarks == [f"{path}: 1 triple with a literal was skipped."]
+    assert read.remarks == [f"{path}: triples skipped: 1 with a literal."]
 
 
 @pytest.mark.parametrize(("name", "kind"), [("mine.nt", "N-Triples"), ("mine.ttl", "Turtle")])
@@ -81,7 +81,7 @@ def test_a_file_of_literals_holds_no_triples(kit, write: Write) -> None:
     with pytest.raises(DataError) as caught:
         kit.read(path)
     assert str(caught.value) == (
-        f"{path} holds no triples; at least one is expected. {path}: 1 triple with a literal was skipped."
+        f"{path} holds no triples; at least one is expected. {path}: triples skipped: 1 with a literal."
     )
 
 

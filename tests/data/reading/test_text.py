@@ -15,6 +15,9 @@ from dualkg.errors import DataError, RequestError
 
 Write = Callable[[str, bytes], Path]
 ABC = [("a", "r", "b"), ("c", "r", "d")]
+NO_TRIPLES_AFTER_HEADER = (
+    "m.csv holds no triples; at least one is expected. The first line of m.csv was read as a header."
+)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +251,8 @@ def sentence(kit, path: Path, columns: object = None) -> str:
         ),
         ("m.tsv", b"", "m.tsv holds no triples; at least one is expected."),
         ("m.tsv", b"\n\r\n", "m.tsv holds no triples; at least one is expected."),
-        ("m.csv", b"head,relation,tail", "m.csv holds no triples; at least one is expected."),
-        ("m.csv", codecs.BOM_UTF8 + b"head,relation,tail\r\n\r\n", "m.csv holds no triples; at least one is expected."),
+        ("m.csv", b"head,relation,tail", NO_TRIPLES_AFTER_HEADER),
+        ("m.csv", codecs.BOM_UTF8 + b"head,relation,tail\r\n\r\n", NO_TRIPLES_AFTER_HEADER),
     ],
 )
 def test_the_first_bad_line_is_named(kit, write: Write, name: str, content: bytes, expected: str) -> None:
