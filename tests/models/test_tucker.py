@@ -13,7 +13,7 @@ from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer, Validation
 from dualkg.training.reference_step import ReferenceStep
-from tests.training.test_loop import stop_after
+from tests.training.test_trainer import stop_after
 
 SHAPE = kg.GraphShape(30, 4)
 BATCH = torch.tensor([[0, 1, 2], [3, 1, 4], [5, 6, 0], [0, 6, 1], [7, 1, 7]])

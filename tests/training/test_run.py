@@ -16,7 +16,7 @@ from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
 from tests.models import odd_models as odd
-from tests.training.test_loop import stop_after
+from tests.training.test_trainer import stop_after
 
 
 class Shifted(kg.BilinearModel):

@@ -183,6 +183,13 @@ class BoundOneVsAll:
             loss = loss + self.relation_weight * cross_entropy(model.relation_scores(f), f.relations)
         return loss
 
+    def target_weights(self, entities: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
+        """The weight of each target in the mean, `(batch,)`, in total `scale`."""
+        if self.entity_weights is None:
+            return torch.full(entities.shape, scale / len(entities), dtype=dtype, device=entities.device)
+        chosen = self.entity_weights[entities]
+        return chosen / (chosen.sum() / scale)
+
     def _of_entities(self, scores: Tensor, answers: Tensor) -> Tensor:
         return cross_entropy(scores, answers, self.entity_weights, smoothing=self.label_smoothing)
 

@@ -1,7 +1,4 @@
-"""Checkpoints: everything that training needs to go on, in one file that is whole or not there.
-
-At the start of a recipe that is nothing, for its seed makes the same model again; at the end it is the weights to keep.
-"""
+"""Checkpoints and weights as safetensors files, written atomically."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from dualkg.files import atomic_write
 
 @dataclass
 class Progress:
-    """Where training stands: `epoch` epochs and `step` steps of the next are done."""
+    """The progress of training: `epoch` epochs and `step` steps of the next are done."""
 
     epoch: int = 0
     step: int = 0
@@ -31,16 +28,16 @@ class Progress:
     best_mrr: float = -1.0
     since_best: int = 0
     stopped: bool = False
-    averaged: int = 0  # epochs whose weights are in the mean
+    averaged: int = 0  # number of epochs in the mean of the weights
     history: list[dict[str, Any]] = field(default_factory=list)
 
 
 def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dict[str, Any]) -> None:
-    """Write named groups of tensors and a JSON note, atomically. Tables with NaN or infinity are refused."""
+    """Write named groups of tensors and JSON metadata, atomically. Tensors with NaN or infinity are refused."""
     found = {f"{group}/{name}": value.detach() for group, members in groups.items() for name, value in members.items()}
-    for name, value in found.items():  # where they are: a GPU sees it at once
+    for name, value in found.items():  # on their device, which is faster
         if value.is_floating_point() and not torch.isfinite(value).all():
-            raise DivergedError(f"{name} holds NaN or infinity, so it was not saved; {path.name} is as it was.")
+            raise DivergedError(f"{name} contains NaN or infinity, so it was not saved; {path.name} is unchanged.")
     tensors = {name: value.cpu().contiguous() for name, value in found.items()}
     with atomic_write(path) as fresh:
         try:
@@ -55,7 +52,7 @@ def load_tensors(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, An
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
-            for key in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
+            for key in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
                 group, _, name = key.partition("/")
                 groups.setdefault(group, {})[name] = file.get_tensor(key)
     except (SafetensorError, OSError, ValueError) as error:
@@ -63,17 +60,17 @@ def load_tensors(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, An
     return groups, about
 
 
-def load_weights(model: nn.Module, tensors: dict[str, Any], *, source: Path) -> None:
-    """Fill a model; weights that are not this model's are refused in a sentence."""
+def load_weights(model: nn.Module, tensors: dict[str, Any], *, source: object) -> None:
+    """Load the parameters of a model; tensors of other names or shapes are refused."""
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if expected != found:
-        raise RequestError(f"{source} does not fit the recipe: tables {expected} were expected, {found} came.")
+        raise RequestError(f"{source} does not fit the model: tables {expected} were expected, {found} were found.")
     model.load_state_dict(tensors)
 
 
 def save_weights(tables: Mapping[str, Tensor], path: Path, *, sparse: Collection[str] = ()) -> None:
-    """Write the tables of a model, those named in `sparse` as CSR: nothing of their zeros is kept."""
+    """Write the tables of a model, those named in `sparse` as CSR, without their zeros."""
     dense = {name: table for name, table in tables.items() if name not in sparse}
     parts = {f"{name}/{part}": array for name in sparse for part, array in compress(tables[name]).items()}
     about = {"shapes": {name: list(tables[name].shape) for name in sparse}} if sparse else {}
@@ -81,14 +78,14 @@ def save_weights(tables: Mapping[str, Tensor], path: Path, *, sparse: Collection
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Every table of a model, those written as CSR filled up with their zeros."""
+    """Read the tables of a model, those written as CSR as dense tables."""
     groups, about = load_tensors(path)
     tables = dict(groups.get("model", {}))
     for name, shape in about.get("shapes", {}).items():
         try:
             parts = [groups["csr"][f"{name}/{part}"] for part in ("values", "columns", "starts")]
             tables[name] = expand(*parts, shape=shape)
-        except (KeyError, IndexError, RuntimeError):  # a part is missing, or is not of this table
+        except (KeyError, IndexError, RuntimeError):  # a part is missing or has another size
             raise RequestError(f"{path} cannot be read as a file of weights: its CSR of {name} is damaged.") from None
     return tables
 
@@ -96,19 +93,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def compress(table: Tensor) -> dict[str, Tensor]:
     """A table `(rows, columns)` as CSR: its `values`, their `columns`, and where each row `starts`, then the end."""
     table = table.detach().cpu()
-    there = table != 0
+    nonzero = table != 0
     starts = torch.zeros(len(table) + 1, dtype=torch.int64)
-    torch.cumsum(there.sum(dim=1), dim=0, out=starts[1:])
-    columns = there.nonzero()[:, 1]
+    torch.cumsum(nonzero.sum(dim=1), dim=0, out=starts[1:])
+    columns = nonzero.nonzero()[:, 1]
     return {
-        "values": table[there],
+        "values": table[nonzero],
         "columns": columns.to(smallest_integer(table.shape[1] - 1)),
         "starts": starts.to(smallest_integer(len(columns))),
     }
 
 
 def expand(values: Tensor, columns: Tensor, starts: Tensor, *, shape: Sequence[int]) -> Tensor:
-    """The table that `compress` took apart; parts that do not fit each other or the shape raise."""
+    """The inverse of `compress`; arrays that do not fit each other or the shape raise."""
     rows = torch.arange(len(starts) - 1).repeat_interleave(starts.long().diff())
     if len(starts) != shape[0] + 1 or not len(rows) == len(columns) == len(values):
         raise IndexError(f"{len(values)} values, {len(columns)} columns and {len(starts)} starts do not fit {shape}")

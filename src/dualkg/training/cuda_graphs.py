@@ -1,35 +1,35 @@
-"""A step as one CUDA graph: the host says "again", and never waits inside an epoch."""
+"""A training step captured as one CUDA graph, so that the host launches one operation a step and never waits."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from dualkg.models.base import Model
-from dualkg.training.gpu_step import stream
+from dualkg.training.reference_step import ReferenceStep
 
-ROOM = 64  # questions by which the room for them grows
-WARM_UP = 3  # steps taken one operation at a time before one is captured: libraries set themselves up in them
+if TYPE_CHECKING:
+    from dualkg.training.gpu_step import Bf16Step
+
+CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows
+WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
 
 
-class Capturable(Protocol):
-    """A step that never waits for the GPU, at a learning rate that is read there."""
-
-    model: Model
-    rate: Tensor
-    room: int | None
-
-    def __call__(self, batch: Tensor, learning_rate: float, /) -> Tensor: ...
-
-    def step(self, batch: Tensor, /) -> Tensor: ...
+@cache
+def stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """The stream of a device for a purpose."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class CudaGraphStep:
-    """Replays a captured step for batches of the largest size; others, such as a last short one, are taken eagerly."""
+    """Replays a captured step for batches of the largest size; others, such as a last short one, run eagerly.
 
-    def __init__(self, step: Capturable) -> None:
+    A step must not wait for the GPU, and reads its learning rate from a tensor there.
+    """
+
+    def __init__(self, step: Bf16Step | ReferenceStep) -> None:
         self.step = step
         self.stream = stream(step.model.device, "captured")
         self.num_taken = 0
@@ -38,15 +38,15 @@ class CudaGraphStep:
         self.batch: Tensor
         self.objective: Tensor
 
-    def make_room(self, num_questions: int) -> None:
-        """For batches of that many questions, and a few more; what was captured with less room is of no use then."""
-        if self.step.room is None or num_questions > self.step.room:
-            self.step.room = -(-num_questions // ROOM) * ROOM
+    def reserve(self, num_queries: int) -> None:
+        """Provide for batches of that many queries, and a few more; a graph with less capacity is discarded."""
+        if self.step.capacity is None or num_queries > self.step.capacity:
+            self.step.capacity = -(-num_queries // CAPACITY_STEP) * CAPACITY_STEP
             self.num_taken, self.graph = 0, None
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it; the next step overwrites that."""
-        if len(batch) > self.largest:  # what a graph works on is about to be outgrown, and made again
+        if len(batch) > self.largest:  # the buffers that a graph works on are about to be replaced by larger ones
             self.largest, self.num_taken, self.graph = len(batch), 0, None
         if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
             self._capture(batch)
@@ -54,12 +54,12 @@ class CudaGraphStep:
             self.num_taken += 1
             return self._eagerly(batch, learning_rate)
         self.batch.copy_(batch)
-        self.step.rate.fill_(learning_rate)
+        self.step.set_learning_rate(learning_rate)
         self.graph.replay()
         return self.objective
 
     def _eagerly(self, batch: Tensor, learning_rate: float) -> Tensor:
-        """On a stream of its own, as capturing asks of the steps before it."""
+        """On a separate stream, as capturing requires of the steps before it."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             objective = self.step(batch, learning_rate)

@@ -1,4 +1,4 @@
-"""Which step trains a model: one table of capabilities decides, and one phrase says what was chosen.
+"""Engines: which step trains a model, in which precision, and what prevents a faster one.
 
 There are two engines. The reference engine is autograd, on a GPU captured as a CUDA graph where that is possible. The
 fast engine computes the gradient of the softmax without autograd: fused on a CPU or a GPU, and with bfloat16 products
@@ -23,10 +23,9 @@ from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.fused import FusedStep, has_builtin_maps
-from dualkg.training.gpu_step import Bf16Step
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
-from dualkg.training.reference_step import CapturedStep, ReferenceStep
+from dualkg.training.reference_step import ReferenceStep
 
 Step = Callable[[Tensor, float], Tensor]
 StepName = Literal["autograd", "captured", "fused", "kernels"]
@@ -56,14 +55,11 @@ class Engine:
     def __str__(self) -> str:
         """Such as `fused kernels, bfloat16 products, one NVIDIA H200` or `autograd, float32, 2 CPU threads`."""
         products = {"float32": "float32", "tf32": "TensorFloat-32 products", "bf16": "bfloat16 products"}
-        return f"{PHRASES[self.step]}, {products[self.precision]}, {_device_phrase(self.device)}"
-
-
-def _device_phrase(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"one {torch.cuda.get_device_name(device)}"
-    threads = torch.get_num_threads()
-    return f"{threads} CPU thread{'' if threads == 1 else 's'}"
+        threads = torch.get_num_threads()
+        device = f"{threads} CPU thread{'' if threads == 1 else 's'}"
+        if self.device.type == "cuda":
+            device = f"one {torch.cuda.get_device_name(self.device)}"
+        return f"{PHRASES[self.step]}, {products[self.precision]}, {device}"
 
 
 class Job(NamedTuple):
@@ -74,9 +70,6 @@ class Job(NamedTuple):
     regularizer: Regularizer
     optimizer: str
     order: str = "triples"
-
-
-Requirement = tuple[Callable[[Job], object], Callable[[Job], str]]  # a condition, and why it fails
 
 
 def kernels_know_relations(job: Job) -> bool:
@@ -98,63 +91,52 @@ def kernels_know_relations(job: Job) -> bool:
     )
 
 
-# What each step needs, in the order in which it is checked.
-FAST: list[Requirement] = [
-    (
-        lambda job: job.model.score_form and all(table.requires_grad for table in job.model.parameters()),
-        lambda job: (
+def fast_obstacle(job: Job) -> str | None:
+    """Why the fast engine cannot train a job, as the end of a sentence; None if it can."""
+    if not (job.model.score_form and all(table.requires_grad for table in job.model.parameters())):
+        return (
             "needs a model whose scores are one product, as those of bilinear models and squared distances are, and "
             f"whose tables are all trained; this {type(job.model).__name__} is none"
-        ),
-    ),
-    (
-        lambda job: job.loss.fast_step_obstacle is None,
-        lambda job: f"is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set",
-    ),
-]
-BF16: list[Requirement] = [
-    (lambda job: job.model.score_form == "products", lambda job: "is for models that score by products"),
-    (
-        lambda job: job.optimizer == "Adagrad",
-        lambda job: f"is for training with Adagrad; optimizer.name is {job.optimizer}",
-    ),
-    (lambda job: job.model.embedding.entities.dtype == torch.float32, lambda job: "is for tables of float32"),
-]
-BF16_ON_CPU: list[Requirement] = [
-    (lambda job: has_bf16_products(), lambda job: "is not what this processor multiplies, and would be slow"),
-]
-BF16_ON_GPU: list[Requirement] = [
-    (lambda job: not gpu_kernels_unavailable(), lambda job: f"on a GPU {gpu_kernels_unavailable()}"),
-    (
-        lambda job: torch.cuda.get_device_capability(job.model.device) >= (8, 0),
-        lambda job: "is not what this GPU multiplies",
-    ),
-    (
-        kernels_know_relations,
-        lambda job: (
+        )
+    if job.loss.fast_step_obstacle:
+        return f"is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set"
+    return None
+
+
+def bf16_obstacle(job: Job, *, on_gpu: bool) -> str | None:
+    """Why a job for the fast engine cannot use bfloat16 products, as the end of a sentence; None if it can."""
+    if job.model.score_form != "products":
+        return "is for models that score by products"
+    if job.optimizer != "Adagrad":
+        return f"is for training with Adagrad; optimizer.name is {job.optimizer}"
+    if job.model.embedding.entities.dtype != torch.float32:
+        return "is for tables of float32"
+    if not on_gpu:
+        return None if has_bf16_products() else "is not supported by this processor, and would be slow"
+    if reason := gpu_kernels_unavailable():
+        return f"on a GPU {reason}"
+    if torch.cuda.get_device_capability(job.model.device) < (8, 0):
+        return "is not supported by this GPU"
+    if not kernels_know_relations(job):
+        return (
             "on a GPU is for models and regularizers that kernels know: relations that are rows, or matrices without "
             f"relation prediction, and sums of powers over a batch; this {type(job.model).__name__} with "
             f"{type(job.regularizer).__name__} is not"
-        ),
-    ),
-]
-CAPTURED: list[Requirement] = [
-    (lambda job: job.model.device.type == "cuda", lambda job: "is for a GPU"),
-    (lambda job: job.optimizer == "Adam" and job.order == "triples", lambda job: "is for Adam and single triples"),
-    (
-        lambda job: getattr(job.model, "capturable", False) and overridden(job.model) <= {"config", "entity_vectors"},
-        lambda job: "is for models without sizes that depend on the batch",
-    ),
-    (
-        lambda job: is_power_sum(job.regularizer) and job.loss.has_fixed_shapes(reciprocal=job.model.reciprocal),
-        lambda job: "is for losses and regularizers without sizes that depend on the batch",
-    ),
-]
+        )
+    return None
 
 
-def obstacle(job: Job, requirements: list[Requirement]) -> str | None:
-    """Why a job does not meet the requirements, as the end of a sentence; None if it does."""
-    return next((why(job) for holds, why in requirements if not holds(job)), None)
+def can_capture(job: Job) -> bool:
+    """Whether autograd can be captured as a CUDA graph: no size depends on the content of a batch."""
+    return (
+        job.model.device.type == "cuda"
+        and job.optimizer == "Adam"
+        and job.order == "triples"
+        and getattr(job.model, "capturable", False)
+        and overridden(job.model) <= {"config", "entity_vectors"}
+        and is_power_sum(job.regularizer)
+        and job.loss.has_fixed_shapes(reciprocal=job.model.reciprocal)
+    )
 
 
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
@@ -163,15 +145,15 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     job = Job(model, recipe.loss, regularizer, recipe.optimizer.name, recipe.training.order)
     on_gpu = model.device.type == "cuda"
     exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and on_gpu else "float32"
-    not_fast = obstacle(job, FAST)
+    not_fast = fast_obstacle(job)
     if not_fast and (wanted == "fast" or precision == "bf16"):
         raise RequestError(f"The fast engine {not_fast}. Use --engine reference and float32.")
     if wanted == "reference" and precision == "bf16":
         raise RequestError("The reference engine trains in float32; bf16 was requested. Use --engine fast.")
     if not_fast or wanted == "reference":
-        captured = wanted == "auto" and obstacle(job, CAPTURED) is None
-        return Engine("captured" if captured else "autograd", exact, model.device, not_fast)
-    not_bf16 = obstacle(job, BF16 + (BF16_ON_GPU if on_gpu else BF16_ON_CPU))
+        step: StepName = "captured" if wanted == "auto" and can_capture(job) else "autograd"
+        return Engine(step, exact, model.device, not_fast)
+    not_bf16 = bf16_obstacle(job, on_gpu=on_gpu)
     if not_bf16 and precision == "bf16":
         raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
     if not_bf16 or precision in ("float32", "tf32"):
@@ -186,7 +168,9 @@ def build_step(
     if engine.step == "autograd":
         return ReferenceStep(model, loss, regularizer, optimizer)
     if engine.step == "captured":
-        return CudaGraphStep(CapturedStep(model, loss, regularizer, optimizer))
+        return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
     if engine.step == "kernels":
+        from dualkg.training.gpu_step import Bf16Step  # which imports Triton
+
         return CudaGraphStep(Bf16Step(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
     return FusedStep(model, loss, regularizer, optimizer, bf16=engine.precision == "bf16")  # type: ignore[arg-type]

@@ -1,16 +1,19 @@
-"""The step itself: score, take the gradient back, update."""
+"""The bfloat16 step on a GPU: 1-vs-all scores, gradients and Adagrad in Triton kernels, without autograd."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dualkg.kernels.gpu import diagonal, matrices
+from dualkg.kernels.gpu.diagonal import Algebra, RowGradients
+from dualkg.kernels.gpu.elementwise import adagrad_
+from dualkg.kernels.gpu.scores import softmax_gradient_
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.scores import Targets
 from dualkg.losses.queries import QueryGroups
@@ -19,29 +22,20 @@ from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
+from dualkg.training.cuda_graphs import stream
 from dualkg.training.fused import Workspace
 from dualkg.training.optimizers import AnyOptimizer
 
-if TYPE_CHECKING:
-    from dualkg.kernels.gpu.diagonal import RowGradients
-
-
-@cache
-def stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    """The stream of a device for a purpose."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-ALIGNED = 8  # bfloat16 numbers in the 16 bytes that matrix units want rows to start at
+ALIGNED = 8  # bfloat16 numbers in 16 bytes, to which tensor cores want rows aligned
 TILE = 128  # rows of a table that a product takes at once
 
 
 @dataclass
 class Table:
-    """A table, the rows of its gradient that a batch touches, and the stamps that say which those are.
+    """A table, the sparse part of its gradient, and for each row the number of the step that last added to it.
 
-    Where all its rows are `scored`, also a bfloat16 copy for the products and the gradient that comes of them. Both
-    are padded, so that products are aligned.
+    A table whose rows are all `scored` also has a bfloat16 copy for the products, and their dense gradient. Both are
+    padded, so that products are aligned.
     """
 
     parameter: nn.Parameter
@@ -62,15 +56,10 @@ class Table:
         self.scores, self.images = Workspace(), Workspace()
 
     @property
-    def row_sums(self) -> RowGradients:
-        from dualkg.kernels.gpu.diagonal import RowGradients
-
+    def row_gradients(self) -> RowGradients:
         return RowGradients(self.parameter.detach(), self.rows, self.stamps)
 
     def update(self, now: Tensor, rate: Tensor, eps: float) -> None:
-        """Step the table."""
-        from dualkg.kernels.gpu.elementwise import adagrad_
-
         adagrad_(
             self.parameter.detach(),
             self.sums,
@@ -84,23 +73,21 @@ class Table:
         )
 
 
-class Scored(NamedTuple):
-    """What images got from being scored: of heads and, where those are asked for, of tails; of what predicts relations.
+class ScoreGradients(NamedTuple):
+    """Gradients of the loss: of mapped heads and, where heads are predicted, of mapped tails; of relation queries.
 
-    The first is of `queries`, where they were scored in place of triples.
+    With `query_rows`, the first has a row for each query, and these are the query that a triple is the first of, or −1.
     """
 
     images: list[Tensor]
     pairs: Tensor | None
-    queries: QueryGroups | None
-
-    @property
-    def places(self) -> Tensor | None:
-        return None if self.queries is None else self.queries.rows_of_first
+    query_rows: Tensor | None
 
 
-class Vectors(ABC):
-    """What a step does with the vectors of a batch and with the relations."""
+class RelationOps(ABC):
+    """The part of a step that depends on how relations map vectors."""
+
+    num_blocks: int  # pieces in which the regularizer of a triple is written
 
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         self.step = step
@@ -119,120 +106,89 @@ class Vectors(ABC):
     def table(self, column: int) -> Tensor:
         return (self.heads if column == 0 else self.tails).parameter.detach()
 
-    def shares(self, size: int) -> Mapping[str, float]:
-        """The regularizer's shares of one triple, its weight and the mean over the batch in them."""
-        return {name: share * self.regularizer.weight / size for name, share in self.regularizer.term_weights.items()}
-
-    @property
-    @abstractmethod
-    def num_blocks(self) -> int:
-        """In how many pieces the regularizer of a triple comes."""
+    def term_weights(self, size: int) -> Mapping[str, float]:
+        """The weights of a triple's terms in the regularizer of a batch."""
+        return {name: weight * self.regularizer.weight / size for name, weight in self.regularizer.term_weights.items()}
 
     @abstractmethod
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
-        """Write h R (given 0) or t Rᵀ (given 2) of the triples, or h R of the queries, into `images`."""
-
-    def pair(self, batch: Tensor, images: Tensor) -> None:
-        """Write what relations are predicted by into `images`, of relations that are rows."""
-        raise TypeError("relations that are matrices are not predicted by kernels")
+        """Write h R (given column 0) or t Rᵀ (given column 2) of the triples, or h R of the queries, into `images`."""
 
     @abstractmethod
-    def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
-        """Add the gradients of the vectors to the rows of their tables, and write the regularizer in pieces."""
+    def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
+        """Add the gradients of the vectors to the rows of their tables, and write the regularizer in blocks."""
 
     @abstractmethod
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
-        """Step the relations; what the regularizer takes of whole relations is added to `penalty`."""
-
-    def add_to_all_relations(self, gradient: Tensor) -> None:
-        """What predicting relations asks of each of them, where they are rows."""
-        raise TypeError("relations that are matrices are not predicted by kernels")
+        """Update the relations; the regularizer of whole relations is added to `penalty`."""
 
 
-class Coordinates(Vectors):
+class DiagonalOps(RelationOps):
     """Relations that act on each coordinate alone."""
 
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
-        from dualkg.kernels.gpu.diagonal import Algebra
-
         super().__init__(step, regularizer)
         model = step.model
         assert isinstance(model, DiagonalModel)
         kind = type(model)
+        self.num_blocks = diagonal.num_blocks(model.dim)
         self.algebra = Algebra.of(model.numbers_per_coordinate, kind.times, kind.conjugate)
-        self.table_of_relations = Table(model.relations, self.relation_sums, scored=False)
-
-    @property
-    def num_blocks(self) -> int:
-        from dualkg.kernels.gpu.diagonal import num_blocks
-
-        return num_blocks(self.step.model.dim)
+        self.relation_table = Table(model.relations, self.relation_sums, scored=False)
 
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
-        from dualkg.kernels.gpu.diagonal import map_rows_
-
-        asked = batch if queries is None else batch[queries.first]
-        map_rows_(images, asked, self.table(given), self.relations, algebra=self.algebra, column=given)
+        rows = batch if queries is None else batch[queries.first]
+        diagonal.map_rows_(images, rows, self.table(given), self.relations, algebra=self.algebra, column=given)
 
     def pair(self, batch: Tensor, images: Tensor) -> None:
-        from dualkg.kernels.gpu.diagonal import map_pairs_
+        """Write the queries of relation prediction into `images`."""
+        diagonal.map_pairs_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
 
-        map_pairs_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
-
-    def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
-        from dualkg.kernels.gpu.diagonal import add_gradients_
-
-        add_gradients_(
+    def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
+        diagonal.add_gradients_(
             batch,
-            heads=self.heads.row_sums,
-            relations=self.table_of_relations.row_sums,
-            tails=self.tails.row_sums,
+            heads=self.heads.row_gradients,
+            relations=self.relation_table.row_gradients,
+            tails=self.tails.row_gradients,
             now=self.step.now,
             upstream=scored.images,
-            weights=self.shares(len(batch)),
+            weights=self.term_weights(len(batch)),
             power=self.regularizer.power,
             algebra=self.algebra,
             penalties=penalties,
-            query_rows=scored.places,
+            query_rows=scored.query_rows,
             pairs=scored.pairs,
         )
 
     def add_to_all_relations(self, gradient: Tensor) -> None:
-        self.table_of_relations.rows += gradient
-        self.table_of_relations.stamps.copy_(self.step.now.expand_as(self.table_of_relations.stamps))
+        """Add the gradient of relation prediction, which reaches every relation."""
+        self.relation_table.rows += gradient
+        self.relation_table.stamps.copy_(self.step.now.expand_as(self.relation_table.stamps))
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
-        self.table_of_relations.update(self.step.now, self.step.rate, self.step.eps)
+        self.relation_table.update(self.step.now, self.step.rate, self.step.eps)
 
 
-class Matrices(Vectors):
-    """Relations that are matrices: triples are grouped by relation, and what a matrix needs is done in one pass."""
+class MatrixOps(RelationOps):
+    """Relations that are matrices: triples are grouped by relation, so that each matrix is read and updated once."""
 
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
+        self.num_blocks = matrices.num_blocks(step.model.dim)
         self.mapped, self.to_mapped = (Workspace(), Workspace()), (Workspace(), Workspace())
         self.bf16_output = Workspace()
-        # t Rᵀ is needed where heads are asked for, and where the regularizer looks at it.
+        # t Rᵀ is needed to predict heads, and by some regularizers.
         self.maps_tails = len(step.sides) == 2 or bool(
             {"mapped_tail", "head_residual"} & regularizer.term_weights.keys()
         )
-
-    @property
-    def num_blocks(self) -> int:
-        from dualkg.kernels.gpu.matrices import num_blocks
-
-        return num_blocks(self.step.model.dim)
 
     def _buffers(self, spaces: tuple[Workspace, Workspace], size: int) -> tuple[Tensor, Tensor]:
         one, other = (space.of(size, self.step.model.dim, self.relations) for space in spaces)
         return one, other
 
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
-        """All are mapped, for the regularizer and the matrices ask for all."""
-        from dualkg.kernels.gpu.matrices import TriplesByRelation
-
+        """Map all triples: the regularizer and the matrices need them, not the queries alone."""
         if given == 0:
-            self.groups = TriplesByRelation.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
+            self.groups = matrices.TriplesByRelation.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
         if queries is None:
             self._map(batch, given, images)
             return
@@ -241,9 +197,7 @@ class Matrices(Vectors):
         images.copy_(bf16_output[queries.first])
 
     def _map(self, batch: Tensor, given: int, bf16_output: Tensor | None) -> None:
-        from dualkg.kernels.gpu.matrices import map_rows_
-
-        map_rows_(
+        matrices.map_rows_(
             self.table(given),
             self.relations,
             self.groups,
@@ -253,29 +207,27 @@ class Matrices(Vectors):
             bf16_output=bf16_output,
         )
 
-    def add_gradients(self, batch: Tensor, scored: Scored, penalties: Tensor) -> None:
-        from dualkg.kernels.gpu.matrices import add_mapped_gradients_, map_rows_
-
+    def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
         if self.maps_tails and len(scored.images) == 1:
             self._map(batch, 2, None)
         to_mapped = self._buffers(self.to_mapped, len(batch))
-        add_mapped_gradients_(
+        matrices.add_mapped_gradients_(
             batch,
-            heads=self.heads.row_sums,
-            tails=self.tails.row_sums,
+            heads=self.heads.row_gradients,
+            tails=self.tails.row_gradients,
             mapped=self._buffers(self.mapped, len(batch)),
             to_mapped=to_mapped,
             now=self.step.now,
             upstream=scored.images,
-            weights=self.shares(len(batch)),
+            weights=self.term_weights(len(batch)),
             power=self.regularizer.power,
             with_tails=self.maps_tails,
             penalties=penalties,
-            query_rows=scored.places,
+            query_rows=scored.query_rows,
         )
         sides = [(0, self.heads), (2, self.tails)] if self.maps_tails else [(0, self.heads)]
         for given, table in sides:
-            map_rows_(
+            matrices.map_rows_(
                 to_mapped[given // 2],
                 self.relations,
                 self.groups,
@@ -288,9 +240,7 @@ class Matrices(Vectors):
         self._pass_over_matrices(batch, penalty, self.relation_sums, step=True)
 
     def _pass_over_matrices(self, batch: Tensor, penalty: Tensor, sums: Tensor, *, step: bool) -> None:
-        from dualkg.kernels.gpu.matrices import update_matrices_
-
-        update_matrices_(
+        matrices.update_matrices_(
             self.relations,
             sums,
             self.groups,
@@ -298,7 +248,7 @@ class Matrices(Vectors):
             tables=(self.heads.parameter.detach(), self.tails.parameter.detach()),
             to_mapped=self._buffers(self.to_mapped, len(batch)),
             with_tails=self.maps_tails,
-            of_relation=self.shares(len(batch)).get("relation", 0.0),
+            of_relation=self.term_weights(len(batch)).get("relation", 0.0),
             norms=penalty,
             rate=self.step.rate,
             eps=self.step.eps,
@@ -306,8 +256,8 @@ class Matrices(Vectors):
         )
 
 
-class Mixtures(Matrices):
-    """Matrices that are mixtures of a core: formed for a step, which moves the core and the rows that mix it."""
+class MixtureOps(MatrixOps):
+    """Matrices that are mixtures of a core tensor: formed for each step, which updates the core and the mixing rows."""
 
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
@@ -325,8 +275,6 @@ class Mixtures(Matrices):
         super().map(batch, given, images, queries)
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
-        from dualkg.kernels.gpu.elementwise import adagrad_
-
         self.slopes.zero_()
         self._pass_over_matrices(batch, penalty, self.slopes, step=False)
         with matmul_precision("tf32"):
@@ -345,11 +293,11 @@ class Mixtures(Matrices):
             )
 
 
-KERNELS: dict[str | None, type[Vectors]] = {"rows": Coordinates, "matrices": Matrices, "mixtures": Mixtures}
+OPS: dict[str | None, type[RelationOps]] = {"rows": DiagonalOps, "matrices": MatrixOps, "mixtures": MixtureOps}
 
 
 class Bf16Step:
-    """Descend on loss plus regularizer for one batch; what `ReferenceStep` does, but for rounding in the products."""
+    """The step of `ReferenceStep` with products in bfloat16."""
 
     def __init__(
         self, model: BilinearModel, loss: BoundOneVsAll, regularizer: PowerSum, optimizer: AnyOptimizer
@@ -360,25 +308,27 @@ class Bf16Step:
         self.eps = float(optimizer.param_groups[0]["eps"])
         if loss.grouped_by_query and not model.reciprocal:
             raise ValueError("queries are grouped for tail prediction, and this model predicts heads too")
-        self.room: int | None = None  # for queries of a batch; as many as it has triples if it is not known
+        self.capacity: int | None = None  # for the queries of a batch; as many as it has triples if None
         self.rate = torch.zeros((), device=model.device)
         self.now = torch.zeros((), dtype=torch.int32, device=model.device)
-        # The side that asks for tails, and without reciprocal relations the one that asks for heads: the column of a
-        # triple that is given, and the one that is asked for.
+        # The given and the predicted column of a triple: tails are predicted, and heads without reciprocal relations.
         self.sides = [(0, 2)] if model.reciprocal else [(0, 2), (2, 0)]
-        scored = {id(self._asked(asked)) for _, asked in self.sides}
+        scored = {id(self._table(predicted)) for _, predicted in self.sides}
         self.tables = {
             name: Table(table, optimizer.state[table]["sum"], id(table) in scored)
             for name, table in model.named_parameters()
             if name in ("entities", "tails")
         }
-        self.vectors = KERNELS[model.relation_kernel](self, regularizer)
-        self.beside = stream(model.device, "beside")
+        self.relation_ops = OPS[model.relation_kernel](self, regularizer)
+        self.side_stream = stream(model.device, "side")
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
-        self.rate.fill_(learning_rate)
+        self.set_learning_rate(learning_rate)
         return self.step(batch.contiguous())
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        self.rate.fill_(learning_rate)
 
     @torch.no_grad()
     def step(self, batch: Tensor) -> Tensor:
@@ -386,7 +336,7 @@ class Bf16Step:
         self.now += 1
         queries = self._queries(batch)
         num_queries = len(batch) if queries is None else len(queries.starts) - 1
-        num_losses, num_penalties = len(self.sides) * num_queries, self.vectors.num_blocks * len(batch)
+        num_losses, num_penalties = len(self.sides) * num_queries, self.relation_ops.num_blocks * len(batch)
         num_predicted = len(batch) if self.loss.relation_weight else 0
         parts = torch.zeros(num_losses + num_predicted + num_penalties + 1, device=batch.device)  # of the objective
         sizes = [num_losses, num_predicted, num_penalties, 1]
@@ -394,40 +344,39 @@ class Bf16Step:
         losses = of_entities.view(len(self.sides), -1)
         images = self._score(batch, queries, losses)
         pairs = self._predict_relations(batch, of_relations) if num_predicted else None
-        self.vectors.add_gradients(batch, Scored(images, pairs, queries), penalties)
-        self.vectors.update_relations(batch, rest[0])
-        torch.cuda.current_stream().wait_stream(self.beside)
+        query_rows = None if queries is None else queries.rows_of_first
+        self.relation_ops.add_gradients(batch, ScoreGradients(images, pairs, query_rows), penalties)
+        self.relation_ops.update_relations(batch, rest[0])
+        torch.cuda.current_stream().wait_stream(self.side_stream)
         for table in self.tables.values():
             table.update(self.now, self.rate, self.eps)
         return parts.sum()
 
     def _queries(self, batch: Tensor) -> QueryGroups | None:
-        """Those of the batch, where some of them may have several answers."""
+        """The queries of the batch, if triples are grouped by query."""
         if not self.loss.grouped_by_query:
             return None
-        return QueryGroups.of(batch[:, 0], batch[:, 1], capacity=len(batch) if self.room is None else self.room)
+        return QueryGroups.of(batch[:, 0], batch[:, 1], capacity=len(batch) if self.capacity is None else self.capacity)
 
     def _score(self, batch: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
         """Score all entities for the queries of each side, write their losses, and find the gradients of the images.
 
-        The gradient of a table goes on beside what follows: nobody waits for it but the update.
+        The gradient of a table is computed on the side stream: only the update waits for it.
         """
-        from dualkg.kernels.gpu.scores import softmax_gradient_
-
         size, f = losses.shape[1], Factors(self.model, *batch.unbind(-1))
         upstream: list[Tensor] = [losses] * len(self.sides)
         for table in self.tables.values():
-            sides = [number for number, (_, asked) in enumerate(self.sides) if self._asked(asked) is table.parameter]
+            sides = [side for side, (_, column) in enumerate(self.sides) if self._table(column) is table.parameter]
             if table.copy is None or table.product is None:
                 continue
             images = table.images.of(len(sides) * size, table.copy.shape[1], table.copy)
             scores = table.scores.of(len(sides) * size, len(table.copy), table.copy)
             masks = {}
             for number, part in zip(sides, images.view(len(sides), size, -1), strict=True):
-                given, asked = self.sides[number]
-                self.vectors.map(batch, given, part, queries)
+                given, predicted = self.sides[number]
+                self.relation_ops.map(batch, given, part, queries)
                 if (dropout := self.loss.dropouts.mapped) is not None:
-                    masks[number] = dropout.mask(f, part, backward=asked == 0, groups=queries)
+                    masks[number] = dropout.mask(f, part, backward=predicted == 0, groups=queries)
                     part *= masks[number]
             torch.mm(images, table.copy.T, out=scores)
             for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
@@ -436,35 +385,26 @@ class Bf16Step:
             found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
             for number, part in zip(sides, found, strict=True):
                 upstream[number] = part.mul_(masks[number]) if masks else part
-            self.beside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.beside):
+            self.side_stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side_stream):
                 torch.mm(scores.T, images, out=table.product)
         return upstream
 
     def _targets(self, entities: Tensor, queries: QueryGroups | None) -> Targets:
-        shares = self._share(entities)
-        return Targets.one_each(entities, shares) if queries is None else Targets(entities, shares, queries.starts)
+        weights = self.loss.target_weights(entities, scale=1 / len(self.sides), dtype=torch.float32)
+        return Targets.one_each(entities, weights) if queries is None else Targets(entities, weights, queries.starts)
 
-    def _asked(self, column: int) -> Tensor:
+    def _table(self, column: int) -> Tensor:
         return self.model.tail_table if column == 2 else self.model.head_table
 
-    def _share(self, targets: Tensor) -> Tensor:
-        """What each query counts in the mean."""
-        size = len(self.sides)
-        if self.loss.entity_weights is None:
-            return torch.full(targets.shape, 1 / (len(targets) * size), device=targets.device)
-        chosen = self.loss.entity_weights[targets]
-        return chosen / (chosen.sum() * size)
-
     def _predict_relations(self, batch: Tensor, losses: Tensor) -> Tensor:
-        """Score all relations for each pair of entities; what the pairs got of it is returned."""
-        from dualkg.kernels.gpu.scores import softmax_gradient_
-
-        relations = self.vectors.relations.bfloat16()
+        """Score all relations for each pair of entities, and return the gradients of the pairs."""
+        assert isinstance(self.relation_ops, DiagonalOps)
+        relations = self.relation_ops.relations.bfloat16()
         images = torch.empty(len(batch), relations.shape[1], dtype=relations.dtype, device=batch.device)
-        self.vectors.pair(batch, images)
+        self.relation_ops.pair(batch, images)
         scores = images @ relations.T
         shares = torch.full_like(losses, self.loss.relation_weight / len(batch))
         softmax_gradient_(scores, Targets.one_each(batch[:, 1], shares), scores.shape[1], losses)
-        self.vectors.add_to_all_relations(torch.mm(scores.T, images, out_dtype=torch.float32))
+        self.relation_ops.add_to_all_relations(torch.mm(scores.T, images, out_dtype=torch.float32))
         return torch.mm(scores, relations, out_dtype=torch.float32)

@@ -1,4 +1,4 @@
-"""Adagrad that goes over each table once."""
+"""Optimizers, learning-rate schedules, and the state of an optimizer as tensors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ EPS = 1e-10  # PyTorch's
 
 
 class Adagrad:
-    """What `torch.optim.Adagrad` does, with the same state under the same names, for dense gradients.
+    """`torch.optim.Adagrad` for dense gradients in one pass over each table, with the same state under the same names.
 
-    PyTorch's optimizers load its compiler when they are made: a second, and 70 MiB. They also need a pass for each
-    operation, where one is enough.
+    PyTorch's optimizers load its compiler when they are constructed, which takes a second and 70 MiB.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, eps: float = EPS) -> None:
@@ -38,7 +37,17 @@ class Adagrad:
         group = self.param_groups[0]
         for table in self.parameters:
             if table.grad is not None:
-                step_table(table, self.state[table]["sum"], table.grad, group["lr"], eps=group["eps"])
+                self._update(table, self.state[table]["sum"], table.grad, group["lr"], eps=group["eps"])
+
+    @staticmethod
+    def _update(table: Tensor, sums: Tensor, gradient: Tensor, learning_rate: float, *, eps: float) -> None:
+        if table.device.type == "cpu" and table.is_contiguous() and gradient.is_contiguous():
+            from dualkg.kernels.cpu import adagrad_
+
+            adagrad_(table.detach(), sums, gradient, None, learning_rate, eps=eps)
+        else:
+            sums.addcmul_(gradient, gradient)
+            table.addcdiv_(gradient, sums.sqrt().add_(eps), value=-learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
         states = {index: self.state[table] for index, table in enumerate(self.parameters)}
@@ -50,26 +59,15 @@ class Adagrad:
                 self.state[table][name].copy_(value)
 
 
-def step_table(table: Tensor, sums: Tensor, gradient: Tensor, learning_rate: float, *, eps: float) -> None:
-    """Step a table in one pass, or, on a GPU and for arrays with gaps, in those that PyTorch needs."""
-    if table.device.type == "cpu" and table.is_contiguous() and gradient.is_contiguous():
-        from dualkg.kernels.cpu import adagrad_
-
-        adagrad_(table.detach(), sums, gradient, None, learning_rate, eps=eps)
-    else:
-        sums.addcmul_(gradient, gradient)
-        table.addcdiv_(gradient, sums.sqrt().add_(eps), value=-learning_rate)
-
-
 AnyOptimizer = torch.optim.Optimizer | Adagrad
 
 
 def build_optimizer(
     choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False, captured: bool = False
 ) -> AnyOptimizer:
-    """PyTorch's optimizer of that name; with `one_pass`, one that goes over each table once where there is one.
+    """PyTorch's optimizer of that name; with `one_pass`, the faster Adagrad.
 
-    If it is to be `captured`, Adam with a learning rate that is read on the device.
+    `captured` is Adam for a CUDA graph, which reads its learning rate on the device.
     """
     keywords: dict[str, Any] = {"lr": choice.learning_rate}
     if choice.epsilon is not None:
@@ -80,29 +78,21 @@ def build_optimizer(
         return torch.optim.Adam(tables, capturable=True, fused=True, **keywords)
     if one_pass and choice.name == "Adagrad":
         return Adagrad(parameters, **keywords)
-    kinds: dict[str, type[torch.optim.Optimizer]] = {
-        "Adagrad": torch.optim.Adagrad,
-        "Adam": torch.optim.Adam,
-        "SGD": torch.optim.SGD,
-    }
-    return kinds[choice.name](parameters, **keywords)
-
-
-def is_adagrad(optimizer: AnyOptimizer) -> bool:
-    return isinstance(optimizer, (Adagrad, torch.optim.Adagrad))
+    kind: type[torch.optim.Optimizer] = getattr(torch.optim, choice.name)
+    return kind(parameters, **keywords)
 
 
 def can_step_rows(optimizer: AnyOptimizer) -> bool:
-    """Whether rows without a gradient stay as they are, so that leaving them out is exact. Adam's events decay."""
-    return is_adagrad(optimizer) or isinstance(optimizer, torch.optim.SGD)
+    """Whether rows without a gradient do not change, so that skipping them is exact; Adam's moments decay."""
+    return isinstance(optimizer, (Adagrad, torch.optim.Adagrad, torch.optim.SGD))
 
 
 @torch.no_grad()
 def step_rows(
     optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor, learning_rate: float
 ) -> None:
-    """Step on some rows of a table, each named once; `gradient` is `(num_rows, width)`."""
-    if is_adagrad(optimizer):
+    """Update some distinct rows of a table; `gradient` is `(num_rows, width)`."""
+    if not isinstance(optimizer, torch.optim.SGD):
         sums = optimizer.state[table]["sum"]
         seen = sums[rows].addcmul_(gradient, gradient)
         sums[rows] = seen
@@ -111,17 +101,17 @@ def step_rows(
 
 
 def learning_rate(choice: Optimizer, progress: float) -> float:
-    """The learning rate when the share `progress` of all steps is done."""
+    """The learning rate after the share `progress` of all steps."""
     if choice.schedule == "constant" or progress <= choice.decay_from:
         return choice.learning_rate
-    fallen = (progress - choice.decay_from) / (1 - choice.decay_from)
+    decayed = (progress - choice.decay_from) / (1 - choice.decay_from)
     if choice.schedule == "linear":
-        return choice.learning_rate * (1 - fallen)
-    return choice.learning_rate * (1 + math.cos(math.pi * fallen)) / 2
+        return choice.learning_rate * (1 - decayed)
+    return choice.learning_rate * (1 + math.cos(math.pi * decayed)) / 2
 
 
 def optimizer_tensors(optimizer: AnyOptimizer) -> dict[str, Tensor]:
-    """The optimizer's memory as named tensors, for a checkpoint."""
+    """The state of the optimizer as named tensors, for a checkpoint."""
     states = optimizer.state_dict()["state"]
     return {
         f"{index}.{key}": torch.as_tensor(value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from dualkg.losses.base import BoundLoss
@@ -10,14 +12,18 @@ from dualkg.regularizers import Regularizer
 from dualkg.training.optimizers import AnyOptimizer
 
 
+@dataclass
 class ReferenceStep:
-    """Descend on loss plus regularizer for one batch."""
+    """A gradient step on loss plus regularizer for one batch.
 
-    def __init__(self, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> None:
-        self.model = model
-        self.loss = loss
-        self.regularizer = regularizer
-        self.optimizer = optimizer
+    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a tensor there.
+    """
+
+    model: Model
+    loss: BoundLoss
+    regularizer: Regularizer
+    optimizer: AnyOptimizer
+    capacity: int | None = None  # for the queries of a batch, which this step does not group
 
     def objective(self, batch: Tensor) -> Tensor:
         """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
@@ -29,9 +35,15 @@ class ReferenceStep:
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        self.set_learning_rate(learning_rate)
         return self.step(batch)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
 
     def step(self, batch: Tensor) -> Tensor:
         """Take one step at the learning rate that is set."""
@@ -40,19 +52,3 @@ class ReferenceStep:
         objective.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         return objective.detach()
-
-
-class CapturedStep(ReferenceStep):
-    """The reference step for a CUDA graph: autograd starts hundreds of small kernels, which takes most of the time.
-
-    The optimizer reads the learning rate on the device.
-    """
-
-    def __init__(self, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer) -> None:
-        super().__init__(model, loss, regularizer, optimizer)
-        self.rate: Tensor = optimizer.param_groups[0]["lr"]
-        self.room: int | None = None
-
-    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
-        self.rate.fill_(learning_rate)
-        return self.step(batch)

@@ -147,7 +147,7 @@ class Trainer:
         if device.type == "cuda":  # all at once, which saves a kernel in each step
             examples = self.examples[order]
             if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
-                self.step.make_room(most_queries(examples, size))
+                self.step.reserve(most_queries(examples, size))
             yield from examples.split(size)  # type: ignore[no-untyped-call]
         else:
             yield from (self.examples[chosen] for chosen in order.split(size))  # type: ignore[no-untyped-call]

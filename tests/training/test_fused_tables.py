@@ -1,4 +1,4 @@
-"""The cross entropy with a table, in parts of a batch and all at once, exactly and in bfloat16."""
+"""The cross entropy over a table, in blocks of a batch and at once, exact and in bfloat16."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.kernels.scores import Targets
 from dualkg.training import fused
-from dualkg.training.fused import Bf16Tables, Float32Tables, LossAndGradient, rows_at_once
+from dualkg.training.fused import LossAndGradient, Tables, rows_at_once
 from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps
 
 WIDTH = 6
 
 
 def found_by(
-    kind: type, dtype: torch.dtype, rows: int, *, side: str, batch: int, entities: int, seed: int, before: float | None
+    bf16: bool, dtype: torch.dtype, rows: int, *, side: str, batch: int, entities: int, seed: int, before: float | None
 ) -> tuple[LossAndGradient, torch.Tensor]:
-    """The cross entropy, and the gradient of the table, so many rows at once; added to what was before."""
+    """The cross entropy, and the gradient of the table, computed in blocks of `rows` and added to `before`."""
     random = torch.Generator().manual_seed(seed)
     model = kg.CP(kg.GraphShape(entities, 1), dim=WIDTH, init_scale=1.0, seed=seed).to(dtype)
-    found = kind(model, torch.optim.SGD(model.parameters()))
+    found = Tables(model, torch.optim.SGD(model.parameters()), bf16=bf16)
     found.gradient(side).fill_(torch.nan if before is None else before)
     images = torch.randn(batch, WIDTH, generator=random).to(dtype)
     targets = torch.randint(0, min(entities, 3), (batch,), generator=random)  # so that they are repeated
@@ -36,7 +36,7 @@ def found_by(
 
 
 @given(
-    st.sampled_from([(Float32Tables, torch.float64), (Float32Tables, torch.float32), (Bf16Tables, torch.float32)]),
+    st.sampled_from([(False, torch.float64), (False, torch.float32), (True, torch.float32)]),
     st.integers(1, 20),
     st.fixed_dictionaries(
         {
@@ -49,10 +49,10 @@ def found_by(
     ),
 )
 @settings(max_examples=100)
-def test_parts_are_the_whole(kind, rows, case):
-    (loss, images), gradient = found_by(*kind, rows, **case)
-    (exact_loss, exact_images), exact_gradient = found_by(Float32Tables, kind[1], sys.maxsize, **case)
-    tolerance = 0.03 if kind[0] is Bf16Tables else 1e-12 if kind[1] == torch.float64 else 1e-5
+def test_blocks_equal_the_whole(precision, rows, case):
+    (loss, images), gradient = found_by(*precision, rows, **case)
+    (exact_loss, exact_images), exact_gradient = found_by(False, precision[1], sys.maxsize, **case)
+    tolerance = 0.03 if precision[0] else 1e-12 if precision[1] == torch.float64 else 1e-5
     for one, other in [(loss, exact_loss), (images, exact_images), (gradient, exact_gradient)]:
         assert one.dtype == other.dtype
         assert (one - other).abs().max() <= tolerance * (other.abs().max() + 0.1)
@@ -60,24 +60,24 @@ def test_parts_are_the_whole(kind, rows, case):
 
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_steps_in_parts_are_the_plain_ones(small_graph, monkeypatch, name, reciprocal):
+def test_steps_in_blocks_equal_the_reference_steps(small_graph, monkeypatch, name, reciprocal):
     monkeypatch.setattr(fused, "rows_at_once", lambda model, size: 3)
     twenty_steps(small_graph, name, "DURA", "both", reciprocal)
 
 
-@pytest.mark.parametrize("kind", [Float32Tables, Bf16Tables])
+@pytest.mark.parametrize("bf16", [False, True])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_a_table_that_is_no_number_shows_in_the_loss(kind, poison):
+def test_a_table_with_nan_or_infinity_makes_the_loss_not_finite(bf16, poison):
     model = kg.DistMult(kg.GraphShape(9, 1), dim=2)
     model.entities.data[4] = poison
-    found = kind(model, torch.optim.SGD(model.parameters()))
+    found = Tables(model, torch.optim.SGD(model.parameters()), bf16=bf16)
     targets = Targets.one_each(torch.tensor([0, 4, 8]), torch.ones(3))
     loss, _ = found.cross_entropy("tail", torch.ones(3, 2), targets, accumulate=False)
     assert not torch.isfinite(loss)
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_scores_are_bounded_whatever_the_number_of_entities(size):
+def test_memory_for_scores_is_bounded_for_any_number_of_entities(size):
     for num_entities in (1, 10**3, 10**6):
         rows = rows_at_once(kg.DistMult(kg.GraphShape(num_entities, 1), dim=1), size)
         assert rows >= 500

@@ -1,4 +1,4 @@
-"""When a step is captured, and when it is replayed: with a stand-in for the GPU that keeps a list of what was done."""
+"""When a step is captured and when it is replayed, with a fake GPU that records the calls."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ import pytest
 import torch
 
 from dualkg.training import cuda_graphs
-from dualkg.training.cuda_graphs import ROOM, WARM_UP, CudaGraphStep
+from dualkg.training.cuda_graphs import CAPACITY_STEP, WARM_UP, CudaGraphStep
 
 
 class FakeStep:
-    """Notes the sizes of the batches that it is given."""
+    """Records the sizes of its batches."""
 
     def __init__(self, done):
         self.done = done
         self.model = SimpleNamespace(device=torch.device("cpu"))
-        self.rate = torch.zeros(())
-        self.room = None
+        self.capacity = None
 
     def __call__(self, batch, learning_rate):
         self.done.append(("eager", len(batch)))
         return torch.tensor(0.0)
+
+    def set_learning_rate(self, learning_rate):
+        pass
 
     def step(self, batch):
         self.done.append(("capture", len(batch)))
@@ -32,7 +34,7 @@ class FakeStep:
 
 @pytest.fixture
 def done(monkeypatch):
-    """What was done, in order; replays are noted by the graph."""
+    """The recorded calls, in order."""
     found: list[tuple[str, int]] = []
     stream = SimpleNamespace(wait_stream=lambda other: None)
     graph = SimpleNamespace(replay=lambda: found.append(("replay", 0)))
@@ -55,35 +57,35 @@ def take(done, sizes):
     return step
 
 
-def test_the_full_size_is_captured_after_the_warm_up_and_then_replayed(done):
+def test_the_full_batch_size_is_captured_after_warm_up_and_then_replayed(done):
     take(done, [5] * (WARM_UP + 3))
     assert done == [("eager", 5)] * WARM_UP + [("capture", 5)] + [("replay", 0)] * 3
 
 
-def test_a_short_batch_is_taken_eagerly_and_never_captured(done):
-    """Also where it comes just when a graph is due."""
+def test_a_short_batch_runs_eagerly_and_is_never_captured(done):
+    """Also when a capture is due."""
     take(done, [5] * WARM_UP + [2, 5, 2, 5])
     assert done[WARM_UP:] == [("eager", 2), ("capture", 5), ("replay", 0), ("eager", 2), ("replay", 0)]
 
 
-def test_a_larger_batch_outgrows_a_graph(done):
-    """The arrays that it works on are replaced, so it must not be replayed, and the new ones are made eagerly."""
+def test_a_larger_batch_discards_the_graph(done):
+    """Its buffers are replaced, so it must not be replayed; the new ones are allocated eagerly."""
     take(done, [5] * (WARM_UP + 1) + [7, 5] + [7] * WARM_UP)
     warm_up = [("eager", 7), ("eager", 5)] + [("eager", 7)] * (WARM_UP - 2)
     assert done[WARM_UP:] == [("capture", 5), ("replay", 0), *warm_up, ("capture", 7), ("replay", 0), ("replay", 0)]
 
 
-def test_room_for_more_questions_outgrows_a_graph_and_less_does_not(done):
+def test_more_queries_than_the_capacity_discard_the_graph_and_fewer_do_not(done):
     step = take(done, [5] * (WARM_UP + 1))
-    step.make_room(3)
+    step.reserve(3)
     assert step.graph is None
-    assert step.step.room == ROOM
+    assert step.step.capacity == CAPACITY_STEP
     for _ in range(WARM_UP + 1):
         step(torch.zeros(5, 3, dtype=torch.int64), 0.1)
     captured = step.graph
-    for num_questions in (2, ROOM, 1):
-        step.make_room(num_questions)
+    for num_queries in (2, CAPACITY_STEP, 1):
+        step.reserve(num_queries)
     assert step.graph is captured is not None
-    step.make_room(ROOM + 1)
+    step.reserve(CAPACITY_STEP + 1)
     assert step.graph is None
-    assert step.step.room == 2 * ROOM
+    assert step.step.capacity == 2 * CAPACITY_STEP

@@ -1,4 +1,4 @@
-"""The step in kernels against the plain one, on a GPU."""
+"""The bfloat16 step against the reference step, on a GPU."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from dualkg.models import BILINEAR
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.engines import Job, kernels_know_relations
-from dualkg.training.gpu_step import Bf16Step
 from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import Trainer
 from tests.training.test_fused import ALL_CASES, BY_QUERY, batches, build, grouped_by_query
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here"),
-]
+if not torch.cuda.is_available():
+    pytest.skip("there is no CUDA device here", allow_module_level=True)
+
+from dualkg.training.gpu_step import Bf16Step
+
+pytestmark = pytest.mark.gpu
 
 KERNEL_CASES = [
     case
@@ -34,7 +35,7 @@ KERNEL_CASES = [
 ]
 
 
-def half(*case: object) -> Bf16Step:
+def bf16_step(*case: object) -> Bf16Step:
     return build(Bf16Step, *case, dtype=torch.float32, device="cuda")
 
 
@@ -48,22 +49,22 @@ def gradients_of(step: Bf16Step, batch: torch.Tensor) -> tuple[torch.Tensor, dic
 
 
 @pytest.mark.parametrize("case", KERNEL_CASES, ids=str)
-def test_gradients_are_near_the_plain_ones(small_graph, case):
+def test_gradients_are_close_to_the_reference(small_graph, case):
     for batch in batches(small_graph, case[3], 4):
         plain = build(ReferenceStep, *case, small_graph, dtype=torch.float32, device="cuda")
         objective = plain.objective(batch.cuda())
         objective.backward()
-        found, gradients = gradients_of(half(*case, small_graph), batch.cuda())
+        found, gradients = gradients_of(bf16_step(*case, small_graph), batch.cuda())
         torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
         for name, table in plain.model.named_parameters():
             assert (table.grad - gradients[name]).abs().max() <= 0.03 * table.grad.abs().max()
 
 
-@pytest.mark.parametrize("room", [None, 200])
+@pytest.mark.parametrize("capacity", [None, 200])
 @pytest.mark.parametrize("loss", BY_QUERY)
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "SimplE", "TuckER"])
-def test_gradients_by_question_are_near_the_plain_ones(small_graph, name, loss, room):
-    """Also after a step on other triples, with room for more questions than there are."""
+def test_gradients_grouped_by_query_are_close_to_the_reference(small_graph, name, loss, capacity):
+    """Also after a step on other triples, and with a capacity for more queries than there are."""
     if name in ("RESCAL", "TuckER") and loss.split()[0] in ("relations", "both"):
         pytest.skip("relations that are matrices are not predicted by kernels")
     case = name, "DURA", loss, True, small_graph
@@ -71,8 +72,8 @@ def test_gradients_by_question_are_near_the_plain_ones(small_graph, name, loss, 
         plain = build(ReferenceStep, *case, dtype=torch.float32, device="cuda")
         objective = plain.objective(batch.cuda())
         objective.backward()
-        step = half(*case)
-        step.room = room
+        step = bf16_step(*case)
+        step.capacity = capacity
         step(other.cuda(), 0.0)
         found, gradients = gradients_of(step, batch.cuda())
         torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
@@ -82,41 +83,41 @@ def test_gradients_by_question_are_near_the_plain_ones(small_graph, name, loss, 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "TuckER"])
-def test_what_a_step_leaves_behind_does_not_reach_the_next(small_graph, name, reciprocal):
-    """After a step on other triples, a step's gradient is the one it would have been."""
+def test_a_step_does_not_depend_on_the_one_before(small_graph, name, reciprocal):
+    """After a step on other triples, the gradient is that of a first step."""
     one, other = batches(small_graph, reciprocal, 4)[2:]
-    step = half(name, "DURA", "plain", reciprocal, small_graph)
+    step = bf16_step(name, "DURA", "plain", reciprocal, small_graph)
     step(other.cuda(), 0.0)
     _, after = gradients_of(step, one.cuda())
-    _, fresh = gradients_of(half(name, "DURA", "plain", reciprocal, small_graph), one.cuda())
+    _, fresh = gradients_of(bf16_step(name, "DURA", "plain", reciprocal, small_graph), one.cuda())
     for table in fresh:
         torch.testing.assert_close(after[table], fresh[table], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["RESCAL", "TuckER"])
-def test_relations_that_a_batch_lacks_are_not_touched(small_graph, name):
-    step = half(name, "Frobenius", "plain", True, small_graph)
+def test_relations_that_are_not_in_the_batch_do_not_change(small_graph, name):
+    step = bf16_step(name, "Frobenius", "plain", True, small_graph)
     before = step.model.relations.detach().clone()
     step(torch.tensor([[0, 1, 2], [1, 4, 0]]).cuda(), 0.1)
     assert (step.model.relations != before).any(dim=1).nonzero().flatten().tolist() == [1, 4]
 
 
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL", "TuckER"])
-def test_a_captured_step_is_the_step_it_captured(small_graph, name):
-    """Odd batch sizes among the captured one; the learning rate changes from step to step."""
+def test_a_captured_step_equals_the_eager_step(small_graph, name):
+    """With other batch sizes in between, and a learning rate that changes with each step."""
     loss = "plain" if name in ("RESCAL", "TuckER") else "both"
-    eager, graphed = half(name, "DURA", loss, True, small_graph), half(name, "DURA", loss, True, small_graph)
-    graphed = CudaGraphStep(graphed)
+    eager, captured = bf16_step(name, "DURA", loss, True, small_graph), bf16_step(name, "DURA", loss, True, small_graph)
+    captured = CudaGraphStep(captured)
     for number, batch in enumerate([batches(small_graph, True, 4)[3], *batches(small_graph, True, 4)] * 5):
         rate = 0.1 / (number + 1)
-        one, other = eager(batch.cuda(), rate), graphed(batch.cuda(), rate)
+        one, other = eager(batch.cuda(), rate), captured(batch.cuda(), rate)
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-    assert graphed.graph is not None
-    for one, other in zip(eager.model.parameters(), graphed.step.model.parameters(), strict=True):
+    assert captured.graph is not None
+    for one, other in zip(eager.model.parameters(), captured.step.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 
 
-def test_a_resumed_run_multiplies_by_the_weights_it_was_given(small_graph, tmp_path):
+def test_a_resumed_run_multiplies_by_the_restored_weights(small_graph, tmp_path):
     """The bfloat16 copies must be of the restored tables, not of those that the model was built with."""
     recipe = kg.Recipe().with_changes({"training.batch_size": 32, "model.dim": 8, "model.reciprocal": False})
 
@@ -135,8 +136,8 @@ def test_a_resumed_run_multiplies_by_the_weights_it_was_given(small_graph, tmp_p
 @pytest.mark.parametrize("order", ["triples", "queries"])
 @pytest.mark.parametrize("dim", [7, 40])
 @pytest.mark.parametrize("name", BILINEAR)
-def test_a_run_ends_near_the_plain_one(small_graph, name, dim, order):
-    """Batches of an odd size with a short last one, by the ordinary path."""
+def test_the_losses_of_a_run_are_close_to_the_reference(small_graph, name, dim, order):
+    """Batches of an odd size with a short last one, trained from a recipe."""
     changes = {"model.name": name, "model.dim": dim, "training.batch_size": 33, "training.epochs": 15}
     changes["training.order"] = order
     changes |= {"regularizer.name": "DURA", "regularizer.weight": 0.01, "model.init_scale": 0.3}

@@ -17,7 +17,7 @@ from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
 from tests.training.test_fused import ALL_CASES, batches, build, gradient_of
-from tests.training.test_loop import stop_after
+from tests.training.test_trainer import stop_after
 
 pytestmark = [
     pytest.mark.gpu,
