@@ -117,8 +117,8 @@ def test_hasty_results_are_not_kept_with_the_others(tmp_path):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_every_script_tells_its_options(script):
     words = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--help"]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert told.startswith(f"usage: {script}.py")
+    result = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    assert result.startswith(f"usage: {script}.py")
 
 
 # -- made graphs --------------------------------------------------------------------------------------------------

@@ -15,8 +15,7 @@ from safetensors.torch import load_file, save_file
 import dualkg as kg
 from dualkg.analysis.sparsity import (
     SHARES,
-    count_bytes,
-    count_numbers,
+    count,
     entity_tables,
     find_thresholds,
     sparsified,
@@ -86,9 +85,9 @@ def test_entity_entries_become_zero_and_relations_never(kind):
     before = torch.cat([table.detach().flatten() for table in entity_tables(model).values()])
     assert int((entries == 0).sum()) == int(0.6 * len(entries))
     assert not (before == 0).any()  # what was given is as it was
-    kept = entries != 0
-    torch.testing.assert_close(entries[kept], before[kept], rtol=0, atol=0)
-    assert float(before[~kept].abs().max()) < threshold <= float(before[kept].abs().min())
+    remaining = entries != 0
+    torch.testing.assert_close(entries[remaining], before[remaining], rtol=0, atol=0)
+    assert float(before[~remaining].abs().max()) < threshold <= float(before[remaining].abs().min())
 
 
 def test_cp_has_two_entity_tables_and_a_dual_those_of_its_primal():
@@ -114,8 +113,9 @@ def test_a_sparse_table_is_restored(rows, columns, density, seed):
     parts = compress(table)
     torch.testing.assert_close(expand(**parts, shape=table.shape), table, rtol=0, atol=0)
     assert parts["columns"].dtype == (torch.uint8 if columns <= 256 else torch.uint16)
-    assert sum(part.nbytes for part in parts.values()) == count_bytes(table, "CSR")
-    assert sum(part.numel() for part in parts.values()) == count_numbers(table, "CSR")
+    numbers, num_bytes = count(table, "CSR")
+    assert sum(part.nbytes for part in parts.values()) == num_bytes
+    assert sum(part.numel() for part in parts.values()) == numbers
 
 
 def test_a_sparse_run_is_a_run_like_any_other(run, tmp_path):
@@ -142,13 +142,13 @@ def test_nothing_of_the_zeros_is_on_disk_even_when_it_is_loaded_saved_and_made_s
     kg.load_run(first.folder).save(tmp_path / "copy")
     second = sparsify(tmp_path / "copy", share=0.8, out=tmp_path / "second")
     for folder, num_values in ((first.folder, 150), (tmp_path / "copy", 150), (second.folder, 60)):
-        kept = load_file(folder / "weights.safetensors")
-        assert sorted(kept) == sorted(
+        saved = load_file(folder / "weights.safetensors")
+        assert sorted(saved) == sorted(
             ["model/relations"]
             + [f"csr/{table}/{part}" for table in ("entities", "tails") for part in ("values", "columns", "starts")]
         )
-        assert sum(len(kept[f"csr/{table}/values"]) for table in ("entities", "tails")) == num_values
-        assert kept["csr/tails/columns"].dtype == torch.uint8
+        assert sum(len(saved[f"csr/{table}/values"]) for table in ("entities", "tails")) == num_values
+        assert saved["csr/tails/columns"].dtype == torch.uint8
 
 
 def test_the_new_folder_is_named_after_the_share(run):
@@ -182,16 +182,16 @@ def test_unusable_folders_are_refused(run, tmp_path):
 @pytest.mark.parametrize("damage", ["missing", "short", "outside", "rows"])
 def test_damaged_files_are_reported(run, damage):
     weights = RunFolder(sparsify(run.folder, share=0.5).folder).weights
-    kept = load_file(weights)
+    saved = load_file(weights)
     if damage == "missing":
-        del kept["csr/tails/columns"]
+        del saved["csr/tails/columns"]
     elif damage == "short":
-        kept["csr/tails/values"] = kept["csr/tails/values"][:1].clone()
+        saved["csr/tails/values"] = saved["csr/tails/values"][:1].clone()
     elif damage == "rows":
-        kept["csr/tails/starts"] = kept["csr/tails/starts"][:-1].clone()
+        saved["csr/tails/starts"] = saved["csr/tails/starts"][:-1].clone()
     else:
-        kept["csr/tails/columns"] = torch.full_like(kept["csr/tails/columns"], 9)
-    save_file(kept, weights, metadata={"about": json.dumps({"shapes": {"entities": [30, 5], "tails": [30, 5]}})})
+        saved["csr/tails/columns"] = torch.full_like(saved["csr/tails/columns"], 9)
+    save_file(saved, weights, metadata={"about": json.dumps({"shapes": {"entities": [30, 5], "tails": [30, 5]}})})
     with pytest.raises(kg.RequestError, match="its CSR of tails is damaged"):
         kg.load_run(weights.parent)
 
@@ -221,7 +221,7 @@ def test_at_70_percent_zeros_the_paper_s_count_saves_40_percent_not_65():
     storage = storage_of(sparsified(model, threshold)).entity_tables
     assert storage["CSR"].numbers_saved == pytest.approx(0.4, abs=2e-3)
     assert storage["CSC"].numbers_saved == pytest.approx(0.4, abs=2e-3)
-    assert storage["CSR"].bytes_saved == pytest.approx(0.55, abs=2e-3)  # an index of 2 bytes beside a value of 4
+    assert storage["CSR"].bytes_saved == pytest.approx(0.55, abs=2e-3)  # an index of 2 bytes and a value of 4
 
 
 def test_bytes_on_disk_are_those_of_the_file(run):

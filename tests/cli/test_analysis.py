@@ -26,10 +26,10 @@ def test_a_sparse_run_can_be_used_like_any_other(dualkg, tmp_path):
     assert dualkg("evaluate", "run-sparse-0.7", "--json")[0] == 0
     assert dualkg("predict", "run-sparse-0.7", "--head", "e1", "--relation", "r1")[0] == 0
     assert dualkg("export", "run-sparse-0.7", "--out", "tables")[0] == 0
-    told = json.loads(dualkg("sparsify", "run", "--share", 0.7, "--out", "other", "--json")[1])
-    assert told["sparsity"]["share"] == told["storage"]["share"] == 0.7
-    assert told["storage"]["on_disk"]["entity_tables"] == told["storage"]["entity_tables"]["CSR"]["bytes"]
-    assert told["reports"] == json.loads((tmp_path / "run-sparse-0.7" / "report.json").read_text())
+    result = json.loads(dualkg("sparsify", "run", "--share", 0.7, "--out", "other", "--json")[1])
+    assert result["sparsity"]["share"] == result["storage"]["share"] == 0.7
+    assert result["storage"]["on_disk"]["entity_tables"] == result["storage"]["entity_tables"]["CSR"]["bytes"]
+    assert result["reports"] == json.loads((tmp_path / "run-sparse-0.7" / "report.json").read_text())
 
 
 def test_sparsity(dualkg):
@@ -37,18 +37,18 @@ def test_sparsity(dualkg):
     assert code == 0
     assert len(out.splitlines()) == 12
     assert "95.0%" in out
-    told = json.loads(dualkg("sparsity", "run", "--shares", "0, 0.5", "--split", "valid", "--json")[1])
-    assert [point["share"] for point in told] == [0, 0.5]
-    assert told[0]["metrics"]["num_queries"] == 40
+    result = json.loads(dualkg("sparsity", "run", "--shares", "0, 0.5", "--split", "valid", "--json")[1])
+    assert [point["share"] for point in result] == [0, 0.5]
+    assert result[0]["metrics"]["num_queries"] == 40
 
 
 def test_nuclear_norm(dualkg):
     code, out, _ = dualkg("nuclear-norm", "run")
     assert code == 0
     assert "bound on the nuclear 2-norm" in out
-    told = json.loads(dualkg("nuclear-norm", "run", "--plain", 0.5, "--mapped", 1.5, "--json")[1])
-    assert told["trained"]["bound"] > told["rebalanced"]["bound"]
-    assert told["rebalanced"]["bound"] == pytest.approx(told["trained"]["components"])
+    result = json.loads(dualkg("nuclear-norm", "run", "--plain", 0.5, "--mapped", 1.5, "--json")[1])
+    assert result["trained"]["bound"] > result["rebalanced"]["bound"]
+    assert result["rebalanced"]["bound"] == pytest.approx(result["trained"]["components"])
 
 
 @pytest.mark.parametrize(

@@ -21,32 +21,32 @@ def run(tmp_path_factory):
 
 def test_the_triples_are_written_and_the_best_are_printed(run_cli, run, tmp_path):
     out = tmp_path / "new.tsv"
-    told = run_cli("complete", run, "--top", 50, "--out", out)
-    assert told.code == 0, told.err
+    result = run_cli("complete", run, "--top", 50, "--out", out)
+    assert result.code == 0, result.err
     lines = out.read_text().splitlines()
     assert lines[0].startswith("rank\thead\trelation\ttail\tprobability")
     assert len(lines) == 51
-    assert "50 new triples are saved in" in told.err
-    assert lines[1].split("\t")[1] in told.out
+    assert "50 new triples are saved in" in result.err
+    assert lines[1].split("\t")[1] in result.out
     assert [path.name for path in tmp_path.iterdir()] == ["new.tsv"]
 
 
 def test_options_restrict_the_candidates(run_cli, run, tmp_path):
     out = tmp_path / "new.parquet"
     words = ("--relation", "r1", "--head", "e3", "--head", "e4", "--types", "--min-probability", 0.0001, "--json")
-    told = run_cli("complete", run, "--out", out, *words)
-    assert told.code == 0, told.err
+    result = run_cli("complete", run, "--out", out, *words)
+    assert result.code == 0, result.err
     rows = pyarrow.parquet.read_table(out).to_pylist()
-    assert told.json["triples"] == len(rows) > 0
-    assert told.json["best"] == rows[:10]
+    assert result.json["triples"] == len(rows) > 0
+    assert result.json["best"] == rows[:10]
     assert {row["relation"] for row in rows} == {"r1"}
     assert {row["head"] for row in rows} <= {"e3", "e4"}
 
 
 def test_check_prints_a_table_or_json(run_cli, run):
-    told = run_cli("complete", run, "--check", "--top", 500)
-    assert told.code == 0, told.err
-    assert "test triples found" in told.out
+    result = run_cli("complete", run, "--check", "--top", 500)
+    assert result.code == 0, result.err
+    assert "test triples found" in result.out
     found = run_cli("complete", run, "--check", "--top", 500, "--json").json
     assert found["sizes"] == [100, 500]
     assert len(found["found"]) == len(found["by_degree"]) == len(found["at_random"]) == 2
@@ -66,26 +66,26 @@ def test_check_prints_a_table_or_json(run_cli, run):
 )
 def test_refusals(run_cli, run, tmp_path, monkeypatch, words, sentence):
     monkeypatch.chdir(tmp_path)
-    told = run_cli("complete", run, *words)
-    assert told.code == 2
-    assert sentence in " ".join(told.err.replace("│", " ").split())
+    result = run_cli("complete", run, *words)
+    assert result.code == 2
+    assert sentence in " ".join(result.err.replace("│", " ").split())
     assert not list(tmp_path.iterdir())
 
 
 def test_an_existing_file_is_not_replaced(run_cli, run, tmp_path):
     (tmp_path / "new.tsv").write_text("mine")
-    told = run_cli("complete", run, "--out", tmp_path / "new.tsv")
-    assert (told.code, (tmp_path / "new.tsv").read_text()) == (2, "mine")
-    assert "new.tsv exists already" in told.err
+    result = run_cli("complete", run, "--out", tmp_path / "new.tsv")
+    assert (result.code, (tmp_path / "new.tsv").read_text()) == (2, "mine")
+    assert "new.tsv exists already" in result.err
 
 
 def test_a_run_that_is_not_finished_is_refused(run_cli, run, tmp_path):
     unfinished = tmp_path / "unfinished"
     unfinished.mkdir()
     (unfinished / "recipe.toml").write_text((run / "recipe.toml").read_text())
-    told = run_cli("complete", unfinished, "--out", tmp_path / "new.tsv")
-    assert told.code == 2
-    assert f"The run {unfinished} is not finished" in told.err
+    result = run_cli("complete", unfinished, "--out", tmp_path / "new.tsv")
+    assert result.code == 2
+    assert f"The run {unfinished} is not finished" in result.err
 
 
 def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypatch):
@@ -109,15 +109,15 @@ def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypat
         return manager()
 
     monkeypatch.setattr(common, "progress_bar", stopped)
-    told = run_cli("complete", run, "--top", 20, "--out", out)
-    assert told.code == 130
-    assert "stopped. Run the same command again to resume" in told.err
+    result = run_cli("complete", run, "--top", 20, "--out", out)
+    assert result.code == 130
+    assert "stopped. Run the same command again to resume" in result.err
     assert checkpoint.exists()
     assert not out.exists()
     monkeypatch.setattr(common, "progress_bar", progress)
-    told = run_cli("complete", run, "--top", 21, "--out", out)
-    assert told.code == 2
-    assert "top was 20 and is now 21" in told.err
+    result = run_cli("complete", run, "--top", 21, "--out", out)
+    assert result.code == 2
+    assert "top was 20 and is now 21" in result.err
     again = run_cli("complete", run, "--top", 20, "--out", out, "--json").json
     names = [[(row["head"], row["relation"], row["tail"]) for row in one["best"]] for one in (again, whole)]
     assert names[0] == names[1]

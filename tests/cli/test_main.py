@@ -37,9 +37,9 @@ def world_run(tmp_path_factory) -> Path:
 
 
 def test_help_fits_a_screen_and_names_every_command(dualkg):
-    told = dualkg("--help")
-    assert told.code == 0
-    assert len(told.out.splitlines()) <= 36
+    result = dualkg("--help")
+    assert result.code == 0
+    assert len(result.out.splitlines()) <= 36
     for command in (
         "demo",
         "datasets",
@@ -52,7 +52,7 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
         "similar",
         "export",
     ):
-        assert f" {command} " in told.out
+        assert f" {command} " in result.out
 
 
 def test_version(dualkg):
@@ -75,10 +75,10 @@ def test_the_garbage_collector_rarely_runs():
 
 
 def test_datasets(dualkg):
-    told = dualkg("datasets")
-    assert told.code == 0
+    result = dualkg("datasets")
+    assert result.code == 0
     for name in ("world", "WN18RR", "FB15k-237", "YAGO3-10", "Countries-S3", "CoDEx-L"):
-        assert name in told.out
+        assert name in result.out
     rows = {row["name"]: row for row in dualkg("datasets", "--json").json}
     assert rows["WN18RR"]["test"] == 3134
     assert rows["world"]["from"] == "bundled"
@@ -98,29 +98,29 @@ def write_triples(path: Path, *, separator: str = "\t", n: int = 60) -> None:
 
 def test_a_file_of_triples_without_options(dualkg, tmp_path):
     write_triples(tmp_path / "mine.tsv")
-    told = dualkg("train", "mine.tsv")
-    assert told.code == 0
-    assert "mine test" in told.out
-    assert "Saved to runs/mine" in told.err
-    asked = dualkg("predict", "runs/mine", "--head", "thing7", "--relation", "shape", "--top", 2)
-    assert asked.code == 0
-    assert "shape3" in asked.out
+    result = dualkg("train", "mine.tsv")
+    assert result.code == 0
+    assert "mine test" in result.out
+    assert "Saved to runs/mine" in result.err
+    result = dualkg("predict", "runs/mine", "--head", "thing7", "--relation", "shape", "--top", 2)
+    assert result.code == 0
+    assert "shape3" in result.out
 
 
 def test_columns_by_number_from_a_csv(dualkg, tmp_path):
     rows = [(f"shape{(i + j) % 4}", "x", f"thing{i}", "has") for i in range(30) for j in range(3)]
     (tmp_path / "mine.csv").write_text("\n".join(",".join(row) for row in rows))
-    told = dualkg("train", "mine.csv", "--columns", "3,4,1", "--split", "70/15/15", *QUICK, "--json")
-    assert told.code == 0
-    assert told.json["reports"]["test"]["by_relation"].keys() == {"has"}
+    result = dualkg("train", "mine.csv", "--columns", "3,4,1", "--split", "70/15/15", *QUICK, "--json")
+    assert result.code == 0
+    assert result.json["reports"]["test"]["by_relation"].keys() == {"has"}
 
 
 def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     (tmp_path / "quick.toml").write_text('[model]\nname = "CP"\ndim = 4\n[training]\nepochs = 9\n')
-    told = dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3, "--json")
-    assert told.code == 0
-    assert told.json["seeds"] == [3, 4]
-    assert told.json["mrr"]["sd"] > 0
+    result = dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3, "--json")
+    assert result.code == 0
+    assert result.json["seeds"] == [3, 4]
+    assert result.json["mrr"]["sd"] > 0
     assert (tmp_path / "runs/quick/seed-4/report.json").exists()
     assert "mean ± sd" in dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3).out
 
@@ -155,8 +155,8 @@ def test_tables_keep_names_and_numbers_on_a_narrow_terminal(dualkg, world_run, m
 
 
 def test_evaluate_equals_the_report_of_the_training(dualkg, world_run):
-    told = dualkg("evaluate", world_run, "--json").json
-    assert told["metrics"] == json.loads((world_run / "report.json").read_text())["test"]["metrics"]
+    result = dualkg("evaluate", world_run, "--json").json
+    assert result["metrics"] == json.loads((world_run / "report.json").read_text())["test"]["metrics"]
 
 
 @pytest.mark.parametrize(("by", "row"), [("relation", "celebrates"), ("direction", "head"), ("cardinality", "N-N")])
@@ -189,8 +189,8 @@ def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
     scored = (
         predictor.tails("France", "borders", k=6) if given == "--head" else predictor.heads("borders", "France", k=6)
     )
-    told = dualkg(*ask, "--top", 5, "--json").json["predictions"]
-    assert [answer["name"] for answer in told] == [answer.name for answer in scored if answer.name != "France"][:5]
+    result = dualkg(*ask, "--top", 5, "--json").json["predictions"]
+    assert [answer["name"] for answer in result] == [answer.name for answer in scored if answer.name != "France"][:5]
     assert "France" in [answer.name for answer in scored]
 
 
@@ -205,16 +205,16 @@ def test_self_loops_stay_for_relations_that_have_them():
 
 
 def test_similar(dualkg, world_run):
-    told = dualkg("similar", world_run, "France", "--top", 3, "--json").json
-    assert len(told) == 3
-    assert "France" not in {answer["name"] for answer in told}
+    result = dualkg("similar", world_run, "France", "--top", 3, "--json").json
+    assert len(result) == 3
+    assert "France" not in {answer["name"] for answer in result}
 
 
 @pytest.mark.parametrize("format", ["numpy", "tsv", "safetensors"])
 def test_export(dualkg, world_run, tmp_path, format):
-    told = dualkg("export", world_run, "--out", tmp_path / "out", "--format", format)
-    assert told.code == 0
-    assert all(Path(line).exists() for line in told.out.split())
+    result = dualkg("export", world_run, "--out", tmp_path / "out", "--format", format)
+    assert result.code == 0
+    assert all(Path(line).exists() for line in result.out.split())
     if format == "numpy":
         assert np.load(tmp_path / "out" / "entities.npy").shape[1] == 32
 
@@ -268,10 +268,10 @@ def damaged(folder: Path) -> None:
 )
 def test_wrong_requests_exit_with_2_and_write_nothing(dualkg, tmp_path, words, sentence):
     damaged(tmp_path)
-    told = dualkg(*words)
-    assert told.code == 2
-    assert sentence in told.err
-    assert told.out == ""
+    result = dualkg(*words)
+    assert result.code == 2
+    assert sentence in result.err
+    assert result.out == ""
     assert not (tmp_path / "runs").exists()
 
 
@@ -288,19 +288,19 @@ def test_wrong_requests_exit_with_2_and_write_nothing(dualkg, tmp_path, words, s
     ],
 )
 def test_wrong_queries_exit_with_2(dualkg, world_run, words, sentence):
-    told = dualkg("predict", world_run, *words)
-    assert told.code == 2
-    assert sentence in told.err
+    result = dualkg("predict", world_run, *words)
+    assert result.code == 2
+    assert sentence in result.err
 
 
 def test_wrong_options_of_evaluate(dualkg, world_run):
-    told = dualkg("evaluate", world_run, "--by", "colour")
-    assert "'colour' is not one of 'relation', 'direction', 'cardinality'" in told.err
+    result = dualkg("evaluate", world_run, "--by", "colour")
+    assert "'colour' is not one of 'relation', 'direction', 'cardinality'" in result.err
     assert dualkg("evaluate", world_run, "--split", "tset").code == 2
 
 
 def test_divergence_exits_with_1(dualkg):
-    told = dualkg(
+    result = dualkg(
         "train",
         "world",
         *QUICK,
@@ -311,24 +311,24 @@ def test_divergence_exits_with_1(dualkg):
         "--set",
         "training.epochs=30",
     )
-    assert told.code == 1
-    assert "Training diverged in epoch" in told.err
+    assert result.code == 1
+    assert "Training diverged in epoch" in result.err
 
 
 def test_an_error_of_the_system_exits_with_1_and_a_sentence(dualkg, tmp_path):
     (tmp_path / "file").touch()
-    told = dualkg("train", "world", *QUICK, "--out", "file/run")
-    assert told.code == 1
-    assert "file" in told.err
+    result = dualkg("train", "world", *QUICK, "--out", "file/run")
+    assert result.code == 1
+    assert "file" in result.err
 
 
 def test_special_characters_are_printed_unchanged(dualkg, tmp_path):
     rows = [f"back\\{i}\t[red]\tb[/]{j}\n" for i in range(6) for j in range(6)]
     (tmp_path / "mine.tsv").write_text("".join(rows))
-    told = dualkg("train", "mine.tsv", *QUICK, "--out", "runs/my [odd] one")
-    assert told.code == 0
-    assert "Saved to runs/my [odd] one." in told.err
-    assert "'runs/my [odd] one'" in told.err
-    asked = dualkg("predict", "runs/my [odd] one", "--head", "back\\1", "--relation", "[red]")
-    assert "(back\\1, [red], ?)" in asked.out
-    assert "b[/]" in asked.out
+    result = dualkg("train", "mine.tsv", *QUICK, "--out", "runs/my [odd] one")
+    assert result.code == 0
+    assert "Saved to runs/my [odd] one." in result.err
+    assert "'runs/my [odd] one'" in result.err
+    result = dualkg("predict", "runs/my [odd] one", "--head", "back\\1", "--relation", "[red]")
+    assert "(back\\1, [red], ?)" in result.out
+    assert "b[/]" in result.out

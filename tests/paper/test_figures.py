@@ -129,7 +129,7 @@ def test_a_regularizer_has_one_colour_in_all_panels():
     assert by_name["CP"] == by_name["RESCAL"]
     assert len({by_name[name] for name in one}) == 3
     [mixed] = draw_sparsity({"": {"CP-DURA": [CURVE], "RESCAL-DURA": [CURVE]}}).figure.axes
-    assert len({text.get_color() for text in mixed.texts}) == 2  # here the end of the name tells nothing
+    assert len({text.get_color() for text in mixed.texts}) == 2  # here the suffix does not differ
 
 
 def test_panels_of_the_plane_have_one_scale(tmp_path):

@@ -69,7 +69,7 @@ def test_heads_are_found_by_name_and_regardless_of_case(labelled):
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("pair", "sentence"),
     [
         (("Germani", "/music/role"), r"No entity is named 'Germani' among the 9 known. Did you mean 'Germany'\?$"),
         (("Germany", "/music/rol"), r"No relation is named '/music/rol' among the 3 known."),
@@ -87,9 +87,9 @@ def test_heads_are_found_by_name_and_regardless_of_case(labelled):
         ),
     ],
 )
-def test_unknown_and_ambiguous_queries_are_refused(labelled, asked, sentence):
+def test_unknown_and_ambiguous_queries_are_refused(labelled, pair, sentence):
     with pytest.raises(kg.RequestError, match=sentence):
-        find_queries(labelled, [asked])
+        find_queries(labelled, [pair])
 
 
 def test_a_graph_without_labels_gets_a_hint(small_graph):
@@ -166,10 +166,10 @@ def test_a_projection_has_all_answers_and_its_numbers(labelled):
     assert found.groups.tolist() == [1, 1, 0, 0, SHARED]
     assert found.positions.shape == (5, 2)
     assert found.num_shared == 1
-    told = json.loads(json.dumps(found.as_dict()))
-    assert [one["name"] for one in told["queries"]] == ["one", "two", "three"]
-    assert told["queries"][0]["silhouettes"]["euclidean"] > 0.5
-    assert told["queries"][2] == {
+    result = json.loads(json.dumps(found.as_dict()))
+    assert [one["name"] for one in result["queries"]] == ["one", "two", "three"]
+    assert result["queries"][0]["silhouettes"]["euclidean"] > 0.5
+    assert result["queries"][2] == {
         **{"head": 0, "relation": 0, "name": "three", "num_answers": 1},
         "silhouettes": {"euclidean": None, "cosine": None},  # it has no answer of its own
     }

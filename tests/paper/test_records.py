@@ -161,8 +161,8 @@ def test_recipes_are_in_one_of_the_two_folders(committed):
 def test_bfloat16_products_cost_no_accuracy(committed, name):
     bf16, exact = committed[name], committed[f"{name}-float32"]
     assert bf16.seeds == exact.seeds == [0, 1, 2]
-    assert {run["environment"]["engine"] for run in bf16.runs} == {"kernels"}
-    assert {run["environment"]["engine"] for run in exact.runs} == {"fused"}
+    assert {run["environment"]["engine"] for run in bf16.runs} == {"fused kernels, bfloat16 products, one NVIDIA H200"}
+    assert {run["environment"]["engine"] for run in exact.runs} == {"fused kernels, float32, one NVIDIA H200"}
     assert abs(bf16.metric("mrr")[0] - exact.metric("mrr")[0]) <= 0.0015
 
 

@@ -108,9 +108,12 @@ def test_validation_interval_of_trials_and_of_the_best_recipe():
         ("[space]", "[space] is empty; it should list values to try"),
         ("", "[space] is empty; it should list values to try"),
         ('[space]\n"model.dim" = { low = 1, high = 9 }', "model.dim is a range, and a grid needs a list of values."),
-        ('[space]\n"model.dim" = { low = 1 }', "model.dim has no high; a range is written"),
+        (
+            '[space]\n"model.dim" = { low = 1 }',
+            "model.dim should have both ends, { low = 1, high = 2 };",
+        ),
         ('[space]\n"model.dim" = { low = 9, high = 1 }', "model.dim should have low < high; got 9 and 1."),
-        ('[space]\n"model.dim" = { low = 1, high = 9, lgo = true }', "model.dim.lgo is not a key of model.dim. Did"),
+        ('[space]\n"model.dim" = { low = 1, high = 9, lgo = true }', "model.dim.lgo is not a setting of ranges. Did"),
         (
             '[space]\n"regularizer.weight" = { low = 0, high = 9, log = true }',
             "should have low > 0 and no step; got low = 0.0",
@@ -118,7 +121,10 @@ def test_validation_interval_of_trials_and_of_the_best_recipe():
         ('[space]\n"data.graph" = ["world"]', "data.graph cannot be searched"),
         ('[space]\n"validation.every" = [1]', "validation.every cannot be searched"),
         ('[space]\n"model.dim" = [1]\n[search]\nmethod = "gird"', "search.method should be 'grid', 'tpe' or 'random'"),
-        ('[space]\n"model.dim" = [1]\n[search]\nmehtod = "grid"', "search.mehtod is not a key of search. Did you"),
+        (
+            '[space]\n"model.dim" = [1]\n[search]\nmehtod = "grid"',
+            "search.mehtod is not a setting of searches. Did",
+        ),
         ('[space]\n"model.dim" = [1]\n[search]\nmethod = "tpe"', 'method = "tpe" needs a number of trials'),
         ('recipe = 5\n[space]\n"model.dim" = [1]', "recipe should be a path"),
         ('recipe = "nowhere.toml"\n[space]\n"model.dim" = [1]', "nowhere.toml cannot be read"),

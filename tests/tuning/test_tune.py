@@ -230,11 +230,11 @@ def test_tune_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text(SPACE)
     assert type_in(monkeypatch, "tune", "mine.toml") == 0
-    told = capsys.readouterr()
-    assert "valid MRR" in told.out
-    assert "DURA" in told.out
-    assert "8 finished trials" in told.out
-    assert "dualkg train runs/tune-mine/best.toml" in told.err
+    result = capsys.readouterr()
+    assert "valid MRR" in result.out
+    assert "DURA" in result.out
+    assert "8 finished trials" in result.out
+    assert "dualkg train runs/tune-mine/best.toml" in result.err
     assert type_in(monkeypatch, "tune", "mine.toml", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["finished"], found["folder"]) == (2, "runs/tune-mine")
@@ -252,5 +252,5 @@ def test_ctrl_c_prints_the_command_that_resumes(tmp_path, monkeypatch, capsys, r
     monkeypatch.setattr("dualkg.tuning.study.Worker.run", lambda self: os.kill(os.getpid(), signal.SIGINT))
     words = ("tune", tmp_path / "mine.toml", "--out", tmp_path / "out")
     assert type_in(monkeypatch, *words) == 130
-    told = capsys.readouterr().err
-    assert f"Resume with: dualkg tune {tmp_path / 'mine.toml'} --out {tmp_path / 'out'}" in told
+    result = capsys.readouterr().err
+    assert f"Resume with: dualkg tune {tmp_path / 'mine.toml'} --out {tmp_path / 'out'}" in result

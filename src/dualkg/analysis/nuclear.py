@@ -50,15 +50,9 @@ def nuclear_bound(model: Model, *, plain: float = 1.0, mapped: float = 1.0) -> N
     with torch.no_grad():  # (9) is a sum, and this is its mean
         mean = dura_of_all_triples(deepcopy(bilinear).double(), plain=plain, mapped=mapped)
     dura = num_entities**2 * num_relations * float(mean)
-    return NuclearBound(
-        dura=dura,
-        bound=dura / (4 * num_entities * math.sqrt(plain) * math.sqrt(mapped) * math.sqrt(num_relations)),
-        components=float((head * relation * tail).sum()),
-        plain=plain,
-        mapped=mapped,
-        num_entities=num_entities,
-        num_relations=num_relations,
-    )
+    bound = dura / (4 * num_entities * math.sqrt(plain) * math.sqrt(mapped) * math.sqrt(num_relations))
+    components = float((head * relation * tail).sum())
+    return NuclearBound(dura, bound, components, plain, mapped, num_entities, num_relations)
 
 
 @torch.no_grad()
@@ -104,15 +98,11 @@ def component_norms(model: EmbeddingModel) -> tuple[Tensor, Tensor, Tensor]:
 def _check(model: Model, plain: float, mapped: float) -> BilinearModel:
     # The exact types: a subclass may score differently, and then X is another tensor.
     if not isinstance(model, BilinearModel) or type(model) not in (CP, DistMult, ComplEx):
+        own = type(model.embedding).__name__
         raise RequestError(
             f"Theorem 1 holds for CP, DistMult and ComplEx, whose scores are sums over components; the model is "
-            f"{_describe(model)}."
+            f"{own if model is model.embedding else f'the dual of {own}'}."
         )
     if not (0 < plain < math.inf and 0 < mapped < math.inf):
         raise RequestError(f"λ1 and λ2 must be above 0 and finite; plain is {plain}, mapped is {mapped}.")
     return model
-
-
-def _describe(model: Model) -> str:
-    own = type(model.embedding).__name__
-    return own if model is model.embedding else f"the dual of {own}"

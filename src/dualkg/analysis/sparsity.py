@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -149,14 +149,8 @@ def sparsify(
     tables = entity_tables(model)
     [threshold] = find_thresholds(tables.values(), [share])
     model = sparsified(model, threshold)
-    about = {
-        "source": str(path),
-        "target_share": share,
-        "share": share_of_zeros(model),
-        "threshold": threshold,
-        "rotated": rotate,
-        "tables": list(tables),
-    }
+    about = {"source": str(path), "target_share": share, "share": share_of_zeros(model), "threshold": threshold}
+    about |= {"rotated": rotate, "tables": list(tables)}
     sparse = Run(model, run.graph, run.recipe, run.history, evaluate_held_out(model, run.graph), sparsity=about)
     sparse.save(target)
     return sparse
@@ -165,15 +159,11 @@ def sparsify(
 def share_of_zeros(model: Model) -> float:
     """The share of entity entries that are exactly zero."""
     tables = entity_tables(model).values()
-    return 1 - sum(num_nonzero(table) for table in tables) / num_entries(tables)
-
-
-def num_nonzero(table: Tensor) -> int:
-    return int(table.count_nonzero())
+    return 1 - sum(int(table.count_nonzero()) for table in tables) / num_entries(tables)
 
 
 Layout = Literal["dense", "CSR", "CSC"]
-LAYOUTS: tuple[Layout, ...] = ("dense", "CSR", "CSC")
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True)
@@ -206,58 +196,39 @@ def storage_of(model: Model, *, weights: Path | None = None) -> Storage:
     """Compute the size of a model in each layout, and of its weights file if one is given."""
     tables = entity_tables(model)
     others = [table for name, table in model.state_dict().items() if name not in tables]
-    return Storage(
-        share=share_of_zeros(model),
-        entity_tables=_sizes(tables.values(), dense=()),
-        whole_model=_sizes(tables.values(), dense=others),
-        on_disk=bytes_on_disk(weights, tables) if weights else None,
-    )
+    on_disk = None
+    if weights:
+        stored = [pair for group in load_tensors(weights)[0].values() for pair in group.items()]
+        size = sum(array.nbytes for name, array in stored if name.split("/")[0] in tables)
+        on_disk = {"entity_tables": size, "whole_model": weights.stat().st_size}
+    sizes = _sizes(tables.values(), dense=()), _sizes(tables.values(), dense=others)
+    return Storage(share_of_zeros(model), *sizes, on_disk)
 
 
-def bytes_on_disk(weights: Path, tables: Collection[str]) -> dict[str, int]:
-    """Bytes of some tables in a weights file, dense or sparse, and of the whole file."""
-    groups, _ = load_tensors(weights)
-    kept = (array for group in groups.values() for name, array in group.items() if name.split("/")[0] in tables)
-    return {"entity_tables": sum(array.nbytes for array in kept), "whole_model": weights.stat().st_size}
+def count(table: Tensor, layout: Layout) -> tuple[int, int]:
+    """The paper's count of numbers, 2a + n + 1 for a non-zero entries in n rows (CSR) or columns (CSC), and bytes.
 
-
-def count_numbers(table: Tensor, layout: Layout) -> int:
-    """The paper's count: 2a + n + 1 for a non-zero entries in n rows (CSR) or columns (CSC)."""
+    Indices are stored as the narrowest integers that hold them.
+    """
     if layout == "dense":
-        return table.numel()
-    lines, _ = _lines(table, layout)
-    return 2 * num_nonzero(table) + lines + 1
-
-
-def count_bytes(table: Tensor, layout: Layout) -> int:
-    """The bytes of these arrays, with indices as the narrowest integers that hold them."""
-    if layout == "dense":
-        return table.nbytes
-    lines, across = _lines(table, layout)
-    num_values = num_nonzero(table)
-    index, start = (smallest_integer(largest).itemsize for largest in (across - 1, num_values))
-    return num_values * (table.itemsize + index) + (lines + 1) * start
-
-
-def _lines(table: Tensor, layout: Layout) -> tuple[int, int]:
-    """The number of rows (CSR) or columns (CSC), and the length of each."""
+        return table.numel(), table.nbytes
     rows, columns = table.shape
-    return (rows, columns) if layout == "CSR" else (columns, rows)
+    lines, across = (rows, columns) if layout == "CSR" else (columns, rows)
+    num_values = int(table.count_nonzero())
+    index, start = (smallest_integer(largest).itemsize for largest in (across - 1, num_values))
+    return 2 * num_values + lines + 1, num_values * (table.itemsize + index) + (lines + 1) * start
 
 
 def _sizes(tables: Collection[Tensor], *, dense: Collection[Tensor]) -> dict[Layout, Size]:
-    fixed = [sum(count(table, "dense") for table in dense) for count in (count_numbers, count_bytes)]
-    counts = {
-        layout: [
-            extra + sum(count(table, layout) for table in tables)
-            for extra, count in zip(fixed, (count_numbers, count_bytes), strict=True)
-        ]
-        for layout in LAYOUTS
-    }
-    whole = counts["dense"]
+    """The sizes of tables in each layout, together with tables that are always dense."""
+    totals = {}
+    for layout in LAYOUTS:
+        counts = [count(table, layout) for table in tables] + [count(table, "dense") for table in dense]
+        totals[layout] = sum(numbers for numbers, _ in counts), sum(size for _, size in counts)
+    all_numbers, all_bytes = totals["dense"]
     return {
-        layout: Size(numbers, size, 1 - numbers / whole[0], 1 - size / whole[1])
-        for layout, (numbers, size) in counts.items()
+        layout: Size(numbers, size, 1 - numbers / all_numbers, 1 - size / all_bytes)
+        for layout, (numbers, size) in totals.items()
     }
 
 
@@ -279,11 +250,7 @@ class CurvePoint:
 
 
 def sparsity_curve(
-    model: Model,
-    graph: Graph,
-    *,
-    shares: Sequence[float] = SHARES,
-    split: Split = "test",
+    model: Model, graph: Graph, *, shares: Sequence[float] = SHARES, split: Split = "test"
 ) -> list[CurvePoint]:
     """MRR against sparsity: one point per share, in the given order; the model is not changed."""
     if not len(graph.split(split)):

@@ -62,7 +62,7 @@ class Loss(BaseModel, ABC):
 def validation_sentence(error: ValidationError, known: Iterable[str], *, prefix: str = "") -> str:
     """The first problem of a validation, in one sentence; `known` are the keys to choose from."""
     first = error.errors()[0]
-    name = prefix + ".".join(str(part) for part in first["loc"])
+    name = (prefix + ".".join(str(part) for part in first["loc"])).removesuffix(".")
     if first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])
         near = did_you_mean(key, known) or f" There are: {', '.join(known)}."

@@ -7,13 +7,15 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from pydantic import Field, ValidationError
 
 from dualkg.errors import RequestError, did_you_mean
+from dualkg.losses.base import validation_sentence
 from dualkg.training.recipe import Recipe, Section, load_recipe, put, read_tables, recipe_from
 
 Value = bool | int | float | str
@@ -21,7 +23,7 @@ SectionT = TypeVar("SectionT", bound=Section)
 TABLES = ("recipe", "space", "search", *Recipe.model_fields)
 
 
-class Range(Section):
+class Range(Section, title="ranges"):
     """Numbers from `low` to `high` inclusive, in steps of `step` or on a log scale."""
 
     low: int | float
@@ -30,7 +32,7 @@ class Range(Section):
     step: int | float | None = Field(None, gt=0)
 
 
-class SearchSettings(Section):
+class SearchSettings(Section, title="searches"):
     """The search method. A grid has one trial per point, unless `trials` is smaller."""
 
     method: Literal["grid", "tpe", "random"] = "grid"
@@ -89,11 +91,6 @@ class SearchSpace:
         every = self.base.validation.every or (max(1, epochs // 10) if self.settings.prune else epochs)
         return self.base.with_changes({**params, "validation.every": self.settings.validate_every or every})
 
-    @property
-    def warmup_epochs(self) -> int:
-        """Epochs before a trial may be pruned."""
-        return self.settings.prune_after or max(1, self.base.training.epochs // 4)
-
     def as_dict(self) -> dict[str, Any]:
         """Everything that the result of a trial depends on; the number of trials may grow later."""
         dimensions = {
@@ -124,12 +121,12 @@ def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", 
     if not isinstance(space, dict) or not space:
         raise RequestError(f'{source}: [space] is empty; it should list values to try, as "model.dim" = [100, 200].')
     dimensions = {key: _dimension(base, key, value, source=source) for key, value in _flatten(space)}
-    for key, values in dimensions.items():
-        if isinstance(values, Range) and settings.method == "grid":
-            raise RequestError(
-                f"{source}: {key} is a range, and a grid needs a list of values. List them, or search with "
-                f'method = "tpe" or "random".'
-            )
+    ranges = [key for key, values in dimensions.items() if isinstance(values, Range)]
+    if ranges and settings.method == "grid":
+        raise RequestError(
+            f"{source}: {ranges[0]} is a range, and a grid needs a list of values. List them, or search with "
+            f'method = "tpe" or "random".'
+        )
     if settings.method != "grid" and settings.trials is None:
         raise RequestError(
             f'{source}: method = "{settings.method}" needs a number of trials: set trials = 50 in [search].'
@@ -144,7 +141,7 @@ def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe
     if path is None or not all(isinstance(section, dict) for section in inline.values()):
         return recipe_from(inline, source=source)
     if not isinstance(path, str):
-        raise RequestError(f'{source}: recipe should be a path, as recipe = "mine.toml"; got {_json(path)}.')
+        raise RequestError(f'{source}: recipe should be a path, as recipe = "mine.toml"; got {path!r}.')
     merged = load_recipe(folder / path).model_dump(exclude_none=True)
     for table, section in inline.items():
         for key, value in section.items():
@@ -172,17 +169,18 @@ def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> tuple[Val
         return _range(base, name, value, source=source)
     if not isinstance(value, list) or not value or any(isinstance(one, (dict, list)) for one in value):
         raise RequestError(
-            f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = 2 }}; "
-            f"got {_json(value)}."
+            f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = 2 }}; got {value!r}."
         )
     values = tuple(_convert(base, name, one, source=source) for one in value)
     if len(set(values)) < len(values):
         repeated = next(one for one in values if values.count(one) > 1)
-        raise RequestError(f"{source}: {name} lists {_json(repeated)} twice; list each value once.")
+        raise RequestError(f"{source}: {name} lists {repeated!r} twice; list each value once.")
     return values
 
 
 def _range(base: Recipe, name: str, value: dict[str, Any], *, source: str) -> Range:
+    if not {"low", "high"} <= value.keys():
+        raise RequestError(f"{source}: {name} should have both ends, {{ low = 1, high = 2 }}; got {value!r}.")
     limits = _validate(Range, value, name=name, source=source)
     low, high = (_convert(base, name, number, source=source) for number in (limits.low, limits.high))
     if isinstance(low, (bool, str)) or isinstance(high, (bool, str)) or low >= high:
@@ -198,27 +196,11 @@ def _convert(base: Recipe, name: str, value: Any, *, source: str) -> Value:
     tables = base.model_dump(exclude_none=True)
     put(tables, name, value)
     converted: Any = recipe_from(tables, source=source).model_dump()
-    for part in name.split("."):
-        converted = converted[part]
-    checked: Value = converted
-    return checked
+    return cast("Value", reduce(getitem, name.split("."), converted))
 
 
 def _validate(section: type[SectionT], value: Any, *, name: str, source: str) -> SectionT:
     try:
         return section.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-    key = str(first["loc"][0]) if first["loc"] else ""
-    where = f"{name}.{key}" if key else name
-    if first["type"] == "extra_forbidden":
-        hint = did_you_mean(key, section.model_fields) or f" Known keys: {', '.join(section.model_fields)}."
-        raise RequestError(f"{source}: {where} is not a key of {name}.{hint}")
-    if first["type"] == "missing":
-        raise RequestError(f"{source}: {name} has no {key}; a range is written {{ low = 1, high = 2 }}.")
-    rule = first["msg"].removeprefix("Input should be ")
-    raise RequestError(f"{source}: {where} should be {rule}; got {_json(first['input'])}.")
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+        raise RequestError(f"{source}: {validation_sentence(error, section.model_fields, prefix=f'{name}.')}") from None

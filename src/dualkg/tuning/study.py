@@ -24,8 +24,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
-from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import Range, SearchSpace, Value
+from dualkg.tuning.tune import DONE, TrialResult, TuningProgress, TuningResult
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # progress and failures are reported by dualkg
 experimental = partial(warnings.catch_warnings, action="ignore", category=ExperimentalWarning)
@@ -38,21 +38,16 @@ ERROR = "error"  # user attribute: why a trial failed
 
 def collect(study: optuna.Study, space: SearchSpace, *, graph: str) -> TuningResult:
     """Read the results of a study."""
-    trials = tuple(
-        TrialResult(
-            trial.number,
-            state_of(trial),
-            trial.value if trial.values else None,
-            round(trial.duration.total_seconds(), 3) if trial.duration else None,
-            trial.params,
-            trial.user_attrs.get(ERROR, ""),
-        )
-        for trial in sorted(current_trials(study, space.num_trials).values(), key=lambda trial: trial.number)
-    )
-    return TuningResult(space, graph, trials, _importance(study, trials))
+    trials = []
+    for trial in sorted(current_trials(study, space.num_trials).values(), key=lambda trial: trial.number):
+        value = trial.value if trial.values else None
+        seconds = round(trial.duration.total_seconds(), 3) if trial.duration else None
+        error = trial.user_attrs.get(ERROR, "")
+        trials.append(TrialResult(trial.number, state_of(trial), value, seconds, trial.params, error))
+    return TuningResult(space, graph, tuple(trials), _importance(study, trials))
 
 
-def _importance(study: optuna.Study, trials: tuple[TrialResult, ...]) -> dict[str, float] | None:
+def _importance(study: optuna.Study, trials: list[TrialResult]) -> dict[str, float] | None:
     """PED-ANOVA importance of each hyperparameter that differs between finished trials; they sum to 1."""
     from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
 
@@ -120,7 +115,8 @@ def open_study(space: SearchSpace, storage: RDBStorage, *, data: str, where: str
     """Create or load the study of a space; refuse one of the same name that searches another space or other data."""
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if space.settings.prune:
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=space.warmup_epochs)
+        warmup_epochs = space.settings.prune_after or max(1, space.base.training.epochs // 4)
+        pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=warmup_epochs)
     study = optuna.create_study(
         storage=storage, study_name=space.name, direction="maximize", load_if_exists=True, pruner=pruner
     )
@@ -162,33 +158,27 @@ def open_storage(url: str) -> RDBStorage:
             problem = error
             time.sleep(0.3)
         else:
-            _lock_before_reading(storage.engine)
+            if storage.engine.dialect.name == "sqlite":
+                _lock_before_reading(storage.engine)
             return storage
     raise RequestError(f"The storage cannot be opened: {getattr(problem, 'orig', None) or problem}.")
 
 
 def _lock_before_reading(engine: sqlalchemy.Engine) -> None:
     """Begin SQLite transactions with a lock: it has no row locks, so two processes could take the same trial."""
-    if engine.dialect.name != "sqlite":
-        return
+    engine.dispose()
 
+    @sqlalchemy.event.listens_for(engine, "connect")
     def connect(connection: Any, record: object) -> None:
         connection.isolation_level = None  # otherwise Python begins transactions itself, without a lock
 
+    @sqlalchemy.event.listens_for(engine, "begin")
     def begin(connection: sqlalchemy.Connection) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE")
 
-    engine.dispose()
-    sqlalchemy.event.listen(engine, "connect", connect)
-    sqlalchemy.event.listen(engine, "begin", begin)
-
 
 class FailedTrialError(DualkgError):
-    """A trial failed; the reason is saved with it, and the search continues."""
-
-
-class RedundantTrialError(DualkgError):
-    """Another process runs this trial."""
+    """A trial failed, for a reason that is saved with it, or another process runs it; the search continues."""
 
 
 class Worker:
@@ -230,16 +220,14 @@ class Worker:
         """Report the progress of all processes; return the states of the trials."""
         trials = current_trials(self.study, self.space.num_trials).values()
         states = [state_of(trial) for trial in trials]
-        values = [trial.value for trial in trials if state_of(trial) == "finished" and trial.value is not None]
-        self.progress = TuningProgress(
-            sum(state in DONE for state in states), self.space.num_trials, max(values, default=None)
-        )
+        best = max((trial.value for trial in trials if state_of(trial) == "finished" and trial.value), default=None)
+        self.progress = TuningProgress(sum(state in DONE for state in states), self.space.num_trials, best)
         self.on_progress(self.progress)
         return states
 
     def _run_trial(self) -> None:
         try:
-            self.study.optimize(self._objective, n_trials=1, catch=(FailedTrialError, RedundantTrialError))
+            self.study.optimize(self._objective, n_trials=1, catch=(FailedTrialError,))
         except (UpdateFinishedTrialError, ValueError) as error:
             # Without heartbeats for a while, as on a suspended machine, another process has failed and retried it.
             if isinstance(error, ValueError) and "Cannot tell a" not in str(error):
@@ -251,7 +239,7 @@ class Worker:
         trials = current_trials(self.study, self.space.num_trials)
         slot = next((slot for slot, one in trials.items() if one.number == trial.number), None)
         if slot is None:
-            raise RedundantTrialError("Another process runs this trial.")
+            raise FailedTrialError("Another process runs this trial.")
         self.study.sampler = sampler_for(self.space, slot)
         params = {name: suggest(trial, name, choices) for name, choices in self.space.dimensions.items()}
         for other in trials.values():
@@ -259,12 +247,11 @@ class Worker:
                 return other.value  # sampled twice, trained once
         try:
             return self._train(trial, params)
-        except (RequestError, DivergedError) as error:
-            reason = str(error)
-        except torch.OutOfMemoryError:
-            reason = f"{self.device} is out of memory. Search smaller dimensions and batches, or use fewer --jobs."
-        trial.set_user_attr(ERROR, reason)
-        raise FailedTrialError(reason)
+        except (RequestError, DivergedError, torch.OutOfMemoryError) as error:
+            memory = f"{self.device} is out of memory. Search smaller dimensions and batches, or use fewer --jobs."
+            reason = memory if isinstance(error, torch.OutOfMemoryError) else str(error)
+            trial.set_user_attr(ERROR, reason)
+            raise FailedTrialError(reason) from None
 
     def _train(self, trial: Trial, params: Mapping[str, Value]) -> float:
         """Train one recipe and return its validation MRR, reporting it to the pruner on the way."""
