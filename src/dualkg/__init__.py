@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
     from dualkg.models.dual import Dual
     from dualkg.models.hake import HAKE
+    from dualkg.models.matrix import RESCAL, TuckER
     from dualkg.models.murp import MuRP
-    from dualkg.models.rescal import RESCAL
-    from dualkg.models.tucker import TuckER
     from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
     from dualkg.training.api import resume, train, train_recipe
     from dualkg.training.importing import from_arrays

@@ -107,7 +107,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("*") if path.is_file())
 
 
-def test_it_lists_the_graphs_of_the_field() -> None:
+def test_the_catalogue_lists_the_usual_benchmarks() -> None:
     assert set(catalogue()) == NAMES
 
 
@@ -132,24 +132,24 @@ def test_two_entries_are_never_the_same() -> None:
 
 
 @pytest.mark.parametrize(("asked", "name"), [("wn18rr", "WN18RR"), ("CODEX-m", "CoDEx-M")])
-def test_case_does_not_matter(asked: str, name: str) -> None:
+def test_names_are_found_in_any_case(asked: str, name: str) -> None:
     found = find_entry(asked)
     assert found is not None
     assert found.name == name
 
 
-def test_a_name_that_only_begins_alike_is_no_entry() -> None:
+def test_a_prefix_of_a_name_is_not_an_entry() -> None:
     assert find_entry("YAGO3-10-quarter") is None
 
 
-def test_the_cache_is_where_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_variable_sets_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DUALKG_CACHE", "~/kept")
     assert cache_folder() == Path.home() / "kept"
     monkeypatch.delenv("DUALKG_CACHE")
     assert cache_folder().name == "dualkg"
 
 
-def test_an_archive_is_fetched_once(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_an_archive_is_downloaded_once(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     graphs = [load_graph(name) for name in ("Small", "small")]
     assert server.requested == ["/small.tar.gz"]
     assert files_in(cache / "downloads") == ["Small.tar.gz"]
@@ -233,7 +233,7 @@ def test_bad_labels_do_not_delete_downloads(listed: Callable[..., Entry], cache:
     assert files_in(cache) == ["Small.tar.gz"]
 
 
-def test_an_address_that_is_gone_is_an_error(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
+def test_a_missing_address_is_an_error(listed: Callable[..., Entry], server: Server, cache: Path) -> None:
     server.served.clear()
     with pytest.raises(DataError, match=r"^Small could not be downloaded from \S+ \(HTTPError\)\. To work offline"):
         load_graph("Small")
@@ -251,9 +251,7 @@ def test_no_connection_is_an_error(listed: Callable[..., Entry], cache: Path) ->
     assert files_in(cache) == []
 
 
-def test_a_cache_that_cannot_be_written_is_not_called_a_network_failure(
-    listed: Callable[..., Entry], cache: Path
-) -> None:
+def test_an_unwritable_cache_is_not_reported_as_a_network_error(listed: Callable[..., Entry], cache: Path) -> None:
     cache.write_text("a file in the way")
     with pytest.raises(
         DataError,

@@ -76,7 +76,7 @@ def test_keys_of_very_many_entities_fit_in_64_bits() -> None:
     assert asked(known, [(last, 999), (0, 0), (last, 1000), (0, 1999)]) == [[0, last], [last], [0], [last]]
 
 
-def test_answers_are_small_and_queries_are_ids() -> None:
+def test_dtypes_of_answers_and_queries() -> None:
     known = KnownAnswers.of(graph_of([(0, 0, 1)]))
     assert known.answers.dtype == np.int32
     assert known(np.array([0]), np.array([0]))[1].dtype == np.int64

@@ -42,7 +42,7 @@ shapes_and_rows = st.sampled_from([SHAPE, HUGE]).flatmap(lambda shape: st.tuples
 
 
 @given(shapes_and_rows)
-def test_keys_order_and_equal_as_triples_do(case: tuple[GraphShape, list[Row]]) -> None:
+def test_keys_have_the_order_of_triples(case: tuple[GraphShape, list[Row]]) -> None:
     shape, triples = case
     keys = triple_keys(array(triples), shape)
     assert keys.dtype == np.int64
@@ -51,7 +51,7 @@ def test_keys_order_and_equal_as_triples_do(case: tuple[GraphShape, list[Row]]) 
         assert (one < other, one == other) == (first < second, first == second)
 
 
-def test_keys_are_right_up_to_the_last_number_that_fits() -> None:
+def test_keys_are_exact_up_to_63_bits() -> None:
     shape = GraphShape(2**31 - 1, 2)
     assert shape.num_entities**2 * shape.num_relations < 2**63
     last = (shape.num_entities - 1, 1, shape.num_entities - 1)
@@ -72,7 +72,7 @@ def test_distinct_triples_are_a_sorted_set(case: tuple[GraphShape, list[Row]]) -
     assert [tuple(row) for row in distinct.tolist()] == sorted(set(triples))
 
 
-def test_no_triples_of_no_entities_are_distinct() -> None:
+def test_distinct_triples_of_an_empty_graph() -> None:
     assert distinct_triples(array([]), GraphShape(0, 0)).shape == (0, 3)
 
 
@@ -82,7 +82,7 @@ def test_sorted_distinct_is_a_sorted_set(numbers: list[int]) -> None:
 
 
 @given(st.sampled_from([SHAPE, HUGE]).flatmap(lambda shape: st.tuples(st.just(shape), *[rows(shape)] * 3)))
-def test_repeats_are_counted_as_sets_count_them(case: tuple[GraphShape, list[Row], list[Row], list[Row]]) -> None:
+def test_repeats_are_counted_like_sets(case: tuple[GraphShape, list[Row], list[Row], list[Row]]) -> None:
     shape, *parts = case
     splits = dict(zip(SPLITS, parts, strict=True))
     notes = count_repeats({name: array(part) for name, part in splits.items()}, shape, ["a remark"])
@@ -104,11 +104,11 @@ def test_notes_are_errors() -> None:
     ]
 
 
-def test_a_clean_graph_has_no_sentences() -> None:
+def test_a_clean_graph_has_no_notes() -> None:
     assert Notes({"train": 0}, {"train and test": 0}).sentences() == []
 
 
-def test_a_graph_knows_its_counts_and_shape() -> None:
+def test_counts_and_shape_of_a_graph() -> None:
     graph = graph_of([(0, 0, 1), (1, 0, 2)], [(0, 1, 2)], [])
     assert graph.shape == GraphShape(num_entities=3, num_relations=2)
     assert graph.counts == {"entities": 3, "relations": 2, "train": 2, "valid": 1, "test": 0}

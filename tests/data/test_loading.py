@@ -190,14 +190,14 @@ def test_a_part_of_a_benchmark_graph_gets_no_catalogue_name(data_folder: Path) -
     assert graph.counts == {"entities": 106_196, "relations": 37, "train": 269_760, "valid": 5_000, "test": 5_000}
 
 
-def test_a_graph_that_calls_itself_by_another_name_is_refused(folder: Callable[..., Path]) -> None:
+def test_a_graph_with_the_name_of_another_is_refused(folder: Callable[..., Path]) -> None:
     path = folder(name="WN18RR")
     assert refused(path) == (
         f"WN18RR should have 40,943 entities; {path} has 4. If it is another graph, give {path} another name."
     )
 
 
-def test_an_archive_cannot_pass_for_a_benchmark_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_named_like_a_benchmark_graph_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "Nations.zip").write_bytes(zipped(FILES))
     monkeypatch.setenv("DUALKG_DATA", str(tmp_path))
     with pytest.raises(DataError, match=r"^Nations should have 14 entities; \S+Nations\.zip has 4\."):
@@ -296,7 +296,7 @@ def test_labels_beside_the_splits_are_shown(folder: Callable[..., Path], unreada
             unreadable()
 
 
-def test_labels_may_lie_elsewhere(folder: Callable[..., Path], tmp_path: Path) -> None:
+def test_labels_may_be_in_another_folder(folder: Callable[..., Path], tmp_path: Path) -> None:
     path = folder({"labels.tsv": b"a\tAnna\nb\tBob\n"})
     other = tmp_path / "names.tsv"
     other.write_bytes(b"a\tAda\n")
@@ -338,7 +338,7 @@ def test_the_second_load_comes_from_the_cache(folder: Callable[..., Path], unrea
 
 
 @pytest.mark.parametrize("file_name", FILES)
-def test_a_changed_byte_is_read_again(folder: Callable[..., Path], unreadable: Callable, file_name: str) -> None:
+def test_a_changed_file_is_read_again(folder: Callable[..., Path], unreadable: Callable, file_name: str) -> None:
     path = folder()
     load_graph(path)
     stands = (path / file_name).stat()
@@ -363,7 +363,7 @@ def test_columns_reorder_the_triples(folder: Callable[..., Path]) -> None:
     assert named(load_graph(path, columns=(3, 2, 1)), "train") == [(tail, rel, head) for head, rel, tail in TRAIN]
 
 
-def test_the_split_does_not_matter_to_a_folder(folder: Callable[..., Path], unreadable: Callable) -> None:
+def test_split_options_do_not_affect_a_folder(folder: Callable[..., Path], unreadable: Callable) -> None:
     path = folder()
     load_graph(path)
     unreadable()
@@ -380,7 +380,7 @@ def test_the_same_bytes_under_another_suffix_are_read_again(tmp_path: Path, unre
 
 
 @pytest.mark.parametrize("damage", ["graph.json", "train.parquet", "entities.parquet"])
-def test_a_damaged_cache_is_read_again_and_mended(
+def test_a_damaged_cache_entry_is_written_again(
     folder: Callable[..., Path], cache: Path, unreadable: Callable, damage: str
 ) -> None:
     path = folder()
@@ -392,13 +392,15 @@ def test_a_damaged_cache_is_read_again_and_mended(
     assert named(load_graph(path), "train") == TRAIN
 
 
-def test_a_cache_that_cannot_be_written_is_no_failure(folder: Callable[..., Path], cache: Path) -> None:
+def test_a_graph_is_loaded_without_a_writable_cache(folder: Callable[..., Path], cache: Path) -> None:
     cache.write_bytes(b"a file in the way")
     path = folder()
     assert [named(load_graph(path), "train") for _ in range(2)] == [TRAIN, TRAIN]
 
 
-def test_a_full_disk_is_no_failure(folder: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_is_loaded_with_a_full_disk(
+    folder: Callable[..., Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -59,7 +59,7 @@ def test_the_name_of_a_graph_is_its_file_without_suffixes(file_name: str, name: 
     assert stem(Path("/somewhere") / file_name) == name
 
 
-def test_a_folder_keeps_its_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_folder_keeps_its_dots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "graph.tsv").mkdir()
     assert stem(tmp_path / "graph.tsv") == "graph.tsv"
     monkeypatch.chdir(tmp_path / "graph.tsv")

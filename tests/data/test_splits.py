@@ -38,13 +38,13 @@ def pairs(triples: Triples) -> set[tuple[int, ...]]:
 
 
 @given(graphs(), st.integers(0, 5))
-def test_every_triple_lands_in_exactly_one_split(triples: Triples, seed: int) -> None:
+def test_every_triple_is_in_exactly_one_split(triples: Triples, seed: int) -> None:
     parts = split_triples(triples, SHARES, seed=seed)
     assert sorted(rows(np.concatenate(parts))) == sorted(rows(triples))
 
 
 @given(graphs(), st.integers(0, 5))
-def test_the_order_given_is_kept_within_each_split(triples: Triples, seed: int) -> None:
+def test_each_split_keeps_the_given_order(triples: Triples, seed: int) -> None:
     position = {row: place for place, row in enumerate(rows(triples))}
     for part in split_triples(triples, SHARES, seed=seed):
         places = [position[row] for row in rows(part)]
@@ -68,7 +68,7 @@ def test_triples_that_join_the_same_pair_stay_together(triples: Triples, seed: i
 
 
 @given(graphs(), st.integers(0, 5))
-def test_valid_and_test_keep_to_their_fractions_and_are_not_empty_by_rounding(triples: Triples, seed: int) -> None:
+def test_valid_and_test_meet_their_fractions_and_are_not_empty(triples: Triples, seed: int) -> None:
     _, valid, test = split_triples(triples, SHARES, seed=seed)
     for held_out in (valid, test):
         pairs = {tuple(sorted((head, tail))) for head, _, tail in held_out.tolist()}

@@ -64,13 +64,13 @@ def saved(tmp_path: Path) -> Path:
 
 @given(graphs())
 @settings(max_examples=40)
-def test_a_graph_comes_back_as_it_was(graph: Graph) -> None:
+def test_a_saved_graph_loads_unchanged(graph: Graph) -> None:
     with TemporaryDirectory() as folder:
         save_graph(graph, Path(folder) / "graph")
         assert facts(load_saved_graph(Path(folder) / "graph")) == facts(graph)
 
 
-def test_labels_come_back_where_they_were(tmp_path: Path) -> None:
+def test_saved_labels_load_unchanged(tmp_path: Path) -> None:
     graph = replace(graph_of([(0, 0, 2)]), entities=Vocabulary(["a", "b", "c"], {"b": "Bee", "c": ""}))
     save_graph(graph, tmp_path / "graph")
     assert load_saved_graph(tmp_path / "graph").entities.labels.to_pylist() == [None, "Bee", ""]
@@ -83,7 +83,7 @@ def test_another_format_is_refused(saved: Path) -> None:
         load_saved_graph(saved)
 
 
-def test_a_failure_half_way_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_table = pq.write_table
     written = []
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_missing_is_an_os_error(saved: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["entities", "train"])
 @pytest.mark.parametrize("share", [0, 0.5, 0.99])
-def test_a_file_cut_short_is_noticed(saved: Path, name: str, share: float) -> None:
+def test_a_truncated_file_is_detected(saved: Path, name: str, share: float) -> None:
     path = saved / f"{name}.parquet"
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -126,7 +126,7 @@ def test_a_file_cut_short_is_noticed(saved: Path, name: str, share: float) -> No
 
 @pytest.mark.parametrize("name", ["entities", "train"])
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.4])
-def test_a_byte_that_changed_is_noticed(saved: Path, name: str, share: float) -> None:
+def test_a_changed_byte_is_detected(saved: Path, name: str, share: float) -> None:
     path = saved / f"{name}.parquet"
     content = bytearray(path.read_bytes())
     content[int(share * len(content))] ^= 1
@@ -135,7 +135,7 @@ def test_a_byte_that_changed_is_noticed(saved: Path, name: str, share: float) ->
         load_saved_graph(saved)
 
 
-def test_a_column_of_another_name_is_a_value_error(saved: Path) -> None:
+def test_a_missing_column_is_a_value_error(saved: Path) -> None:
     pq.write_table(pa.table({"head": pa.array([0], pa.int32())}), saved / "train.parquet")
     with pytest.raises(ValueError, match="is damaged"):
         load_saved_graph(saved)

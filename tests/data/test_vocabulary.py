@@ -34,15 +34,15 @@ def test_without_labels_a_name_is_its_label(names: list[str]) -> None:
     assert [known.label(id) for id in range(len(known))] == names
 
 
-def test_a_label_is_shown_where_there_is_one(cities: Vocabulary) -> None:
+def test_a_label_is_preferred_to_a_name(cities: Vocabulary) -> None:
     assert [cities.label(id) for id in range(4)] == ["Paris", "Berlin", "Paris", "Seattle"]
 
 
-def test_labels_that_name_nothing_here_are_no_labels() -> None:
+def test_labels_of_unknown_names_are_ignored() -> None:
     assert Vocabulary(["a"], {"b": "Bee"}).labels is None
 
 
-def test_an_empty_label_is_none() -> None:
+def test_an_empty_label_does_not_count() -> None:
     assert Vocabulary(["a", "b"], {"a": "", "b": "Bee"}).label(0) == "a"
 
 
@@ -50,16 +50,16 @@ def test_a_name_precedes_a_label(cities: Vocabulary) -> None:
     assert cities.id("Paris") == 2
 
 
-def test_a_label_stands_for_its_name(cities: Vocabulary) -> None:
+def test_an_id_is_found_by_its_label(cities: Vocabulary) -> None:
     assert cities.id("Berlin") == 1
 
 
 @pytest.mark.parametrize(("asked", "id"), [("BERLIN", 1), ("q90", 0), ("seattle", 3)])
-def test_case_does_not_matter_where_nothing_fits_exactly(cities: Vocabulary, asked: str, id: int) -> None:
+def test_case_is_ignored_without_an_exact_match(cities: Vocabulary, asked: str, id: int) -> None:
     assert cities.id(asked) == id
 
 
-def test_exact_case_goes_first() -> None:
+def test_an_exact_match_precedes_other_cases() -> None:
     known = Vocabulary(["may", "May"])
     assert (known.id("may"), known.id("May")) == (0, 1)
 
@@ -97,7 +97,7 @@ def test_without_similar_names_there_is_no_suggestion() -> None:
         Vocabulary(["capital"], kind="relation").id("zzzz")
 
 
-def test_an_empty_vocabulary_says_so() -> None:
+def test_an_empty_vocabulary_knows_no_names() -> None:
     known = Vocabulary([])
     with pytest.raises(RequestError, match=r"^No entity is named 'a' because none is known\.$"):
         known.id("a")
@@ -131,5 +131,5 @@ def test_equality_is_of_names_in_order() -> None:
     assert Vocabulary(["a"]) != ["a"]
 
 
-def test_it_shows_its_size() -> None:
+def test_repr_shows_the_size() -> None:
     assert repr(Vocabulary(["a", "b"], kind="relation")) == "Vocabulary(2 names of kind 'relation')"

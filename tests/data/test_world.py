@@ -38,7 +38,7 @@ def test_no_triple_is_repeated(triples: list[Triple]) -> None:
     assert [triple for triple, count in Counter(triples).items() if count > 1] == []
 
 
-def test_lines_are_sorted(splits: dict[str, list[Triple]]) -> None:
+def test_lines_of_each_file_are_sorted(splits: dict[str, list[Triple]]) -> None:
     assert all(rows == sorted(rows) for rows in splits.values())
 
 
@@ -98,12 +98,12 @@ def test_symmetric_relations_are_listed_both_ways(relation: str, triples: list[T
 
 
 @pytest.mark.parametrize("relation", ["capital", "continent", "first_day_of_week", "located_in"])
-def test_relations_with_one_answer_have_one(relation: str, triples: list[Triple]) -> None:
+def test_functional_relations_have_one_answer(relation: str, triples: list[Triple]) -> None:
     answers = Counter(head for head, name, _ in triples if name == relation)
     assert max(answers.values()) == 1
 
 
-def test_names_are_names_and_not_codes(triples: list[Triple]) -> None:
+def test_names_contain_no_codes(triples: list[Triple]) -> None:
     names = {name for head, _, tail in triples for name in (head, tail)}
     # 'Ho' and 'Bo' are cities, 'Ga' is a language: two letters, but one capital only.
     odd = [name for name in names if re.fullmatch(r"[A-Z]{2,3}|\d+|[a-z]{2,3}_.*|.*[’‘ʼ_&;].*|.*/.*", name)]
@@ -121,7 +121,7 @@ def test_no_two_names_differ_only_in_case_or_accents(triples: list[Triple]) -> N
     assert len({plain(name) for name in names}) == len(names)
 
 
-def test_relation_names_need_no_quotes(triples: list[Triple]) -> None:
+def test_relation_names_need_no_shell_quotes(triples: list[Triple]) -> None:
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", relation) for _, relation, _ in triples)
 
 

@@ -42,7 +42,7 @@ def alike(one, other) -> bool:
 
 @settings(max_examples=40)
 @given(pairs())
-def test_what_is_compared_are_the_metrics_of_reports(pair):
+def test_compared_metrics_equal_those_of_reports(pair):
     found = compare_ranks(*pair, samples=100)
     for name in COLUMNS.values():
         one = getattr(found, name)
@@ -57,7 +57,7 @@ def test_what_is_compared_are_the_metrics_of_reports(pair):
 
 @settings(max_examples=40)
 @given(pairs())
-def test_a_run_is_no_better_than_itself(pair):
+def test_a_run_compared_with_itself_has_no_difference(pair):
     """Also with its seeds in another order, or each of them twice."""
     for other in (pair[0], pair[0][::-1], np.repeat(pair[0], 2, axis=0)):
         found = compare_ranks(pair[0], other, samples=100)
@@ -69,7 +69,7 @@ def test_a_run_is_no_better_than_itself(pair):
 
 @settings(max_examples=40)
 @given(pairs())
-def test_swapping_the_two_turns_every_sign(pair):
+def test_swapping_the_runs_changes_every_sign(pair):
     one, other = compare_ranks(*pair, samples=200), compare_ranks(*pair[::-1], samples=200)
     assert (one.better, one.worse, one.equal) == (other.worse, other.better, other.equal)
     for here, there in zip(one.differences.values(), other.differences.values(), strict=True):
@@ -135,14 +135,14 @@ def test_both_directions_of_a_triple_are_drawn_together():
     assert (as_others.high - as_others.low) == pytest.approx((once.high - once.low) / math.sqrt(2), rel=0.1)
 
 
-def test_of_seeds_the_mean_counts():
+def test_metrics_are_averaged_over_seeds():
     one, other, b = ranks_of(*[1] * 12), ranks_of(*[4] * 12), ranks_of(*[2] * 12)
     found = compare_ranks(np.concatenate([one, other]), b).mrr  # (1 + ¼) / 2 against ½
     assert found.difference == pytest.approx(0.125)
     assert (found.low, found.high) == pytest.approx((0.125, 0.125))
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says():
+def test_the_interval_has_its_nominal_coverage():
     """Drawn from a population with a known difference, 400 times; both directions of a triple go together."""
     random = np.random.default_rng(1)
     num_triples, covered, found_none = 150, 0, 0
@@ -161,7 +161,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
     assert 0.92 <= found_none / 400 <= 0.98
 
 
-def test_a_seed_gives_the_same_interval_however_many_threads_and_another_seed_another(monkeypatch):
+def test_the_interval_depends_on_the_seed_and_not_on_threads(monkeypatch):
     random = np.random.default_rng(0)
     a, b = (random.integers(1, 20, (1, 2, 300)).astype(float) for _ in range(2))
     assert compare_ranks(a, b, samples=500) == compare_ranks(a, b, samples=500)
@@ -186,7 +186,7 @@ def test_sentences():
 @pytest.mark.parametrize(
     ("number", "text"), [(0.01234, ".0123"), (-0.0011, "−.0011"), (-0.00001, ".0000"), (1, "1.0000"), (-1, "−1.0000")]
 )
-def test_numbers_in_short(number, text):
+def test_short_decimals(number, text):
     assert short_decimal(number) == text
 
 
@@ -202,7 +202,7 @@ def test_numbers_in_short(number, text):
         (np.ones((1, 2, 5)), np.ones((1, 2, 5)), {"seed": -1}, "A seed is at least 0; -1 was given"),
     ],
 )
-def test_nonsense_gets_a_sentence(a, b, choices, sentence):
+def test_invalid_ranks_are_refused(a, b, choices, sentence):
     with pytest.raises(kg.RequestError, match=sentence):
         compare_ranks(a, b, **choices)
 
@@ -234,7 +234,7 @@ def test_holm_by_hand():
     assert holm([0.9, 0.9]) == [1.0, 1.0]
 
 
-def test_the_questions_furthest_apart():
+def test_the_largest_differences_of_queries():
     triples = np.array([[0, 0, 1], [1, 1, 2], [2, 0, 0]], dtype=np.int32)
     a, b = ranks_of(1, 2, 4, heads=[1, 10, 1]), ranks_of(1, 1, 4, heads=[1, 10, 100])
     first, second = largest_differences(a, b, triples, most=9)

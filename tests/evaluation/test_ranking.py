@@ -89,7 +89,7 @@ def test_ranks_equal_brute_force(name, dual, reciprocal, graph, seed):
 
 @settings(max_examples=40)
 @given(graph=graphs(), seed=st.integers(0, 10))
-def test_an_answer_that_the_filter_does_not_have_stays_in(graph, seed):
+def test_answers_missing_from_the_filter_are_candidates(graph, seed):
     model = whole_numbers(kg.DistMult(graph.shape, dim=2), seed)
     ranks = kg.rank(model, graph, known=kg.KnownAnswers.of(graph, ["train"]))
     best, worst = brute_force(model, graph, "test", known_from=("train",))
@@ -133,7 +133,7 @@ def test_blocks_do_not_change_ranks(small_graph, monkeypatch):
     np.testing.assert_array_equal(whole.pessimistic, pieces.pessimistic)
 
 
-def test_no_more_than_a_block_is_ever_scored(small_graph, monkeypatch):
+def test_at_most_one_block_is_scored_at_a_time(small_graph, monkeypatch):
     seen = []
 
     class Watched(kg.DistMult):
@@ -147,7 +147,7 @@ def test_no_more_than_a_block_is_ever_scored(small_graph, monkeypatch):
     assert max(seen) <= 4 * 30
 
 
-def test_a_query_is_scored_once_however_many_answers_it_has(monkeypatch):
+def test_a_query_with_several_answers_is_scored_once(monkeypatch):
     graph = graph_of([(0, 0, 1)], [], [(0, 0, 2), (0, 0, 3), (0, 0, 4)])
     asked = []
 
@@ -160,7 +160,7 @@ def test_a_query_is_scored_once_however_many_answers_it_has(monkeypatch):
     assert asked == [1, 3]
 
 
-def test_all_scores_equal_is_the_middle_and_not_the_first_place():
+def test_equal_scores_have_the_mean_rank():
     graph = graph_of([(0, 0, 1)], [], [(2, 0, 3)], num_entities=5)
     model = kg.DistMult(graph.shape, dim=2, init_scale=0.0)
     ranks = kg.rank(model, graph)
@@ -171,7 +171,7 @@ def test_all_scores_equal_is_the_middle_and_not_the_first_place():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("form", ["plain", "numba"])
-def test_scores_that_are_no_numbers_are_refused(small_graph, bad, form, monkeypatch):
+def test_nonfinite_scores_are_refused(small_graph, bad, form, monkeypatch):
     monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 0 if form == "numba" else 10**18)
     model = kg.ComplEx(small_graph.shape, dim=2)
     model.entities.data[0, 0] = bad
@@ -180,7 +180,7 @@ def test_scores_that_are_no_numbers_are_refused(small_graph, bad, form, monkeypa
 
 
 @pytest.mark.parametrize(("relation", "query"), [(1, "(2, 1, ?)"), (3, "(?, 1, 3)")])
-def test_the_query_that_has_no_numbers_is_named(relation, query):
+def test_the_query_with_nonfinite_scores_is_named(relation, query):
     graph = graph_of([(0, 0, 1)], [], [(0, 0, 2), (2, 1, 3)])
 
     class Odd(kg.DistMult):
@@ -236,25 +236,25 @@ def test_no_triples_have_no_ranks(small_graph):
     assert ranks.optimistic.shape == ranks.pessimistic.shape == (2, 0)
 
 
-def test_the_only_entity_is_first():
+def test_the_only_entity_has_rank_1():
     graph = graph_of([(0, 0, 0)], [], [(0, 1, 0), (0, 1, 0)])
     ranks = kg.rank(kg.DistMult(graph.shape, dim=2), graph)
     assert ranks.pessimistic.tolist() == [[1, 1], [1, 1]]
 
 
-def test_a_split_that_cannot_be_written_to_is_ranked(small_graph):
+def test_a_read_only_split_is_ranked(small_graph):
     small_graph.test.flags.writeable = False
     assert kg.rank(kg.DistMult(small_graph.shape, dim=2), small_graph).mean.shape == (2, 20)
 
 
-def test_filters_do_not_grow_from_one_evaluation_to_the_next(small_graph):
+def test_repeated_evaluation_does_not_grow_the_filters(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=5, init_scale=1.0)
     known = kg.KnownAnswers.of(small_graph)
     first, second = (kg.evaluate(model, small_graph, known=known).mrr for _ in range(2))
     assert first == second
 
 
-def test_triples_of_entities_unseen_in_train_stay_in():
+def test_triples_of_unseen_entities_are_ranked():
     graph = graph_of([(0, 0, 1)], [], [(2, 0, 3), (0, 0, 0)], num_entities=4)
     report = kg.evaluate(kg.DistMult(graph.shape, dim=2), graph)
     assert report.metrics.num_queries == 4
@@ -262,7 +262,7 @@ def test_triples_of_entities_unseen_in_train_stay_in():
     assert report.without_unseen.num_queries == 2
 
 
-def test_progress_is_told_to_the_end(small_graph, monkeypatch):
+def test_progress_is_reported_to_the_end(small_graph, monkeypatch):
     told = []
     monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 4 * 30)
     kg.evaluate(kg.DistMult(small_graph.shape, dim=2), small_graph, progress=lambda *done: told.append(done))

@@ -61,12 +61,12 @@ def test_blocks_do_not_change_ranks(small_graph, monkeypatch):
     assert kg.evaluate_relations(model, small_graph) == whole
 
 
-def test_no_triples_give_no_numbers(small_graph):
+def test_metrics_of_no_triples_are_nan(small_graph):
     empty = dataclasses.replace(small_graph, test=small_graph.test[:0])
     assert kg.evaluate_relations(kg.CP(empty.shape, dim=2), empty).num_queries == 0
 
 
-def test_scores_that_are_no_numbers_are_refused(small_graph):
+def test_nonfinite_scores_are_refused(small_graph):
     model = kg.CP(small_graph.shape, dim=2)
     model.relations.data[0] = torch.nan
     with pytest.raises(kg.DivergedError, match=r"NaN or infinity for the query \(\d+, \?, \d+\)"):

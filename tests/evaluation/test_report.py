@@ -23,7 +23,7 @@ def test_a_tie_across_the_first_place_is_no_hit_at_1():
     assert Metrics.of(np.array([1.5])).hits_at_1 == 0
 
 
-def test_no_queries_give_no_numbers():
+def test_metrics_of_no_queries_are_nan():
     assert math.isnan(Metrics.of(np.array([])).mrr)
     assert Metrics.of(np.array([])).row() == ["–"] * 5 + ["0"]
 
@@ -38,7 +38,7 @@ def test_cardinalities_by_hand():
     assert cardinalities(graph.train, graph.shape) == ["1-1", "1-N", "N-1", "N-N", "1-1", "unseen"]
 
 
-def test_exactly_one_and_a_half_is_many():
+def test_an_average_of_one_and_a_half_counts_as_many():
     graph = graph_of([(0, 0, 1), (0, 0, 2), (3, 0, 4)])
     assert cardinalities(graph.train, graph.shape) == ["1-N"]
 
@@ -72,7 +72,7 @@ def test_a_report_is_json(graph):
     assert set(told["by_direction"]) == {"tail", "head"}
 
 
-def test_ranks_come_back_as_they_were_saved(graph, tmp_path):
+def test_saved_ranks_load_unchanged(graph, tmp_path):
     ranks = ranks_of(graph)
     save_ranks(ranks, tmp_path / "ranks.parquet")
     again = load_ranks(tmp_path / "ranks.parquet")
@@ -80,13 +80,13 @@ def test_ranks_come_back_as_they_were_saved(graph, tmp_path):
         np.testing.assert_array_equal(getattr(ranks, name), getattr(again, name))
 
 
-def test_a_split_without_triples_reports_no_numbers_as_json(graph):
+def test_metrics_of_an_empty_split_are_null_in_json(graph):
     report = kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="valid")
     told = json.loads(report.as_json())
     assert told["metrics"]["mrr"] is None
     assert told["metrics"]["num_queries"] == 0
 
 
-def test_a_split_that_is_none_is_told(graph):
+def test_an_unknown_split_is_refused(graph):
     with pytest.raises(kg.RequestError, match="train, valid, test; 'testing' was given"):
         kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="testing")

@@ -68,6 +68,6 @@ def test_a_dual_shares_its_primal_s_parameters():
     assert dual.score(ZERO, ZERO, ONE).item() == -5
 
 
-def test_a_dual_has_two_sides():
+def test_a_dual_has_side_tail_or_head():
     with pytest.raises(kg.RequestError, match="'tail' or 'head'; 'left' was given"):
         kg.Dual(model_by_hand("CP"), "left")

@@ -53,7 +53,7 @@ def test_the_maps_are_linear(name):
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize(("name", "dual"), FORMS)
-def test_one_by_one_equals_all_at_once(name, dual, reciprocal):
+def test_single_scores_equal_batched_scores(name, dual, reciprocal):
     model = build(name, dual=dual, reciprocal=reciprocal)
     heads, relations, tails = all_triples(model)
     cube = model.score(heads, relations, tails).view(7, model.num_relation_ids, 7)
@@ -65,7 +65,7 @@ def test_one_by_one_equals_all_at_once(name, dual, reciprocal):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_heads_are_asked_through_the_inverse_relation_where_there_is_one(name):
+def test_heads_are_predicted_by_the_inverse_relation_if_reciprocal(name):
     r, t = torch.tensor([1, 2]), torch.tensor([4, 0])
     with_inverse, without = build(name), build(name, reciprocal=False)
     torch.testing.assert_close(with_inverse.predict_heads(r, t), with_inverse.score_tails(t, r + 3))
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_weights(name):
     assert not torch.equal(one.relations, other.relations)
 
 
-def test_initial_weights_are_as_in_the_paper_s_code():
+def test_initial_weights_have_the_scale_of_the_authors_code():
     shape = kg.GraphShape(400, 5)
     for kind in (kg.CP, kg.DistMult, kg.ComplEx):
         table = kind(shape, dim=100).entities
@@ -103,7 +103,7 @@ def test_initial_weights_are_as_in_the_paper_s_code():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_empty_batch_is_no_accident(name):
+def test_an_empty_batch_has_empty_scores(name):
     none = torch.zeros(0, dtype=torch.long)
     assert build(name).score_tails(none, none).shape == (0, 7)
 
@@ -115,7 +115,7 @@ def test_a_dim_of_zero_is_refused():
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", MODELS)
-def test_an_obvious_graph_is_completed(name, reciprocal):
+def test_held_out_triples_of_an_easy_graph_are_found(name, reciprocal):
     """Things of one colour have one shape: the shape of a third of them is withheld and must be found."""
     torch.set_default_dtype(torch.float32)
     colours, shapes = range(40, 44), range(44, 48)
@@ -136,7 +136,7 @@ def test_an_obvious_graph_is_completed(name, reciprocal):
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("name", BILINEAR)
-def test_norms_of_all_images(name, transposed):
+def test_squared_norms_of_all_mapped_entities(name, transposed):
     model = build(name)
     relations = torch.tensor([4, 0])
     apply, table = (model.map_tail, model.tail_table) if transposed else (model.map_head, model.head_table)

@@ -71,7 +71,7 @@ def test_hake_by_hand():
     assert found == pytest.approx(-(2 * 5 + 0.5 * turn * 0.5))
 
 
-def test_one_learning_rate_moves_the_sines_of_hake_as_far_as_its_angles():
+def test_one_learning_rate_suits_phase_weight_and_angles_of_hake():
     """Adam moves each number by its rate: half of 0.1·√3, the number of half a turn, shrinks by 0.01, which is 12 %."""
     model = kg.HAKE(ONE, dim=1, reciprocal=False, init_scale=0.1, phase_weight=0.5)
     model.entities.data, model.relations.data = torch.tensor([[1.0, 0.0], [1.0, 0.05]]), torch.tensor([[1.0, 0.0, 0.0]])
@@ -117,7 +117,7 @@ def test_candidates_are_scored_as_among_all(name, side, reciprocal):
 @pytest.mark.parametrize("name", ["RotatE", "HAKE", "MuRP", "ComplEx", "CP"])
 @pytest.mark.parametrize("side", ["tail", "head"])
 @pytest.mark.parametrize("candidates", [[4, 0, 4], [[0, 1], [6, 6], [2, 0]]])
-def test_one_look_up_has_the_gradient_of_three(name, side, candidates):
+def test_a_joint_look_up_has_the_gradient_of_three(name, side, candidates):
     """The first look-up of a batch brings its heads and tails along; after one of them it is by itself."""
     model, ids = build(name, reciprocal=False), torch.tensor(candidates)
     batch = torch.tensor([[0, 1, 5], [3, 0, 3], [6, 1, 0]])
@@ -136,7 +136,7 @@ def test_one_look_up_has_the_gradient_of_three(name, side, candidates):
 
 @given(st.sampled_from(list(DISTANCE)), st.integers(1, 200), st.booleans())
 @settings(max_examples=60)
-def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differences, compiled):
+def test_chunked_distances_equal_unchunked_ones(name, differences, compiled):
     """All pairs at once, with autograd over the differences, against parts that are made again, and against kernels."""
     model = build(name)
     one, other = (torch.randn(size, model.entities.shape[1]).requires_grad_() for size in (3, 5))
@@ -156,7 +156,7 @@ def test_parts_of_a_table_are_the_whole_and_so_is_their_gradient(name, differenc
 
 @pytest.mark.parametrize("side", ["tail", "head"])
 @pytest.mark.parametrize("at_once", [1, 2 * 21, 2**22])
-def test_squares_of_se_by_products_are_those_of_differences(monkeypatch, side, at_once):
+def test_squared_distances_of_se_by_products_equal_those_by_differences(monkeypatch, side, at_once):
     """Relation by relation, two at a time and all at once, with gradients; some relations are not asked for."""
     monkeypatch.setattr(se, "DIFFERENCES", {"cpu": at_once})
     model = kg.SE(kg.GraphShape(7, 5), dim=3, norm="squared", reciprocal=False, init_scale=0.5)
@@ -174,7 +174,7 @@ def test_squares_of_se_by_products_are_those_of_differences(monkeypatch, side, a
 
 @pytest.mark.parametrize("norm", [1, 2, "squared"])
 @pytest.mark.parametrize("name", ["TransE", "RotatE", "ModE", "SE"])
-def test_a_distance_of_zero_has_a_gradient(name, norm):
+def test_the_gradient_at_distance_zero_is_finite(name, norm):
     model = DISTANCE[name](SHAPE, dim=3, norm=norm)
     model.entities.data.zero_()
     model.relations.data.zero_()
@@ -185,7 +185,7 @@ def test_a_distance_of_zero_has_a_gradient(name, norm):
 
 
 @pytest.mark.parametrize("dim", [1, 2, 20])
-def test_a_step_from_one_edge_of_the_ball_towards_the_other_is_a_number(dim):
+def test_a_translation_across_the_ball_is_finite(dim):
     """Where 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² would be nothing in float32."""
     torch.set_default_dtype(torch.float32)
     model = kg.MuRP(SHAPE, dim=dim)
@@ -200,7 +200,7 @@ def test_a_step_from_one_edge_of_the_ball_towards_the_other_is_a_number(dim):
 
 
 @pytest.mark.parametrize("length", [0.5, 2.0])
-def test_all_pairs_in_the_ball_are_exact_enough_in_float32(length):
+def test_distances_of_all_pairs_in_the_ball_are_accurate_in_float32(length):
     exact = kg.MuRP(kg.GraphShape(50, 3), dim=20)
     for table, first in ((exact.entities, 0), (exact.relations, 20)):
         table.data[:, first:] = torch.nn.functional.normalize(torch.randn_like(table[:, first:]), dim=-1) * length
@@ -212,7 +212,7 @@ def test_all_pairs_in_the_ball_are_exact_enough_in_float32(length):
         assert ((mine - true) / true).abs().max() < 1e-3
 
 
-def test_a_turn_of_all_angles_leaves_an_entity_of_hake_what_it_was():
+def test_full_turns_do_not_change_entity_vectors_of_hake():
     model = kg.HAKE(SHAPE, dim=3, init_scale=0.5)
     before = model.entity_vectors().detach().clone()
     model.entities.data[:, 3:] += 2 * model.half_turn
@@ -220,18 +220,18 @@ def test_a_turn_of_all_angles_leaves_an_entity_of_hake_what_it_was():
 
 
 @pytest.mark.parametrize("name", ["HAKE", "MuRP"])
-def test_dropout_of_what_is_no_coordinate_is_refused(name, small_graph):
+def test_dropout_requires_euclidean_coordinates(name, small_graph):
     torch.set_default_dtype(torch.float32)
     with pytest.raises(kg.RequestError, match=f"the numbers of {name} are not coordinates"):
         kg.train(DISTANCE[name](small_graph.shape, dim=2), small_graph, epochs=1, loss=kg.OneVsAll(dropout=0.5))
 
 
-def test_a_core_that_no_machine_could_hold_is_refused():
+def test_a_core_larger_than_memory_is_refused():
     with pytest.raises(kg.RequestError, match="TuckER with dim 200,000 needs .* GiB for its tables"):
         kg.TuckER(SHAPE, dim=200_000)
 
 
-def test_points_of_the_ball_stay_in_it():
+def test_points_stay_inside_the_ball():
     torch.set_default_dtype(torch.float32)
     model = kg.MuRP(SHAPE, dim=4, init_scale=50.0)
     scores = model.score(*all_triples(model))
@@ -240,7 +240,7 @@ def test_points_of_the_ball_stay_in_it():
     assert all(torch.isfinite(table.grad).all() for table in model.parameters())
 
 
-def test_dura_of_transe_is_made_of_steps_there_and_back():
+def test_dura_of_transe_uses_the_translation_and_its_inverse():
     """h = (1, 0), r = (1, 2), t = (0, 1): ‖h‖² + ‖t‖² = 2, ‖h + r‖² = 8, ‖t − r‖² = 2."""
     model = kg.TransE(ONE, dim=2, reciprocal=False)
     model.entities.data, model.relations.data = torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 2.0]])
@@ -280,7 +280,7 @@ def test_a_distance_has_no_dual_and_no_fused_step(name):
         choose_engine(kg.Recipe().with_changes({"training.engine": "fast"}), build(name), kg.NoRegularizer())
 
 
-def test_choices_that_make_no_sense_are_told():
+def test_invalid_options_are_refused():
     with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; '3' was given"):
         kg.TransE(SHAPE, dim=2, norm=3)
     with pytest.raises(kg.RequestError, match="A distance has norm 1, 2 or 'squared'; 'True' was given"):
@@ -301,7 +301,7 @@ def test_rotate_is_the_dual_of_a_complex_whose_relations_have_modulus_one(recipr
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_relations_of_mode_begin_with_either_sign_and_inverses_with_the_same(reciprocal):
+def test_mode_draws_the_same_signs_for_a_relation_and_its_inverse(reciprocal):
     signs = kg.ModE(SHAPE, dim=50, reciprocal=reciprocal, seed=1).relations.detach()
     assert ((signs.abs() - 1).abs() < 0.1).all()
     assert {-1.0, 1.0} == set(signs[0].sign().tolist())

@@ -97,7 +97,7 @@ def test_distmult_scores_a_triple_and_its_reverse_alike(reciprocal):
         torch.testing.assert_close(scores(model, EVERY_PAIR, relation), scores(model, reverses(EVERY_PAIR), relation))
 
 
-def test_a_triple_and_its_reverse_share_no_vector_of_an_entity_in_cp():
+def test_a_triple_and_its_reverse_share_no_parameters_in_cp():
     """No for symmetry and inversion, and for composition: b is a tail in r(a, b) and a head in r′(b, c)."""
     model = drawn("CP", reciprocal=False)
     one, other = (
@@ -118,13 +118,13 @@ def gain_on_loops(model: kg.Model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_a_translation_never_puts_both_directions_of_a_pair_above_its_loops(norm):
+def test_transe_never_scores_both_directions_above_self_loops(norm):
     """No for symmetry: the middle of r − d and r + d is r."""
     assert gain_on_loops(drawn("TransE", norm=norm)).max() <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["ComplEx", "RotatE", "ModE", "SE", "MuRP"])
-def test_other_models_can_put_both_directions_of_a_pair_above_its_loops(name):
+def test_other_models_can_score_both_directions_above_self_loops(name):
     model = drawn(name)
     if name == "MuRP":
         model.relations.data[:, : model.dim] -= 2  # from near the identity to near its opposite
@@ -138,7 +138,7 @@ def test_all_patterns_possible_in_principle_are_tested():
     assert cells(IN_PRINCIPLE) == {("MuRP", "symmetry"), ("SimplE", "composition")}
 
 
-def test_murp_that_begins_with_either_sign_finds_symmetry():
+def test_murp_with_signs_finds_symmetry():
     graph = PATTERNS["symmetry"].graph
     model = kg.MuRP(graph.shape, dim=12, reciprocal=False, signs=True)
     run = kg.train(model, graph, optimizer=kg.Optimizer(learning_rate=0.1), epochs=100, batch_size=500, device="cpu")
@@ -163,7 +163,7 @@ def test_simple_with_equal_halves_is_distmult_and_represents_composition():
     assert CAPABILITIES["DistMult"]["composition"] == YES
 
 
-def test_two_maps_of_simple_are_never_a_third():
+def test_composed_maps_of_simple_are_not_a_map_of_simple():
     """One map exchanges the halves of a vector, so two of them leave each in its place."""
     model = drawn("SimplE", reciprocal=False)
     half = torch.cat([torch.ones(1, 4), torch.zeros(1, 4)], dim=-1)
@@ -178,7 +178,7 @@ def test_two_maps_of_simple_are_never_a_third():
 # -- the distance model behind a factorization model ---------------------------------------------------------------
 
 
-def test_se_that_leaves_tails_where_they_are_is_the_dual_of_rescal():
+def test_se_with_identity_for_tails_is_the_dual_of_rescal():
     """As RotatE is of ComplEx and ModE of DistMult, in test_distance.py."""
     model, primal = drawn("SE", norm="squared"), drawn("RESCAL")
     same = torch.eye(4).flatten().expand(len(primal.relations), -1)
@@ -204,11 +204,11 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def test_the_page_has_the_table_of_patterns():
+def test_docs_have_the_table_of_patterns():
     assert table("model | symmetry") == CAPABILITIES
 
 
-def test_every_no_and_every_in_principle_has_its_reason_on_the_page():
+def test_docs_explain_every_missing_pattern():
     text = PAGE.read_text(encoding="utf-8")
     for word in (NO, IN_PRINCIPLE):
         for name, pattern in cells(word):
@@ -216,7 +216,7 @@ def test_every_no_and_every_in_principle_has_its_reason_on_the_page():
             assert any(pattern in reason for reason in reasons), f"{name}, {pattern}: {word}"
 
 
-def test_the_page_says_what_applies_to_which_model():
+def test_docs_have_the_table_of_capabilities():
     def says(name: str) -> dict[str, str]:
         model = MODELS[name](SHAPE, dim=2)
         return {
@@ -239,7 +239,7 @@ def test_the_page_says_what_applies_to_which_model():
     assert table("model | dual") == expected
 
 
-def test_the_page_counts_the_numbers_of_entities_and_relations():
+def test_docs_have_the_numbers_of_parameters():
     said = {**table("bilinear model | h R"), **table("distance model | mapped head")}
     assert list(said) == list(MODELS)
     for name, row in said.items():

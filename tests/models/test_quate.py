@@ -21,13 +21,13 @@ def build(*, normalized: bool = True) -> kg.QuatE:
     return kg.QuatE(SHAPE, dim=3, init_scale=1.0, seed=2, normalized=normalized).double()
 
 
-def test_a_relation_changes_no_length():
+def test_normalized_relations_preserve_norms():
     f = build().factors(*IDS)
     for image, vector in ((f.mapped_head, f.head), (f.mapped_tail, f.tail)):
         torch.testing.assert_close(image.square().sum(-1), vector.square().sum(-1))
 
 
-def test_only_the_direction_of_a_relation_counts():
+def test_scaling_a_normalized_relation_changes_no_score():
     model = build()
     before = model.score(*IDS)
     with torch.no_grad():
@@ -37,8 +37,8 @@ def test_only_the_direction_of_a_relation_counts():
     assert not torch.allclose(model.score(*IDS), before)
 
 
-def test_unit_quaternions_are_used_as_they_are():
-    """One after the other, rotations by r and by s are one by r s, as of quaternions."""
+def test_composed_rotations_are_products_of_quaternions():
+    """Rotating by r and then by s is rotating by r s."""
     model = build()
     h, r, s = (vectors.detach()[:1] for vectors in (model.entities, model.multipliers, model.multipliers[1:]))
     product = model._joined(model.times(model._parts(r), model._parts(s)))
@@ -47,7 +47,7 @@ def test_unit_quaternions_are_used_as_they_are():
 
 
 @pytest.mark.parametrize("part", ["a whole relation", "one quaternion"])
-def test_a_relation_of_zeros_gives_numbers(part):
+def test_a_relation_of_zeros_has_finite_scores(part):
     model = build()
     with torch.no_grad():
         if part == "a whole relation":
@@ -70,7 +70,7 @@ def step(kind: type, *, normalized: bool, relation_weight: float = 0.0):
 
 
 @pytest.mark.parametrize("normalized", [True, False])
-def test_gradients_without_autograd_are_for_relations_as_they_are_stored(normalized):
+def test_fused_step_equals_reference_step_with_and_without_normalization(normalized):
     plain, fused = (step(kind, normalized=normalized) for kind in (ReferenceStep, FusedStep))
     assert fused.direct != normalized
     job = Job(fused.model, kg.OneVsAll(relation_weight=1.0), kg.DURA(0.1), "Adagrad")
@@ -82,7 +82,7 @@ def test_gradients_without_autograd_are_for_relations_as_they_are_stored(normali
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
-def test_a_run_remembers_whether_relations_were_normalized(small_graph, tmp_path):
+def test_a_run_saves_whether_relations_are_normalized(small_graph, tmp_path):
     model = kg.QuatE(small_graph.shape, dim=2, normalized=False)
     run = kg.train(model, small_graph, epochs=1, out=tmp_path / "run")
     assert run.recipe.model.options == {"normalized": False}

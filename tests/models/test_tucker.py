@@ -8,7 +8,7 @@ import torch
 import dualkg as kg
 from dualkg.inference.export import export
 from dualkg.losses.softmax import BoundOneVsAll
-from dualkg.models.tucker import through_core
+from dualkg.models.matrix import through_core
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer, Validation
@@ -19,7 +19,7 @@ SHAPE = kg.GraphShape(30, 4)
 BATCH = torch.tensor([[0, 1, 2], [3, 1, 4], [5, 6, 0], [0, 6, 1], [7, 1, 7]])
 
 
-def test_the_score_is_the_core_s_product_with_three_vectors():
+def test_the_score_is_the_product_of_the_core_with_three_vectors():
     model = kg.TuckER(SHAPE, dim=3, relation_dim=2, init_scale=1.0).double()
     f = model.factors(*BATCH.T)
     expected = torch.einsum("kij,bk,bi,bj->b", model.core, f.relation, f.head, f.tail)
@@ -42,7 +42,7 @@ def test_the_norm_of_a_relation_is_its_matrix_s():
     torch.testing.assert_close(model.relation_norms(relations), expected)
 
 
-def test_relation_dim_is_dim_unless_it_is_said():
+def test_relation_dim_defaults_to_dim():
     assert kg.TuckER(SHAPE, dim=3).config["relation_dim"] == 3
     model = kg.TuckER(SHAPE, dim=3, relation_dim=5)
     assert (model.relations.shape, model.core.shape) == ((8, 5), (5, 3, 3))
@@ -57,14 +57,14 @@ def normalised(**choices) -> kg.TuckER:
     return kg.TuckER(SHAPE, dim=4, batch_norm=True, init_scale=0.5, **choices)
 
 
-def test_the_images_of_a_batch_have_mean_0_and_variance_1_in_training():
+def test_mapped_heads_have_mean_0_and_variance_1_in_training():
     model = normalised()
     images = model.factors(*BATCH.T).mapped_head
     torch.testing.assert_close(images.mean(0), torch.zeros(4), rtol=0, atol=1e-5)
     torch.testing.assert_close(images.var(0, correction=0), torch.ones(4), rtol=0, atol=0.05)
 
 
-def test_an_answer_depends_on_no_other_question():
+def test_scores_in_evaluation_do_not_depend_on_the_batch():
     model = normalised().eval()
     whole = model.score_tails(BATCH[:, 0], BATCH[:, 1])
     torch.testing.assert_close(whole[:1], model.score_tails(BATCH[:1, 0], BATCH[:1, 1]))
@@ -73,7 +73,7 @@ def test_an_answer_depends_on_no_other_question():
     torch.testing.assert_close(model.score_relations(BATCH[:, 0], BATCH[:, 2]), cube[BATCH[:, 0], :, BATCH[:, 2]])
 
 
-def test_what_needs_the_transpose_is_refused(small_graph):
+def test_operations_that_need_the_transpose_are_refused(small_graph):
     model = normalised()
     with pytest.raises(kg.RequestError, match="is not a linear map and has no transpose.*Set batch_norm to false"):
         model.score_heads(BATCH[:, 1], BATCH[:, 2])
@@ -88,7 +88,7 @@ def test_what_needs_the_transpose_is_refused(small_graph):
         kg.train(model, small_graph, loss=kg.OneVsAll(relation_weight=1.0), epochs=1)
 
 
-def test_the_fused_steps_are_the_plain_ones():
+def test_fused_steps_equal_reference_steps():
     """Scores are products of images, however those came about; a batch of one is normalised as in evaluation."""
     found = []
     for kind in (ReferenceStep, FusedStep):
@@ -102,7 +102,7 @@ def test_the_fused_steps_are_the_plain_ones():
         torch.testing.assert_close(one, found[1][name], rtol=1e-9, atol=1e-12)
 
 
-def test_ranking_neither_learns_nor_ends_learning(small_graph):
+def test_ranking_restores_the_training_mode(small_graph):
     model = normalised()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     one, other = kg.evaluate(model, small_graph).mrr, kg.evaluate(model.eval(), small_graph).mrr
@@ -112,7 +112,7 @@ def test_ranking_neither_learns_nor_ends_learning(small_graph):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(small_graph, tmp_path):
+def test_a_resumed_run_ends_like_an_uninterrupted_one(small_graph, tmp_path):
     """Running statistics are in checkpoints and in what is kept."""
     choices = {"epochs": 3, "batch_size": 32, "validation": Validation(every=1, keep="best")}
     whole = kg.train(normalised(), small_graph, **choices)
@@ -127,7 +127,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(small_graph, tmp_path):
     assert loaded.model.config == whole.model.config
 
 
-def test_a_model_that_was_asked_can_be_trained_again(small_graph):
+def test_a_trained_model_can_be_trained_again(small_graph):
     run = kg.train(normalised(), small_graph, epochs=1)
     before = run.model.before.mean.clone()
     again = kg.train(run.model, small_graph, epochs=1)
@@ -144,7 +144,7 @@ def test_every_table_is_exported(small_graph, tmp_path):
     assert [line.split("\t")[0] for line in lines["relations"][:2]] == ["r0", "r1"]
 
 
-def test_through_the_core_is_by_the_matrix():
+def test_mapping_through_the_core_equals_mapping_by_matrices():
     model = kg.TuckER(SHAPE, dim=3, relation_dim=2, init_scale=1.0).double()
     f = model.factors(*BATCH.T)
     torch.testing.assert_close(through_core(f.head, f.relation, model.core), f.mapped_head)

@@ -19,7 +19,7 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.report import Metrics, evaluate
 from dualkg.files import check_new_folder
 from dualkg.models.base import Model
-from dualkg.models.rescal import RESCAL
+from dualkg.models.matrix import RESCAL
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.checkpoint import load_tensors, smallest_integer
 from dualkg.training.run import Run, load_run

@@ -8,9 +8,8 @@ from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
 from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
 from dualkg.models.dual import Dual
 from dualkg.models.hake import HAKE
+from dualkg.models.matrix import RESCAL, TuckER
 from dualkg.models.murp import MuRP
-from dualkg.models.rescal import RESCAL
-from dualkg.models.tucker import TuckER
 
 BILINEAR: dict[str, type[BilinearModel]] = {
     model.__name__: model for model in (CP, DistMult, ComplEx, RESCAL, SimplE, QuatE, TuckER)

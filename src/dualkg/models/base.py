@@ -221,11 +221,11 @@ class EmbeddingModel(Model):
 
     @abstractmethod
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → the heads mapped by their relations."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped heads, h R in bilinear models."""
 
     @abstractmethod
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → the tails mapped by their relations."""
+        """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped tails, t Rᵀ in bilinear models."""
 
     def entity_width(self, dim: int) -> int:
         """Real numbers per entity."""

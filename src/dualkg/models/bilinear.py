@@ -5,7 +5,6 @@ heads and relations, the dual models and the regularizers follow from the two.""
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Literal
 
 import torch
@@ -28,14 +27,6 @@ class BilinearModel(EmbeddingModel):
     @property
     def shares_candidates(self) -> bool:
         return True
-
-    @abstractmethod
-    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → h R."""
-
-    @abstractmethod
-    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """Vectors `(batch, width)` and relation ids `(batch,)` → t Rᵀ, the transpose of `map_head`."""
 
     def triple_scores(self, f: Factors) -> Tensor:
         return (f.mapped_head * f.tail).sum(-1)

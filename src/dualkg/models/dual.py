@@ -50,7 +50,7 @@ class Dual(Model):
         return self.primal.entity_vectors()
 
     def triple_scores(self, f: Factors) -> Tensor:
-        return -_norms(f.mapped_head - f.tail if self.side == "tail" else f.mapped_tail - f.head)
+        return -_norms(f.tail_residual if self.side == "tail" else f.head_residual)
 
     def tail_scores(self, f: Factors) -> Tensor:
         doubled = 2 * self.primal.tail_scores(f)

@@ -17,7 +17,7 @@ ROUNDING = 8  # units of the last place by which a squared distance, a differenc
 
 
 class HAKE(AngleModel):
-    """Entities in polar coordinates, relations scale and turn them (Zhang et al., 2020).
+    """Entities in polar coordinates, relations scale and rotate them (Zhang et al., 2020).
 
     −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
     an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned. They are
@@ -101,9 +101,9 @@ class HAKE(AngleModel):
         return torch.cat([modulus, phase - turn], dim=-1), scale + bias
 
     def _distances_to_scaled(self, points: Tensor, scale: Tensor, table: Tensor) -> Tensor:
-        """From each point to every row of a table, its moduli stretched as the point's relation does it.
+        """From each point to every row of a table with its moduli scaled; angles are not scaled.
 
-        ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y², so that no row is stretched; angles are not stretched at all.
+        ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y², so that no row is scaled for each point.
         """
         (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), table.chunk(2, dim=-1)
         added = modulus.square().sum(-1, keepdim=True) + scale.square() @ moduli.square().T

@@ -52,7 +52,7 @@ class MuRP(DistanceModel):
         return _to_ball(head * self._diagonal(relations))
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
-        """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of what is not negative."""
+        """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of numbers ≥ 0."""
         point, step = _to_ball(tail), self._step(relations)
         between, step_norm = _dot(point, step), _dot(step, step)
         room, whole_room = _room(point), _room(point) * _room(step)
@@ -61,8 +61,8 @@ class MuRP(DistanceModel):
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         """The square of the distance in the ball."""
-        gap = one - other
-        return _squared_distance(_dot(gap, gap), _room(one) * _room(other)).squeeze(-1)
+        difference = one - other
+        return _squared_distance(_dot(difference, difference), _room(one) * _room(other)).squeeze(-1)
 
     def triple_scores(self, f: Factors) -> Tensor:
         return super().triple_scores(f) + lookup(self.biases, f.heads)[:, 0] + lookup(self.biases, f.tails)[:, 1]
@@ -92,8 +92,8 @@ class MuRP(DistanceModel):
         whole = (norm + between + step_norm).clamp(min=0) + room * step_room
         product = ((1 + between + step_norm) * (x @ points.T) + room * _dot(x, step)) / whole
         y_norm = (norm + between + step_norm).clamp(min=0) / whole
-        gap = _dot(x, x) - 2 * product + y_norm
-        found = _squared_distance(gap, _room(x) * room * step_room / whole)
+        squared = _dot(x, x) - 2 * product + y_norm
+        found = _squared_distance(squared, _room(x) * room * step_room / whole)
         return biases[:, 1] + lookup(self.biases, f.heads)[:, :1] - found
 
     def _to_heads(self, f: Factors, tangents: Tensor, biases: Tensor) -> Tensor:
@@ -131,6 +131,6 @@ def _room(points: Tensor) -> Tensor:
     return (1 - _dot(points, points)).clamp(min=LEAST_ROOM)
 
 
-def _squared_distance(gap: Tensor, room: Tensor) -> Tensor:
+def _squared_distance(squared: Tensor, room: Tensor) -> Tensor:
     """(2 arsinh √(‖x − y‖² / room))², with room (1 − ‖x‖²)(1 − ‖y‖²)."""
-    return 4 * (gap / room).clamp(min=LEAST).sqrt().asinh().square()
+    return 4 * (squared / room).clamp(min=LEAST).sqrt().asinh().square()

@@ -46,7 +46,7 @@ def test_a_missing_file_gets_a_suggestion(write: Write) -> None:
         one_source(path.parent / "nowhere" / "train.tsv")
 
 
-def test_a_file_that_vanishes_between_finding_and_reading(write: Write) -> None:
+def test_a_file_deleted_before_reading_is_an_error(write: Write) -> None:
     path = write("train.tsv", TSV)
     source = one_source(path)
     path.unlink()
@@ -54,7 +54,7 @@ def test_a_file_that_vanishes_between_finding_and_reading(write: Write) -> None:
         read_triples({"all": source})
 
 
-def test_a_folder_where_a_file_should_be(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_file_is_named(tmp_path: Path) -> None:
     for name in ("folder", "folder.tsv", "folder.zip", "folder.tar.gz"):
         (tmp_path / name).mkdir()
         with pytest.raises(DataError) as caught:
@@ -64,7 +64,7 @@ def test_a_folder_where_a_file_should_be(tmp_path: Path) -> None:
         )
 
 
-def test_a_file_that_may_not_be_read(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_read_permission_is_an_error(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write("train.tsv", TSV)
 
     def refuse(*_: object) -> None:
@@ -87,7 +87,7 @@ def packed(kit, name: str) -> bytes:
 
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("kept", [0.001, 0.3, 0.5, 0.9])
-def test_a_file_cut_short_says_so(kit, write: Write, name: str, kept: float) -> None:
+def test_a_truncated_file_is_reported_as_damaged(kit, write: Write, name: str, kept: float) -> None:
     whole = packed(kit, name)
     path = write(name, whole[: int(len(whole) * kept)])
     with pytest.raises(DataError, match=DAMAGED) as caught:
@@ -96,7 +96,7 @@ def test_a_file_cut_short_says_so(kit, write: Write, name: str, kept: float) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in PACKED if name != "train.tar"])
-def test_the_last_byte_counts(kit, write: Write, name: str) -> None:
+def test_a_missing_last_byte_is_detected(kit, write: Write, name: str) -> None:
     whole = packed(kit, name)
     assert len(kit.named(kit.read(write(name, whole)))) == 5000
     with pytest.raises(DataError, match=DAMAGED):
@@ -105,7 +105,7 @@ def test_the_last_byte_counts(kit, write: Write, name: str) -> None:
 
 # A .tar has no checksum of its content, and a .zst only where its writer asked for one.
 @pytest.mark.parametrize("name", [name for name in PACKED if not name.endswith((".tar", ".zst"))])
-def test_bytes_changed_in_the_middle_are_noticed(kit, write: Write, name: str) -> None:
+def test_changed_bytes_are_detected(kit, write: Write, name: str) -> None:
     whole = bytearray(packed(kit, name))
     middle = len(whole) // 2
     whole[middle : middle + 8] = bytes(byte ^ 0xFF for byte in whole[middle : middle + 8])
@@ -114,7 +114,7 @@ def test_bytes_changed_in_the_middle_are_noticed(kit, write: Write, name: str) -
 
 
 @pytest.mark.parametrize("name", [*PACKED, "train.parquet"])
-def test_a_file_that_is_not_what_its_name_says(kit, write: Write, name: str) -> None:
+def test_a_file_of_another_format_than_its_suffix_is_an_error(kit, write: Write, name: str) -> None:
     with pytest.raises(DataError, match=DAMAGED):
         kit.read(write(name, TSV))
 
@@ -133,7 +133,7 @@ def test_a_truncated_parquet_file(kit, write: Write) -> None:
         kit.read(write("mine.parquet", sink.getvalue()[:-20]))
 
 
-def test_an_encrypted_archive_says_so(kit, write: Write) -> None:
+def test_an_encrypted_archive_is_an_error(kit, write: Write) -> None:
     whole = bytearray(kit.zipped({"mine.tsv": TSV}))
     # The first bit of the flags, in the local header and in the directory, means encrypted.
     directory = zipfile.ZipFile(io.BytesIO(whole)).start_dir
@@ -144,7 +144,7 @@ def test_an_encrypted_archive_says_so(kit, write: Write) -> None:
         kit.read(path)
 
 
-def test_an_archive_of_several_files_is_not_one(kit, write: Write) -> None:
+def test_an_archive_of_several_files_is_not_one_source(kit, write: Write) -> None:
     path = write("mine.zip", kit.zipped({"a.tsv": b"a\tr\tb\n", "b.tsv": b"a\tr\tb\n"}))
     with pytest.raises(DataError) as caught:
         one_source(path)

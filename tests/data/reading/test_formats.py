@@ -142,7 +142,7 @@ def tables(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[str, s
 
 
 @pytest.mark.parametrize(("suffix", "names"), [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES)])
-def test_any_names_come_back(kit, suffix: str, names: st.SearchStrategy[str]) -> None:
+def test_any_names_are_read_as_written(kit, suffix: str, names: st.SearchStrategy[str]) -> None:
     @settings(max_examples=150)
     @given(tables(names))
     def check(triples: list[tuple[str, str, str]]) -> None:

@@ -52,7 +52,7 @@ def test_columns_by_name_and_number(kit, table: Table, columns: tuple[str | int,
         pa.dictionary(pa.int32(), pa.int64()),
     ],
 )
-def test_text_and_whole_numbers_of_every_kind(kit, table: Table, kind: pa.DataType) -> None:
+def test_columns_of_every_text_and_integer_type(kit, table: Table, kind: pa.DataType) -> None:
     heads = pa.array(["7", "7", "12"]).cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
     if pa.types.is_dictionary(kind):
         heads = heads.dictionary_encode().cast(kind)
@@ -105,7 +105,7 @@ def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
     )
 
 
-def test_a_table_without_rows(kit, table: Table) -> None:
+def test_a_table_without_rows_has_no_triples(kit, table: Table) -> None:
     nothing = pa.array([], pa.string())
     with pytest.raises(DataError, match=r"mine.parquet holds no triples; at least one is expected\."):
         kit.read(table({"head": nothing, "relation": nothing, "tail": nothing}))

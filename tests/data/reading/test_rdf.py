@@ -34,7 +34,7 @@ _:n <http://x/r> <http://x/b> .
     assert read.labels == {}
 
 
-def test_turtle_with_prefixes_and_one_skipped(kit, write: Write) -> None:
+def test_turtle_with_prefixes(kit, write: Write) -> None:
     path = write("mine.ttl", b"@prefix x: <http://x/> .\nx:a x:r x:b, [] ; a x:c .\n")
     read = kit.read(path)
     assert kit.named(read) == [
@@ -70,7 +70,7 @@ def test_a_syntax_error_names_the_line(kit, write: Write, name: str, kind: str) 
     assert str(caught.value).endswith("). Correct the line, or remove it.")
 
 
-def test_a_compressed_file_cut_short(kit, write: Write) -> None:
+def test_a_truncated_compressed_file_is_an_error(kit, write: Write) -> None:
     content = b"".join(b"<http://x/%x> <http://x/r> <http://x/b> .\n" % (i * 2654435761) for i in range(5000))
     with pytest.raises(DataError, match=r"mine.nt.xz is damaged, cut short"):
         kit.read(write("mine.nt.xz", kit.compressed(content, ".xz")[:-5000]))

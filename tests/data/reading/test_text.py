@@ -33,13 +33,13 @@ NO_TRIPLES_AFTER_HEADER = (
         codecs.BOM_UTF8 + b"\r\n\na\tr\tb\n\n\r\nc\tr\td\n\n\n",
     ],
 )
-def test_line_ends_marks_and_blank_lines(kit, write: Write, content: bytes) -> None:
+def test_line_ends_byte_order_marks_and_blank_lines(kit, write: Write, content: bytes) -> None:
     assert kit.named(kit.read(write("mine.tsv", content))) == ABC
     assert kit.named(kit.read(write("mine.csv", content.replace(b"\t", b",")))) == ABC
     assert kit.named(kit.read(write("mine.csv", content.replace(b"\t", b";")))) == ABC
 
 
-def test_tsv_takes_names_as_they_are(kit, write: Write) -> None:
+def test_tsv_reads_names_verbatim(kit, write: Write) -> None:
     content = b'"a\tr\\t\t b, c \nNA\tnull\t""\n# x\t-\t1e5\n'
     assert kit.named(kit.read(write("mine.tsv", content))) == [
         ('"a', "r\\t", " b, c "),
@@ -81,7 +81,7 @@ def test_a_recognised_header_is_not_a_triple(kit, write: Write, header: bytes) -
         assert read.remarks == [f"The first line of {path} was read as a header."]
 
 
-def test_a_header_may_stand_in_any_order_with_other_columns(kit, write: Write) -> None:
+def test_a_header_may_have_any_order_and_other_columns(kit, write: Write) -> None:
     path = write("mine.csv", b"object,id,subject,source,relation\nb,1,a,web,r\nd,2,c,,r\n")
     assert kit.named(kit.read(path)) == ABC
 
@@ -93,7 +93,7 @@ def test_lines_inside_quotes_may_cross_blocks(kit, write: Write, monkeypatch: py
     assert kit.named(kit.read(write("mine.csv", "".join(rows).encode()))) == triples
 
 
-def test_the_case_of_a_column_counts_where_it_must(kit, write: Write) -> None:
+def test_an_exact_column_name_precedes_other_cases(kit, write: Write) -> None:
     path = write("mine.csv", b"x,X,y,z\n1,2,r,3\n")
     assert kit.named(kit.read(path, ("X", "y", "z"))) == [("2", "r", "3")]
     assert kit.named(kit.read(path, ("x", "Y", "z"))) == [("1", "r", "3")]
@@ -118,7 +118,7 @@ def test_columns_by_number_still_skip_a_recognised_header(kit, write: Write) -> 
     assert kit.named(kit.read(path, (3, 1, 2))) == ABC
 
 
-def test_a_name_no_column_has_lists_the_columns(kit, write: Write) -> None:
+def test_an_unknown_column_lists_the_columns(kit, write: Write) -> None:
     path = write("mine.csv", b"subject,predicate,object\na,r,b\n")
     with pytest.raises(DataError) as caught:
         kit.read(path, ("subjekt", "predicate", "object"))
@@ -266,12 +266,12 @@ def test_a_bad_line_far_down_is_counted_exactly(kit, write: Write, monkeypatch: 
         assert ", line 12,345: " in sentence(kit, write("mine.tsv", good + bad + good))
 
 
-def test_invalid_text_in_a_column_not_chosen_is_no_matter(kit, write: Write) -> None:
+def test_invalid_text_in_an_unused_column_is_ignored(kit, write: Write) -> None:
     path = write("mine.tsv", b"a\tr\tb\t\xff\nc\tr\td\t\n")
     assert kit.named(kit.read(path, (1, 2, 3))) == ABC
 
 
-def test_a_line_too_long_says_so(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_longer_than_a_block_is_an_error(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "BLOCK_SIZE", 1 << 20)
     path = write("mine.tsv", b"a\tr\tb\nc\tr\t" + b"x" * (3 << 20) + b"\nc\tr\td\n")
     assert sentence(kit, path).startswith("mine.tsv has a line longer than 1 MiB")

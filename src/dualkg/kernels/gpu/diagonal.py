@@ -269,23 +269,13 @@ def add_gradients_(
     `query_rows` has the row of `upstream` for each triple, or −1 for a triple that was not scored.
     """
     dim = heads.table.shape[1] // algebra.num_numbers
+    tables, rows, stamps = zip(heads, tails, relations, strict=True)
+    inputs = (batch, *tables, upstream[0], upstream[-1], upstream[0] if pairs is None else pairs)
+    outputs = (*rows, *stamps, now, penalties)
     names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
     _gradients[(len(batch), num_blocks(dim))](
-        batch,
-        heads.table,
-        tails.table,
-        relations.table,
-        upstream[0],
-        upstream[-1],
-        upstream[0] if pairs is None else pairs,
-        heads.rows,
-        tails.rows,
-        relations.rows,
-        heads.stamps,
-        tails.stamps,
-        relations.stamps,
-        now,
-        penalties,
+        *inputs,
+        *outputs,
         batch if query_rows is None else query_rows,
         dim,
         upstream[0].stride(0),

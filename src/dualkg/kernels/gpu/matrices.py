@@ -112,8 +112,7 @@ def map_rows_(
     to `bf16_output`. With `rows`, vectors are one a triple and the products are added to the rows `ids`.
     """
     dim = vectors.shape[1]
-    num_relations = len(groups.starts) - 1
-    _map[(triton.cdiv(dim, TILE), PROGRAMS_PER_RELATION, num_relations)](
+    _map[(triton.cdiv(dim, TILE), PROGRAMS_PER_RELATION, len(groups.starts) - 1)](
         vectors,
         groups.order if ids is None else ids,
         1 if ids is None else ids.stride(0),
@@ -312,21 +311,13 @@ def add_mapped_gradients_(
     `query_rows` has the row of `upstream` for each triple, or −1 for a triple that was not scored.
     """
     dim = heads.table.shape[1]
+    tables, rows, stamps = zip(heads, tails, strict=True)
+    inputs = (batch, *tables, *mapped, upstream[0], upstream[-1])
+    outputs = (*to_mapped, *rows, *stamps, now, penalties)
     names = ("head", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
     _mapped_gradients[(len(batch), num_blocks(dim))](
-        batch,
-        heads.table,
-        tails.table,
-        *mapped,
-        upstream[0],
-        upstream[-1],
-        *to_mapped,
-        heads.rows,
-        tails.rows,
-        heads.stamps,
-        tails.stamps,
-        now,
-        penalties,
+        *inputs,
+        *outputs,
         batch if query_rows is None else query_rows,
         dim,
         upstream[0].stride(0),
@@ -360,21 +351,7 @@ def update_matrices_(
     """
     dim = tables[0].shape[1]
     tiles = triton.cdiv(dim, TILE)
+    arguments = (matrices, sums, *groups, batch, *tables, *to_mapped, of_relation, norms, rate, eps, dim)
     _update[(tiles, tiles, len(groups.starts) - 1)](
-        matrices,
-        sums,
-        *groups,
-        batch,
-        *tables,
-        *to_mapped,
-        of_relation,
-        norms,
-        rate,
-        eps,
-        dim,
-        NORM=bool(of_relation),
-        TAILS=with_tails,
-        STEP=step,
-        ROWS=ROWS,
-        TILE=TILE,
+        *arguments, NORM=bool(of_relation), TAILS=with_tails, STEP=step, ROWS=ROWS, TILE=TILE
     )

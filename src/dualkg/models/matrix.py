@@ -1,7 +1,8 @@
-"""TuckER."""
+"""Bilinear models whose relations are full matrices: RESCAL and TuckER."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -14,15 +15,61 @@ from dualkg.models.base import Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
 
+NO_TRANSPOSE = "A relation of TuckER with batch_norm is not a linear map and has no transpose"
 
-class TuckER(BilinearModel):
+
+class MatrixModel(BilinearModel):
+    """A relation is a matrix; a batch is grouped by relation, so that a matrix is made once for all its triples."""
+
+    default_init_scale: InitScale = "xavier"
+
+    @abstractmethod
+    def matrices(self, relations: Tensor) -> Tensor:
+        """Matrices of distinct relations `(n,)`: `(n, dim, dim)`."""
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        groups = RelationGroups(relations)
+        return multiply_groups(self.matrices(groups.distinct), groups, head)
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        groups = RelationGroups(relations)
+        return multiply_groups(self.matrices(groups.distinct).mT, groups, tail)
+
+
+class RESCAL(MatrixModel):
+    """A relation is a full matrix (Nickel et al., 2011)."""
+
+    relation_kernel = "matrices"
+
+    def relation_width(self, dim: int) -> int:
+        return dim * dim
+
+    def matrices(self, relations: Tensor) -> Tensor:
+        return lookup(self.relations, relations).view(-1, self.dim, self.dim)
+
+    def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
+        """By the Gram matrix G = HᵀH, without mapping any entity: Σ‖h R‖² is the trace of Rᵀ G R."""
+        table = self.tail_table if transposed else self.head_table
+        matrices = self.relations.view(-1, self.dim, self.dim)
+        matrices = matrices.mT if transposed else matrices
+        gram = table.T @ table
+        return gram.trace(), (gram @ matrices * matrices).sum()
+
+    @torch.no_grad()
+    def rotate_(self, axes: Tensor) -> None:
+        """Change to the basis of an orthogonal Q: h becomes h Q and R becomes Qᵀ R Q; scores stay the same."""
+        self.entities.copy_(self.entities @ axes)
+        for matrix in self.relations.view(-1, self.dim, self.dim):
+            matrix.copy_(axes.T @ matrix @ axes)
+
+
+class TuckER(MatrixModel):
     """A relation is a linear combination of shared matrices: R = Σₖ rₖ Wₖ (Balažević et al., 2019).
 
     The Wₖ are the `core`, `(relation_dim, dim, dim)`, drawn uniformly from ±1; `init_scale` is for the tables alone.
     With `batch_norm`, heads and then mapped heads are normalized over the batch, and the map has no transpose.
     """
 
-    default_init_scale: InitScale = "xavier"
     relation_kernel = "mixtures"
 
     def __init__(
@@ -43,8 +90,7 @@ class TuckER(BilinearModel):
         self.batch_norm = batch_norm
         self.has_adjoint = not batch_norm
         self.capturable = batch_norm  # which maps heads through the core, without grouping a batch by relation
-        drawn = torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random)
-        self.core = nn.Parameter(drawn)
+        self.core = nn.Parameter(torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random))
         self.before, self.after = (BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2))
 
     @property
@@ -58,23 +104,20 @@ class TuckER(BilinearModel):
         return self.relation_dim * dim * dim
 
     def matrices(self, relations: Tensor) -> Tensor:
-        """Matrices of distinct relations `(n,)`: `(n, dim, dim)`."""
         return (lookup(self.relations, relations) @ self.core.flatten(1)).view(-1, self.dim, self.dim)
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
-        mapped: Tensor = self.after(self._multiply(self.before(head), relations))
-        return mapped
-
-    def _multiply(self, head: Tensor, relations: Tensor) -> Tensor:
+        head = self.before(head)
         if head.is_cuda and self.training and self.batch_norm:  # without batch_norm, Triton kernels map
-            return through_core(head, lookup(self.relations, relations), self.core)
-        groups = RelationGroups(relations)
-        return multiply_groups(self.matrices(groups.distinct), groups, head)
+            mapped = through_core(head, lookup(self.relations, relations), self.core)
+        else:
+            mapped = super().map_head(head, relations)
+        normalized: Tensor = self.after(mapped)
+        return normalized
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         self._check_linear()
-        groups = RelationGroups(relations)
-        return multiply_groups(self.matrices(groups.distinct).mT, groups, tail)
+        return super().map_tail(tail, relations)
 
     def relation_scores(self, f: Factors) -> Tensor:
         if self.batch_norm and self.training:
@@ -109,9 +152,6 @@ def through_core(head: Tensor, relation: Tensor, core: Tensor) -> Tensor:
     """
     products = (head @ core.transpose(0, 1).flatten(1)).view(len(head), len(core), -1)
     return (relation.unsqueeze(1) @ products).squeeze(1)
-
-
-NO_TRANSPOSE = "A relation of TuckER with batch_norm is not a linear map and has no transpose"
 
 
 class BatchNorm(nn.Module):
