@@ -120,7 +120,7 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         steps = 8 if quick else STEPS[device]
         measurement.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
         found = measurement.in_fresh_process(Path(__file__), {"what": "list", **common, "quick": quick})
-    measurement.tell(f"{job.name}: {json.dumps(found)}")
+    measurement.log(f"{job.name}: {json.dumps(found)}")
     yield {"job": asdict(job), "steps": steps, "measured": {"dualkg": found}}
 
 

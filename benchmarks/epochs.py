@@ -66,7 +66,7 @@ def part_of(graph: Any, num_triples: int) -> Any:
 def train_epochs(recipe: Any, graph: Any, device: str, steps: int | None = None) -> tuple[Any, dict[str, Any]]:
     """Train by the ordinary loop; the trainer, and what an epoch took. The first epoch is the warm-up.
 
-    With `steps` an epoch ends after so many, in the order that the whole one would have.
+    With `steps` an epoch ends after that number of steps, in the same order.
     """
     from dualkg.training.api import choose_device
     from dualkg.training.trainer import Trainer
@@ -100,17 +100,17 @@ def measure_dualkg(
     steps: int | None,
     order: str = "triples",
 ) -> dict[str, Any]:
-    """An epoch of a job, or as many of its steps as are asked for, scaled to an epoch."""
+    """Time an epoch of a job, or some of its steps, scaled to an epoch."""
     from dualkg.training.api import load_recipe_graph
 
-    asked = Job(**job)
-    recipe = recipe_for(asked, engine=engine, precision=precision, epochs=epochs, order=order)
+    spec = Job(**job)
+    recipe = recipe_for(spec, engine=engine, precision=precision, epochs=epochs, order=order)
     graph = load_recipe_graph(recipe)
-    num_steps = math.ceil(2 * len(graph.train) / asked.batch)  # every triple is asked in both directions
+    num_steps = math.ceil(2 * len(graph.train) / spec.batch)  # every triple has two queries
     measured = min(steps or num_steps, num_steps)
     if order == "triples":
-        trainer, found = train_epochs(recipe, part_of(graph, math.ceil(measured * asked.batch / 2)), device)
-    else:  # a part of the triples would be fewer answers to as many questions
+        trainer, found = train_epochs(recipe, part_of(graph, math.ceil(measured * spec.batch / 2)), device)
+    else:  # a part of the triples would have fewer answers per query
         trainer, found = train_epochs(recipe, graph, device, measured)
     found["seconds_per_epoch"] *= num_steps / trainer.num_steps
     return {**found, "steps_per_epoch": num_steps, "steps_measured": trainer.num_steps, **sizes(trainer)}

@@ -33,7 +33,7 @@ UNITS = {
 
 
 def draw_all(found: dict[str, Any], folder: Path) -> None:
-    """Every picture that the results give."""
+    """Draw all figures of the results."""
     with mpl.rc_context(STYLE):
         for device, jobs in found["training"].items():
             groups = gpu_bars(device, found) if tables.is_gpu(jobs) else cpu_bars(device, found)
@@ -55,16 +55,16 @@ Bars = dict[str, list[tuple[str, float | None, str]]]
 
 
 def gpu_bars(device: str, found: dict[str, Any]) -> Bars:
-    """For each job: the authors' code, the plain engine, ours, and the sum of the limits."""
+    """For each job: the authors' code, the reference engine, ours, and the sum of the limits."""
     groups: Bars = {}
     for name, record in tables.in_order(found["training"][device]):
-        ours, plain = record["measured"]["dualkg bf16"], record["measured"]["plain engine"]
+        ours, plain = record["measured"]["dualkg bf16"], record["measured"]["reference engine"]
         batch, ceilings = record["job"]["batch"], tables.ceilings_of(device, found)
-        least = tables.training_limit(ours, batch, ceilings, half=True)
+        least = tables.training_limit(ours, batch, ceilings, bf16=True)
         theirs = found["published"]["training"].get(name, {})
         groups[name] = [
             (", ".join(["authors' code", *filter(None, [theirs.get("note")])]), theirs.get("seconds"), OTHER),
-            ("plain engine", plain.get("seconds_per_epoch"), REFERENCE),
+            ("reference engine", plain.get("seconds_per_epoch"), REFERENCE),
             ("dualkg", ours.get("seconds_per_epoch"), OURS),
             ("limit: products + memory", least.sum if least else None, LIMIT),
         ]
@@ -72,10 +72,10 @@ def gpu_bars(device: str, found: dict[str, Any]) -> Bars:
 
 
 def cpu_bars(device: str, found: dict[str, Any]) -> Bars:
-    """For each job: the peers, the plain engine and ours."""
+    """For each job: the peers, the reference engine and ours."""
     colours = {
-        "plain engine": REFERENCE,
-        **{f"dualkg {kind}{order}": OURS for kind in ("float32", "bf16") for order in ("", ", by question")},
+        "reference engine": REFERENCE,
+        **{f"dualkg {kind}{order}": OURS for kind in ("float32", "bf16") for order in ("", ", grouped by query")},
     }
     groups: Bars = {}
     for name, record in tables.in_order(found["training"][device]):
@@ -93,7 +93,7 @@ def cpu_bars(device: str, found: dict[str, Any]) -> Bars:
 
 
 def bars(groups: Bars, title: str) -> Figure:
-    """A small chart for each job, on a scale of its own; what was not measured is left out."""
+    """A small chart for each job, each with its own scale; jobs that were not measured are left out."""
     num_bars = max(len(lines) for lines in groups.values())
     columns = min(COLUMNS, len(groups))
     num_rows = -(-len(groups) // columns)

@@ -1,4 +1,4 @@
-"""Seconds of embedding an inductive entity by a few triples, `predictor.add`, beside the same by plain autograd.
+"""Seconds of embedding an inductive entity by a few triples, `predictor.add`, against plain autograd.
 
 Plain autograd differentiates log Σ exp(scores) in the usual way. The weights are trained for two epochs. `difference`
 is the relative distance of the two solutions of one problem, `batch_seconds` the time of each of many entities.
@@ -150,7 +150,7 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
         steps = 8 if quick else STEPS
         measurement.in_fresh_process(Path(__file__), {"what": "weights", **common, "steps": steps})
         found = measurement.in_fresh_process(Path(__file__), {"what": "rows", **common, "quick": quick})
-    measurement.tell(f"{job.graph}: {json.dumps(found)}")
+    measurement.log(f"{job.graph}: {json.dumps(found)}")
     yield {"job": asdict(job), "steps": steps, "measured": found}
 
 

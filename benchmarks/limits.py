@@ -38,7 +38,7 @@ class Step:
     present_heads: float  # distinct ones in a batch, on average
     present_relations: float
     two_entity_tables: bool
-    half: bool  # whether products are taken in bfloat16, from a copy of the table
+    bf16: bool  # whether products are taken in bfloat16, from a copy of the table
 
     def work(self) -> Work:
         """The operations and the fewest bytes of a step; see `operations` and `bytes`."""
@@ -62,8 +62,8 @@ class Step:
         - Scores: written by one product and read by two, the softmax riding along.
         - Vectors of the batch: rows of heads and tails read. What is made of them is small, and can stay in a cache.
         """
-        number = 2 if self.half else FLOAT
-        table = ADAGRAD + (number if self.half else 0) + 2 * number
+        number = 2 if self.bf16 else FLOAT
+        table = ADAGRAD + (number if self.bf16 else 0) + 2 * number
         found = self.num_entities * self.width * table
         if self.two_entity_tables:
             found += self.present_heads * self.width * ADAGRAD
@@ -78,9 +78,9 @@ def ranking_work(num_queries: int, num_entities: int, width: int) -> Work:
     return Work(2 * num_queries * num_entities * width, moved)
 
 
-def limit(work: Work, ceilings: dict[str, Any], *, half: bool, times: float = 1) -> Limit | None:
+def limit(work: Work, ceilings: dict[str, Any], *, bf16: bool, times: float = 1) -> Limit | None:
     """Seconds for `times` such pieces of work on a machine with these ceilings; None where they were not measured."""
-    rate = ceilings.get("bf16_operations_per_second" if half else "float32_operations_per_second")
+    rate = ceilings.get("bf16_operations_per_second" if bf16 else "float32_operations_per_second")
     bandwidth = ceilings.get("copied_bytes_per_second")
     if not rate or not bandwidth:
         return None

@@ -63,7 +63,7 @@ def read_once(path: Path) -> dict[str, int]:
 
 
 def load_once(path: Path) -> dict[str, int]:
-    """Load the file as a graph, from the cache where it is there."""
+    """Load the file as a graph, from the cache if it is there."""
     graph = importlib.import_module("dualkg").load_graph(str(path))
     triples = sum(len(graph.split(split)) for split in ("train", "valid", "test"))
     return {"triples": triples, "entities": len(graph.entities)}
@@ -85,7 +85,7 @@ def measure_here(part: str, path: Path) -> dict[str, Any]:
 
 
 def measure(part: str, path: Path, cache: Path) -> dict[str, Any]:
-    """The same in a process of its own, whose peak is nobody else's."""
+    """The same in a fresh process, which has its own peak memory."""
     environment = os.environ | {"DUALKG_CACHE": str(cache)}
     command = [sys.executable, __file__, "here", "--part", part, "--file", str(path)]
     answer = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
@@ -116,7 +116,7 @@ def machine() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """What the system calls its processor; some only give a number."""
+    """The name of the processor; some systems only have a number."""
     try:
         listed = subprocess.run(["lscpu"], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):

@@ -36,11 +36,9 @@ def parser(about: str | None) -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     found.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     found.add_argument("--only", action="append", metavar="JOB", help="jobs whose name contains this; repeatable")
-    found.add_argument(
-        "--quick", action="store_true", help="a few steps, to see that it runs; not kept with the others"
-    )
-    found.add_argument("--device", choices=["cpu", "cuda"], help="left out, a GPU where there is one")
-    found.add_argument("--commit", help="the commit that is measured, where git cannot tell")
+    found.add_argument("--quick", action="store_true", help="only a few steps, as a test; results go to another folder")
+    found.add_argument("--device", choices=["cpu", "cuda"], help="default: a GPU if available")
+    found.add_argument("--commit", help="the measured commit, if git cannot find it")
     found.add_argument("--peers", type=Path, default=PEERS, help="the Python that has PyKEEN; by default .venv-bench's")
     found.add_argument("--list", action="store_true", help="only print the names of the jobs")
     found.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
@@ -48,26 +46,26 @@ def parser(about: str | None) -> argparse.ArgumentParser:
 
 
 def folder_of(choices: argparse.Namespace) -> Path:
-    """Where results go; hasty ones never beside those that are kept."""
-    hasty = choices.quick and choices.out == RESULTS
-    return Path(tempfile.gettempdir()) / "dualkg-quick" if hasty else Path(choices.out)
+    """The folder of the results; quick ones have another folder by default."""
+    quick = choices.quick and choices.out == RESULTS
+    return Path(tempfile.gettempdir()) / "dualkg-quick" if quick else Path(choices.out)
 
 
 def wanted(names: list[str], only: list[str] | None) -> list[str]:
-    """The names that were asked for; all where nothing was."""
+    """The names that contain one of the given texts; all if none is given."""
     chosen = [name for name in names if not only or any(part.lower() in name.lower() for part in only)]
     if not chosen:
-        sys.exit(f"No job is named so: {', '.join(only or [])}. There are: {'; '.join(names)}.")
+        sys.exit(f"No job has a name with {', '.join(only or [])}. There are: {'; '.join(names)}.")
     return chosen
 
 
-def pick_device(asked: str | None) -> str:
+def pick_device(device: str | None) -> str:
     import torch
 
-    return asked or ("cuda" if torch.cuda.is_available() else "cpu")
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def tell(text: str) -> None:
+def log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
@@ -86,7 +84,7 @@ def describe(device: str, *, commit: str | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "triton", "numba")},
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "load": round(os.getloadavg()[0], 1),  # of the minute before; numbers of a busy machine are worth less
+        "load": round(os.getloadavg()[0], 1),  # of the minute before; other load makes times longer
         "commit": commit or git_commit(),
     }
     found["torch"] = str(torch.__version__)
@@ -100,7 +98,7 @@ def has_bf16(device: str) -> bool:
 
 
 def cpu_flags() -> set[str]:
-    """What the processor says it can do; nothing where the system does not tell."""
+    """The features of the processor; empty if the system does not list them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -109,7 +107,7 @@ def cpu_flags() -> set[str]:
 
 
 def cpu_model() -> str:
-    """What the system calls its processor; some only give a number."""
+    """The name of the processor; some systems only have a number."""
     try:
         listed = subprocess.run(["lscpu"], check=True, capture_output=True, text=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -170,7 +168,7 @@ def forget_peak(device: str) -> None:
 
 
 def wait_for(device: str) -> None:
-    """A GPU is asked, not waited for; a clock must wait."""
+    """Wait for a GPU to finish, so that times are complete."""
     if device == "cuda":
         import torch
 
@@ -191,14 +189,14 @@ def seconds_of(work: Callable[[], object], device: str, *, least: float = 0.5) -
 
 
 def in_fresh_process(script: Path, task: dict[str, Any], *, python: str | Path = sys.executable) -> dict[str, Any]:
-    """A task in a process of its own, whose peak is nobody else's; a failure is an answer too."""
+    """Run a task in a fresh process, which has its own peak memory; a failure is returned as a result."""
     words = [str(python), str(script), "--task", json.dumps(task)]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
     try:
         found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-        tell(answer.stderr)
+        log(answer.stderr)
         return {"failed": lines[-1][:300] if lines else f"ended with {answer.returncode}"}
     return found
 
@@ -213,7 +211,7 @@ def load(topic: str, folder: Path = RESULTS) -> dict[str, Any]:
 
 
 def save(topic: str, job: str, record: dict[str, Any], *, on: dict[str, Any], folder: Path) -> None:
-    """Keep a result beside those of other jobs and of other machines."""
+    """Save a result next to those of other jobs and machines."""
     results = load(topic, folder)
     results.setdefault(on["device"], {})[job] = {**record, "on": on}
     _write(topic, results, folder)
@@ -242,7 +240,7 @@ def run(
     tasks: dict[str, Callable[..., dict[str, Any]]],
     measure: Callable[[Any, str], Iterable[dict[str, Any]]],
 ) -> None:
-    """A benchmark of the jobs of a device: one task of a fresh process, or all jobs, each record kept as it comes."""
+    """Run a benchmark: one task of a fresh process, or all jobs of a device, saving each record."""
     if choices.task:
         task = dict(choices.task)
         print(json.dumps(tasks[task.pop("what")](**task)))
@@ -291,7 +289,7 @@ def main() -> None:
     device = pick_device(choices.device)
     on = describe(device, commit=choices.commit)
     found = in_fresh_process(Path(__file__), {"device": device, "quick": choices.quick})
-    tell(f"{on['device']}: {json.dumps(found)}")
+    log(f"{on['device']}: {json.dumps(found)}")
     save("ceilings", "all", found, on=on, folder=folder_of(choices))
 
 

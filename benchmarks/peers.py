@@ -25,11 +25,11 @@ class EnoughError(Exception):
     """Raised from inside PyKEEN's loop when enough batches were timed."""
 
 
-# -- asking -------------------------------------------------------------------------------------------------------
+# -- running tasks ------------------------------------------------------------------------------------------------
 
 
-def ask(task: dict[str, Any], python: Path) -> dict[str, Any]:
-    """Have a task done where PyKEEN is installed, or say that it is not."""
+def run_task(task: dict[str, Any], python: Path) -> dict[str, Any]:
+    """Run a task with the Python that has PyKEEN; report if there is none."""
     if not python.exists():
         return {"failed": "PyKEEN is not installed"}
     return measurement.in_fresh_process(Path(__file__), task, python=python)
@@ -119,15 +119,15 @@ def measure_ranking(
         (model.relation_representations[0], theirs),
     ):
         put_complex(place, table)
-    asked, *others = (
+    ranked, *others = (
         torch.from_numpy(arrays[name].astype(np.int64)) for name in (split, *({"train", "valid", "test"} - {split}))
     )
     evaluator = RankBasedEvaluator(filtered=True)
     started = time.perf_counter()
     found = evaluator.evaluate(
         model,
-        asked[:num_triples],
-        additional_filter_triples=[asked, *others],
+        ranked[:num_triples],
+        additional_filter_triples=[ranked, *others],
         batch_size=batch,
         use_tqdm=False,
     )

@@ -1,4 +1,4 @@
-"""Seconds and peak memory of ranking a split of FB15k-237, filtered and in both directions, beside what else there is.
+"""Seconds and peak memory of filtered ranking in both directions on FB15k-237, against other implementations.
 
 The same weights, trained briefly, are ranked by `dualkg.rank`, by a loop over the queries and by PyKEEN's
 evaluator, each in a fresh process; their MRR must agree to 1e-4.
@@ -51,9 +51,9 @@ def make_weights(job: dict[str, Any], *, device: str, arrays: str) -> dict[str, 
     """Train briefly and keep the tables."""
     import dualkg as kg
 
-    asked = Job(**job)
-    graph = kg.load_graph(asked.graph)
-    kind = epochs.Job(asked.graph, "ComplEx", asked.dim, 1000)
+    spec = Job(**job)
+    graph = kg.load_graph(spec.graph)
+    kind = epochs.Job(spec.graph, "ComplEx", spec.dim, 1000)
     recipe = epochs.recipe_for(kind, engine="auto", precision="float32", epochs=2)
     trainer, _ = epochs.train_epochs(recipe, epochs.part_of(graph, STEPS * kind.batch // 2), device)
     peers.write_arrays(Path(arrays), graph, trainer.model)
@@ -61,7 +61,7 @@ def make_weights(job: dict[str, Any], *, device: str, arrays: str) -> dict[str, 
 
 
 def load(job: Job, arrays: str, *, num_triples: int | None) -> tuple[Any, Any, Any]:
-    """The model with its weights; the graph with as many triples to rank as are asked for; and the whole graph."""
+    """The trained model, the graph with some triples to rank, and the whole graph."""
     import torch
 
     import dualkg as kg
@@ -82,8 +82,8 @@ def measure_dualkg(
     """`dualkg.rank`, and the filter that it needs; the first ranking is the warm-up."""
     import dualkg as kg
 
-    asked = Job(**job)
-    model, part, graph = load(asked, arrays, num_triples=num_triples)
+    spec = Job(**job)
+    model, part, graph = load(spec, arrays, num_triples=num_triples)
     started = time.perf_counter()
     known = kg.KnownAnswers.of(graph)
     filtering = time.perf_counter() - started
@@ -93,7 +93,7 @@ def measure_dualkg(
     for _ in range(repeats + 1):
         measurement.wait_for(device)
         started = time.perf_counter()
-        ranks = kg.rank(model, part, split=asked.split, known=known)
+        ranks = kg.rank(model, part, split=spec.split, known=known)
         times.append(time.perf_counter() - started)
     first, *others = times
     return {
@@ -115,10 +115,10 @@ def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_tripl
 
     import tutorial
 
-    asked, saved = Job(**job), np.load(arrays)
+    spec, saved = Job(**job), np.load(arrays)
     num_entities, num_relations = saved["shape"].tolist()
     measurement.forget_peak(device)
-    model = tutorial.ComplEx(num_entities, 2 * num_relations, asked.dim)
+    model = tutorial.ComplEx(num_entities, 2 * num_relations, spec.dim)
     with torch.no_grad():
         model.entities.weight.copy_(torch.from_numpy(saved["entities"]))
         model.relations.weight.copy_(torch.from_numpy(saved["relations"]))
@@ -128,7 +128,7 @@ def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_tripl
     known = tutorial.known_answers(tutorial.in_both_directions(torch.cat(list(splits.values())), num_relations))
     filtering = time.perf_counter() - started
     started = time.perf_counter()
-    queries = tutorial.in_both_directions(splits[asked.split][:num_triples], num_relations)
+    queries = tutorial.in_both_directions(splits[spec.split][:num_triples], num_relations)
     ranks = tutorial.rank(model, queries, known)
     return {
         "seconds": time.perf_counter() - started,
@@ -139,7 +139,7 @@ def measure_tutorial(job: dict[str, Any], *, device: str, arrays: str, num_tripl
 
 
 def distinct_queries(triples: Any) -> int:
-    """How many questions triples ask, (head, relation, ?) and (?, relation, tail)."""
+    """The number of distinct queries, (head, relation, ?) and (?, relation, tail)."""
     return sum(len(np.unique(triples[:, columns], axis=0)) for columns in ([0, 1], [1, 2]))
 
 
@@ -164,8 +164,10 @@ def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator
             "PyKEEN, batch 512": {"what": "rank", **theirs, "batch": 512},
         }.items():
             ours = task["what"] != "rank"
-            measured[name] = measurement.in_fresh_process(Path(__file__), task) if ours else peers.ask(task, python)
-            measurement.tell(f"{job.name}, {name}: {json.dumps(measured[name])}")
+            measured[name] = (
+                measurement.in_fresh_process(Path(__file__), task) if ours else peers.run_task(task, python)
+            )
+            measurement.log(f"{job.name}, {name}: {json.dumps(measured[name])}")
     check_agreement(measured)
     yield {"job": asdict(job), "measured": measured}
 

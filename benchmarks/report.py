@@ -25,7 +25,7 @@ OWN_SECTIONS = {
     "search": ("Search", search),
     "completion": ("Graph completion", completion),
     "inductive": ("Inductive entities", inductive),
-    "startup": ("From a cold start", startup),
+    "startup": ("Start-up time", startup),
     "serving": ("Serving", serving),
     "tuning": ("Tuning of hyper-parameters", tuning),
 }
@@ -33,7 +33,7 @@ TOPICS = ["ceilings", "training", "ranking", "scaling", *OWN_SECTIONS]
 
 
 def load_all(folder: Path = measurement.RESULTS) -> dict[str, Results]:
-    """Every result by topic, device and job, and beside them what others have published."""
+    """All results by topic, device and job, and published times of other code."""
     found = {topic: measurement.load(topic, folder) for topic in [*TOPICS, "loading"]}
     return found | {"published": json.loads((HERE / "published.json").read_text(encoding="utf-8"))}
 
@@ -43,18 +43,18 @@ def page(found: dict[str, Results]) -> str:
     lines = [
         "# Speed and memory",
         "",
-        "Made by `make bench` from what is saved in [results](results); do not edit.",
-        "[How it is run, and why it grows as it does](../docs/scaling.md). Warm-up is never part of a time.",
+        "Made by `make bench` from the saved [results](results); do not edit.",
+        "[How it is measured, and why it scales as it does](../docs/scaling.md). Times exclude warm-up.",
         "",
     ]
-    sections = {"training": "Training", "ranking": "Ranking", "scaling": "How it grows"}
+    sections = {"training": "Training", "ranking": "Ranking", "scaling": "Scaling"}
     for topic, title in sections.items():
         for device, jobs in sorted(found[topic].items(), key=lambda item: (not tables.is_gpu(item[1]), item[0])):
             training = tables.gpu_training if tables.is_gpu(jobs) else tables.cpu_training
             body = {"training": training, "ranking": tables.ranking, "scaling": tables.growth}[topic]
             lines += [f"## {title}: {device}", ""]
             if topic == "training":
-                lines += [f"![seconds an epoch]({tables.picture(topic, device, found[topic])}.svg)", ""]
+                lines += [f"![seconds per epoch]({tables.picture(topic, device, found[topic])}.svg)", ""]
             lines += [*body(device, found), *tables.measured_on(record for _, record in tables.in_order(jobs))]
     for topic, (title, benchmark) in OWN_SECTIONS.items():
         for device, jobs in sorted(found[topic].items()):

@@ -1,6 +1,6 @@
-"""How time and memory of an epoch grow with entities, triples, dim and batch, on graphs made for it.
+"""How time and memory of an epoch grow with entities, triples, dim and batch, on synthetic graphs.
 
-One of the four grows by doubling while the others stay. The sizes follow from --budget: about so many seconds in all.
+One of the four doubles while the others stay. The sizes follow from --budget, the seconds in total.
 On a CPU each point has a fresh process, and its memory is what it adds to a process that has trained something tiny.
 """
 
@@ -35,25 +35,25 @@ class Point:
 
 
 TINY = Point(200, 400, 4, 50)
-# Where the growing starts; the triples are no more than this, and fewer where the budget says so.
+# The smallest sizes; a small budget has fewer triples.
 BASES = {"cuda": Point(16_000, 100_000, 256, 1024), "cpu": Point(4000, 8000, 50, 256)}
 BUDGETS = {"cuda": 80.0, "cpu": 300.0}
 SECONDS_OF_A_PROCESS = {"cuda": 15.0, "cpu": 5.0}
 
 
 def points_of(axis: str, base: Point) -> list[Point]:
-    """Five points, each twice the one before in one respect; batches begin at a quarter, and end at four times."""
+    """Five points, each twice the one before along one axis; batches go from a quarter to four times."""
     first = getattr(base, axis) // (4 if axis == "batch" else 1)
     return [replace(base, **{axis: first * 2**number}) for number in range(NUM_POINTS)]
 
 
 def base_within(budget: float, device: str, ceilings: dict[str, float]) -> Point:
-    """The largest start whose points together take the budget, by what the machine's ceilings say."""
-    base, half = BASES[device], measurement.has_bf16(device)
+    """The largest sizes whose points take the budget in total, estimated by the ceilings of the machine."""
+    base, bf16 = BASES[device], measurement.has_bf16(device)
     processes = 1 if device == "cuda" else len(AXES) * NUM_POINTS
     left = max(budget - processes * SECONDS_OF_A_PROCESS[device], budget / 4)
     expected = sum(
-        EPOCHS * SLACK * expected_seconds(point, ceilings, half=half)
+        EPOCHS * SLACK * expected_seconds(point, ceilings, bf16=bf16)
         for axis in AXES
         for point in points_of(axis, base)
     )
@@ -61,11 +61,11 @@ def base_within(budget: float, device: str, ceilings: dict[str, float]) -> Point
     return replace(base, triples=max(triples, 2 * base.batch))
 
 
-def expected_seconds(point: Point, ceilings: dict[str, float], *, half: bool) -> float:
+def expected_seconds(point: Point, ceilings: dict[str, float], *, bf16: bool) -> float:
     """The least that an epoch of a point could take."""
     width = 2 * point.dim
-    step = limits.Step(point.batch, point.entities, width, width, point.batch, NUM_RELATIONS, False, half)
-    found = limits.limit(step.work(), ceilings, half=half, times=2 * point.triples / point.batch)
+    step = limits.Step(point.batch, point.entities, width, width, point.batch, NUM_RELATIONS, False, bf16)
+    found = limits.limit(step.work(), ceilings, bf16=bf16, times=2 * point.triples / point.batch)
     assert found is not None, "the ceilings were measured just now"
     return found.sum
 
@@ -95,19 +95,19 @@ def train_point(point: Point, device: str) -> dict[str, float]:
 
 def measure_axes(axes: list[str], base: Point, device: str) -> dict[str, dict[str, Any]]:
     """The points of each axis; on a GPU, whose memory can be counted again, all in one process."""
-    asked = {axis: [asdict(point) for point in points_of(axis, base)] for axis in axes}
+    sizes = {axis: [asdict(point) for point in points_of(axis, base)] for axis in axes}
     if device == "cuda":
-        found = run([point for points in asked.values() for point in points], device)
+        found = run([point for points in sizes.values() for point in points], device)
         rest = iter(found.get("points", []))
         together = {axis: {"points": list(islice(rest, NUM_POINTS))} for axis in axes}
         return dict.fromkeys(axes, found) if "failed" in found else together
-    return {axis: joined([run([point], device) for point in points]) for axis, points in asked.items()}
+    return {axis: joined([run([point], device) for point in points]) for axis, points in sizes.items()}
 
 
 def run(points: list[dict[str, int]], device: str) -> dict[str, Any]:
     found = measurement.in_fresh_process(Path(__file__), {"points": points, "device": device})
     for point in found.get("points", [found]):
-        measurement.tell(json.dumps(point))
+        measurement.log(json.dumps(point))
     return found
 
 

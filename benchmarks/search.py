@@ -1,8 +1,8 @@
-"""Questions a second against recall, of the exact index and of FAISS's, on a made table.
+"""Queries per second against recall of the exact index and of the FAISS indexes, on a synthetic table.
 
-Each question is asked alone and answered by one thread. The table has what trained ones have: entities of a type stand
-together, types differ in size and spread, the first axes carry most of the variance, and lengths are skewed. Questions
-point to a type, not to an entity. `--entities` and `--width` make another table.
+Queries are searched one at a time by one thread. The table resembles trained ones: entities of a type are close
+together, types differ in size and spread, the first axes have most of the variance, and norms are skewed. A query
+points to a type, not to an entity. `--entities` and `--width` set the size of the table.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import measurement
 
 Floats = npt.NDArray[np.float32]
 ROWS = 100_000  # made at once
-DEPTH = 10  # answers a question
+DEPTH = 10  # results per query
 NUM_QUERIES = 300  # to find the effort with, and as many to measure with
 FACTORS = (0.25, 0.5, 1, 2, 4)  # of the effort that was found
-WANTED, FASTER = 0.95, 20.0  # recall, and times the exact index's questions a second
+WANTED, FASTER = 0.95, 20.0  # recall, and speed relative to the exact index
 
 
 @dataclass(frozen=True)
 class Job:
-    """A table to search, by a metric, and with which index."""
+    """The size of a table, a metric and a type of index."""
 
     entities: int
     width: int
@@ -46,12 +46,12 @@ def jobs(entities: int, width: int) -> list[Job]:
     return [Job(entities, width, metric, kind) for metric, kind in [*pairs, ("euclidean", "hnsw")]]
 
 
-# -- the made table -----------------------------------------------------------------------------------------------
+# -- the synthetic table -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Types:
-    """What entities are drawn from: the types' centres, shares and spreads, and what all entities share."""
+    """The distribution of entities: centres, shares and spreads of the types, and a common offset."""
 
     axes: Floats
     common: Floats
@@ -61,7 +61,7 @@ class Types:
 
 
 def draw_types(num: int, width: int, random: np.random.Generator) -> Types:
-    """Variance falls as 1 / j^0.9 along the axes; the largest types have many times the entities of the others."""
+    """Variance falls as 1 / j^0.9 along the axes; the largest types have many times more entities than others."""
     axes = np.arange(1, width + 1, dtype=np.float32) ** -0.45
     axes /= np.linalg.norm(axes)
     shares = np.arange(1, num + 1) ** -0.8
@@ -75,7 +75,7 @@ def draw_types(num: int, width: int, random: np.random.Generator) -> Types:
 
 
 def make_table(entities: int, width: int, *, num_queries: int, seed: int = 0) -> tuple[Floats, Floats]:
-    """The table, and queries that score some type's entities high; lengths are log-normal, σ 0.3."""
+    """The table, and queries that score the entities of one type high; norms are log-normal, σ 0.3."""
     random = np.random.default_rng(seed)
     types = draw_types(max(4, entities // 500), width, random)
     table = np.empty((entities, width), dtype=np.float32)
@@ -86,9 +86,9 @@ def make_table(entities: int, width: int, *, num_queries: int, seed: int = 0) ->
         rows = types.common + types.centres[of] + types.spreads[of, None] * noise
         lengths = random.lognormal(0.0, 0.3, (num, 1)).astype(np.float32)
         table[start : start + num] = lengths * rows / np.linalg.norm(rows, axis=1, keepdims=True)
-    asked = random.choice(len(types.shares), num_queries, p=types.shares)
+    chosen = random.choice(len(types.shares), num_queries, p=types.shares)
     noise = types.axes * random.standard_normal((num_queries, width), dtype=np.float32)
-    return table, types.centres[asked] + noise
+    return table, types.centres[chosen] + noise
 
 
 # -- one measurement, in a process of its own ---------------------------------------------------------------------
@@ -101,19 +101,19 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
     from dualkg.inference.index import ExactIndex
     from dualkg.inference.index_build import queries_per_second, recalls, tuned
 
-    asked: Any = Job(**job)
+    spec: Any = Job(**job)
     num, seconds = (50, 0.2) if quick else (NUM_QUERIES, 3.0)
-    table, queries = map(torch.from_numpy, make_table(asked.entities, asked.width, num_queries=2 * num))
-    exact = ExactIndex.build(table, asked.metric)
+    table, queries = map(torch.from_numpy, make_table(spec.entities, spec.width, num_queries=2 * num))
+    exact = ExactIndex.build(table, spec.metric)
     best = exact.search(queries, 100).ids
     started = time.perf_counter()
-    index = tuned(table, asked.metric, kind=asked.kind, queries=queries[:num], best=best[:num], recall=WANTED)
+    index = tuned(table, spec.metric, kind=spec.kind, queries=queries[:num], best=best[:num], recall=WANTED)
     built = time.perf_counter() - started
     effort, points = index.effort, []
     for factor in FACTORS:
         index.effort = max(1, min(round(effort * factor), index.max_effort))
         point = {"effort": index.effort, "tuned": factor == 1, "recall": recalls(index, queries[num:], best[num:])}
-        # The exact one at every point, so that what else the machine does weighs on both.
+        # The exact index is measured at every point, so that other work on the machine affects both.
         for name, one in (("queries_per_second", index), ("exact_queries_per_second", exact)):
             point[name] = queries_per_second(one, queries[num:], k=DEPTH, seconds=seconds)
         points.append(point)
@@ -125,7 +125,7 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
 
 
 def verdict(found: dict[str, Any]) -> dict[str, Any]:
-    """The point that was tuned for, beside what was wanted."""
+    """The tuned point, and whether it reaches the target recall and speed."""
     point = next(point for point in found["points"] if point["tuned"])
     times = point["queries_per_second"] / point["exact_queries_per_second"]
     recall = point["recall"][str(DEPTH)]
@@ -133,17 +133,17 @@ def verdict(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def show(job: Job, found: dict[str, Any]) -> None:
-    measurement.tell(job.name)
+    measurement.log(job.name)
     for point in found["points"]:
         recall = "  ".join(f"recall@{k} {value:.3f}" for k, value in point["recall"].items())
         times = point["queries_per_second"] / point["exact_queries_per_second"]
         mark = "  ← tuned" if point["tuned"] else ""
-        rate = f"{point['queries_per_second']:,.0f} questions a second, {times:.1f} × exact"
-        measurement.tell(f"  effort {point['effort']:>5}  {recall}  {rate}{mark}")
+        rate = f"{point['queries_per_second']:,.0f} queries per second, {times:.1f} × exact"
+        measurement.log(f"  effort {point['effort']:>5}  {recall}  {rate}{mark}")
 
 
 def lines(jobs: dict[str, Any]) -> list[str]:
-    """The section of a page: the point that each index was tuned for."""
+    """The section of RESULTS.md: the tuned point of each index."""
     import tables
 
     rows = []
@@ -157,16 +157,16 @@ def lines(jobs: dict[str, Any]) -> list[str]:
         recall = [f"{point['recall'][k]:.3f}" for k in ("10", "100")]
         times = tables.times(found["verdict"]["times"])
         rows.append([name, *recall, *rates, times, tables.short(found["build_seconds"])])
-    titles = ["index", "recall@10", "recall@100", "questions a second", "exact", "of exact", "built in, s"]
+    titles = ["index", "recall@10", "recall@100", "queries per second", "exact", "of exact", "build time, s"]
     return [
         *tables.table(titles, rows, words=1),
-        "One question at a time, one thread; effort for a recall of 0.95.",
+        "One query at a time, one thread; effort for a recall of 0.95.",
         "",
     ]
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Questions a second against recall@10: a line for each index, and a dashed one for the exact one."""
+    """Queries per second against recall@10: a line for each index, dashed for the exact index."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -184,7 +184,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         for times, text, dashes in ((1, "exact", "--"), (FASTER, f"{FASTER:g} × exact", ":")):
             axes.axhline(times * statistics.median(exact), color=figures.OTHER, linestyle=dashes, label=text)
         axes.axvline(WANTED, color=figures.OTHER, linewidth=0.8)
-        axes.set(yscale="log", xlabel=f"recall@{DEPTH}", ylabel="questions a second, one at a time, one thread")
+        axes.set(yscale="log", xlabel=f"recall@{DEPTH}", ylabel="queries per second, one at a time, one thread")
         axes.legend(frameon=False)
         figures.write(figure, path)
 
@@ -192,8 +192,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
 def main() -> None:
     options = measurement.parser(__doc__)
     options.add_argument("--entities", type=int, default=1_000_000, help="rows of the table")
-    options.add_argument("--width", type=int, default=200, help="numbers a row")
-    options.add_argument("--picture", type=Path, help="draw what is saved of this machine, as this SVG and PNG")
+    options.add_argument("--width", type=int, default=200, help="numbers per row")
+    options.add_argument("--picture", type=Path, help="draw the saved results of this machine as SVG and PNG")
     choices = options.parse_args()
     if choices.task:
         print(json.dumps(measure(**choices.task)))
@@ -213,7 +213,7 @@ def main() -> None:
         if "points" in found:
             found["verdict"] = verdict(found)
             show(every[name], found)
-        measurement.tell(f"{name}: {json.dumps(found.get('verdict', found))}")
+        measurement.log(f"{name}: {json.dumps(found.get('verdict', found))}")
         measurement.save("search", name, {"job": asdict(every[name]), "measured": found}, on=on, folder=folder)
 
 

@@ -1,9 +1,8 @@
-"""Answers a second and their 99th percentile under load: questions answered together, and each by itself.
+"""Responses per second and their 99th percentile latency under load, with and without micro-batching.
 
-`wrk` asks for the tails of the test split's questions, one after the other, over 64 connections. The same run, trained
-briefly, is served by the same routes in a fresh process; only how questions reach the model differs. With
-probabilities every answer is measured from both its ends, over all entities; asked together, what was summed over them
-is remembered. `--run` serves a run of one's own.
+`wrk` requests the tails of the test queries over 64 connections. The same run, trained briefly, is served by the same
+routes in a fresh process; only micro-batching differs. A probability needs the scores of all entities in both
+directions; with micro-batching their sums are cached. `--run` serves another run.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from urllib.parse import urlencode
 
 import measurement
 
-WAYS = ("together", "one by one")
+MODES = ("micro-batching", "unbatched")
 CONNECTIONS = 64
 SECONDS, WARM_UP = 30, 5
-STEPS = 20  # of training: how good the answers are does not matter here
+STEPS = 20  # of training: the quality of the predictions does not matter here
 SCRIPT = """
 local lines, place = {}, 0
-for line in io.lines(os.getenv("QUESTIONS")) do lines[#lines + 1] = line end
+for line in io.lines(os.getenv("REQUESTS")) do lines[#lines + 1] = line end
 function init(args) math.randomseed(7); place = math.random(#lines) end
 function request() place = place % #lines + 1; return wrk.format("GET", lines[place]) end
 function done(summary, latency, requests)
@@ -46,7 +45,7 @@ end
 
 @dataclass(frozen=True)
 class Job:
-    """A run to serve, and what is asked of it."""
+    """A run to serve, and the queries to send."""
 
     graph: str
     dim: int
@@ -65,7 +64,7 @@ JOBS = [Job("WN18RR", 200, 10, probabilities) for probabilities in (False, True)
 
 
 def make_run(job: Job, folder: Path) -> None:
-    """Train briefly, and keep it as a run; a calibration too, where it is asked for."""
+    """Train briefly and save the run, with a calibration if probabilities are served."""
     import dualkg as kg
     import epochs
     from dualkg.inference.calibration_store import calibration_for
@@ -80,7 +79,7 @@ def make_run(job: Job, folder: Path) -> None:
         calibration_for(kg.load_run(folder))
 
 
-def serve(run: str, *, way: str, probabilities: bool) -> None:
+def serve(run: str, *, mode: str, probabilities: bool) -> None:
     """Serve a run until stdin ends; the address goes to stdout."""
     import threading
 
@@ -92,7 +91,7 @@ def serve(run: str, *, way: str, probabilities: bool) -> None:
     served = ServedRuns.load([Path(run)], device="cpu")
     if not probabilities:
         served.get(None).predictor.calibration = None
-    app = application(served, micro_batching=way == "together")
+    app = application(served, micro_batching=mode == "micro-batching")
     listening = bind("127.0.0.1", 0)
     server = server_for(app, limits=Limits())
     threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True).start()
@@ -102,8 +101,8 @@ def serve(run: str, *, way: str, probabilities: bool) -> None:
 
 
 @contextmanager
-def server(run: Path, job: Job, way: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    task = {"run": str(run), "way": way, "probabilities": job.probabilities}
+def server(run: Path, job: Job, mode: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    task = {"run": str(run), "mode": mode, "probabilities": job.probabilities}
     words = [sys.executable, __file__, "--task", json.dumps(task)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout
@@ -116,8 +115,8 @@ def server(run: Path, job: Job, way: str) -> Iterator[tuple[str, subprocess.Pope
 # -- the load -----------------------------------------------------------------------------------------------------
 
 
-def questions(job: Job, run: Path) -> list[str]:
-    """The addresses that ask for the tails of the test split's distinct questions."""
+def requests(job: Job, run: Path) -> list[str]:
+    """The URLs that request the tails of the distinct test queries."""
     from dualkg.training.run import RunFolder
 
     graph = RunFolder(run).load_graph()
@@ -126,29 +125,29 @@ def questions(job: Job, run: Path) -> list[str]:
     return [f"/api/tails?{urlencode({**one, 'k': job.k})}" for one in names]
 
 
-def load(address: str, asked: Path, script: Path, *, seconds: int) -> dict[str, Any]:
-    """What `wrk` finds."""
+def load(address: str, file: Path, script: Path, *, seconds: int) -> dict[str, Any]:
+    """Run `wrk` and read its result."""
     words = ["wrk", "-t1", f"-c{CONNECTIONS}", f"-d{seconds}s", "--timeout", "60s", "-s", str(script), address]
-    told = subprocess.run(
-        words, capture_output=True, text=True, check=False, env=os.environ | {"QUESTIONS": str(asked)}
+    result = subprocess.run(
+        words, capture_output=True, text=True, check=False, env=os.environ | {"REQUESTS": str(file)}
     )
-    found = re.search(r"^FOUND (.+)$", told.stdout, re.M)
+    found = re.search(r"^FOUND (.+)$", result.stdout, re.M)
     if not found:
-        return {"failed": (told.stderr or told.stdout).strip()[:300]}
+        return {"failed": (result.stderr or result.stdout).strip()[:300]}
     facts: dict[str, Any] = json.loads(found[1])
-    facts["answers_per_second"] = facts["requests"] / (facts.pop("microseconds") / 1e6)
+    facts["responses_per_second"] = facts["requests"] / (facts.pop("microseconds") / 1e6)
     return facts
 
 
-def measure(job: Job, run: Path, way: str, *, seconds: int, folder: Path) -> dict[str, Any]:
-    asked, script = folder / "questions.txt", folder / "load.lua"
-    asked.write_text("\n".join(questions(job, run)), encoding="utf-8")
+def measure(job: Job, run: Path, mode: str, *, seconds: int, folder: Path) -> dict[str, Any]:
+    file, script = folder / "requests.txt", folder / "load.lua"
+    file.write_text("\n".join(requests(job, run)), encoding="utf-8")
     script.write_text(SCRIPT, encoding="utf-8")
-    with server(run, job, way) as (address, running):
+    with server(run, job, mode) as (address, running):
         if not address:
             return {"failed": "the server did not start"}
-        load(address, asked, script, seconds=min(WARM_UP, seconds))
-        found = load(address, asked, script, seconds=seconds)
+        load(address, file, script, seconds=min(WARM_UP, seconds))
+        found = load(address, file, script, seconds=seconds)
         found["batches"] = batches(address)
         out, _ = running.communicate("")
         return {**found, **json.loads(out.splitlines()[-1])}
@@ -164,38 +163,38 @@ def batches(address: str) -> float | None:
     return int(counts["queries"]) / int(counts["batches"]) if int(counts["batches"]) else None
 
 
-# -- the page, and all of it --------------------------------------------------------------------------------------
+# -- the page and the command --------------------------------------------------------------------------------------
 
 
 def lines(jobs: dict[str, Any]) -> list[str]:
-    """The section of a page."""
+    """The section of RESULTS.md."""
     import tables
 
     rows = []
     for name, record in tables.in_order(jobs):
-        plain = record["measured"].get("one by one", {}).get("answers_per_second")
-        for way, found in record["measured"].items():
-            if "answers_per_second" not in found:
-                rows.append([name, way, found["failed"], *["–"] * 5])
+        plain = record["measured"].get("unbatched", {}).get("responses_per_second")
+        for mode, found in record["measured"].items():
+            if "responses_per_second" not in found:
+                rows.append([name, mode, found["failed"], *["–"] * 5])
                 continue
-            rate = found["answers_per_second"]
+            rate = found["responses_per_second"]
             times = tables.times(rate / plain if plain else None)
             latencies = [tables.short(found[key]) for key in ("p50_ms", "p99_ms")]
             errors = f"{found['refused'] + found['broken']:,}"
-            rows.append([name, way, tables.short(rate), times, *latencies, errors, tables.short(found["batches"])])
+            rows.append([name, mode, tables.short(rate), times, *latencies, errors, tables.short(found["batches"])])
     titles = [
         "job",
-        "asked",
-        "answers a second",
-        "of one by one",
+        "mode",
+        "responses per second",
+        "of unbatched",
         "p50, ms",
         "p99, ms",
         "errors",
-        "questions a product",
+        "queries per batch",
     ]
     return [
         *tables.table(titles, rows, words=2),
-        f"`wrk`, {CONNECTIONS} connections, {SECONDS} s after {WARM_UP} s that do not count; server and load share the "
+        f"`wrk`, {CONNECTIONS} connections, {SECONDS} s after {WARM_UP} s of warm-up; server and load share the "
         f"machine.",
         "",
     ]
@@ -203,7 +202,7 @@ def lines(jobs: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     options = measurement.parser(__doc__)
-    options.add_argument("--run", type=Path, help="serve this run; for probabilities it must have been calibrated")
+    options.add_argument("--run", type=Path, help="serve this run; probabilities need a calibrated one")
     choices = options.parse_args()
     if choices.task:
         serve(**choices.task)
@@ -216,7 +215,7 @@ def main() -> None:
         print(*chosen, sep="\n")
         return
     if shutil.which("wrk") is None:
-        sys.exit("wrk makes the load, and it is not installed. Debian has a package of that name.")
+        sys.exit("wrk generates the load and is not installed: apt install wrk.")
     on = {**measurement.describe("cpu", commit=choices.commit), "fastapi": measurement.version("fastapi")}
     for name in chosen:
         job = every[name]
@@ -225,9 +224,9 @@ def main() -> None:
             if not choices.run:
                 make_run(job, run)
             found = {}
-            for way in WAYS:
-                found[way] = measure(job, run, way, seconds=2 if choices.quick else SECONDS, folder=Path(scratch))
-                measurement.tell(f"{name}, {way}: {json.dumps(found[way])}")
+            for mode in MODES:
+                found[mode] = measure(job, run, mode, seconds=2 if choices.quick else SECONDS, folder=Path(scratch))
+                measurement.log(f"{name}, {mode}: {json.dumps(found[mode])}")
         record = {"job": asdict(job), "measured": found}
         measurement.save("serving", name, record, on=on, folder=measurement.folder_of(choices))
 

@@ -1,6 +1,6 @@
-"""Seconds of a command from a cold start: of one question to a run, and of the help, beside importing torch alone.
+"""Seconds of a command from a cold start: of one query, of --help, and of importing torch alone.
 
-The commands take turns, so that a busy machine slows all of them. Python has compiled every file before.
+The commands alternate, so that other load affects all of them. Python has compiled every file before.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ JOBS = {device: [Job("FB15k-237", 200)] for device in ("cpu", "cuda")}
 
 
 def make_run(job: dict[str, Any], *, device: str, run: str, quick: bool) -> dict[str, Any]:
-    """A run whose one epoch teaches it little; a question that its graph has an answer to."""
+    """Train a run for one epoch, and choose a query that its graph has an answer to."""
     import dualkg as kg
 
-    asked = Job(**job)
-    changes = {"data.graph": asked.graph, "model.dim": 4 if quick else asked.dim}
+    spec = Job(**job)
+    changes = {"data.graph": spec.graph, "model.dim": 4 if quick else spec.dim}
     recipe = kg.Recipe().with_changes({**changes, "training.epochs": 1, "training.batch_size": 5000})
     graph = kg.train_recipe(recipe, device=device, out=run).graph
     head, relation, _ = graph.train[0].tolist()
@@ -63,18 +63,18 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         run = str(Path(folder) / "run")
         task = {"what": "run", "job": asdict(job), "device": device, "run": run, "quick": quick}
-        question = measurement.in_fresh_process(Path(__file__), task)
-        asking = ["--head", question["head"], "--relation", question["relation"], "--device", device]
+        query = measurement.in_fresh_process(Path(__file__), task)
+        options = ["--head", query["head"], "--relation", query["relation"], "--device", device]
         commands = {
             TORCH: ["-c", TORCH],
-            "dualkg predict": ["-m", "dualkg", "predict", run, *asking],
+            "dualkg predict": ["-m", "dualkg", "predict", run, *options],
             "dualkg --help": ["-m", "dualkg", "--help"],
         }
         for words in commands.values():
             seconds_of(words)
         taken = [{name: seconds_of(words) for name, words in commands.items()} for _ in range(1 if quick else ROUNDS)]
     found = {name: statistics.median(one[name] for one in taken) for name in commands}
-    measurement.tell(f"{job.name}: {json.dumps(found)}")
+    measurement.log(f"{job.name}: {json.dumps(found)}")
     yield {"job": asdict(job), "measured": found}
 
 

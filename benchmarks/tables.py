@@ -12,7 +12,7 @@ MISSING = "not measured here"
 Results = dict[str, dict[str, Any]]
 
 
-# -- numbers as words ---------------------------------------------------------------------------------------------
+# -- formatting numbers -------------------------------------------------------------------------------------------
 
 
 def short(number: float | None) -> str:
@@ -27,7 +27,7 @@ def times(ratio: float | None) -> str:
 
 
 def table(titles: list[str], rows: Iterable[list[str]], *, words: int = 1) -> list[str]:
-    """A Markdown table whose first columns hold words and the others numbers."""
+    """A Markdown table; the first columns are text, the others numbers."""
     marks = ["---"] * words + ["--:"] * (len(titles) - words)
     lines = [titles, marks, *rows]
     return [f"| {' | '.join(line)} |" for line in lines] + [""]
@@ -63,22 +63,22 @@ def ceilings_of(device: str, found: dict[str, Results]) -> dict[str, Any]:
 # -- training -----------------------------------------------------------------------------------------------------
 
 
-def training_limit(variant: dict[str, Any], batch: int, ceilings: dict[str, Any], *, half: bool) -> limits.Limit | None:
+def training_limit(variant: dict[str, Any], batch: int, ceilings: dict[str, Any], *, bf16: bool) -> limits.Limit | None:
     """The least seconds an epoch could take on a machine with these ceilings."""
     if "failed" in variant:
         return None
     names = ("num_entities", "width", "relation_width", "present_heads", "present_relations", "two_entity_tables")
-    step = limits.Step(batch=batch, half=half, **{name: variant[name] for name in names})
-    return limits.limit(step.work(), ceilings, half=half, times=variant["steps_per_epoch"])
+    step = limits.Step(batch=batch, bf16=bf16, **{name: variant[name] for name in names})
+    return limits.limit(step.work(), ceilings, bf16=bf16, times=variant["steps_per_epoch"])
 
 
 def gpu_training(device: str, found: dict[str, Results]) -> list[str]:
     jobs, published = found["training"][device], found["published"]["training"]
     rows = []
     for name, record in in_order(jobs):
-        ours, plain = record["measured"]["dualkg bf16"], record["measured"]["plain engine"]
-        grouped_by_query = record["measured"].get("dualkg bf16, by question", {})
-        least = training_limit(ours, record["job"]["batch"], ceilings_of(device, found), half=True)
+        ours, plain = record["measured"]["dualkg bf16"], record["measured"]["reference engine"]
+        grouped_by_query = record["measured"].get("dualkg bf16, grouped by query", {})
+        least = training_limit(ours, record["job"]["batch"], ceilings_of(device, found), bf16=True)
         theirs = published.get(name, {})
         note = f" ({theirs['note']})" if "note" in theirs else ""
         rows.append(
@@ -96,11 +96,11 @@ def gpu_training(device: str, found: dict[str, Results]) -> list[str]:
                 " / ".join(gib(one) for one in (ours, plain)),
             ]
         )
-    titles = ["seconds an epoch", "authors' code", "dualkg", "by question", "plain engine", "limit", "sum"]
-    titles += ["dualkg / sum", "authors' / dualkg", "warm-up, s", "peak GiB, dualkg / plain"]
+    titles = ["seconds per epoch", "authors' code", "dualkg", "grouped by query", "reference engine", "limit", "sum"]
+    titles += ["dualkg / sum", "authors' / dualkg", "warm-up, s", "peak GiB, dualkg / reference"]
     return [
         *table(titles, rows),
-        "dualkg takes products in bfloat16; the plain engine is autograd in float32. *Limit* is the larger of "
+        "dualkg takes products in bfloat16; the reference engine is autograd in float32. *Limit* is the larger of "
         "operations / matrix rate and bytes / copy bandwidth, *sum* is both; [limits.py](limits.py) counts them. "
         + found["published"]["about"],
         "",
@@ -119,8 +119,8 @@ def cpu_training(device: str, found: dict[str, Results]) -> list[str]:
             rows.append([*cells, mib(one), short(one.get("warm_up_seconds"))])
         for kind, base in ours.items():
             variant = measured.get(f"dualkg {kind}", {"failed": MISSING})
-            ceilings, half = ceilings_of(device, found), kind == "bf16"
-            least = training_limit(variant, record["job"]["batch"], ceilings, half=half)
+            ceilings, bf16 = ceilings_of(device, found), kind == "bf16"
+            least = training_limit(variant, record["job"]["batch"], ceilings, bf16=bf16)
             if least:
                 what = f"limit, {kind}: the larger / the sum"
                 ratios = [times(ratio(least.sum, base)) if base == other else "–" for other in ours.values()]
@@ -128,7 +128,7 @@ def cpu_training(device: str, found: dict[str, Results]) -> list[str]:
     titles = ["job", "", "s/epoch", "of dualkg float32", "of dualkg bf16", "peak MiB", "warm-up, s"]
     return [
         *table(titles, rows, words=2),
-        "Medians of rounds in which each had its turn, in a fresh process, over some steps of an epoch. *Grouped by "
+        "Medians over alternating rounds of fresh processes, over some steps of an epoch. *Grouped by "
         'query* is `training.order = "queries"`, with twice the triples in a step. PyKEEN\'s '
         "epoch is the smaller job of the distinct (head, relation) pairs, without a regularizer. LibKGE is not on the "
         "package index, so it is not measured.",
@@ -137,13 +137,13 @@ def cpu_training(device: str, found: dict[str, Results]) -> list[str]:
 
 
 def seconds_of(variant: tuple[str, dict[str, Any]]) -> float:
-    """What rows are ordered by; those that were not measured come last."""
+    """The sort key of rows; those that were not measured come last."""
     one = variant[1]
     return float(one.get("seconds_per_epoch", one.get("seconds", 1e9)))
 
 
 def label(variant: str, one: dict[str, Any]) -> str:
-    """What a variant is called in a table, with its version where it is not ours."""
+    """The name of a variant, with its version if it is not dualkg."""
     name = {"tutorial": "tutorial-style PyTorch"}.get(variant, variant)
     return name.replace("PyKEEN", f"PyKEEN {one['version']}") if "version" in one else name
 
@@ -186,7 +186,7 @@ def ranking(device: str, found: dict[str, Results]) -> list[str]:
         if theirs and is_gpu(found["ranking"][device]):
             rows.append([name, "authors' code", short(theirs["seconds"]), *["–"] * 4])
         work = limits.ranking_work(ours["num_distinct_queries"], ours["num_entities"], ours["width"])
-        least = limits.limit(work, ceilings_of(device, found), half=False)
+        least = limits.limit(work, ceilings_of(device, found), bf16=False)
         if least:
             both = f"{short(least.larger)} / {short(least.sum)}"
             rows.append([name, "limit: the larger / the sum", both, *["–"] * 4])

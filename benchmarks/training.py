@@ -1,7 +1,7 @@
-"""Seconds an epoch of the ordinary path of `dualkg train`, and peak memory, beside what else there is.
+"""Seconds per epoch and peak memory of `dualkg train`, compared with other implementations.
 
-On a GPU: the published recipes, whole epochs, beside the plain engine. On a CPU: FB15k-237 at dim 100 and 200, beside
-the plain engine, a tutorial-style PyTorch loop and PyKEEN, one after the other in rounds, each in a fresh process.
+On a GPU: whole epochs of the published recipes, against the reference engine. On a CPU: FB15k-237 at dim 100 and 200,
+against the reference engine, a tutorial-style PyTorch loop and PyKEEN, in alternating rounds of fresh processes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ JOBS = {
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: rounds of fresh processes; epochs, the first of which warms up; steps of one, or all."""
+    """Rounds of fresh processes, epochs (the first is a warm-up), and steps per epoch; None is all steps."""
 
     rounds: int
     epochs: int
@@ -50,8 +50,8 @@ EFFORTS = {
     "cpu": {"auto": Effort(3, 3, 20), "reference": Effort(3, 3, 20), "PyKEEN": Effort(1, 3, 5)},
 }
 QUICK = Effort(1, 2, 3)
-# Triples in a step by question for each of a step by triple, for a step to ask about as many questions (3.4 answers
-# have one on FB15k-237, 1.7 on WN18RR).
+# The batch size is doubled when grouped by query, so that a step has about as many queries (a query has 3.4 answers
+# on FB15k-237, 1.7 on WN18RR).
 ANSWERS = 2
 
 
@@ -64,19 +64,19 @@ TASKS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tuple[Effort, dict[str, Any]]]:
-    """What is measured for a job: effort and task by name."""
+    """The effort and the task of each variant of a job, by name."""
     found = {}
     precisions = ["bf16"] if measurement.has_bf16(device) else []
     if device == "cpu":
         precisions.append("float32")
-    engines = [("plain engine", "reference", "float32", "triples")]
+    engines = [("reference engine", "reference", "float32", "triples")]
     engines += [(f"dualkg {precision}", "auto", precision, "triples") for precision in precisions]
-    engines += [(f"dualkg {precision}, by question", "auto", precision, "queries") for precision in precisions]
+    engines += [(f"dualkg {precision}, grouped by query", "auto", precision, "queries") for precision in precisions]
     for name, engine, precision, order in engines:
         effort = QUICK if quick else EFFORTS[device][engine]
         choice = {"engine": engine, "precision": precision, "epochs": effort.epochs, "steps": effort.steps}
-        asked = job if order == "triples" else replace(job, batch=ANSWERS * job.batch)
-        found[name] = effort, {"what": "dualkg", "job": asdict(asked), "device": device, "order": order, **choice}
+        sized_job = job if order == "triples" else replace(job, batch=ANSWERS * job.batch)
+        found[name] = effort, {"what": "dualkg", "job": asdict(sized_job), "device": device, "order": order, **choice}
     if device == "cpu":
         sized = {"arrays": arrays, "dim": job.dim, "batch": job.batch, "device": device}
         for name, what, kind in (("tutorial", "tutorial", "reference"), ("PyKEEN", "train", "PyKEEN")):
@@ -87,44 +87,44 @@ def variants(job: Job, device: str, arrays: str, *, quick: bool) -> dict[str, tu
 
 
 def measure_job(job: Job, device: str, *, quick: bool, python: Path) -> Iterator[dict[str, Any]]:
-    """All variants in turn, as often as there are rounds, so that a busy minute hits them alike; a record a round."""
+    """Measure all variants in alternating rounds, so that other load affects all alike; yield a record per round."""
     with tempfile.TemporaryDirectory() as folder:
         arrays = str(Path(folder) / "graph.npz")
-        asked = variants(job, device, arrays, quick=quick)
+        tasks_by_name = variants(job, device, arrays, quick=quick)
         if device == "cpu":
             prepared = {"what": "prepare", "job": asdict(job), "arrays": arrays}
             done = measurement.in_fresh_process(Path(__file__), prepared)
             if "failed" in done:
                 sys.exit(f"{job.graph} cannot be read: {done['failed']}")
         found: dict[str, dict[str, Any]] = {}
-        for rounds in run_in_turn(asked, python) if device == "cpu" else [run_together(asked)]:
+        for rounds in run_in_turn(tasks_by_name, python) if device == "cpu" else [run_together(tasks_by_name)]:
             found = {name: combined(measured) for name, measured in rounds.items() if measured}
             yield {"job": asdict(job), "measured": found}
     for name, one in found.items():
-        tell(job, name, one)
+        log(job, name, one)
 
 
 def run_in_turn(
-    asked: dict[str, tuple[Effort, dict[str, Any]]], python: Path
+    tasks_by_name: dict[str, tuple[Effort, dict[str, Any]]], python: Path
 ) -> Iterator[dict[str, list[dict[str, Any]]]]:
-    """All rounds so far, after each; every measurement in its own process; what failed once is not tried again."""
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in asked}
-    for number in range(max(effort.rounds for effort, _ in asked.values())):
-        for name, (effort, task) in asked.items():
+    """Yield all rounds so far after each; each measurement has its own process; a failed variant is not retried."""
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in tasks_by_name}
+    for number in range(max(effort.rounds for effort, _ in tasks_by_name.values())):
+        for name, (effort, task) in tasks_by_name.items():
             if number >= effort.rounds or any("failed" in found for found in rounds[name]):
                 continue
             here = task["what"] != "train"
-            found = measurement.in_fresh_process(Path(__file__), task) if here else peers.ask(task, python)
+            found = measurement.in_fresh_process(Path(__file__), task) if here else peers.run_task(task, python)
             rounds[name].append(found)
-            measurement.tell(f"round {number + 1}, {name}: {found.get('seconds_per_epoch', found)}")
+            measurement.log(f"round {number + 1}, {name}: {found.get('seconds_per_epoch', found)}")
         yield rounds
 
 
-def run_together(asked: dict[str, tuple[Effort, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """All variants in one process: a GPU's memory can be counted again, and starting takes longer than measuring."""
-    tasks = [task for _, task in asked.values()]
+def run_together(tasks_by_name: dict[str, tuple[Effort, dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """Measure all variants in one process: GPU memory can be reset, and starting a process takes longer."""
+    tasks = [task for _, task in tasks_by_name.values()]
     found = measurement.in_fresh_process(Path(__file__), {"what": "several", "tasks": tasks})
-    return dict(zip(asked, [[one] for one in found.get("found", [found] * len(tasks))], strict=True))
+    return dict(zip(tasks_by_name, [[one] for one in found.get("found", [found] * len(tasks))], strict=True))
 
 
 def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -141,11 +141,11 @@ def combined(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def tell(job: Job, name: str, found: dict[str, Any]) -> None:
+def log(job: Job, name: str, found: dict[str, Any]) -> None:
     if "failed" in found:
-        measurement.tell(f"{job.name}, {name}: {found['failed']}")
+        measurement.log(f"{job.name}, {name}: {found['failed']}")
         return
-    measurement.tell(
+    measurement.log(
         f"{job.name}, {name}: {found['seconds_per_epoch']:.3f} s/epoch, peak {found['peak_mib']:,.0f} MiB, "
         f"warm-up {found['warm_up_seconds']:.1f} s"
     )

@@ -46,13 +46,13 @@ def measure(job: dict[str, Any], *, device: str, processes: int) -> dict[str, An
     from dualkg.tuning.space import space_from
     from dualkg.tuning.tune import tune
 
-    asked = Job(**job)
+    spec = Job(**job)
     space = {
-        "data": {"graph": asked.graph},
-        "model": {"name": "ComplEx", "dim": asked.dim},
+        "data": {"graph": spec.graph},
+        "model": {"name": "ComplEx", "dim": spec.dim},
         "regularizer": {"name": "DURA"},
-        "training": {"epochs": asked.epochs, "batch_size": asked.batch},
-        "space": {"regularizer.weight": [0.001 * (number + 1) for number in range(asked.trials)]},
+        "training": {"epochs": spec.epochs, "batch_size": spec.batch},
+        "space": {"regularizer.weight": [0.001 * (number + 1) for number in range(spec.trials)]},
         "search": {"method": "grid", "prune": False},
     }
     with tempfile.TemporaryDirectory() as folder:
@@ -67,7 +67,7 @@ def measure_job(job: Job, device: str, *, quick: bool) -> Iterator[dict[str, Any
     for processes in COUNTS[device][:2] if quick else COUNTS[device]:
         task = {"what": "search", "job": asdict(job), "device": device, "processes": processes}
         found[str(processes)] = measurement.in_fresh_process(Path(__file__), task)
-        measurement.tell(f"{job.name}, {processes} side by side: {json.dumps(found[str(processes)])}")
+        measurement.log(f"{job.name}, {processes} processes: {json.dumps(found[str(processes)])}")
         yield {"job": asdict(job), "measured": dict(found)}
 
 

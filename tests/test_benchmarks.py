@@ -62,7 +62,7 @@ def test_the_committed_page_is_made_from_the_committed_results():
     assert (BENCHMARKS / "RESULTS.md").read_text(encoding="utf-8") == report.page(report.load_all())
 
 
-def test_a_page_tells_what_was_measured_and_what_was_not(tmp_path):
+def test_a_page_marks_what_was_not_measured(tmp_path):
     job = training.JOBS["cpu"][0]
     sizes = {"num_entities": 10, "width": 4, "relation_width": 4, "present_heads": 3.0, "present_relations": 2.0}
     ours = {"seconds_per_epoch": 20.0, "warm_up_seconds": 1.5, "peak_mib": 400.0, "steps_per_epoch": 545}
@@ -78,7 +78,7 @@ def test_a_page_tells_what_was_measured_and_what_was_not(tmp_path):
     assert "Measured on 2 cores of A, 2026-01-01, commit c0ffee; python 3, torch 2." in page
 
 
-def test_a_gpu_is_held_against_its_limit(tmp_path):
+def test_a_gpu_is_compared_with_its_limit(tmp_path):
     gpu = {**ON, "gpu": "G", "device": "G"}
     job = training.JOBS["cuda"][0]
     ours = {
@@ -86,7 +86,7 @@ def test_a_gpu_is_held_against_its_limit(tmp_path):
         **{"num_entities": 1000, "width": 10, "relation_width": 10, "present_heads": 1.0, "present_relations": 1.0},
         "two_entity_tables": False,
     }
-    record = {"job": asdict(job), "measured": {"dualkg bf16": ours, "plain engine": {"failed": "out of memory"}}}
+    record = {"job": asdict(job), "measured": {"dualkg bf16": ours, "reference engine": {"failed": "out of memory"}}}
     # A step is 3 · 2 · 1000 · 1000 · 10 operations, and few bytes beside this bandwidth.
     ceilings = {"bf16_operations_per_second": 3e9, "copied_bytes_per_second": 1e18}
     measurement.save("training", job.name, record, on=gpu, folder=tmp_path)
@@ -107,7 +107,7 @@ def test_results_of_one_machine_do_not_erase_those_of_another(tmp_path):
     assert found["2 cores of A"]["dim"]["points"] == [1]
 
 
-def test_hasty_results_are_not_kept_with_the_others(tmp_path):
+def test_quick_results_have_another_folder(tmp_path):
     choices = measurement.parser("").parse_args(["--quick"])
     assert measurement.folder_of(choices) != measurement.RESULTS
     assert measurement.folder_of(measurement.parser("").parse_args(["--quick", "--out", str(tmp_path)])) == tmp_path
@@ -115,7 +115,7 @@ def test_hasty_results_are_not_kept_with_the_others(tmp_path):
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_every_script_tells_its_options(script):
+def test_every_script_prints_its_options(script):
     words = [sys.executable, str(BENCHMARKS / f"{script}.py"), "--help"]
     result = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert result.startswith(f"usage: {script}.py")
@@ -124,7 +124,7 @@ def test_every_script_tells_its_options(script):
 # -- made graphs --------------------------------------------------------------------------------------------------
 
 
-def test_a_made_graph_has_the_size_asked_for_and_no_triple_twice():
+def test_a_synthetic_graph_has_the_given_size_and_no_triple_twice():
     graph = graphs.generate_graph(500, 3000, num_relations=20)
     assert graph.shape == (500, 20)
     assert len(np.unique(graph.train, axis=0)) == len(graph.train) == 3000
@@ -133,7 +133,7 @@ def test_a_made_graph_has_the_size_asked_for_and_no_triple_twice():
     assert graph.train[:, 2].max() < 500
 
 
-def test_a_made_graph_is_skewed_as_real_ones_are():
+def test_a_synthetic_graph_is_skewed_as_real_ones_are():
     """The most frequent tenth of FB15k-237 has 38 % of the heads, 56 % of the tails and 55 % of the relations."""
     graph = graphs.generate_graph(5000, 50_000, num_relations=200)
     head, relation, tail = (
@@ -142,11 +142,11 @@ def test_a_made_graph_is_skewed_as_real_ones_are():
     assert 0.25 < head < 0.4
     assert 0.4 < tail < 0.6
     assert 0.45 < relation < 0.65
-    # The number of an entity does not tell how frequent it is.
+    # The id of an entity is independent of its frequency.
     assert abs(np.corrcoef(np.arange(5000), np.bincount(graph.train[:, 2], minlength=5000))[0, 1]) < 0.1
 
 
-def test_a_made_graph_is_the_same_for_the_same_seed():
+def test_a_synthetic_graph_is_the_same_for_the_same_seed():
     one, same, other = (graphs.generate_graph(300, 1000, seed=seed).train for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
@@ -171,7 +171,7 @@ def test_work_of_a_step_by_hand():
         present_heads=1,
         present_relations=2,
         two_entity_tables=False,
-        half=True,
+        bf16=True,
     )
     table = 5 * 3 * (16 + 2 + 2 + 2)  # Adagrad, the copy written, the copy read twice
     relations, scores, rows = 2 * 3 * (16 + 8), 2 * 5 * (2 + 2 + 2), 2 * 3 * (4 + 4)
@@ -187,7 +187,7 @@ def test_work_of_a_step_with_matrices_two_tables_and_float32():
         present_heads=1,
         present_relations=2,
         two_entity_tables=True,
-        half=False,
+        bf16=False,
     )
     maps = 2 * 3 * (2 * 2 * 3 * 3)  # h R and t Rᵀ; each forward, and for both gradients
     table, heads = 5 * 3 * (16 + 4 + 4), 1 * 3 * 16
@@ -197,20 +197,20 @@ def test_work_of_a_step_with_matrices_two_tables_and_float32():
 
 def test_a_limit_is_the_larger_part_and_the_sum():
     ceilings = {"float32_operations_per_second": 10.0, "copied_bytes_per_second": 100.0}
-    assert limits.limit(limits.Work(20, 100), ceilings, half=False, times=3) == (6.0, 9.0)
-    assert limits.limit(limits.Work(20, 100), ceilings, half=True) is None
+    assert limits.limit(limits.Work(20, 100), ceilings, bf16=False, times=3) == (6.0, 9.0)
+    assert limits.limit(limits.Work(20, 100), ceilings, bf16=True) is None
 
 
 # -- growth -------------------------------------------------------------------------------------------------------
 
 
-def test_an_exponent_is_found_again():
+def test_a_fit_recovers_the_exponent():
     x = [100.0, 200.0, 400.0, 800.0]
     fit = fits.fit_exponent(x, [3 * value**1.5 for value in x])
     assert fit == pytest.approx((1.5, 3.0, 1.0))
 
 
-def test_the_last_points_tell_more_where_something_is_constant():
+def test_the_last_points_fit_better_with_a_constant_term():
     points = [{"dim": 2.0**k, "seconds": 10 + 2.0**k} for k in range(8)]
     whole, last = fits.fits_of("dim", points, "seconds")
     assert whole.exponent < last.exponent < 1

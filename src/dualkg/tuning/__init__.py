@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from dualkg.tuning.results import TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from
-from dualkg.tuning.tune import TrialResult, TuningProgress, TuningResult, tune
+from dualkg.tuning.tune import tune
 
 __all__ = ["SearchSpace", "TrialResult", "TuningProgress", "TuningResult", "load_space", "space_from", "tune"]

@@ -24,8 +24,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
+from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import Range, SearchSpace, Value
-from dualkg.tuning.tune import DONE, TrialResult, TuningProgress, TuningResult
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # progress and failures are reported by dualkg
 experimental = partial(warnings.catch_warnings, action="ignore", category=ExperimentalWarning)
