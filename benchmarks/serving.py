@@ -67,7 +67,7 @@ def make_run(job: Job, folder: Path) -> None:
     """Train briefly and save the run, with a calibration if probabilities are served."""
     import dualkg as kg
     import epochs
-    from dualkg.inference.calibration_store import calibration_for
+    from dualkg.inference.calibration import calibration_for
     from dualkg.training.run import Run
 
     graph = kg.load_graph(job.graph)

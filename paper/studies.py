@@ -23,8 +23,8 @@ from dualkg.data.loading import load_graph
 from dualkg.evaluation.report import evaluate
 from dualkg.extras import check_figure_packages
 from dualkg.files import read_json, write_text
-from dualkg.inference.calibration_store import calibration_for
-from dualkg.inference.completion_check import check_completion
+from dualkg.inference.calibration import calibration_for
+from dualkg.inference.completion import check_completion
 from dualkg.inference.index import measure_storage_formats
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.models.base import Model

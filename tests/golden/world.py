@@ -11,10 +11,9 @@ import numpy as np
 
 from dualkg.analysis import bound_before_and_after, sparsity_curve
 from dualkg.inference import Prediction, Predictor, index_build
-from dualkg.inference.calibration_store import calibration_for
+from dualkg.inference.calibration import calibration_for
 from dualkg.inference.classification import evaluate_classification
-from dualkg.inference.completion import complete
-from dualkg.inference.completion_check import check_completion
+from dualkg.inference.completion import check_completion, complete
 from dualkg.inference.export import export
 from dualkg.inference.index import measure_storage_formats
 from dualkg.inference.predictor import predicted_facts

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration_store import calibration_for
+from dualkg.inference.calibration import calibration_for
 from dualkg.inference.predictor import Predictor
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits

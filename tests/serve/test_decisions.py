@@ -247,9 +247,9 @@ def test_two_processes_that_decide_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ('{"head": "a"', "Line 2 of .* is no decision. Correct or remove it."),
-        ("[1]", "Line 2 of .* is no decision."),
-        (json.dumps(some().__dict__ | {"verdict": "maybe"}), "verdict must be 'accepted' or 'rejected'; got 'maybe'."),
+        ('{"head": "a"', "Line 2 of .* is no decision .*Correct or remove it."),
+        ("[1]", "Line 2 of .* is no decision"),
+        (json.dumps(some().__dict__ | {"verdict": "maybe"}), "verdict: Input should be 'accepted' or 'rejected'"),
     ],
 )
 def test_a_damaged_file(tmp_path, line, sentence):

@@ -12,7 +12,7 @@ from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.inference.completion_check import CompletionCheck
+    from dualkg.inference.completion import CompletionCheck
 
 NUM_PRINTED = 10
 StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
@@ -32,10 +32,9 @@ def complete(
     device: cli.Device = None,
 ) -> cli.Result:
     """Write the most probable triples that the graph does not contain; run again after an interrupt, it resumes."""
-    from dualkg.inference.calibration_store import calibration_for
-    from dualkg.inference.completion import check_file
+    from dualkg.inference.calibration import calibration_for
+    from dualkg.inference.completion import check_completion, check_file, sizes_up_to
     from dualkg.inference.completion import complete as complete_graph
-    from dualkg.inference.completion_check import check_completion, sizes_up_to
 
     if check and (out is not None or min_probability):
         raise RequestError("--check writes no file. Leave out --out and --min-probability.")

@@ -133,7 +133,7 @@ def calibrate(
     device: cli.Device = None,
 ) -> cli.Result:
     """Fit probabilities and prediction sets on valid, save them with the run, and check them on test."""
-    from dualkg.inference.calibration_store import calibration_for, save_calibration
+    from dualkg.inference.calibration import calibration_for, save_calibration
     from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 
     loaded = cli.load_on_device(run, device)

@@ -6,11 +6,13 @@ function of its log-probability, with a slope for its relation and an offset for
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import inf, log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,11 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
 from dualkg.errors import RequestError
-from dualkg.evaluation.ranking import check_finite
-from dualkg.inference.scoring import Floats, Ids, query_block_size, score_queries, triple_log_probabilities
+from dualkg.files import read_json, write_text
+from dualkg.inference.prediction_sets import PredictionSets
+from dualkg.inference.scoring import Floats, Ids, check_finite, score_blocks, triple_log_probabilities
 from dualkg.models.base import Model, Side
+from dualkg.training.run import Run, RunFolder
 
 Flags = npt.NDArray[np.bool_]
 
@@ -177,15 +181,17 @@ def _sample_false(model: Model, true: Ids, known: KnownAnswers, random: np.rando
     bands = _rank_bands(num_entities)
     per_query = num_entities * (NUM_BEST + DRAWS_PER_BAND * (len(bands) - 1))
     chosen = _balanced(relations, min(NUM_QUERIES, max(MIN_QUERIES, MAX_SCORES // per_query)), random)
+    entities_chosen, relations_chosen = entities[chosen], relations[chosen]
     drawn, parts = [], []
-    size = query_block_size(model)
-    for start in range(0, len(chosen), size):
-        block = chosen[start : start + size]
-        ranked = _rank_candidates(model, entities[block], relations[block], known)
-        ranks, represented = _draw_ranks(num_false[block], bands, random)
+    for block, scores in score_blocks(model, entities_chosen, relations_chosen):
+        check_finite(scores)
+        given, queried = entities_chosen[block], relations_chosen[block]
+        places = tuple(torch.from_numpy(ids).to(model.device) for ids in known(given, queried))
+        ranked = scores.index_put(places, scores.new_tensor(-torch.inf)).argsort(dim=1, descending=True)
+        ranks, represented = _draw_ranks(num_false[chosen[block]], bands, random)
         answers = ranked.gather(1, torch.from_numpy(ranks).to(model.device)).cpu().numpy()
         rows, columns = np.nonzero(represented)
-        drawn.append(np.stack([entities[block][rows], relations[block][rows], answers[rows, columns]], axis=1))
+        drawn.append(np.stack([given[rows], queried[rows], answers[rows, columns]], axis=1))
         parts.append(represented[rows, columns])
     false, weights = np.concatenate(drawn), np.concatenate(parts)
     # The drawn candidates of a relation and direction represent those of all its queries.
@@ -211,19 +217,6 @@ def _rank_bands(num_entities: int) -> list[int]:
     while starts[-1] * BAND_FACTOR < num_entities:
         starts.append(starts[-1] * BAND_FACTOR)
     return [*starts, num_entities]
-
-
-def _rank_candidates(model: Model, entities: Ids, relations: Ids, known: KnownAnswers) -> Tensor:
-    """All entities by decreasing score, `(batch, num_entities)`; known answers last."""
-    scores = score_queries(model, entities, relations).clone()
-    finite = torch.isfinite(scores).all(1).cpu().numpy()
-    check_finite(
-        np.where(finite, 0, -1)[:, None],
-        lambda row: f"({entities[row]}, {relations[row] % model.shape.num_relations}, ?)",
-    )
-    rows, answers = (torch.from_numpy(ids).to(model.device) for ids in known(entities, relations))
-    scores[rows, answers] = -torch.inf
-    return scores.argsort(dim=1, descending=True)
 
 
 def _draw_ranks(num_false: Ids, bands: list[int], random: np.random.Generator) -> tuple[Ids, Floats]:
@@ -435,3 +428,63 @@ def _query_priors(train: Ids, valid: Ids, shape: GraphShape) -> Tensor:
     number = np.stack([in_train, shape.num_entities - in_train])
     pooled = np.maximum(answered.sum(1), 1) / np.maximum(number.sum(1), 1)
     return torch.from_numpy(np.minimum((answered + 1) / (number + 1 / pooled[:, None]), 1.0).T.copy())
+
+
+# -- the calibration of a run -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SavedCalibration:
+    """Calibration and prediction sets of a model, both fitted on the valid split, and their evaluation on test."""
+
+    calibration: Calibration
+    prediction_sets: PredictionSets
+    checks: dict[str, Any] = field(default_factory=dict)  # the reports of `dualkg calibrate`
+
+    @classmethod
+    def fit(cls, run: Run, *, seed: int = 0) -> SavedCalibration:
+        return cls(calibrate(run.model, run.graph, seed=seed), PredictionSets.fit(run.model, run.graph))
+
+
+def save_calibration(saved: SavedCalibration, folder: str | Path) -> Path:
+    """Write `calibration.json` into a run folder."""
+    path = RunFolder(folder).calibration
+    content = {
+        "calibration": saved.calibration.as_dict(),
+        "prediction_sets": saved.prediction_sets.as_dict(),
+        "checks": saved.checks,
+    }
+    write_text(path, json.dumps(content, ensure_ascii=False))
+    return path
+
+
+def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
+    """Read `calibration.json` from the folder of a run on this graph; a damaged file is refused."""
+    path, num_relations = RunFolder(folder).calibration, graph.shape.num_relations
+    found = read_json(path)
+    try:
+        calibration = Calibration.from_dict(found["calibration"])
+        tables = (calibration.slopes, calibration.offsets, calibration.relation_specific)
+        if (lengths := {len(table) for table in tables}) != {num_relations}:
+            raise ValueError(f"it should have {num_relations:,} relations, and has {' or '.join(map(str, lengths))}")
+        if tuple(calibration.offsets.shape) != (num_relations, NUM_PATTERNS):
+            raise ValueError(f"each relation should have {NUM_PATTERNS} offsets")
+        if not bool((calibration.slopes > 0).all()):
+            raise ValueError("a slope is not above 0")
+        prediction_sets = PredictionSets.from_dict(found["prediction_sets"], num_relations)
+        return SavedCalibration(calibration, prediction_sets, dict(found.get("checks", {})))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+        raise RequestError(
+            f"{path} is damaged: {reason}. Make it again: dualkg calibrate {Path(folder)} --overwrite"
+        ) from None
+
+
+def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
+    """Read the calibration of a run from its folder, or fit it now and save it if the run has a folder."""
+    if run.folder and RunFolder(run.folder).calibration.exists() and not overwrite:
+        return load_calibration(run.folder, run.graph)
+    made = SavedCalibration.fit(run)
+    if run.folder:
+        save_calibration(made, run.folder)
+    return made

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from dualkg.data.archives import one_source
 from dualkg.data.encoding import read_triples
 from dualkg.data.graph import SPLITS, Graph, Split, triple_keys
-from dualkg.errors import DataError, DivergedError, RequestError
+from dualkg.errors import DataError, RequestError
 from dualkg.inference.calibration import MIN_TRIPLES
 from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
@@ -176,9 +176,9 @@ def evaluate_classification(
         if not len(graph.split(name)):
             raise RequestError(f"Triple classification needs {name} triples, and {graph.name} has none.")
     triples, true = _with_negatives(graph, "valid", valid_negatives, seed)
-    thresholds, shared = choose_thresholds(_finite_log_probabilities(model, triples), true, triples[:, 1])
+    thresholds, shared = choose_thresholds(_log_probabilities(model, triples), true, triples[:, 1])
     triples, true = _with_negatives(graph, split, negatives, seed + 1)
-    log_probability, relations = _finite_log_probabilities(model, triples), triples[:, 1]
+    log_probability, relations = _log_probabilities(model, triples), triples[:, 1]
     limits = np.array([thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)])
     predicted = log_probability >= limits[relations]
     return ClassificationReport(
@@ -208,14 +208,8 @@ def _with_negatives(graph: Graph, split: Split, negatives: Ids | None, seed: int
     return triples, np.arange(len(triples)) < len(true)
 
 
-def _finite_log_probabilities(model: Model, triples: Ids) -> Floats:
+def _log_probabilities(model: Model, triples: Ids) -> Floats:
     found: Floats = triple_log_probabilities(model, triples).double().cpu().numpy()
-    if not np.isfinite(found).all():
-        head, relation, tail = triples[np.flatnonzero(~np.isfinite(found))[0]].tolist()
-        raise DivergedError(
-            f"The log-probability of ({head}, {relation}, {tail}) is NaN or infinite, so it cannot be classified. "
-            f"Training has diverged: lower the learning rate or raise the regularizer's weight."
-        )
     return found
 
 

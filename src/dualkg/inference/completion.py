@@ -7,11 +7,12 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
@@ -20,26 +21,32 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.graph import SPLITS, Graph, distinct_triples, triple_keys
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
 from dualkg.files import atomic_write
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion_search import (
+    NEW_TRIPLE,
     CandidateFilter,
-    Column,
+    Ids,
     Names,
-    Search,
     SearchState,
     TopTriples,
-    TripleColumns,
+    best_first,
     calibration_inputs,
+    plan_search,
+    run_search,
 )
 from dualkg.models.base import Model
 
 SAVE_INTERVAL = 5.0  # seconds between two checkpoints
 LINES_PER_BATCH = 100_000
 TSV_SEPARATORS = "[\t\n\r]"
+CHECK_SIZES = (100, 1_000, 10_000, 100_000)
+CHECK_KNOWN = ("train", "valid")
+
+Column = npt.NDArray[Any]
 OnProgress = Callable[[int, int], None]
 
 
@@ -58,14 +65,14 @@ class Completion:
 
     @classmethod
     def of(cls, graph: Graph, top: TopTriples) -> Completion:
-        columns, correction = top.columns.best_first(), top.prior_correction
+        triples, correction = best_first(top.triples), top.prior_correction
         probability = answer_probability = None
         if correction is not None:
-            inputs = calibration_inputs(columns, correction)
+            inputs = calibration_inputs(triples, correction)
             probability = correction.probability(*inputs).numpy().astype(np.float32)
             answer_probability = correction.calibration.probability(*inputs).numpy().astype(np.float32)
-        numbers = probability, answer_probability, columns.scores, columns.log_probabilities
-        return cls(graph, columns.heads, columns.relations, columns.tails, *numbers)
+        heads, relations, tails, score, log_probability, _ = (triples[name].copy() for name in NEW_TRIPLE.names)
+        return cls(graph, heads, relations, tails, probability, answer_probability, score, log_probability)
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -168,9 +175,10 @@ def complete(
         raise RequestError(
             f"The calibration is of {len(calibration.slopes):,} relations; the graph has {graph.shape.num_relations:,}."
         )
-    candidates = CandidateFilter.of(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
+    candidates = CandidateFilter(graph, relations=relations, heads=heads, types=types, loops=loops, known=known)
     prior_correction = PriorCorrection.of(calibration, graph) if calibration is not None else None
-    search = Search(model, candidates, prior_correction)
+    parts = plan_search(candidates, prior_correction)
+    num_queries = sum(part.num_queries for part in parts)
     state = SearchState(TopTriples(top, prior_correction, min_probability))
     saved = None
     if checkpoint is not None:
@@ -178,11 +186,11 @@ def complete(
         state = saved.load(state)
     with full_precision(), eval_mode(model):
         try:
-            for state in search.run(state):  # noqa: B020
+            for state in run_search(model, candidates, parts, state):  # noqa: B020
                 if saved:
                     saved.save_if_due(state)
                 if on_progress:
-                    on_progress(state.num_done, search.num_queries)
+                    on_progress(state.num_done, num_queries)
         except KeyboardInterrupt:
             if saved:
                 saved.save(state)
@@ -205,7 +213,8 @@ class CompletionCheckpoint:
             self.save(state)
 
     def save(self, state: SearchState) -> None:
-        tensors = {name: torch.from_numpy(column) for name, column in state.top.columns._asdict().items()}
+        triples = state.top.triples
+        tensors = {name: torch.from_numpy(triples[name].copy()) for name in NEW_TRIPLE.names}
         if state.cache is not None:
             tensors["cache"] = state.cache.cpu()
         metadata = {"num_done": str(state.num_done), "options": json.dumps(self.options)}
@@ -222,8 +231,10 @@ class CompletionCheckpoint:
                 metadata = file.metadata()
                 self._check(json.loads(metadata["options"]))
                 tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            columns = TripleColumns(*(tensors[name].numpy() for name in TripleColumns._fields))
-            top = replace(start.top, columns=columns)
+            triples = np.empty(len(tensors["head"]), NEW_TRIPLE)
+            for name in NEW_TRIPLE.names:
+                triples[name] = tensors[name]
+            top = replace(start.top, triples=triples)
             return SearchState(top, int(metadata["num_done"]), tensors.get("cache"))
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise RequestError(f"{self.path} cannot be read ({error}). Remove it to start again.") from None
@@ -279,3 +290,96 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return "all" if value is None else f"{value:,}"
+
+
+# -- check ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompletionCheck:
+    """The number of test triples among the best of each size, with two baselines.
+
+    `expected` is the number by the probabilities of the triples, None without a calibration: they are calibrated to as
+    many missing triples as valid has, so their sum is scaled to the size of test. The baseline by degree orders pairs
+    by the number of training triples of the relation with that head, times the number with that tail. Ties are in
+    random order, so both baselines are expected numbers.
+    """
+
+    sizes: list[int]
+    found: list[int]
+    expected: list[float] | None
+    by_degree: list[float]
+    at_random: list[float]
+    num_test: int  # test triples that are candidates
+    num_triples: int  # candidates
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sizes_up_to(top: int) -> list[int]:
+    """The usual sizes below `top`, and `top`."""
+    return [*(size for size in CHECK_SIZES if size < top), top]
+
+
+def check_completion(
+    model: Model, graph: Graph, *, sizes: Sequence[int] = CHECK_SIZES, **options: Any
+) -> CompletionCheck:
+    """Complete a graph as if its test triples were unknown, and look for them; `options` are those of `complete`."""
+    filters = {name: options[name] for name in ("relations", "heads", "types", "loops") if name in options}
+    candidates = CandidateFilter(graph, **filters, known=CHECK_KNOWN)
+    distinct = distinct_triples(graph.test, graph.shape)
+    test, degrees, products, counts = _degree_products(candidates, distinct.astype(np.int64))
+    if not len(test):
+        raise RequestError(f"None of the {len(distinct):,} test triples of {graph.name} is a candidate of this search.")
+    made = complete(model, graph, top=max(sizes), known=CHECK_KNOWN, **options)
+    keys, test_keys = (triple_keys(triples.astype(np.int32), graph.shape) for triples in (made.triples, test))
+    hits = np.append(0, np.cumsum(np.isin(keys, test_keys)))
+    expected = None
+    if made.probability is not None:
+        sums = np.append(0, np.cumsum(made.probability, dtype=np.float64)) * len(graph.test) / max(1, len(graph.valid))
+        expected = [float(sums[min(size, len(made))]) for size in sizes]
+    num_triples = counts.sum(keepdims=True)
+    return CompletionCheck(
+        list(sizes),
+        [int(hits[min(size, len(made))]) for size in sizes],
+        expected,
+        _expected_hits(products, counts, degrees, sizes),
+        _expected_hits(np.zeros(1), num_triples, np.zeros(len(test)), sizes),
+        len(test),
+        int(num_triples[0]),
+    )
+
+
+def _degree_products(candidates: CandidateFilter, test: Ids) -> tuple[Ids, Ids, Ids, Ids]:
+    """The test triples that are candidates and the products of their degrees; all products and the number of each.
+
+    Candidates are counted without listing them: all pairs of a head and a tail, minus the excluded ones.
+    """
+    chosen, degrees, products, counts = [test[:0]], [test[:0, 0]], [test[:0, 0]], [test[:0, 0]]
+    num_entities = candidates.graph.shape.num_entities
+    for relation in candidates.relations.tolist():
+        ends, train = candidates.heads_and_tails(relation), candidates.train[relation]
+        by_head, by_tail = (np.bincount(train[:, column], minlength=num_entities) for column in (0, 2))
+        excluded, triples = candidates.excluded_pairs(relation), test[test[:, 1] == relation]
+        excluded, pairs = (
+            each[np.isin(each[:, 0], ends[0]) & np.isin(each[:, 1], ends[1])] for each in (excluded, triples[:, [0, 2]])
+        )
+        pairs = pairs[~np.isin(pairs @ [num_entities, 1], excluded @ [num_entities, 1])]
+        chosen.append(np.insert(pairs, 1, relation, axis=1))
+        degrees.append(by_head[pairs[:, 0]] * by_tail[pairs[:, 1]])
+        heads, num_heads = np.unique(by_head[ends[0]], return_counts=True)
+        tails, num_tails = np.unique(by_tail[ends[1]], return_counts=True)
+        products += [np.outer(heads, tails).ravel(), by_head[excluded[:, 0]] * by_tail[excluded[:, 1]]]
+        counts += [np.outer(num_heads, num_tails).ravel(), np.full(len(excluded), -1)]
+    distinct, positions = np.unique(np.concatenate(products), return_inverse=True)
+    totals = np.zeros(len(distinct), np.int64)
+    np.add.at(totals, positions, np.concatenate(counts))
+    return np.concatenate(chosen), np.concatenate(degrees), distinct, totals
+
+
+def _expected_hits(values: Column, counts: Column, sought: Column, sizes: Sequence[int]) -> list[float]:
+    """The expected number of sought triples among the best of each size, by a value that `counts` triples share."""
+    hits = np.bincount(np.searchsorted(values, sought), minlength=len(values))[::-1]
+    so_far, hits_so_far = (np.append(0, np.cumsum(number)) for number in (counts[::-1], hits))
+    return [float(value) for value in np.interp(sizes, so_far, hits_so_far)]

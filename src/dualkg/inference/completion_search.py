@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Triples, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import DivergedError
 from dualkg.inference.calibration import PriorCorrection, log_odds_of
+from dualkg.inference.scoring import Ids, check_finite
 from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel
 
@@ -29,44 +29,27 @@ MIN_SCORES_FOR_NUMBA = 2**20  # for fewer it is not worth loading
 MIN_LOG_PROBABILITY = -1e30  # below that of any triple, and finite
 SLACK = 1e-3  # relative; more than rounding can take from a triple that ties with the last one
 
-Ids = npt.NDArray[np.int64]
-Column = npt.NDArray[Any]
 Names = Sequence[str | int]
+# One new triple; its sort key is the log odds, or without a calibration the log-probability.
+NEW_TRIPLE = np.dtype(
+    [("head", "i8"), ("relation", "i8"), ("tail", "i8"), ("score", "f4"), ("log_probability", "f4"), ("sort_key", "f8")]
+)
+NewTriples = npt.NDArray[Any]
 
 
 # -- which triples are candidates -----------------------------------------------------------------------------
 
 
-class TriplesByRelation:
-    """The triples of each relation."""
-
-    def __init__(self, triples: Triples, num_relations: int) -> None:
-        self._triples = triples[np.argsort(triples[:, 1], kind="stable")].astype(np.int64)
-        self._starts = np.searchsorted(self._triples[:, 1], np.arange(num_relations + 1))
-
-    def __getitem__(self, relation: int) -> Ids:
-        return self._triples[self._starts[relation] : self._starts[relation + 1]]
-
-
-@dataclass(frozen=True, eq=False)
 class CandidateFilter:
     """The candidate triples: for each of `relations` all pairs of a head and a tail, except known triples.
 
-    With `types`, a head or tail of a relation must be in its domain or range in train. Self-loops are excluded unless
-    they are common among the relation's training triples and one of these has the entity: models of symmetric relations
-    find them the most plausible triples of all.
+    Relations and heads are given by name, label or id. With `types`, a head or tail of a relation must be in its domain
+    or range in train. Self-loops are excluded, without `loops`, unless they are common among the relation's training
+    triples and one of these has the entity: models of symmetric relations find them the most plausible triples of all.
     """
 
-    graph: Graph
-    relations: Ids
-    heads: Ids | None  # None: all
-    types: bool = False
-    loops: bool = False  # whether to keep all self-loops
-    known: tuple[str, ...] = SPLITS  # splits whose triples are excluded
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         graph: Graph,
         *,
         relations: Names | None = None,
@@ -74,20 +57,20 @@ class CandidateFilter:
         types: bool = False,
         loops: bool = False,
         known: Sequence[str] = SPLITS,
-    ) -> CandidateFilter:
-        """A filter with relations and heads by name, label or id."""
-        relation_ids = np.arange(graph.shape.num_relations) if relations is None else _ids(graph.relations, relations)
-        head_ids = None if heads is None else _ids(graph.entities, heads)
-        return cls(graph, relation_ids, head_ids, types, loops, tuple(known))
+    ) -> None:
+        self.graph, self.types, self.loops, self.known = graph, types, loops, known
+        self.relations = np.arange(graph.shape.num_relations) if relations is None else _ids(graph.relations, relations)
+        self.heads = None if heads is None else _ids(graph.entities, heads)
 
     @cached_property
-    def train(self) -> TriplesByRelation:
-        return TriplesByRelation(self.graph.train, self.graph.shape.num_relations)
+    def train(self) -> list[Ids]:
+        """The training triples of each relation."""
+        return _by_relation(self.graph.train, self.graph.shape.num_relations)
 
     @cached_property
-    def _known(self) -> TriplesByRelation:
+    def _known(self) -> list[Ids]:
         triples = np.concatenate([self.graph.split(name) for name in self.known])
-        return TriplesByRelation(triples, self.graph.shape.num_relations)
+        return _by_relation(triples, self.graph.shape.num_relations)
 
     @cached_property
     def _with_self_loops(self) -> frozenset[int]:
@@ -112,43 +95,91 @@ class CandidateFilter:
             keys = np.concatenate([keys, looped * (num_entities + 1)])
         return np.stack(np.divmod(np.unique(keys), num_entities), axis=1)
 
+    def new_to(self, relation: int) -> Ids:
+        """Whether entities are new (1) to the domain and to the range of a relation in train, `(2, num_entities)`."""
+        new = np.ones((2, self.graph.shape.num_entities), dtype=np.int64)
+        for side, column in enumerate((0, 2)):
+            new[side, self.train[relation][:, column]] = 0
+        return new
+
 
 def _ids(vocabulary: Vocabulary, names: Names) -> Ids:
     return np.unique(np.array([vocabulary.id(name) for name in names], dtype=np.int64))
 
 
+def _by_relation(triples: Triples, num_relations: int) -> list[Ids]:
+    ordered = triples[np.argsort(triples[:, 1], kind="stable")].astype(np.int64)
+    return np.split(ordered, np.searchsorted(ordered[:, 1], np.arange(1, num_relations)))
+
+
+# -- the parts of a search ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SearchPart:
+    """Queries of a relation that give entities of one side, and the answers that are candidates.
+
+    Both are restricted to entities that are known on their side of the relation in train (0), new to it (1), or either.
+    """
+
+    relation: int
+    given: int  # 0: heads, to find tails; 1: tails, to find heads
+    new_given: tuple[int, ...]
+    new_answers: tuple[int, ...]
+    num_queries: int
+    prior: float  # of its most probable domain/range pattern
+
+    def entities(self, candidates: CandidateFilter) -> tuple[Ids, Ids, Ids]:
+        """The entities that the queries give and their candidate answers, ascending; and which answers are new."""
+        ends, new = candidates.heads_and_tails(self.relation), candidates.new_to(self.relation)
+        given, answers = ends[self.given], ends[1 - self.given]
+        new_given, new_answers = new[self.given], new[1 - self.given]
+        given = given[np.isin(new_given[given], self.new_given)]
+        return given, answers[np.isin(new_answers[answers], self.new_answers)], new_answers
+
+
+def plan_search(candidates: CandidateFilter, prior_correction: PriorCorrection | None = None) -> list[SearchPart]:
+    """The parts of a search, the most probable first and then the cheapest: good triples raise the bound for others.
+
+    Without a calibration a relation is one part. With one, nearly all triples that can be among the best have an entity
+    in the domain or range of their relation. So the few entities on one side are queried, then the few on the other
+    side for answers that are new to the first, and at last the pairs in which both are new.
+    """
+    parts = []
+    first_given = (0, 1) if prior_correction is None else (0,)
+    for relation in candidates.relations.tolist():
+        ends, new = candidates.heads_and_tails(relation), candidates.new_to(relation)
+        counts = np.stack([np.bincount(is_new[ids], minlength=2) for ids, is_new in zip(ends, new, strict=True)])
+        # Fewer queries first. If equal, those with more answers each: these are less likely, and fewer pass.
+        num_queries, num_known = counts[:, first_given].sum(1).tolist(), (new == 0).sum(1).tolist()
+        first = 0 if (num_queries[0], num_known[0]) <= (num_queries[1], num_known[1]) else 1
+        choices: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [(first, first_given, (0, 1))]
+        priors = torch.zeros(2, 2)  # by head, then by tail
+        if prior_correction is not None:
+            choices += [(1 - first, (0,), (1,)), (first, (1,), (1,))]
+            priors = prior_correction.priors[relation].reshape(2, 2).T
+        for given, new_given, new_answers in choices:
+            number = int(counts[given, new_given].sum())
+            if number and counts[1 - given, new_answers].any():
+                prior = float((priors.T if given else priors)[new_given[0], list(new_answers)].max())
+                parts.append(SearchPart(relation, given, new_given, new_answers, number, prior))
+    return sorted(parts, key=lambda part: (-part.prior, part.num_queries, part.relation))
+
+
 # -- the best triples so far ----------------------------------------------------------------------------------
 
 
-class TripleColumns(NamedTuple):
-    """Triples by column, `(num_triples,)` each."""
-
-    heads: Column  # ids in int64
-    relations: Column
-    tails: Column
-    scores: Column  # in float32
-    log_probabilities: Column
-    sort_keys: Column  # in float64: log-odds, or log-probabilities without a calibration
-
-    @classmethod
-    def empty(cls) -> TripleColumns:
-        ids, numbers = np.empty(0, np.int64), np.empty(0, np.float32)
-        return cls(ids, ids, ids, numbers, numbers, np.empty(0, np.float64))
-
-    def select(self, chosen: Column) -> TripleColumns:
-        return TripleColumns(*(column[chosen] for column in self))
-
-    def best_first(self) -> TripleColumns:
-        """By decreasing sort key; ties by log-probability and then by ascending ids."""
-        keys = (self.tails, self.relations, self.heads, -self.log_probabilities, -self.sort_keys)
-        return self.select(np.lexsort(keys))
+def best_first(triples: NewTriples) -> NewTriples:
+    """By decreasing sort key; ties by log-probability and then by ascending ids."""
+    ids = (triples["tail"], triples["relation"], triples["head"])
+    return triples[np.lexsort((*ids, -triples["log_probability"], -triples["sort_key"]))]
 
 
-def calibration_inputs(columns: Sequence[Column], correction: PriorCorrection) -> tuple[Tensor, Tensor, Tensor]:
+def calibration_inputs(triples: NewTriples, correction: PriorCorrection) -> tuple[Tensor, Tensor, Tensor]:
     """The log-probabilities, relations and domain/range patterns of triples."""
-    heads, relations, tails, _, log_probabilities = columns[:5]
-    patterns = correction.domain_range(np.stack([heads, relations, tails], axis=1))
-    return tuple(map(torch.from_numpy, (log_probabilities.astype(np.float64), relations, patterns)))  # type: ignore[return-value]
+    ids = np.stack([triples[name] for name in ("head", "relation", "tail")], axis=1)
+    columns = triples["log_probability"].astype(np.float64), ids[:, 1], correction.domain_range(ids)
+    return tuple(map(torch.from_numpy, columns))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,109 +189,39 @@ class TopTriples:
     size: int
     prior_correction: PriorCorrection | None = None
     min_probability: float = 0.0
-    columns: TripleColumns = field(default_factory=TripleColumns.empty)
+    triples: NewTriples = field(default_factory=lambda: np.empty(0, NEW_TRIPLE))
 
-    def required(self, relation: int) -> Tensor:
-        """The log-probability that triples of a relation need, `(2, 2)`: by head and by tail, 1 if new to its side."""
-        last = float(self.columns.sort_keys.min()) if len(self.columns.heads) >= self.size else -inf
-        if self.prior_correction is None:
-            required = torch.full((2, 2), last, dtype=torch.float64)
-        else:
-            last = max(last, log_odds_of(self.min_probability))
-            required = self.prior_correction.required_log_probability(last, relation)
-        return torch.where(required.isfinite(), required - SLACK * (1 + required.abs()), required)
+    def required(self, part: SearchPart) -> Tensor:
+        """The log-probability that triples of a part need, `(2,)`: with a known answer, and with a new one.
 
-    def merge(self, others: Sequence[Column]) -> TopTriples:
-        """The best of these and other triples, which are given by the first five columns."""
-        if not len(others[0]):
-            return self
-        if self.prior_correction is None:
-            new = TripleColumns(*[*others, others[4].astype(np.float64)])
-        else:
-            inputs = calibration_inputs(others, self.prior_correction)
-            new = TripleColumns(*[*others, self.prior_correction.log_odds(*inputs).numpy()])
-            if self.min_probability > 0:
-                new = new.select(self.prior_correction.probability(*inputs).numpy() >= self.min_probability)
-        both = TripleColumns(*map(np.concatenate, zip(self.columns, new, strict=True)))
-        if len(both.heads) > self.size:
-            both = both.select(both.sort_keys >= np.partition(both.sort_keys, -self.size)[-self.size])
-        if len(both.heads) > self.size:  # some tie with the last one
-            both = both.best_first().select(np.arange(self.size))
-        return replace(self, columns=both)
-
-
-# -- the order of the search ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SearchPart:
-    """Queries of a relation for one side.
-
-    The entities that they give are all new to their side of the relation in train, or all known there; `new_answers`
-    says which answers are candidates: known ones (0), new ones (1), or both.
-    """
-
-    relation: int
-    target: Side
-    new_given: int  # 0 or 1
-    new_answers: tuple[int, ...]
-    num_queries: int
-    prior: float  # of its most probable domain/range pattern
-
-
-class SearchPlan:
-    """The parts of a search, in the order in which they are searched.
-
-    Without a calibration a relation is one part. With one, nearly all triples that can be among the best have an entity
-    in the domain or range of their relation. So the few entities on one side are queried, then the few on the other
-    side for answers that are new to the first, and at last the pairs in which both are new.
-    """
-
-    def __init__(self, candidates: CandidateFilter, prior_correction: PriorCorrection | None = None) -> None:
-        self.candidates, self.prior_correction = candidates, prior_correction
-        parts = (part for relation in candidates.relations.tolist() for part in self._parts(relation))
-        # The better the first triples, the more their bound excludes: most probable parts first, then the cheapest.
-        self.parts = sorted(parts, key=lambda part: (-part.prior, part.num_queries, part.relation))
-
-    def entities(self, part: SearchPart) -> tuple[Ids, Ids, Ids]:
-        """The entities that the queries give and their candidate answers, ascending; and which answers are new."""
-        (given, answers), (new_given, new_answers) = self._sides(part.relation, part.target)
-        given = given[new_given[given] == part.new_given]
-        return given, answers[np.isin(new_answers[answers], part.new_answers)], new_answers
-
-    def _sides(self, relation: int, target: Side) -> tuple[tuple[Ids, Ids], tuple[Ids, Ids]]:
-        """Candidates for the given side and for the target, and whether each entity is new there, 0 or 1.
-
-        Without a calibration no entity counts as new.
+        It is infinite for answers that are no candidates. Log-probabilities are never above 0.
         """
-        new = np.full((2, self.candidates.graph.shape.num_entities), int(self.prior_correction is not None))
-        for side, column in enumerate((0, 2)):
-            new[side, self.candidates.train[relation][:, column]] = 0
-        heads, tails = self.candidates.heads_and_tails(relation)
-        return ((heads, tails), (new[0], new[1])) if target == "tail" else ((tails, heads), (new[1], new[0]))
-
-    def _parts(self, relation: int) -> Iterator[SearchPart]:
-        (heads, tails), (new_heads, new_tails) = self._sides(relation, "tail")
-        if not len(heads) or not len(tails):
-            return
-        counts = np.bincount(new_heads[heads], minlength=2), np.bincount(new_tails[tails], minlength=2)
-        first = self._first_target(relation, int(counts[0][0]), int(counts[1][0]))
-        kinds: list[tuple[Side, int, tuple[int, ...]]] = [(first, 0, (0, 1))]
-        priors = torch.zeros(2, 2)  # by head, then by tail
+        last = float(self.triples["sort_key"].min()) if len(self.triples) >= self.size else -inf
+        required = torch.full((2, 2), last, dtype=torch.float64)  # by head, then by tail
         if self.prior_correction is not None:
-            kinds += [("head" if first == "tail" else "tail", 0, (1,)), (first, 1, (1,))]
-            priors = self.prior_correction.priors[relation].reshape(2, 2).T
-        for target, new, new_answers in kinds:
-            num_given, num_answers = counts if target == "tail" else counts[::-1]
-            if num_given[new] and num_answers[list(new_answers)].any():
-                prior = float((priors if target == "tail" else priors.T)[new, list(new_answers)].max())
-                yield SearchPart(relation, target, new, new_answers, int(num_given[new]), prior)
+            last = max(last, log_odds_of(self.min_probability))
+            required = self.prior_correction.required_log_probability(last, part.relation)
+        required = torch.where(required.isfinite(), required - SLACK * (1 + required.abs()), required)
+        found = (required.T if part.given else required)[part.new_given[0]].clone()
+        found[[pattern for pattern in (0, 1) if pattern not in part.new_answers]] = inf
+        return found
 
-    def _first_target(self, relation: int, num_heads: int, num_tails: int) -> Side:
-        """The target with fewer queries; if equal, with more answers per query: each is less likely, and fewer pass."""
-        train = self.candidates.train[relation]
-        per_head, per_tail = (len(train) / max(1, len(np.unique(train[:, column]))) for column in (0, 2))
-        return "tail" if (num_heads, per_tail) <= (num_tails, per_head) else "head"
+    def merge(self, others: NewTriples) -> TopTriples:
+        """The best of these and other triples, whose sort keys are not set yet."""
+        if not len(others):
+            return self
+        others["sort_key"] = others["log_probability"]
+        if self.prior_correction is not None:
+            inputs = calibration_inputs(others, self.prior_correction)
+            others["sort_key"] = self.prior_correction.log_odds(*inputs).numpy()
+            if self.min_probability > 0:
+                others = others[self.prior_correction.probability(*inputs).numpy() >= self.min_probability]
+        both = np.concatenate([self.triples, others])
+        if len(both) > self.size:
+            both = both[both["sort_key"] >= np.partition(both["sort_key"], -self.size)[-self.size]]
+        if len(both) > self.size:  # some tie with the last one
+            both = best_first(both)[: self.size]
+        return replace(self, triples=both)
 
 
 # -- scores ---------------------------------------------------------------------------------------------------
@@ -286,22 +247,10 @@ class RelationQueries:
     def __init__(self, model: Model, relation: int, target: Side, *, cache: Tensor | None = None) -> None:
         self.model, self.relation, self.target = model, relation, target
         if cache is None:
-            cache = torch.zeros(2, model.shape.num_entities)
-            cache[0] = torch.nan
+            cache = torch.tensor([torch.nan, 0.0])[:, None].repeat(1, model.shape.num_entities)
         self.cache = cache.to(model.device)
-
-    @property
-    def normalizers(self) -> Tensor:
-        return self.cache[0]
-
-    @property
-    def max_log_probabilities(self) -> Tensor:
-        return self.cache[1]
-
-    @property
-    def block_size(self) -> int:
-        """The number of queries in a block."""
-        return max(1, MAX_SCORES[self.model.device.type] // self.model.shape.num_entities)
+        self.normalizers, self.max_log_probabilities = self.cache
+        self.block_size = max(1, MAX_SCORES[model.device.type] // model.shape.num_entities)  # of queries
 
     def scores(self, given: Tensor) -> Tensor:
         """The scores of all entities as answers, `(batch, num_entities)`; fills the cache."""
@@ -312,11 +261,7 @@ class RelationQueries:
             scores = self.model.predict_heads(relations, given)
         normalizers = logsumexp(scores)
         self.normalizers[given], self.max_log_probabilities[given] = normalizers, scores.amax(-1) - normalizers
-        if not bool(normalizers.isfinite().all()):
-            raise DivergedError(
-                "The model scores NaN or infinity, so it cannot say which triples are plausible. Its training has "
-                "diverged: lower the learning rate or raise the regularizer's weight."
-            )
+        check_finite(normalizers)
         return scores
 
     def fill_cache(self, given: Tensor) -> None:
@@ -353,8 +298,8 @@ class PartSearch:
     excluded: Tensor  # `(num_pairs, 2)`: given entity and answer, by ascending given entities
     new: Tensor  # whether an entity is new as an answer, 0 or 1, `(num_entities,)`
 
-    def best(self, given: Tensor, *, required: Tensor, top: int) -> tuple[Column, ...]:
-        """Columns of the triples of a block with the required log-probability: the best `top`, and ties of the last.
+    def best(self, given: Tensor, *, required: Tensor, top: int) -> NewTriples:
+        """The triples of a block with the required log-probability: the best `top`, and ties of the last.
 
         `required` `(2,)` is for answers that are known on their side in train and for new ones; `top` triples of either
         are returned. `given` is ascending.
@@ -363,47 +308,44 @@ class PartSearch:
         given, answers, scores = self._promising(given, required)
         answers, scores, reverse = self._score_from_other_end(given, answers, scores, required)
         if not scores.numel():
-            return TripleColumns.empty()[:5]
+            return np.empty(0, NEW_TRIPLE)
         log_probabilities = reverse - self.second.normalizers[answers]
         log_probabilities.add_(scores).sub_(self.first.normalizers[given, None]).div_(2)
-        bounds = self._bounds(log_probabilities, answers, required, top)
-        rows, columns = (log_probabilities >= bounds).nonzero(as_tuple=True)
+        new = self.new[answers]
+        for pattern in (0, 1):  # counted apart, since their log-probabilities do not compare
+            chosen = log_probabilities[:, new == pattern]
+            if int((chosen >= required[pattern]).sum()) > top:
+                required[pattern] = chosen.flatten().topk(top).values[-1]
+        rows, columns = (log_probabilities >= required[new]).nonzero(as_tuple=True)
         heads, tails = given[rows], answers[columns]
         if self.first.target == "head":
             heads, tails, scores = tails, heads, reverse
-        relations = torch.full_like(rows, self.first.relation)
-        triples = (heads, relations, tails, scores[rows, columns], log_probabilities[rows, columns])
-        return tuple(column.cpu().numpy() for column in triples)
+        found = np.empty(len(rows), NEW_TRIPLE)
+        found["head"], found["tail"], found["relation"] = heads.cpu(), tails.cpu(), self.first.relation
+        found["score"], found["log_probability"] = (one[rows, columns].cpu() for one in (scores, log_probabilities))
+        return found
 
     def _promising(self, given: Tensor, required: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The queries and answers with a pair that the first query does not exclude, and the scores of all pairs."""
         answers, scores = self.answers, self.first.scores(given)
+        self._exclude(scores, given)
         if len(answers) < scores.shape[1]:
             scores = scores[:, answers]
-        self._exclude(scores, given)
         # Required of the first query's log-probability, if the second query's is as large as it can be.
         first = 2 * required[self.new[answers]] - self.second.max_log_probabilities[answers]
-        floor = self.first.normalizers[given] + first.min()
-        rows = scores.amax(1) >= floor
+        rows = scores.amax(1) >= self.first.normalizers[given] + first.min()
         given, scores = given[rows], scores[rows]
-        columns = (scores >= floor[rows, None]).any(0)
-        answers, scores, first = answers[columns], scores[:, columns], first[columns]
-        if len(answers) and first.min() < first.max():
-            passing = scores >= self.first.normalizers[given, None] + first
-            rows, columns = passing.any(1), passing.any(0)
-            given, answers, scores = given[rows], answers[columns], scores[rows][:, columns]
-        return given, answers, scores
+        passing = scores >= self.first.normalizers[given, None] + first
+        rows, columns = passing.any(1), passing.any(0)
+        return given[rows], answers[columns], scores[rows][:, columns]
 
     def _exclude(self, scores: Tensor, given: Tensor) -> None:
         """Write −∞ over the scores of excluded pairs."""
         ends = torch.searchsorted(self.excluded[:, 0].contiguous(), torch.stack([given[0], given[-1] + 1]))
-        pairs = self.excluded[ends[0] : ends[1]]
-        rows, columns = (
-            torch.searchsorted(ids, pairs[:, side].contiguous()).clamp_(max=len(ids) - 1)
-            for side, ids in enumerate((given, self.answers))
-        )
-        present = (given[rows] == pairs[:, 0]) & (self.answers[columns] == pairs[:, 1])
-        scores[rows[present], columns[present]] = -torch.inf
+        entities, answers = self.excluded[ends[0] : ends[1]].T.contiguous()
+        rows = torch.searchsorted(given, entities)
+        present = given[rows] == entities
+        scores[rows[present], answers[present]] = -torch.inf
 
     def _score_from_other_end(
         self, given: Tensor, answers: Tensor, scores: Tensor, required: Tensor
@@ -424,20 +366,6 @@ class PartSearch:
         second.fill_cache(answers[columns])
         return answers[columns], scores[:, columns], reverse[:, columns]
 
-    def _bounds(self, log_probabilities: Tensor, answers: Tensor, required: Tensor, top: int) -> Tensor:
-        """The required log-probability of each answer, raised to that of the `top`-th triple where there are more.
-
-        Known and new answers are counted apart: their log-probabilities do not compare.
-        """
-        new = self.new[answers]
-        bounds = required[new]
-        for pattern in (0, 1):
-            columns = (new == pattern).nonzero().squeeze(1)
-            chosen = log_probabilities if len(columns) == len(new) else log_probabilities[:, columns]
-            if int((chosen >= required[pattern]).sum()) > top:
-                bounds[columns] = bounds[columns].clamp(min=float(chosen.flatten().topk(top).values[-1]))
-        return bounds
-
 
 @dataclass(frozen=True, eq=False)
 class SearchState:
@@ -448,66 +376,41 @@ class SearchState:
     cache: Tensor | None = None  # of the second queries of the current part
 
 
-class Search:
-    """A search for the best candidate triples of a model."""
-
-    def __init__(
-        self, model: Model, candidates: CandidateFilter, prior_correction: PriorCorrection | None = None
-    ) -> None:
-        self.model, self.plan = model, SearchPlan(candidates, prior_correction)
-
-    @property
-    def num_queries(self) -> int:
-        """The number of first queries of all parts."""
-        return sum(part.num_queries for part in self.plan.parts)
-
-    def run(self, state: SearchState) -> Iterator[SearchState]:
-        """The states after each block of queries, from a state on."""
-        start = 0
-        for part in self.plan.parts:
-            if start + part.num_queries > state.num_done:
-                for new_state in self._run_part(part, start, state):
-                    state = new_state
-                    yield state
-            start += part.num_queries
-
-    def _run_part(self, part: SearchPart, start: int, state: SearchState) -> Iterator[SearchState]:
-        if not _possible(part, state.top).any():
-            yield SearchState(state.top, start + part.num_queries)
-            return
-        num_done, top = max(0, state.num_done - start), state.top
-        given, search = self._prepare(part, state.cache if num_done else None)
-        for block in torch.split(given[num_done:], search.first.block_size):
-            possible = _possible(part, top).to(block.device)
-            answers = search.answers[possible[search.new[search.answers]]]
+def run_search(
+    model: Model, candidates: CandidateFilter, parts: Sequence[SearchPart], state: SearchState
+) -> Iterator[SearchState]:
+    """The states after each block of queries, from a state on."""
+    end = 0
+    for part in parts:
+        start, end = end, end + part.num_queries
+        if end <= state.num_done:
+            continue
+        if not bool((state.top.required(part) <= 0).any()):
+            state = SearchState(state.top, end)
+            yield state
+            continue
+        within = state.num_done - start
+        given, search = _prepare(model, candidates, part, state.cache if within else None)
+        for block in torch.split(given[within:], search.first.block_size):
+            top, required = state.top, state.top.required(part)
+            answers = search.answers[(required <= 0).to(block.device)[search.new[search.answers]]]
             if len(answers):
-                required = _required(part, top).float()
-                top = top.merge(replace(search, answers=answers).best(block, required=required, top=top.size))
-            num_done += len(block)
-            yield SearchState(top, start + num_done, search.second.cache.clone())
-
-    def _prepare(self, part: SearchPart, cache: Tensor | None) -> tuple[Tensor, PartSearch]:
-        """The entities that the first queries give, and the search of their answers."""
-        excluded = self.plan.candidates.excluded_pairs(part.relation)
-        if part.target == "head":
-            excluded = excluded[np.argsort(excluded[:, 1], kind="stable"), ::-1].copy()
-        given, answers, new, pairs = (
-            torch.from_numpy(ids).to(self.model.device) for ids in (*self.plan.entities(part), excluded)
-        )
-        first = RelationQueries(self.model, part.relation, part.target)
-        other: Side = "head" if part.target == "tail" else "tail"
-        second = RelationQueries(self.model, part.relation, other, cache=cache)
-        return given, PartSearch(first, second, answers, pairs, new)
+                found = replace(search, answers=answers).best(block, required=required.float(), top=top.size)
+                top = top.merge(found)
+            state = SearchState(top, state.num_done + len(block), search.second.cache.clone())
+            yield state
 
 
-def _required(part: SearchPart, top: TopTriples) -> Tensor:
-    """The log-probability that triples of a part need, by whether the answer is new, `(2,)`."""
-    required = top.required(part.relation)
-    return (required if part.target == "tail" else required.T)[part.new_given]
-
-
-def _possible(part: SearchPart, top: TopTriples) -> Tensor:
-    """Whether known and new answers can make triples among the best, `(2,)`: log-probabilities are never above 0."""
-    candidates = torch.zeros(2, dtype=torch.bool)
-    candidates[list(part.new_answers)] = True
-    return candidates & (_required(part, top) <= 0)
+def _prepare(
+    model: Model, candidates: CandidateFilter, part: SearchPart, cache: Tensor | None
+) -> tuple[Tensor, PartSearch]:
+    """The entities that the first queries give, and the search of their answers."""
+    excluded = candidates.excluded_pairs(part.relation)
+    if part.given == 1:
+        excluded = excluded[np.argsort(excluded[:, 1], kind="stable"), ::-1].copy()
+    arrays = (*part.entities(candidates), excluded)
+    given, answers, new, pairs = (torch.from_numpy(ids).to(model.device) for ids in arrays)
+    sides: tuple[Side, Side] = ("head", "tail")
+    first = RelationQueries(model, part.relation, sides[1 - part.given])
+    second = RelationQueries(model, part.relation, sides[part.given], cache=cache)
+    return given, PartSearch(first, second, answers, pairs, new)

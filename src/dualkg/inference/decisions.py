@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
 
 from dualkg.errors import RequestError
 from dualkg.files import write_text
@@ -83,15 +85,13 @@ class DecisionStore:
             if not line.strip():
                 continue
             try:
-                saved: dict[str, Any] = json.loads(line)
-                one = Decision(**{field.name: saved[field.name] for field in fields(Decision)})
-            except (ValueError, KeyError, TypeError):
-                raise RequestError(f"Line {number:,} of {self.path} is no decision. Correct or remove it.") from None
-            if one.verdict not in get_args(Verdict):
+                yield TypeAdapter(Decision).validate_json(line)
+            except ValidationError as error:
+                first = error.errors()[0]
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
                 raise RequestError(
-                    f"Line {number:,} of {self.path}: verdict must be 'accepted' or 'rejected'; got '{one.verdict}'."
-                )
-            yield one
+                    f"Line {number:,} of {self.path} is no decision ({reason}). Correct or remove it."
+                ) from None
 
 
 @contextmanager

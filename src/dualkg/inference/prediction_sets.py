@@ -19,8 +19,8 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
-from dualkg.errors import DivergedError, RequestError
-from dualkg.inference.scoring import Floats, Ids, score_blocks
+from dualkg.errors import RequestError
+from dualkg.inference.scoring import Floats, Ids, check_finite, score_blocks, score_queries
 from dualkg.models.base import Model, Side
 
 SIDES: tuple[Side, ...] = ("tail", "head")
@@ -96,8 +96,8 @@ class PredictionSets:
         """
         threshold = self.threshold(relation, side, coverage=coverage)
         query = _queries(np.array([[given, relation, given]]), side, model.shape.num_relations)
-        [(_, scores)] = _finite_scores(model, *query)
-        found = scores[0].cpu().to(torch.float64, copy=True)
+        found = score_queries(model, *query)[0].cpu().to(torch.float64, copy=True)
+        check_finite(found)
         found[torch.from_numpy(known(*query)[1])] = -torch.inf
         inside = (found.log_softmax(-1) >= -threshold) & torch.isfinite(found)
         order = found.masked_fill(~inside, -torch.inf).argsort(descending=True, stable=True)[: int(inside.sum())]
@@ -142,23 +142,14 @@ def filtered_log_probabilities(
     """
     entities, relations = _queries(triples, side, known.shape.num_relations)
     column = torch.from_numpy(triples[:, 2 if side == "tail" else 0]).to(model.device)
-    for block, scores in _finite_scores(model, entities, relations):
+    for block, scores in score_blocks(model, entities, relations):
+        check_finite(scores)
         rows, others = (torch.from_numpy(ids).to(model.device) for ids in known(entities[block], relations[block]))
         answers = column[block]
         filtered = scores.clone()  # a model may return a tensor that it keeps
         filtered[rows, others] = -torch.inf
         filtered.scatter_(1, answers[:, None], scores.gather(1, answers[:, None]))
         yield block, filtered.log_softmax(-1), answers
-
-
-def _finite_scores(model: Model, entities: Ids, relations: Ids) -> Iterator[tuple[slice, Tensor]]:
-    for block, scores in score_blocks(model, entities, relations):
-        if not bool(torch.isfinite(scores).all()):
-            raise DivergedError(
-                "The model scores NaN or infinity for some query, so it has no probabilities. Its training has "
-                "diverged: lower the learning rate or raise the regularizer's weight."
-            )
-        yield block, scores
 
 
 def _queries(triples: Ids, side: Side, num_relations: int) -> tuple[Ids, Ids]:

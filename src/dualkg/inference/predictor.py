@@ -15,8 +15,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection
-from dualkg.inference.calibration_store import calibration_for
+from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection, calibration_for
 from dualkg.inference.explanation import Explanation, explain
 from dualkg.inference.extension import NamedTriple, add_entity
 from dualkg.inference.index import ModelIndex, QueryBatch, best_of

@@ -40,9 +40,6 @@ class Coverage:
     def of(cls, covered: Flags, sizes: Ids, *, relation_specific: bool | None = None) -> Coverage:
         return cls(float(covered.mean()), float(sizes.mean()), float(np.median(sizes)), covered.size, relation_specific)
 
-    def as_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
 
 @dataclass(frozen=True)
 class CoverageReport:
@@ -56,14 +53,8 @@ class CoverageReport:
     by_relation: dict[str, Coverage]
 
     def as_dict(self) -> dict[str, Any]:
-        views = {"by_direction": self.by_direction, "by_relation": self.by_relation}
-        return {
-            "graph": self.graph,
-            "split": self.split,
-            "target_coverage": self.target_coverage,
-            "overall": self.overall.as_dict(),
-            **{view: {name: part.as_dict() for name, part in parts.items()} for view, parts in views.items()},
-        }
+        """For JSON; `relation_specific` only where it is not None."""
+        return asdict(self, dict_factory=lambda items: {name: value for name, value in items if value is not None})
 
 
 def evaluate_coverage(
@@ -172,8 +163,7 @@ class Reliability:
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which has no NaN: None without candidates."""
-        found = asdict(self).items()
-        return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in found}
+        return asdict(self) if self.bins else {**asdict(self), "ece": None, "noise": None, "brier": None}
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Scores and log-probabilities of queries, computed in blocks of bounded memory.
 
-A query is an entity and a relation id: relation `r` asks for the tails of (entity, r, ?), and `r + num_relations` for
-the heads of (?, r, entity), as in `KnownAnswers`.
+A query is an entity and a relation id, as in `KnownAnswers`: relation `r` for the tails of (entity, r, ?), and
+`r + num_relations` for the heads of (?, r, entity).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.errors import DivergedError
 from dualkg.evaluation.ranking import eval_mode, full_precision
 from dualkg.models.base import Model
 
@@ -54,6 +55,15 @@ def score_blocks(model: Model, entities: Ids, relations: Ids) -> Iterator[tuple[
         yield block, score_queries(model, entities[block], relations[block])
 
 
+def check_finite(scores: Tensor) -> None:
+    """Refuse the scores, or log-probabilities, of a model that has diverged."""
+    if not bool(scores.isfinite().all()):
+        raise DivergedError(
+            "The model scores NaN or infinity for some query, so it has no probabilities. Its training has diverged: "
+            "lower the learning rate or raise the regularizer's weight."
+        )
+
+
 def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
     """The mean of log p(tail | head, relation) and log p(head | relation, tail) of triples `(n, 3)`, `(n,)`.
 
@@ -62,7 +72,9 @@ def triple_log_probabilities(model: Model, triples: Ids) -> Tensor:
     heads, relations, tails = np.asarray(triples, dtype=np.int64).T
     of_tails = _answer_log_probabilities(model, heads, relations, tails)
     of_heads = _answer_log_probabilities(model, tails, relations + model.shape.num_relations, heads)
-    return (of_tails + of_heads) / 2
+    found = (of_tails + of_heads) / 2
+    check_finite(found)
+    return found
 
 
 def _answer_log_probabilities(model: Model, entities: Ids, relations: Ids, answers: Ids) -> Tensor:

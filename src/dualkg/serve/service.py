@@ -18,7 +18,7 @@ from dualkg.data.graph import Graph, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.inference import predictor as inference
-from dualkg.inference.calibration_store import load_calibration
+from dualkg.inference.calibration import load_calibration
 from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Prediction, Predictor, QueryType

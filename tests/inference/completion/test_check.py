@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.inference.completion import complete
-from dualkg.inference.completion_check import check_completion, sizes_up_to
+from dualkg.inference.completion import check_completion, complete, sizes_up_to
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import MODELS, every_new_triple, random_calibration, random_graph
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dualkg.data.graph import relations_with_self_loops
 from dualkg.inference import completion_search
 from dualkg.inference.calibration import PriorCorrection
-from dualkg.inference.completion_search import CandidateFilter, SearchPlan
+from dualkg.inference.completion_search import CandidateFilter, plan_search
 from dualkg.kernels import cpu
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import random_calibration, random_graph
@@ -24,7 +24,7 @@ def test_one_self_loop_by_mistake_makes_no_others_candidates(others, has_self_lo
     """One self-loop in a hundred triples makes those of the relation's entities candidates, one in 101 does not."""
     graph = graph_of([(0, 0, 0), *((0, 0, tail) for tail in range(1, others + 1)), (1, 1, 2)], num_entities=102)
     assert relations_with_self_loops(graph) == ({0} if has_self_loops else frozenset())
-    excluded = {tuple(pair) for pair in CandidateFilter.of(graph).excluded_pairs(0).tolist()}
+    excluded = {tuple(pair) for pair in CandidateFilter(graph).excluded_pairs(0).tolist()}
     # Entities without a triple of the relation have none.
     assert ((5, 5) in excluded) is not (has_self_loops and others >= 5)
 
@@ -32,15 +32,15 @@ def test_one_self_loop_by_mistake_makes_no_others_candidates(others, has_self_lo
 @given(seed=st.integers(0, 200), types=st.booleans(), some=st.booleans(), calibrated=st.booleans())
 def test_every_pair_is_in_one_part(seed, types, some, calibrated):
     graph = random_graph(seed, num_triples=20)
-    candidates = CandidateFilter.of(graph, types=types, heads=[1, 4, 7] if some else None)
-    plan = SearchPlan(candidates, PriorCorrection.of(random_calibration(seed), graph) if calibrated else None)
+    candidates = CandidateFilter(graph, types=types, heads=[1, 4, 7] if some else None)
+    prior_correction = PriorCorrection.of(random_calibration(seed), graph) if calibrated else None
     found = []
-    for part in plan.parts:
-        given_ids, answers, _ = plan.entities(part)
+    for part in plan_search(candidates, prior_correction):
+        given_ids, answers, _ = part.entities(candidates)
         assert len(given_ids) == part.num_queries > 0
         assert (np.diff(given_ids) > 0).all()
         pairs = product(given_ids.tolist(), answers.tolist())
-        found += [(part.relation, *(pair if part.target == "tail" else pair[::-1])) for pair in pairs]
+        found += [(part.relation, *(pair[::-1] if part.given else pair)) for pair in pairs]
     expected = [(r, *pair) for r in candidates.relations.tolist() for pair in product(*candidates.heads_and_tails(r))]
     assert sorted(found) == sorted(expected)
 
@@ -53,10 +53,10 @@ def test_entities_in_the_domain_and_range_are_searched_first(reverse):
     if reverse:
         train, valid = ([triple[::-1] for triple in triples] for triples in (train, valid))
     graph = graph_of(train, valid, num_entities=40, num_relations=1)
-    parts = SearchPlan(CandidateFilter.of(graph), PriorCorrection.of(random_calibration(0, 1), graph)).parts
-    targets = ["head", "tail", "head"] if reverse else ["tail", "head", "tail"]
-    assert [(part.num_queries, part.target) for part in parts] == list(zip([2, 3, 38], targets, strict=True))
-    assert [part.new_given for part in parts] == [0, 0, 1]
+    parts = plan_search(CandidateFilter(graph), PriorCorrection.of(random_calibration(0, 1), graph))
+    given = [1, 0, 1] if reverse else [0, 1, 0]
+    assert [(part.num_queries, part.given) for part in parts] == list(zip([2, 3, 38], given, strict=True))
+    assert [part.new_given for part in parts] == [(0,), (0,), (1,)]
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 3000), (0, 4)])

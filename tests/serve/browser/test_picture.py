@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import dualkg as kg
-from dualkg.inference.calibration_store import calibration_for
+from dualkg.inference.calibration import calibration_for
 from dualkg.serve.app import application
 from dualkg.serve.service import ServedRuns
 from tests.serve.conftest import serving

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference import calibration_store
-from dualkg.inference.calibration_store import SavedCalibration, calibration_for, load_calibration
+from dualkg.inference import calibration as calibration_module
+from dualkg.inference.calibration import SavedCalibration, calibration_for, load_calibration
 from tests.conftest import graph_of
 
 
@@ -22,7 +22,7 @@ def test_fitted_once_and_saved(run, monkeypatch):
     made = calibration_for(run)
     path = run.folder / "calibration.json"
     assert path.exists()
-    monkeypatch.setattr(calibration_store, "calibrate", lambda *nouns, **choices: pytest.fail("it was there already"))
+    monkeypatch.setattr(calibration_module, "calibrate", lambda *nouns, **choices: pytest.fail("it was there already"))
     again = calibration_for(kg.load_run(run.folder))
     assert torch.equal(again.calibration.slopes, made.calibration.slopes)
     assert again.prediction_sets.threshold(1, "head") == pytest.approx(made.prediction_sets.threshold(1, "head"))
