@@ -31,13 +31,13 @@ FLAT = {"centre": PRIOR_MEAN, "covariance": 1e3 * np.eye(5)}
 
 
 def drawn_by(slope: float, offset: float, num: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Evidence, and marks that are true as often as the line says."""
+    """Log-probabilities, and labels that are true with the probability of the line."""
     random = np.random.default_rng(seed)
     log_probability = random.uniform(-6, 0, num)
     return log_probability, random.random(num) < 1 / (1 + np.exp(-slope * log_probability - offset))
 
 
-def of_one_kind(log_probability: np.ndarray) -> np.ndarray:
+def one_pattern(log_probability: np.ndarray) -> np.ndarray:
     return np.zeros(len(log_probability), dtype=np.int64)
 
 
@@ -59,7 +59,7 @@ def test_probability_never_decreases_with_log_probability(slope, offset, pair, m
 
 def test_fit_recovers_the_true_parameters():
     log_probability, true = drawn_by(2.0, 3.0, 40_000)
-    line = fit_line(log_probability, of_one_kind(log_probability), true, np.ones(len(true)), **FLAT)
+    line = fit_line(log_probability, one_pattern(log_probability), true, np.ones(len(true)), **FLAT)
     assert line[:2] == pytest.approx([2.0, 3.0], abs=0.1)
 
 
@@ -72,26 +72,28 @@ def test_each_pattern_has_its_own_offset():
 
 def test_weights_replace_repeated_candidates():
     log_probability, true = drawn_by(2.0, 3.0, 40_000)
-    kept = true | (np.arange(len(true)) % 10 == 0)
-    weights = np.where(true, 1.0, 10.0)[kept]
-    patterns = of_one_kind(log_probability)
+    sampled = true | (np.arange(len(true)) % 10 == 0)
+    weights = np.where(true, 1.0, 10.0)[sampled]
+    patterns = one_pattern(log_probability)
     whole = fit_line(log_probability, patterns, true, np.ones(len(true)), **FLAT)
-    assert fit_line(log_probability[kept], patterns[kept], true[kept], weights, **FLAT) == pytest.approx(whole, abs=0.1)
+    assert fit_line(log_probability[sampled], patterns[sampled], true[sampled], weights, **FLAT) == pytest.approx(
+        whole, abs=0.1
+    )
 
 
 def test_separable_data_have_finite_parameters():
     log_probability = np.array([-3.0, -2.0, -1.0, -0.5])
     line = fit_line(
-        log_probability, of_one_kind(log_probability), np.array([False, False, True, True]), np.ones(4), **FLAT
+        log_probability, one_pattern(log_probability), np.array([False, False, True, True]), np.ones(4), **FLAT
     )
     assert np.isfinite(line).all()
     assert line[0] > 1
 
 
 def test_few_examples_bound_the_probability():
-    """Three valid triples, all before any false candidate: that is no reason to be as good as sure."""
+    """Three valid triples that rank before all false candidates do not justify a probability near 1."""
     log_probability = np.array([-0.1] * 6 + [-4.0] * 60)
-    true, weights, patterns = np.arange(66) < 6, np.ones(66), of_one_kind(log_probability)
+    true, weights, patterns = np.arange(66) < 6, np.ones(66), one_pattern(log_probability)
     drawn = Candidates(np.zeros((66, 3), dtype=np.int64), true, weights)
     lines, _ = fit_relation_lines(log_probability, patterns, drawn, 1)
     max_probability = max_supported_probability(line_values(lines[0], log_probability, patterns), true, weights)
@@ -111,20 +113,20 @@ def test_max_supported_probability(num, misses):
 
 def test_the_slope_is_positive():
     log_probability, true = drawn_by(-1.0, -3.0, 5000)
-    slope, offset, *_ = fit_line(log_probability, of_one_kind(log_probability), true, np.ones(len(true)), **FLAT)
+    slope, offset, *_ = fit_line(log_probability, one_pattern(log_probability), true, np.ones(len(true)), **FLAT)
     assert slope == MIN_SLOPE
     assert 1 / (1 + np.exp(-offset)) == pytest.approx(true.mean(), rel=0.05)
 
 
 def test_relations_with_more_data_deviate_more_from_the_shared_parameters():
-    """Relation 0 gives the shared line; 1 and 2 are alike, but 2 has twenty times as many; 3 has too few."""
+    """Relation 0 gives the shared line; 1 and 2 have the same data, 2 twenty times; 3 has too few."""
     many, few = drawn_by(2.0, 4.0, 20_000), drawn_by(2.0, 1.0, 300)
     parts = [(0, *many), (1, *few), (2, *(np.tile(values, 20) for values in few)), (3, few[0][:5], few[1][:5])]
     relations = np.concatenate([np.full(len(log_probability), relation) for relation, log_probability, _ in parts])
     log_probability, true = (np.concatenate([part[place] for part in parts]) for place in (1, 2))
     triples = np.stack([relations, relations, relations], axis=1)
     lines, own = fit_relation_lines(
-        log_probability, of_one_kind(log_probability), Candidates(triples, true, np.ones(len(true))), 5
+        log_probability, one_pattern(log_probability), Candidates(triples, true, np.ones(len(true))), 5
     )
     assert own.tolist() == [True, True, True, False, False]
     assert lines[3].tolist() == lines[4].tolist()

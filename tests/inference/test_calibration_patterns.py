@@ -29,7 +29,7 @@ def test_all_ends_are_new_without_training_triples():
 
 @pytest.fixture(scope="module")
 def beads() -> kg.Run:
-    """A file of one's own, of 120 triples: beads with a colour, a shape and a maker, each told by the others."""
+    """A run on 120 triples: beads with a colour, a shape and a maker, each of which determines the others."""
     parts = ("colour", "shape", "maker")
     named = [(f"bead {n}", part, f"{part} {n % 4}") for n in range(40) for part in parts]
     entities = list(dict.fromkeys(name for head, _, tail in named for name in (head, tail)))
@@ -42,13 +42,13 @@ def beads() -> kg.Run:
 
 
 def test_triples_outside_domain_and_range_are_improbable(beads):
-    """All that beads lack is in test; (maker 2, maker, bead 34) and the like are nothing, however sure a softmax is."""
+    """All missing triples are in test; triples such as (maker 2, maker, bead 34) get a low probability."""
     graph, calibration = beads.graph, calibrate(beads.model, beads.graph)
     found = complete(beads.model, graph, calibration=calibration, top=50, known=("train", "valid"))
     test = {tuple(triple) for triple in graph.test.tolist()}
     hits = [tuple(triple) in test for triple in found.triples.tolist()]
     assert sum(hits[:12]) >= 8
-    assert found.probability.max() <= calibration.max_probability <= 13 / 14  # twelve valid triples vouch for no more
+    assert found.probability.max() <= calibration.max_probability <= 13 / 14  # twelve valid triples support no more
     assert found.probability.sum() < 20
     likely = found.probability[[not graph.entities[head].startswith("bead") for head in found.heads.tolist()]]
     assert likely.max() < 0.75

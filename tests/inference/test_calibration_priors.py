@@ -20,22 +20,22 @@ def calibration_of(slope: float, offsets: tuple[float, ...], *, max_probability:
 
 
 def test_priors_by_hand():
-    """r0 has the heads 0 and 1 of six entities in train; valid asks of 0, and of 4, which is new. r1 is asked nothing.
+    """r0 has the heads 0 and 1 of six entities in train; valid queries 0, and 4, which is new. r1 has no queries.
 
-    Over both relations train has 2 + 1 heads, of which 1 is asked, and 4 + 5 others, of which 1 is: 1/3 and 1/9.
+    Over both relations train has 2 + 1 heads, of which 1 is queried, and 4 + 5 others, of which 1 is: 1/3 and 1/9.
     """
     train, valid = [(0, 0, 2), (1, 0, 2), (5, 1, 3)], [(0, 0, 3), (4, 0, 2), (0, 0, 5)]
     found = PriorCorrection.of(calibration_of(1.0, (0.0,) * 4, num_relations=2), graph_of(train, valid, num_entities=6))
     heads = [[(1 + 1) / (2 + 3), (1 + 1) / (4 + 9)], [(0 + 1) / (1 + 3), (0 + 1) / (5 + 9)]]
     np.testing.assert_allclose(found.heads, heads)
-    # Tails: r0 has 2 in train and is asked of 2, 3 and 5; of 1 + 1 known ones 1 is asked, of 5 + 5 new ones 2.
+    # Tails: r0 has 2 in train, and queries of 2, 3 and 5; of 1 + 1 known ones 1 is queried, of 5 + 5 new ones 2.
     tails = [[(1 + 1) / (1 + 2), (2 + 1) / (5 + 5)], [(0 + 1) / (1 + 2), (0 + 1) / (5 + 5)]]
     np.testing.assert_allclose(found.tails, tails)
     # DomainRange: both known, a new head, a new tail, both new.
     means = [(heads[0][h] + tails[0][t]) / 2 for h, t in ((0, 0), (1, 0), (0, 1), (1, 1))]
     np.testing.assert_allclose(found.priors[0], means)
-    asked = found.query_priors(0, torch.tensor([0, 1]), "head")
-    np.testing.assert_allclose(asked, [heads[0][0], heads[1][1]])
+    queried = found.query_priors(0, torch.tensor([0, 1]), "head")
+    np.testing.assert_allclose(queried, [heads[0][0], heads[1][1]])
 
 
 def test_a_graph_without_valid_triples_has_priors():
@@ -58,21 +58,23 @@ def test_odds_are_the_prior_times_the_odds_of_an_answer():
 
 
 def test_probabilities_add_up_to_the_missing_triples():
-    """Answers are true as often as a line says; asked of a tenth of all questions, they are right about all triples."""
+    """A calibration fitted on a tenth of all queries, with the prior 0.1, is right for all triples."""
     random = np.random.default_rng(0)
     log_probability = random.uniform(-9, 0, 400_000)
     true = random.random(len(log_probability)) < 1 / (1 + np.exp(-2 * log_probability + 1.0))
-    asked = true | (
+    queried = true | (
         random.random(len(log_probability)) < 0.1
-    )  # what is missing is asked about, and a tenth of what is not
+    )  # all missing triples are queried, and a tenth of the others
     graph = graph_of([(0, 0, 1)], [(0, 0, 2)], num_entities=3)
-    offset = -1.0 - np.log(0.1)  # the line among those asked
+    offset = -1.0 - np.log(0.1)  # the line of the queried triples
     share = torch.tensor([[0.1, 0.1]], dtype=torch.float64)
     found = PriorCorrection(calibration_of(2.0, (offset,) * 4), DomainRange.of(graph), share, share)
     zeros = torch.zeros(len(log_probability), dtype=torch.long)
     sums = found.probability(torch.from_numpy(log_probability), zeros, zeros)
-    among_asked = found.calibration.probability(torch.from_numpy(log_probability[asked]), zeros[asked], zeros[asked])
-    assert float(among_asked.sum()) == pytest.approx(true.sum(), rel=0.02)
+    among_queried = found.calibration.probability(
+        torch.from_numpy(log_probability[queried]), zeros[queried], zeros[queried]
+    )
+    assert float(among_queried.sum()) == pytest.approx(true.sum(), rel=0.02)
     assert float(sums.sum()) == pytest.approx(true.sum(), rel=0.02)
 
 

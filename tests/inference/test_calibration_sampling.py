@@ -26,13 +26,13 @@ def random_graph(seed: int, *, num_entities: int, num_relations: int = 2, num_tr
 
 
 def all_candidates(graph: kg.Graph, split: str) -> list[tuple[tuple[int, int, int], bool, str]]:
-    """Every candidate of every question, one by one: the triple, whether it is true, and the end asked for."""
+    """Every candidate of every query: the triple, whether it is true, and the predicted side."""
     splits = {name: {tuple(triple) for triple in graph.split(name).tolist()} for name in SPLITS}
     known = set().union(*splits.values())
     true = splits[split] - set().union(*(found for name, found in splits.items() if name != split))
     found = []
-    questions = {("tail", h, r) for h, r, _ in true} | {("head", t, r) for _, r, t in true}
-    for (end, given_, r), entity in product(questions, range(graph.shape.num_entities)):
+    queries = {("tail", h, r) for h, r, _ in true} | {("head", t, r) for _, r, t in true}
+    for (end, given_, r), entity in product(queries, range(graph.shape.num_entities)):
         triple = (given_, r, entity) if end == "tail" else (entity, r, given_)
         if triple in true or triple not in known:
             found.append((triple, triple in true, end))
@@ -62,7 +62,7 @@ def test_all_candidates_are_drawn_if_the_limits_allow(monkeypatch, small_graph):
 
 
 def test_few_queries_represent_all(monkeypatch, small_graph):
-    """With one question of each relation and direction the weights still add up, and the true ones are all there."""
+    """With one query of each relation and direction the weights still add up, and the true ones are all there."""
     monkeypatch.setattr(calibration_module, "NUM_QUERIES", 8)
     drawn = sample_candidates(kg.CP(small_graph.shape, dim=2), small_graph, "valid")
     wanted = all_candidates(small_graph, "valid")

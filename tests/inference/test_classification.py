@@ -25,24 +25,24 @@ from dualkg.inference.classification import (
 from dualkg.inference.scoring import triple_log_probabilities
 from tests.conftest import graph_of
 
-MARKED = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=40)
+LABELLED = st.lists(st.tuples(st.integers(-4, 4), st.booleans()), min_size=1, max_size=40)
 
 
-def columns(marked: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([value for value, _ in marked], dtype=float), np.array([mark for _, mark in marked])
+def columns(labelled: list[tuple[int, bool]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([value for value, _ in labelled], dtype=float), np.array([label for _, label in labelled])
 
 
-@given(MARKED)
-def test_auc_is_the_share_of_ordered_pairs(marked):
-    log_probability, true = columns(marked)
+@given(LABELLED)
+def test_auc_is_the_share_of_ordered_pairs(labelled):
+    log_probability, true = columns(labelled)
     pairs = [(a > b) + (a == b) / 2 for a in log_probability[true] for b in log_probability[~true]]
     found = area_under_curve(log_probability, true)
     assert found == (pytest.approx(np.mean(pairs)) if pairs else None)
 
 
-@given(MARKED)
-def test_the_threshold_is_the_most_accurate_one(marked):
-    log_probability, true = columns(marked)
+@given(LABELLED)
+def test_the_threshold_is_the_most_accurate_one(labelled):
+    log_probability, true = columns(labelled)
     right = ((log_probability >= best_threshold(log_probability, true)) == true).sum()
     assert right == max(((log_probability >= limit) == true).sum() for limit in [*log_probability, 99.0])
 
@@ -62,8 +62,8 @@ def test_relations_with_few_triples_share_a_threshold():
 
 
 def test_metrics_by_hand():
-    true, called = np.array([True, True, True, False, False]), np.array([True, True, False, True, False])
-    found = ClassificationMetrics.of(np.array([5.0, 4.0, 1.0, 3.0, 0.0]), true, called)
+    true, predicted = np.array([True, True, True, False, False]), np.array([True, True, False, True, False])
+    found = ClassificationMetrics.of(np.array([5.0, 4.0, 1.0, 3.0, 0.0]), true, predicted)
     assert (found.accuracy, found.precision, found.recall) == pytest.approx((3 / 5, 2 / 3, 2 / 3))
     assert (found.f1, found.auc) == pytest.approx((2 / 3, 5 / 6))
     assert (found.num_true, found.num_false) == (3, 2)
@@ -132,11 +132,11 @@ def test_given_negatives_are_classified_by_log_probability(small_graph):
     assert (report.metrics.num_true, report.metrics.num_false) == (20, 7)
     assert (report.negatives, report.valid_negatives) == ("given", "sampled")
     limits = [report.thresholds.get(small_graph.relations[r], report.thresholds[""]) for r in range(4)]
-    called_false = triple_log_probabilities(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
+    predicted_false = triple_log_probabilities(model, negatives).numpy() < np.array(limits)[negatives[:, 1]]
     right = (
         triple_log_probabilities(model, small_graph.test).numpy() >= np.array(limits)[small_graph.test[:, 1]]
     ).sum()
-    assert report.metrics.accuracy == pytest.approx((called_false.sum() + right) / 27)
+    assert report.metrics.accuracy == pytest.approx((predicted_false.sum() + right) / 27)
 
 
 def test_negatives_from_a_file(tmp_path, small_graph):

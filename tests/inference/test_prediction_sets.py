@@ -22,7 +22,7 @@ COVERAGES = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99])
 
 @given(values=st.lists(st.floats(-5, 5), min_size=1, max_size=60), coverage=COVERAGES)
 def test_coverage_of_exchangeable_values(values, coverage):
-    """Each of n + 1 values is as likely to be the new one: so often as promised it is within the others' quantile."""
+    """Each of n + 1 values is equally likely to be the new one, and within the quantile of the others."""
     within = [
         value <= quantile(np.array(values[:place] + values[place + 1 :]), coverage)
         for place, value in enumerate(values)
@@ -92,15 +92,15 @@ def test_sets_grow_with_coverage(small_graph):
 
 
 def test_other_known_answers_are_excluded_before_the_softmax():
-    """Valid and test answers of one question do not stand in each other's way."""
+    """Valid and test answers of one query do not compete with each other."""
     graph = graph_of([(0, 0, 1)], [(0, 0, 2), (0, 0, 3)], [(0, 0, 4)], num_entities=6)
     model = kg.DistMult(graph.shape, dim=1, reciprocal=False)
     model.load_state_dict(
         {"entities": torch.tensor([[1.0], [9.0], [2.0], [3.0], [8.0], [0.5]]), "relations": torch.tensor([[1.0]])}
     )
     sets = PredictionSets.fit(model, graph)
-    rivals = {2: [1.0, 0.5], 3: [1.0, 0.5]}
-    expected = [math.log(sum(math.exp(s) for s in (own, *rivals[own]))) - own for own in (2, 3)]
+    others = {2: [1.0, 0.5], 3: [1.0, 0.5]}
+    expected = [math.log(sum(math.exp(s) for s in (own, *others[own]))) - own for own in (2, 3)]
     assert sets.nonconformity[0] == pytest.approx(expected, abs=2e-5)
 
 

@@ -48,7 +48,7 @@ def test_a_weight_counts_like_repeated_candidates():
 
 
 def test_noise_is_the_ece_of_correct_probabilities():
-    """Marks drawn by the probabilities, each twice, as a triple is asked from both ends."""
+    """Labels drawn by the probabilities, each twice, as a triple is a candidate in both directions."""
     errors = []
     for seed in range(60):
         random = np.random.default_rng(seed)
@@ -70,12 +70,12 @@ def test_the_report(small_graph):
     report = evaluate_calibration(calibrate(model, small_graph), model, small_graph)
     assert report.split == "test"
     assert report.overall.num_true == 40
-    assert sum(tally.num_true for tally in report.by_relation.values()) == 40
+    assert sum(counts.num_true for counts in report.by_relation.values()) == 40
     assert report.likely.num_candidates <= report.overall.num_candidates
     facts = json.loads(json.dumps(report.as_dict(), allow_nan=False))
     assert facts["likely"]["min_probability"] == LIKELY
     assert set(facts["by_relation"]) == {"r0", "r1", "r2", "r3"}
-    expected = sum(tally.expected for tally in report.by_relation.values())
+    expected = sum(counts.expected for counts in report.by_relation.values())
     assert expected == pytest.approx(sum(one.predicted * one.num_candidates for one in report.overall.bins))
 
 
@@ -83,7 +83,7 @@ def test_expected_counts_on_valid_are_the_actual_ones(small_graph):
     """A logistic fit with an offset predicts as many true candidates as there were, but for the pull of its prior."""
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.5)
     report = evaluate_calibration(calibrate(model, small_graph), model, small_graph, split="valid")
-    assert sum(tally.expected for tally in report.by_relation.values()) == pytest.approx(40, rel=0.05)
+    assert sum(counts.expected for counts in report.by_relation.values()) == pytest.approx(40, rel=0.05)
 
 
 def test_a_graph_without_test_triples_is_refused(small_graph):

@@ -31,7 +31,7 @@ def test_blocks_of_both_directions_are_scored_like_single_queries(monkeypatch, s
 def test_log_probability_is_the_mean_of_two_log_softmaxes(monkeypatch, small_graph, name, reciprocal):
     model = MODELS[name](small_graph.shape, dim=4, reciprocal=reciprocal, init_scale=0.5)
     triples = np.concatenate([small_graph.train[:40], small_graph.train[:40, [2, 1, 0]]]).astype(np.int64)
-    monkeypatch.setattr("dualkg.inference.scoring.BLOCK_SCORES", {"cpu": 90})  # three questions at once
+    monkeypatch.setattr("dualkg.inference.scoring.BLOCK_SCORES", {"cpu": 90})  # three queries in a block
     found = triple_log_probabilities(model, triples)
     h, r, t = torch.from_numpy(triples).T
     with torch.no_grad():
@@ -41,7 +41,7 @@ def test_log_probability_is_the_mean_of_two_log_softmaxes(monkeypatch, small_gra
 
 
 def test_log_probability_is_invariant_to_a_constant_in_all_scores(small_graph):
-    """A constant added to a coordinate that all entities share moves every score of a question alike."""
+    """A constant added to a coordinate that all entities share changes all scores of a query equally."""
     model = kg.DistMult(small_graph.shape, dim=3, init_scale=0.5)
     triples = small_graph.train[:20].astype(np.int64)
     before = triple_log_probabilities(model, triples)
@@ -70,17 +70,17 @@ def test_cached_log_probabilities_agree_with_uncached_ones(small_graph, model, r
 
 def test_the_normalizer_of_a_query_is_computed_once(small_graph, monkeypatch):
     made = kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0)
-    asked = []
-    ask = made.predict_tails
+    scored = []
+    predict = made.predict_tails
     monkeypatch.setattr(
-        made, "predict_tails", lambda heads, relations: asked.append(len(heads)) or ask(heads, relations)
+        made, "predict_tails", lambda heads, relations: scored.append(len(heads)) or predict(heads, relations)
     )
     found, triples = CachedLogProbabilities(made), small_graph.test.astype(np.int64)
     first = found(triples)
-    summed = sum(asked)
+    summed = sum(scored)
     assert summed == len({(h, r) for h, r, _ in triples.tolist()})
     assert torch.equal(found(triples), first)
-    assert sum(asked) == summed
+    assert sum(scored) == summed
 
 
 def test_the_cache_is_bounded(small_graph, monkeypatch):

@@ -1,4 +1,4 @@
-"""Answers: a trained model asked by name."""
+"""Inference: predictions, probabilities, completion and explanations of a trained model."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Calibration:
 
 @dataclass(frozen=True, eq=False)
 class DomainRange:
-    """The entities that triples, usually those of train, have as head and as tail of each relation, as sorted keys.
+    """The entities that the triples of a split have as head and as tail of each relation, as sorted keys.
 
     Called with triples `(n, 3)`, it returns their patterns `(n,)`: 0, plus 1 if the head is new to the domain of the
     relation, plus 2 if the tail is new to its range.
@@ -106,11 +106,8 @@ class DomainRange:
     tails: Ids
 
     @classmethod
-    def of(cls, graph: Graph) -> DomainRange:
-        return cls.of_triples(graph.train, graph.shape.num_entities)
-
-    @classmethod
-    def of_triples(cls, triples: Triples, num_entities: int) -> DomainRange:
+    def of(cls, graph: Graph, split: Split = "train") -> DomainRange:
+        triples, num_entities = graph.split(split), graph.shape.num_entities
         relations = triples[:, 1].astype(np.int64) * num_entities
         return cls(num_entities, *(np.unique(relations + triples[:, column]) for column in (0, 2)))
 
@@ -267,8 +264,10 @@ def fit_relation_lines(
     """Slope and offsets of each relation, `(num_relations, 1 + NUM_PATTERNS)`, and whether they are fitted for it."""
     shared_spread = _covariance(SHARED_SPREADS, middle=0.0)
     shared = fit_line(log_probability, patterns, drawn.true, drawn.weights, centre=PRIOR_MEAN, covariance=shared_spread)
-    spreads = (RELATION_SPREADS[0] * shared[0], *RELATION_SPREADS[1:])
-    covariance = _covariance(spreads, middle=_middle(shared, log_probability, patterns, drawn.weights))
+    probability = _sigmoid(line_values(shared, log_probability, patterns))
+    information = drawn.weights * probability * (1 - probability)
+    middle = float((information * log_probability).sum() / max(information.sum(), 1e-300))
+    covariance = _covariance((RELATION_SPREADS[0] * shared[0], *RELATION_SPREADS[1:]), middle=middle)
     lines = np.tile(shared, (num_relations, 1))
     num_valid = np.bincount(drawn.relations[drawn.true], minlength=num_relations) // 2  # queried in both directions
     relation_specific = num_valid >= MIN_TRIPLES
@@ -291,13 +290,6 @@ def line_values(lines: Floats, log_probability: Floats, patterns: Ids) -> Floats
     offsets = np.broadcast_to(lines[..., 1:], (len(patterns), NUM_PATTERNS))
     found: Floats = lines[..., 0] * log_probability + np.take_along_axis(offsets, patterns[:, None], axis=1).squeeze(1)
     return found
-
-
-def _middle(line: Floats, log_probability: Floats, patterns: Ids, weights: Floats) -> float:
-    """The mean log-probability, candidates weighted by p (1 − p)."""
-    probability = _sigmoid(line_values(line, log_probability, patterns))
-    information = weights * probability * (1 - probability)
-    return float((information * log_probability).sum() / max(information.sum(), 1e-300))
 
 
 def _covariance(spreads: Sequence[float], *, middle: float) -> Floats:
@@ -370,7 +362,7 @@ class PriorCorrection:
 
     @classmethod
     def of(cls, calibration: Calibration, graph: Graph) -> PriorCorrection:
-        train, valid = DomainRange.of(graph), DomainRange.of_triples(graph.valid, graph.shape.num_entities)
+        train, valid = DomainRange.of(graph), DomainRange.of(graph, "valid")
         heads = _query_priors(train.heads, valid.heads, graph.shape)
         return cls(calibration, train, heads, _query_priors(train.tails, valid.tails, graph.shape))
 
@@ -400,10 +392,9 @@ class PriorCorrection:
 
     def query_priors(self, entity: int, relations: Tensor, side: Side) -> Tensor:
         """The priors of queries that give an entity as head or as tail, `(num_queries,)`."""
-        priors, given = (
-            (self.heads, self.domain_range.heads) if side == "head" else (self.tails, self.domain_range.tails)
-        )
-        new = ~np.isin(relations.numpy() * self.domain_range.num_entities + entity, given, assume_unique=True)
+        train = self.domain_range
+        priors, given = (self.heads, train.heads) if side == "head" else (self.tails, train.tails)
+        new = _missing(given, relations.numpy() * train.num_entities + entity)
         return priors[relations, torch.from_numpy(new).long()]
 
 
@@ -441,10 +432,6 @@ class SavedCalibration:
     prediction_sets: PredictionSets
     checks: dict[str, Any] = field(default_factory=dict)  # the reports of `dualkg calibrate`
 
-    @classmethod
-    def fit(cls, run: Run, *, seed: int = 0) -> SavedCalibration:
-        return cls(calibrate(run.model, run.graph, seed=seed), PredictionSets.fit(run.model, run.graph))
-
 
 def save_calibration(saved: SavedCalibration, folder: str | Path) -> Path:
     """Write `calibration.json` into a run folder."""
@@ -464,11 +451,10 @@ def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
     found = read_json(path)
     try:
         calibration = Calibration.from_dict(found["calibration"])
-        tables = (calibration.slopes, calibration.offsets, calibration.relation_specific)
-        if (lengths := {len(table) for table in tables}) != {num_relations}:
-            raise ValueError(f"it should have {num_relations:,} relations, and has {' or '.join(map(str, lengths))}")
-        if tuple(calibration.offsets.shape) != (num_relations, NUM_PATTERNS):
-            raise ValueError(f"each relation should have {NUM_PATTERNS} offsets")
+        expected = (num_relations,), (num_relations, NUM_PATTERNS), (num_relations,)
+        tables = calibration.slopes, calibration.offsets, calibration.relation_specific
+        if tuple(tuple(table.shape) for table in tables) != expected:
+            raise ValueError(f"it should have {num_relations:,} relations with {NUM_PATTERNS} offsets each")
         if not bool((calibration.slopes > 0).all()):
             raise ValueError("a slope is not above 0")
         prediction_sets = PredictionSets.from_dict(found["prediction_sets"], num_relations)
@@ -484,7 +470,7 @@ def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
     """Read the calibration of a run from its folder, or fit it now and save it if the run has a folder."""
     if run.folder and RunFolder(run.folder).calibration.exists() and not overwrite:
         return load_calibration(run.folder, run.graph)
-    made = SavedCalibration.fit(run)
+    made = SavedCalibration(calibrate(run.model, run.graph), PredictionSets.fit(run.model, run.graph))
     if run.folder:
         save_calibration(made, run.folder)
     return made

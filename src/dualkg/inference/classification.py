@@ -109,7 +109,7 @@ def _named(graph: Graph, triple: Ids) -> str:
 
 
 def matching_valid_file(path: str | Path, split: str) -> Path | None:
-    """The file of valid negatives beside that of a split: valid_negatives.txt for test_negatives.txt."""
+    """The file of valid negatives in the folder of that of a split: valid_negatives.txt for test_negatives.txt."""
     path = Path(path)
     other = path.with_name(path.name.replace(split, "valid"))
     return other if other != path and other.is_file() else None
@@ -176,9 +176,10 @@ def evaluate_classification(
         if not len(graph.split(name)):
             raise RequestError(f"Triple classification needs {name} triples, and {graph.name} has none.")
     triples, true = _with_negatives(graph, "valid", valid_negatives, seed)
-    thresholds, shared = choose_thresholds(_log_probabilities(model, triples), true, triples[:, 1])
+    log_probability = triple_log_probabilities(model, triples).double().cpu().numpy()
+    thresholds, shared = choose_thresholds(log_probability, true, triples[:, 1])
     triples, true = _with_negatives(graph, split, negatives, seed + 1)
-    log_probability, relations = _log_probabilities(model, triples), triples[:, 1]
+    log_probability, relations = triple_log_probabilities(model, triples).double().cpu().numpy(), triples[:, 1]
     limits = np.array([thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)])
     predicted = log_probability >= limits[relations]
     return ClassificationReport(
@@ -206,11 +207,6 @@ def _with_negatives(graph: Graph, split: Split, negatives: Ids | None, seed: int
         check_negatives(graph, negatives, split)
     triples = np.concatenate([true, negatives])
     return triples, np.arange(len(triples)) < len(true)
-
-
-def _log_probabilities(model: Model, triples: Ids) -> Floats:
-    found: Floats = triple_log_probabilities(model, triples).double().cpu().numpy()
-    return found
 
 
 def choose_thresholds(log_probability: Floats, true: Flags, relations: Ids) -> tuple[dict[int, float], float]:

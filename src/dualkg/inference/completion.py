@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -187,8 +187,8 @@ def complete(
     with full_precision(), eval_mode(model):
         try:
             for state in run_search(model, candidates, parts, state):  # noqa: B020
-                if saved:
-                    saved.save_if_due(state)
+                if saved and time.monotonic() >= saved.saved_at + SAVE_INTERVAL:
+                    saved.save(state)
                 if on_progress:
                     on_progress(state.num_done, num_queries)
         except KeyboardInterrupt:
@@ -206,21 +206,16 @@ class CompletionCheckpoint:
 
     path: Path
     options: dict[str, Any]  # what the result depends on
-    _saved: float = field(default_factory=time.monotonic)
-
-    def save_if_due(self, state: SearchState) -> None:
-        if time.monotonic() - self._saved >= SAVE_INTERVAL:
-            self.save(state)
+    saved_at: float = field(default_factory=time.monotonic)
 
     def save(self, state: SearchState) -> None:
-        triples = state.top.triples
-        tensors = {name: torch.from_numpy(triples[name].copy()) for name in NEW_TRIPLE.names}
+        tensors = {"triples": torch.from_numpy(state.top.triples.view(np.uint8))}
         if state.cache is not None:
             tensors["cache"] = state.cache.cpu()
         metadata = {"num_done": str(state.num_done), "options": json.dumps(self.options)}
         with atomic_write(self.path) as file:
             save_file(tensors, file, metadata=metadata)
-        self._saved = time.monotonic()
+        self.saved_at = time.monotonic()
 
     def load(self, start: SearchState) -> SearchState:
         """The state to resume from: the start if there is no file."""
@@ -231,10 +226,7 @@ class CompletionCheckpoint:
                 metadata = file.metadata()
                 self._check(json.loads(metadata["options"]))
                 tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            triples = np.empty(len(tensors["head"]), NEW_TRIPLE)
-            for name in NEW_TRIPLE.names:
-                triples[name] = tensors[name]
-            top = replace(start.top, triples=triples)
+            top = replace(start.top, triples=tensors["triples"].numpy().view(NEW_TRIPLE))
             return SearchState(top, int(metadata["num_done"]), tensors.get("cache"))
         except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
             raise RequestError(f"{self.path} cannot be read ({error}). Remove it to start again.") from None
@@ -251,10 +243,7 @@ class CompletionCheckpoint:
 def _options(model: Model, candidates: CandidateFilter, top: TopTriples) -> dict[str, Any]:
     """All that the result depends on; tables by their checksums."""
     graph, correction = candidates.graph, top.prior_correction
-    calibration = None
-    if correction is not None:
-        calibration = _checksum({name: getattr(correction.calibration, name) for name in ("slopes", "offsets")})
-        calibration += f" {correction.calibration.max_probability}"
+    tables = [correction.calibration.slopes, correction.calibration.offsets] if correction else []
     return {
         "top": top.size,
         "min_probability": top.min_probability,
@@ -263,18 +252,16 @@ def _options(model: Model, candidates: CandidateFilter, top: TopTriples) -> dict
         "relations": [graph.relations[id] for id in candidates.relations.tolist()],
         "heads": None if candidates.heads is None else [graph.entities[id] for id in candidates.heads.tolist()],
         "known splits": list(candidates.known),
-        "graph": _checksum({name: torch.from_numpy(graph.split(name)) for name in SPLITS}),
-        "weights": _checksum(model.state_dict()),
-        "calibration": calibration,
+        "graph": _checksum(torch.from_numpy(graph.split(name)) for name in SPLITS),
+        "weights": _checksum(model.state_dict().values()),
+        "calibration": correction and f"{_checksum(tables)} {correction.calibration.max_probability}",
     }
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
+def _checksum(tensors: Iterable[Tensor]) -> str:
     checksum = hashlib.sha256()
-    for name, tensor in tensors.items():
-        array = tensor.detach().cpu().numpy()
-        checksum.update(f"{name} {array.shape} {array.dtype}".encode())
-        checksum.update(np.ascontiguousarray(array).data)
+    for tensor in tensors:
+        checksum.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
     return checksum.hexdigest()[:16]
 
 

@@ -23,5 +23,5 @@ def test_a_list_is_measured(tmp_path):
 
 def test_the_script_lists_its_jobs():
     words = [sys.executable, completion.__file__, "--list", "--device", "cuda"]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert told == ["FB15k-237 ComplEx dim 2000 whole"]
+    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert printed == ["FB15k-237 ComplEx dim 2000 whole"]

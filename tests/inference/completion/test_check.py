@@ -52,7 +52,7 @@ def test_the_baseline_by_degree_is_the_mean_over_shuffled_ties(filters):
 
 
 def test_two_triples_by_hand():
-    """r0 has 0→1, 0→2, 3→1; without loops 3→2, 1→2, … are left. 3→2 is the likeliest by degree: 1 · 1."""
+    """r0 has 0→1, 0→2, 3→1; without loops 3→2, 1→2, … are left. 3→2 is the most likely by degree: 1 · 1."""
     graph = graph_of([(0, 0, 1), (0, 0, 2), (3, 0, 1)], [], [(3, 0, 2)], num_entities=4)
     found = check_completion(kg.CP(graph.shape, dim=1, init_scale=0.0), graph, sizes=[1, 9])
     assert found.num_triples == 12 - 3

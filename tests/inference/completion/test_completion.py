@@ -149,7 +149,9 @@ def test_once_enough_triples_are_found_most_second_queries_are_skipped(monkeypat
     graph = random_graph(0, num_entities=50, num_relations=2, num_triples=60)
     model = kg.ComplEx(graph.shape, dim=8, init_scale=2.0)
     with torch.no_grad():
-        model.relations[2] = model.relations[0] * torch.tensor([1.0, -1.0]).repeat_interleave(8)  # both ways alike
+        model.relations[2] = model.relations[0] * torch.tensor([1.0, -1.0]).repeat_interleave(
+            8
+        )  # the same in both directions
         model.relations[[1, 3]] = 0
     monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 50 * 20)
     scored = []

@@ -17,7 +17,7 @@ from tests.inference.completion.brute_force import MODELS, random_calibration, r
 
 @pytest.fixture
 def graph() -> kg.Graph:
-    """Names that a careless file would break: quotes, commas, spaces, letters of several scripts."""
+    """Names with quotes, commas, spaces and letters of several scripts."""
     names = ['"q"', "a,b", " c ", "d'e", "é", "名", "{x}", "[bold]", "#z"]
     return dataclasses.replace(random_graph(0), entities=kg.Vocabulary(names))
 
@@ -46,7 +46,7 @@ def test_the_table_has_names_and_ranks(made, graph):
     assert first["probability"] == made.probability[0]
 
 
-def test_labels_stand_beside_names(graph):
+def test_labels_have_their_own_columns(graph):
     entities = kg.Vocabulary(graph.entities.names, {"é": "an\taccent", "名": "name"})
     labelled = dataclasses.replace(graph, entities=entities)
     found = complete(MODELS["CP"](graph.shape), labelled, top=1000)
