@@ -152,16 +152,18 @@ def test_negatives_from_a_file(tmp_path, small_graph):
 
 
 def test_invalid_files_of_negatives(tmp_path, small_graph):
-    path = tmp_path / "negatives.tsv"
+    path, model = tmp_path / "negatives.tsv", kg.CP(small_graph.shape, dim=2)
     path.write_text("e1\tr0\te99\n")
     with pytest.raises(kg.DataError, match="negatives.tsv does not fit the graph made: No entity is named 'e99'"):
         read_negatives(path, small_graph)
     head, relation, tail = small_graph.valid[0].tolist()
     path.write_text(f"e{head}\tr{relation}\te{tail}\n")
-    with pytest.raises(kg.DataError, match=rf"1 of the 1 negatives of .*, such as \(e{head}, r{relation}, e{tail}\)"):
-        read_negatives(path, small_graph)
+    with pytest.raises(
+        kg.DataError, match=rf"1 of the 1 negatives of test .*, such as \(e{head}, r{relation}, e{tail}\)"
+    ):
+        evaluate_classification(model, small_graph, negatives=read_negatives(path, small_graph))
     with pytest.raises(kg.DataError, match="20 of the 20 negatives of test are triples of made"):
-        evaluate_classification(kg.CP(small_graph.shape, dim=2), small_graph, negatives=small_graph.test)
+        evaluate_classification(model, small_graph, negatives=small_graph.test)
 
 
 def test_invalid_arguments(small_graph):

@@ -88,19 +88,7 @@ def read_negatives(path: str | Path, graph: Graph) -> Ids:
     except RequestError as error:
         raise DataError(f"{path} does not fit the graph {graph.name}: {error}") from None
     heads, links, tails = read.triples["negatives"].T
-    triples = np.stack([entities[heads], relations[links], entities[tails]], axis=1)
-    check_negatives(graph, triples, str(path))
-    return triples
-
-
-def check_negatives(graph: Graph, triples: Ids, source: str) -> None:
-    """Refuse negatives that the graph contains."""
-    true = np.flatnonzero(is_known(graph, triples))
-    if len(true):
-        raise DataError(
-            f"{len(true):,} of the {len(triples):,} negatives of {source} are triples of {graph.name}, such as "
-            f"{_named(graph, triples[true[0]])}. Remove them."
-        )
+    return np.stack([entities[heads], relations[links], entities[tails]], axis=1)
 
 
 def _named(graph: Graph, triple: Ids) -> str:
@@ -198,13 +186,17 @@ def evaluate_classification(
 
 
 def _with_negatives(graph: Graph, split: Split, negatives: Ids | None, seed: int) -> tuple[Ids, Flags]:
-    """The triples of a split followed by negatives, and which are true."""
+    """The triples of a split followed by negatives, and which are true; negatives that the graph has are refused."""
     true = graph.split(split).astype(np.int64)
     if negatives is None:
         negatives = corrupt_triples(graph, true, seed=seed)
-    else:
-        negatives = np.asarray(negatives, dtype=np.int64).reshape(-1, 3)
-        check_negatives(graph, negatives, split)
+    negatives = np.asarray(negatives, dtype=np.int64).reshape(-1, 3)
+    known = negatives[is_known(graph, negatives)]
+    if len(known):
+        raise DataError(
+            f"{len(known):,} of the {len(negatives):,} negatives of {split} are triples of {graph.name}, such as "
+            f"{_named(graph, known[0])}. Remove them."
+        )
     triples = np.concatenate([true, negatives])
     return triples, np.arange(len(triples)) < len(true)
 
