@@ -21,7 +21,7 @@ from dualkg.inference.reliability import LIKELY, Reliability, evaluate_calibrati
     weight=st.floats(0.1, 50),
 )
 def test_perfect_probabilities_have_no_error(num_true, weight):
-    """Ten groups of twenty, each with as many true ones as its probability says, however much one counts."""
+    """Ten groups of twenty candidates, each with the share of true ones that its probability predicts."""
     probabilities = np.repeat(np.array(num_true) / 20, 20)
     true = np.concatenate([np.arange(20) < count for count in num_true])
     found = Reliability.of(probabilities, true, np.full(200, weight))
@@ -31,10 +31,10 @@ def test_perfect_probabilities_have_no_error(num_true, weight):
 
 
 @given(st.floats(0.05, 0.95), st.floats(0.05, 0.95))
-def test_ece_of_constant_probabilities(said, share):
+def test_ece_of_constant_probabilities(predicted, share):
     true = np.array([True, False])
-    found = Reliability.of(np.full(2, said), true, np.array([share, 1 - share]), num_bins=1)
-    assert found.ece == pytest.approx(abs(said - share))
+    found = Reliability.of(np.full(2, predicted), true, np.array([share, 1 - share]), num_bins=1)
+    assert found.ece == pytest.approx(abs(predicted - share))
 
 
 def test_a_weight_counts_like_repeated_candidates():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,7 +30,6 @@ from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion_search import (
     NEW_TRIPLE,
     CandidateFilter,
-    Ids,
     Names,
     SearchState,
     TopTriples,
@@ -38,6 +38,7 @@ from dualkg.inference.completion_search import (
     plan_search,
     run_search,
 )
+from dualkg.inference.scoring import Ids
 from dualkg.models.base import Model
 
 SAVE_INTERVAL = 5.0  # seconds between two checkpoints
@@ -71,8 +72,9 @@ class Completion:
             inputs = calibration_inputs(triples, correction)
             probability = correction.probability(*inputs).numpy().astype(np.float32)
             answer_probability = correction.calibration.probability(*inputs).numpy().astype(np.float32)
-        heads, relations, tails, score, log_probability, _ = (triples[name].copy() for name in NEW_TRIPLE.names)
-        return cls(graph, heads, relations, tails, probability, answer_probability, score, log_probability)
+        ids = (triples[name].copy() for name in ("head", "relation", "tail"))
+        numbers = (triples[name].copy() for name in ("score", "log_probability"))
+        return cls(graph, *ids, probability, answer_probability, *numbers)
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -232,10 +234,14 @@ class CompletionCheckpoint:
             raise RequestError(f"{self.path} cannot be read ({error}). Remove it to start again.") from None
 
     def _check(self, saved: dict[str, Any]) -> None:
-        changes = [_change(name, saved.get(name), now) for name, now in self.options.items() if saved.get(name) != now]
+        changes = [
+            f"{name} was {reprlib.repr(saved.get(name))} and is now {reprlib.repr(now)}"
+            for name, now in self.options.items()
+            if saved.get(name) != now
+        ]
         if changes:
             raise RequestError(
-                f"{self.path} is of a search with other options: {' and '.join(changes)}. Use the same options to "
+                f"{self.path} is of a search with other options: {'; '.join(changes)}. Use the same options to "
                 f"resume it, or remove the file to start again."
             )
 
@@ -252,9 +258,9 @@ def _options(model: Model, candidates: CandidateFilter, top: TopTriples) -> dict
         "relations": [graph.relations[id] for id in candidates.relations.tolist()],
         "heads": None if candidates.heads is None else [graph.entities[id] for id in candidates.heads.tolist()],
         "known splits": list(candidates.known),
-        "graph": _checksum(torch.from_numpy(graph.split(name)) for name in SPLITS),
-        "weights": _checksum(model.state_dict().values()),
-        "calibration": correction and f"{_checksum(tables)} {correction.calibration.max_probability}",
+        "checksum of the graph": _checksum(torch.from_numpy(graph.split(name)) for name in SPLITS),
+        "checksum of the weights": _checksum(model.state_dict().values()),
+        "checksum of the calibration": correction and f"{_checksum(tables)} {correction.calibration.max_probability}",
     }
 
 
@@ -263,20 +269,6 @@ def _checksum(tensors: Iterable[Tensor]) -> str:
     for tensor in tensors:
         checksum.update(np.ascontiguousarray(tensor.detach().cpu().numpy()).data)
     return checksum.hexdigest()[:16]
-
-
-def _change(name: str, before: Any, now: Any) -> str:
-    if name in ("graph", "weights", "calibration"):
-        return f"the {name} {'were' if name == 'weights' else 'was'} not the same"
-    return f"{name.replace('_', '-')} was {_text(before)} and is now {_text(now)}"
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(value[:3]) + (f" and {len(value) - 3:,} more" if len(value) > 3 else "")
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "all" if value is None else f"{value:,}"
 
 
 # -- check ----------------------------------------------------------------------------------------------------
