@@ -72,9 +72,10 @@ class Completion:
             inputs = calibration_inputs(triples, correction)
             probability = correction.probability(*inputs).numpy().astype(np.float32)
             answer_probability = correction.calibration.probability(*inputs).numpy().astype(np.float32)
-        ids = (triples[name].copy() for name in ("head", "relation", "tail"))
-        numbers = (triples[name].copy() for name in ("score", "log_probability"))
-        return cls(graph, *ids, probability, answer_probability, *numbers)
+        heads, relations, tails, score, log_probability = (
+            triples[name].copy() for name in ("head", "relation", "tail", "score", "log_probability")
+        )
+        return cls(graph, heads, relations, tails, probability, answer_probability, score, log_probability)
 
     def __len__(self) -> int:
         return len(self.heads)
