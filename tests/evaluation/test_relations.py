@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.evaluation import ranking, report
 from dualkg.models import BILINEAR
-from tests.evaluation.test_ranking import graphs
+from tests.evaluation.test_ranking import graphs, score_of_every_triple
 
 
 def brute_force(model: kg.Model, graph: kg.Graph) -> list[float]:
     known = {tuple(triple) for name in ("train", "valid", "test") for triple in graph.split(name).tolist()}
-
-    def score(*ids: int) -> float:
-        return model.score(*(torch.tensor([id]) for id in ids)).item()
-
-    ranks = []
+    score, ranks = score_of_every_triple(model), []
     for h, r, t in graph.test.tolist():
         others = [o for o in range(graph.shape.num_relations) if o != r and (h, o, t) not in known]
         true, scores = score(h, r, t), [score(h, o, t) for o in others]
@@ -38,10 +34,10 @@ def test_ranks_equal_brute_force(name, dual, graph, seed):
     for parameter in model.parameters():
         parameter.data = torch.randint(-1, 2, parameter.shape, generator=torch.Generator().manual_seed(seed)).float()
     if isinstance(model, kg.QuatE):
-        model.normalized = False  # division would round, and untie
-    asked = kg.Dual(model, dual) if dual else model
-    metrics = kg.evaluate_relations(asked, graph)
-    ranks = np.array(brute_force(asked, graph))
+        model.normalized = False  # division would round and break ties
+    scored = kg.Dual(model, dual) if dual else model
+    metrics = kg.evaluate_relations(scored, graph)
+    ranks = np.array(brute_force(scored, graph))
     assert metrics.mrr == pytest.approx((1 / ranks).mean())
     assert metrics.mr == pytest.approx(ranks.mean())
 

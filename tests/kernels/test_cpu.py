@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from itertools import product
 
 import numpy as np
 import pytest
@@ -17,11 +18,14 @@ from dualkg.kernels.hardware import has_bf16_products
 from dualkg.kernels.scores import Targets
 from dualkg.training.trainer import flush_denormals
 from tests.kernels.pairwise_sums import KINDS, check_sums, sums_of
+from tests.pairwise import pairwise
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+FORMS = ["numba", "plain"]
+THREADS = [1, 3]
 
 
-@pytest.fixture(params=["numba", "plain"])
+@pytest.fixture(params=FORMS)
 def form(request, monkeypatch):
     """Run a test with the compiled and with the plain form."""
     if request.param == "numba" and importlib.util.find_spec("numba") is None:
@@ -29,7 +33,7 @@ def form(request, monkeypatch):
     monkeypatch.setattr(cpu, "HAS_NUMBA", request.param == "numba")
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=THREADS)
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -71,9 +75,13 @@ def softmax_in_float64(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]
 
 
 @pytest.mark.usefixtures("form", "threads")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (0, 10)])
-def test_softmax_gradient(rows, columns, dtype):
+@pytest.mark.parametrize(
+    ("form", "threads", "dtype", "size"),
+    pairwise(product(FORMS, THREADS, DTYPES, [(1, 1), (3, 5), (7, 2048), (2, 2049), (33, 14541), (0, 10)])),
+    indirect=["form", "threads"],
+)
+def test_softmax_gradient(dtype, size):
+    rows, columns = size
     padded = -(-columns // 128) * 128
     scores = (torch.randn(rows, padded) * 5).to(dtype)
     scores[:, columns:] = torch.nan  # padding must never be read as a score
@@ -89,8 +97,11 @@ def test_softmax_gradient(rows, columns, dtype):
 
 
 @pytest.mark.usefixtures("form", "threads")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("columns", [5, 2049, 14541])
+@pytest.mark.parametrize(
+    ("form", "threads", "dtype", "columns"),
+    pairwise(product(FORMS, THREADS, DTYPES, [5, 2049, 14541])),
+    indirect=["form", "threads"],
+)
 def test_softmax_gradient_of_queries_with_several_answers(columns, dtype):
     scores, targets = queries_with_several_answers(columns)
     scores = scores.to(dtype)
@@ -127,9 +138,11 @@ def test_huge_scores_stay_finite(dtype):
 
 
 @pytest.mark.usefixtures("form")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-@pytest.mark.parametrize("place", [0, 7, 1500])
+@pytest.mark.parametrize(
+    ("form", "dtype", "bad", "place"),
+    pairwise(product(FORMS, DTYPES, [float("nan"), float("inf")], [0, 7, 1500])),
+    indirect=["form"],
+)
 def test_a_nan_score_affects_only_the_loss_of_its_row(dtype, bad, place):
     """A NaN of either sign: that of 0 · ∞ is negative on some processors."""
     for sign in (1, -1) if bad != bad else (1,):
@@ -267,11 +280,21 @@ def test_threads_started_during_training_keep_denormal_numbers(monkeypatch):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("batch", "others", "dim"), [(1, 1, 1), (3, 5, 7), (17, 33, 16), (8, 200, 35), (0, 4, 3)])
-def test_pairwise_sums(threads, dtype, kind, batch, others, dim):
-    check_sums(kind, batch, others, dim, dtype=dtype, device="cpu")
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize(
+    ("threads", "dtype", "kind", "sizes"),
+    pairwise(
+        product(
+            THREADS,
+            [torch.float32, torch.float64],
+            KINDS,
+            [(1, 1, 1), (3, 5, 7), (17, 33, 16), (8, 200, 35), (0, 4, 3)],
+        )
+    ),
+    indirect=["threads"],
+)
+def test_pairwise_sums(dtype, kind, sizes):
+    check_sums(kind, *sizes, dtype=dtype, device="cpu")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
