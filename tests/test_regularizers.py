@@ -77,7 +77,7 @@ def build(name: str, weight: float) -> kg.Regularizer:
 
 
 @pytest.mark.parametrize(("model", "name", "value"), CASES)
-def test_formula(model, name, value):
+def test_value_by_hand(model, name, value):
     factors = model_by_hand(model).factors(ZERO, ZERO, ONE)
     torch.testing.assert_close(build(name, 0.1)(factors), torch.tensor(0.1 * value), rtol=1e-6, atol=0)
 
@@ -106,11 +106,11 @@ def test_the_gradient_is_finite_at_zero(model, name):
         assert parameter.grad is None or torch.isfinite(parameter.grad).all()
 
 
-def test_none_costs_nothing():
+def test_no_regularizer_is_zero():
     assert kg.NoRegularizer()(model_by_hand("CP").factors(ZERO, ZERO, ONE)).item() == 0
 
 
-def test_n3_explains_itself_to_a_model_with_matrices():
+def test_n3_refuses_models_with_matrices():
     with pytest.raises(kg.RequestError, match="relations are diagonal .* those of RESCAL are not. Use DURA"):
         kg.N3(0.1)(model_by_hand("RESCAL").factors(ZERO, ZERO, ONE))
 
@@ -141,12 +141,12 @@ def all_triples(model: kg.Model) -> torch.Tensor:
 def test_unweighted_dura_is_dura_over_all_triples(kind, reciprocal):
     """The value and every gradient, against each triple taken one by one."""
     model = kind(kg.GraphShape(5, 2), dim=3, reciprocal=reciprocal, init_scale=1.0).double()
-    one_by_one = build("DURA", 0.7)(model.factors(*all_triples(model)))
+    unbatched = build("DURA", 0.7)(model.factors(*all_triples(model)))
     at_once = build("UnweightedDURA", 0.7)(model.factors(ZERO, ZERO, ONE))
-    torch.testing.assert_close(at_once, one_by_one, rtol=1e-12, atol=0)
+    torch.testing.assert_close(at_once, unbatched, rtol=1e-12, atol=0)
     gradients = (
         torch.autograd.grad(value, model.parameters(), allow_unused=True, materialize_grads=True)
-        for value in (one_by_one, at_once)
+        for value in (unbatched, at_once)
     )
     for table, one, other in zip(model.parameters(), *gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-14)
@@ -169,14 +169,14 @@ def test_unweighted_dura_times_its_triples_is_equation_9(kind):
     assert nuclear_bound(model).dura == pytest.approx(printed.item(), rel=1e-12)
 
 
-def test_unweighted_dura_refuses_a_model_that_may_map_otherwise_than_the_one_it_is_derived_from():
+def test_unweighted_dura_refuses_subclasses_of_models_with_a_closed_form():
     with pytest.raises(kg.RequestError, match="that is RESCAL's, and TwoTables, .* BilinearModel, or use DURA"):
         kg.UnweightedDURA(0.1).check(odd.TwoTables(kg.GraphShape(3, 2), dim=2))
     with pytest.raises(kg.RequestError, match="UnweightedDURA's plain and mapped are at least 0; they are 1.0 and -2"):
         kg.UnweightedDURA(0.1, mapped=-2)
 
 
-def test_dura_regularizes_a_dual_by_its_primal_s_factors():
+def test_dura_of_a_dual_equals_dura_of_its_primal():
     model = model_by_hand("RESCAL")
     one = kg.DURA(0.1)(model.factors(ZERO, ZERO, ONE))
     other = kg.DURA(0.1)(kg.Dual(model, "head").factors(ZERO, ZERO, ONE))

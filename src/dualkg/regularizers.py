@@ -1,6 +1,6 @@
-"""Regularizers, each weighted as the paper's experiments are: a mean over the triples of the batch.
+"""Regularizers, weighted as in the paper's experiments: a mean over the triples of the batch.
 
-A regularizer sees `Factors` and nothing of the model, so that DURA is one formula for every bilinear model."""
+They are functions of the `Factors` of a batch, so that DURA is one formula for every bilinear model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dualkg.models.bilinear import BilinearModel
 class Regularizer(ABC):
     """`weight` (the paper's λ) times the mean of `per_triple` over a batch."""
 
-    reads_whole_tables = False  # rather than the vectors of a batch, by which memory is predicted
+    reads_whole_tables = False  # rather than the vectors of a batch; for the prediction of memory
 
     def __init__(self, weight: float) -> None:
         if not weight >= 0:
@@ -63,7 +63,7 @@ class PowerSum(Regularizer):
     @property
     @abstractmethod
     def term_weights(self) -> Mapping[str, float]:
-        """The weight of each vector of a triple; those left out do not count."""
+        """The weight of each vector of a triple; others have weight 0."""
 
     def check(self, model: EmbeddingModel) -> None:
         name, kind = type(self).__name__, type(model).__name__
@@ -174,10 +174,7 @@ class DURA(PlainAndMapped, PowerSum):
 
 
 class UnweightedDURA(PlainAndMapped):
-    """The mean of DURA over all heads, relation ids and tails, in train or not: the same for each batch.
-
-    It is equation (9) of the paper over its |E|² |R| terms. Reciprocal relations are among R.
-    """
+    """The mean of DURA over all heads, relation ids and tails: equation (9) of the paper over its |E|² |R| terms."""
 
     reads_whole_tables = True
 
@@ -196,7 +193,7 @@ class UnweightedDURA(PlainAndMapped):
             parent = next(base.__name__ for base in kind.__mro__ if base in MODELS.values())
             raise RequestError(
                 f"UnweightedDURA sums over all triples in a closed form that is {parent}'s, and {kind.__name__}, which "
-                f"is derived from {parent}, may map otherwise. Derive it from BilinearModel, or use DURA."
+                f"is derived from {parent}, may map differently. Derive it from BilinearModel, or use DURA."
             )
 
 

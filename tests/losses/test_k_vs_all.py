@@ -1,4 +1,4 @@
-"""The loss of questions with all their answers, by hand and against the loss of triples."""
+"""The loss of queries with all their answers, by hand and against the loss of triples."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Scores(kg.DistMult):
         return self.given[: len(f.heads)]
 
 
-def questions_of(graph):
+def queries_of(graph):
     triples = with_reciprocals(graph.train, graph.shape.num_relations).astype("int64")
     return torch.from_numpy(one_of_each_query(triples)), torch.from_numpy(triples)
 
 
-def test_by_hand():
-    """Question 0 has answers 1 and 2, question 1 has answer 0; chances 1/6, 2/6 and 3/6, and all alike."""
+def test_k_vs_all_by_hand():
+    """Query 0 has answers 1 and 2, query 1 has answer 0; chances 1/6, 2/6 and 3/6, and all alike."""
     train = torch.tensor([[0, 0, 1], [0, 0, 2], [1, 0, 0]]).numpy()
     scores = torch.tensor([[0.0, math.log(2), math.log(3)], [0.0, 0.0, 0.0]])
     model = Scores(kg.GraphShape(3, 1), scores)
@@ -56,29 +56,29 @@ def test_by_hand():
 
 
 @given(some_triples)
-def test_counted_by_triples_it_is_cross_entropy(train):
+def test_with_exponent_1_the_loss_equals_1_vs_all(train):
     graph = graph_of(train, num_entities=9, num_relations=3)
     model = kg.ComplEx(graph.shape, dim=3, init_scale=1.0).double()
-    questions, triples = questions_of(graph)
+    queries, triples = queries_of(graph)
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
     for smoothing in (0.0, 0.2):
-        loss = BoundKvsAll(answers, answers.max_answers(len(questions)), count_exponent=1.0, label_smoothing=smoothing)
+        loss = BoundKvsAll(answers, answers.max_answers(len(queries)), count_exponent=1.0, label_smoothing=smoothing)
         expected = BoundOneVsAll(label_smoothing=smoothing)(model, model.factors(*triples.T))
-        torch.testing.assert_close(loss(model, model.factors(*questions.T)), expected)
+        torch.testing.assert_close(loss(model, model.factors(*queries.T)), expected)
 
 
-def test_every_question_is_asked_once(small_graph):
-    questions, triples = questions_of(small_graph)
-    asked = [tuple(row) for row in questions[:, :2].tolist()]
-    assert len(set(asked)) == len(asked)
-    assert set(asked) == {tuple(row) for row in triples[:, :2].tolist()}
+def test_every_query_is_one_example(small_graph):
+    queries, triples = queries_of(small_graph)
+    examples = [tuple(row) for row in queries[:, :2].tolist()]
+    assert len(set(examples)) == len(examples)
+    assert set(examples) == {tuple(row) for row in triples[:, :2].tolist()}
 
 
 @given(some_triples, st.data())
-def test_answers_are_those_of_training(train, data):
+def test_answers_of_queries_are_those_of_train(train, data):
     graph = graph_of(train, num_entities=9, num_relations=3)
-    questions, triples = questions_of(graph)
-    chosen = questions[data.draw(st.lists(st.integers(0, len(questions) - 1), min_size=1, max_size=5, unique=True))]
+    queries, triples = queries_of(graph)
+    chosen = queries[data.draw(st.lists(st.integers(0, len(queries) - 1), min_size=1, max_size=5, unique=True))]
     answers = TrainingAnswers(graph.train, graph.shape, device=CPU)
     found = answers.of(chosen[:, 0], chosen[:, 1], capacity=answers.max_answers(len(chosen)))
     for number, (head, relation, _) in enumerate(chosen.tolist()):
@@ -88,12 +88,12 @@ def test_answers_are_those_of_training(train, data):
         assert found.counts[number] == len(expected)
 
 
-def test_a_gradient_reaches_scores_through_dropped_vectors(small_graph):
+def test_all_parameters_have_gradients_with_dropout(small_graph):
     model = kg.TuckER(small_graph.shape, dim=4, relation_dim=3, batch_norm=True)
-    questions, _ = questions_of(small_graph)
+    queries, _ = queries_of(small_graph)
     answers = TrainingAnswers(small_graph.train, small_graph.shape, device=CPU)
     loss = BoundKvsAll(answers, answers.max_answers(20), dropouts=Dropouts(mapped=0.3, given=0.2), label_smoothing=0.1)
-    loss(model, model.factors(*questions[:20].T)).backward()
+    loss(model, model.factors(*queries[:20].T)).backward()
     for parameter in model.parameters():
         assert parameter.grad is not None
         assert parameter.grad.isfinite().all()

@@ -32,7 +32,7 @@ def test_negative_sampling_by_hand():
     assert loss.per_triple(positive, negative, allowed).tolist() == pytest.approx([expected])
 
 
-def test_temperature_0_counts_all_alike():
+def test_temperature_0_weights_all_negatives_equally():
     loss = NegativeSampling(margin=2.0, adversarial_temperature=0.0)
     negative = torch.tensor([[-LOG3 - 2, -2.0, 40.0]])
     allowed = torch.tensor([[True, True, False]])
@@ -41,7 +41,7 @@ def test_temperature_0_counts_all_alike():
     assert loss.per_triple(torch.tensor([0.0]), negative, allowed).tolist() == pytest.approx([expected])
 
 
-def test_a_triple_without_negatives_has_its_own_half():
+def test_a_triple_without_negatives_has_the_positive_term_alone():
     loss = NegativeSampling(margin=1.0)
     nothing = torch.zeros(1, 3, dtype=torch.bool)
     assert loss.weights(torch.ones(1, 3), nothing).tolist() == [[0.0, 0.0, 0.0]]
@@ -56,7 +56,7 @@ def test_margin_ranking_by_hand():
     assert MarginRanking(margin=1.0).per_triple(positive, negative, allowed).tolist() == pytest.approx([2.5 / 3, 0.25])
 
 
-def test_what_a_negative_counts_is_not_learned_from():
+def test_adversarial_weights_have_no_gradient():
     """The gradient of the second half is p_i σ(γ + s_i) / 2: nothing comes through p."""
     negative = torch.tensor([[0.3, -1.2]], requires_grad=True)
     loss = NegativeSampling(margin=0.5, adversarial_temperature=2.0)
@@ -73,7 +73,7 @@ def one_coordinate(reciprocal: bool = False) -> kg.Model:
     return model
 
 
-def test_a_batch_under_a_model_by_hand():
+def test_the_loss_of_a_batch_by_hand():
     """Tails of (0, r, 1) and (1, r, 2) change places: scores 1·2 against 1·3, 2·3 against 2·2."""
     model = one_coordinate()
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 2]))
@@ -90,7 +90,7 @@ def test_a_batch_under_a_model_by_hand():
     assert BoundSampledLoss(MarginRanking(margin=1.5), ALL)(model, f).item() == pytest.approx((2.5 + 0) / 2)
 
 
-def test_subsampling_weighs_triples_by_their_counts():
+def test_subsampling_weights_triples_by_their_counts():
     """The triples of the batch above, the first with counts of 4 and 4, the second of 5 and 4."""
     model = one_coordinate()
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 2]))
@@ -125,7 +125,7 @@ scores = st.lists(st.floats(-50, 50), min_size=1, max_size=8)
 
 
 @given(st.floats(-50, 50), scores, st.data())
-def test_what_is_not_allowed_does_not_matter(positive, negative, data):
+def test_negatives_that_are_not_allowed_have_no_effect(positive, negative, data):
     allowed = data.draw(st.lists(st.booleans(), min_size=len(negative), max_size=len(negative)))
     others = [value if good else 50 - value for value, good in zip(negative, allowed, strict=True)]
     left = [value for value, good in zip(negative, allowed, strict=True) if good]
@@ -142,7 +142,7 @@ def test_what_is_not_allowed_does_not_matter(positive, negative, data):
         assert made == pytest.approx([made[0]] * 3, abs=1e-12)
 
 
-def test_a_loss_keeps_nothing_from_batch_to_batch():
+def test_a_loss_has_no_state():
     """So a run that goes on from a checkpoint draws what it would have drawn."""
     model = kg.DistMult(kg.GraphShape(50, 2), dim=4, reciprocal=False, init_scale=1.0)
     batches = torch.randint(0, 2, (3, 20, 3), generator=torch.Generator().manual_seed(0))
@@ -159,7 +159,7 @@ def test_a_loss_keeps_nothing_from_batch_to_batch():
 
 @pytest.mark.parametrize("kind", [NegativeSampling, MarginRanking])
 @pytest.mark.parametrize("sampler", ["shared", "uniform"])
-def test_an_obvious_graph_is_learned(kind, sampler):
+def test_an_easy_graph_is_learned(kind, sampler):
     """Everyone's successor on a ring of twelve: all triples are seen, and end above every other tail."""
     size = 12
     triples = np.array([(i, 0, (i + 1) % size) for i in range(size)], dtype=np.int32)

@@ -31,7 +31,7 @@ def test_weighted_cross_entropy_divides_by_the_summed_weights():
     assert cross_entropy(scores, targets, weights).item() == pytest.approx(expected)
 
 
-def test_without_reciprocals_heads_are_asked_for_too():
+def test_without_reciprocals_heads_are_predicted_too():
     model = kg.ComplEx(kg.GraphShape(5, 2), dim=3, reciprocal=False, init_scale=1.0)
     batch = torch.tensor([[0, 1, 2], [3, 0, 1]])
     h, r, t = batch.T
@@ -43,16 +43,16 @@ def test_without_reciprocals_heads_are_asked_for_too():
 @pytest.mark.parametrize("dual", [None, "tail", "head"])
 def test_relation_prediction_is_over_all_relation_ids(dual):
     model = kg.RESCAL(kg.GraphShape(5, 2), dim=3, init_scale=1.0)
-    asked = kg.Dual(model, dual) if dual else model
+    scored = kg.Dual(model, dual) if dual else model
     batch = torch.tensor([[0, 1, 2], [3, 3, 1]])
     h, r, t = batch.T
-    one_by_one = torch.stack([asked.score(h, torch.full_like(h, id), t) for id in range(4)], dim=1)
-    extra = torch.nn.functional.cross_entropy(one_by_one, r)
-    plain = BoundOneVsAll()(asked, asked.factors(h, r, t))
-    torch.testing.assert_close(BoundOneVsAll(relation_weight=0.5)(asked, asked.factors(h, r, t)), plain + 0.5 * extra)
+    unbatched = torch.stack([scored.score(h, torch.full_like(h, id), t) for id in range(4)], dim=1)
+    extra = torch.nn.functional.cross_entropy(unbatched, r)
+    plain = BoundOneVsAll()(scored, scored.factors(h, r, t))
+    torch.testing.assert_close(BoundOneVsAll(relation_weight=0.5)(scored, scored.factors(h, r, t)), plain + 0.5 * extra)
 
 
-def test_the_norm_of_the_mapped_head_counts_when_a_dual_predicts_relations():
+def test_a_dual_predicts_relations_with_the_norm_of_the_mapped_head():
     """Two relations with the same primal score but longer images must not score the same under the dual."""
     model = kg.DistMult(kg.GraphShape(2, 2), dim=2, reciprocal=False)
     model.load_state_dict(
@@ -70,7 +70,7 @@ def test_a_negative_relation_weight_is_refused():
         kg.OneVsAll(relation_weight=-1)
 
 
-def test_dropout_drops_its_share_and_keeps_the_mean():
+def test_dropout_sets_its_share_to_zero_and_preserves_the_mean():
     model = kg.CP(GraphShape(50, 3), dim=400)
     random = torch.Generator().manual_seed(0)
     ids = [torch.randint(0, high, (300,), generator=random) for high in (50, 6, 50)]
@@ -84,7 +84,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
     assert of_columns.max() < 0.4
 
 
-def test_dropout_is_another_for_each_seed_place_triple_and_side():
+def test_dropout_masks_differ_by_seed_position_triple_and_side():
     model = kg.CP(GraphShape(50, 3), dim=64)
     f = model.factors(torch.tensor([1, 1, 2, 1]), torch.tensor([0, 0, 0, 0]), torch.tensor([5, 5, 5, 6]))
     like = f.mapped_head
@@ -98,7 +98,7 @@ def test_dropout_is_another_for_each_seed_place_triple_and_side():
     assert torch.equal(more, mask[:2])  # whatever stands behind it in the batch
 
 
-def test_what_is_dropped_is_not_scored():
+def test_dropped_coordinates_are_not_scored():
     """All but one of two coordinates dropped, by hand: scores are of the one that is left, twice as large."""
     model = kg.CP(GraphShape(3, 1), dim=2, init_scale=1.0)
     f = model.factors(torch.tensor([0]), torch.tensor([0]), torch.tensor([2]))
@@ -110,7 +110,7 @@ def test_what_is_dropped_is_not_scored():
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
-def test_what_is_dropped_of_heads_is_dropped_before_they_are_mapped(reciprocal):
+def test_head_dropout_is_applied_before_the_map(reciprocal):
     """By masks of their own: what is dropped of an image is not what was dropped of its head."""
     model = kg.RESCAL(GraphShape(5, 2), dim=64, reciprocal=reciprocal, init_scale=1.0).double()
     f = model.factors(torch.tensor([0, 3]), torch.tensor([0, 1]), torch.tensor([2, 4]))
@@ -126,13 +126,13 @@ def test_what_is_dropped_of_heads_is_dropped_before_they_are_mapped(reciprocal):
     torch.testing.assert_close(BoundOneVsAll(dropouts=dropouts)(model, f), expected)
 
 
-def test_what_is_dropped_of_a_question_is_the_same_for_all_its_answers():
+def test_answers_of_a_query_share_the_dropout_mask():
     model = kg.CP(GraphShape(5, 2), dim=16, init_scale=1.0)
     f = model.factors(torch.tensor([1, 1, 1]), torch.tensor([0, 0, 1]), torch.tensor([2, 3, 4]))
-    asked = Dropouts(mapped=0.5, given=0.5)(f, grouped_by_query=True)
-    assert torch.equal(asked.head[0], asked.head[1])
-    assert torch.equal(asked.mapped_head[0], asked.mapped_head[1])
-    assert not torch.equal(asked.head[0], asked.head[2])
+    dropped = Dropouts(mapped=0.5, given=0.5)(f, grouped_by_query=True)
+    assert torch.equal(dropped.head[0], dropped.head[1])
+    assert torch.equal(dropped.mapped_head[0], dropped.mapped_head[1])
+    assert not torch.equal(dropped.head[0], dropped.head[2])
 
 
 @pytest.mark.parametrize("key", ["dropout", "head_dropout"])
@@ -166,7 +166,7 @@ def test_labels_of_entities_are_smoothed_and_those_of_relations_are_not(reciproc
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])
-def test_smoothing_that_leaves_no_answer_is_refused(share):
+def test_label_smoothing_of_1_or_below_0_is_refused(share):
     with pytest.raises(
         kg.RequestError, match="loss.label_smoothing should be (greater than or equal to 0|less than 1)"
     ):

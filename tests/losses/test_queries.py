@@ -37,13 +37,13 @@ def test_known_answers_by_hand():
     ]
 
 
-def test_each_query_may_have_candidates_of_its_own():
+def test_candidates_may_differ_by_query():
     known = answers_of([(0, 0, 1), (0, 0, 2), (3, 1, 0)], 4, 2)
     found = known.contain(torch.tensor([0, 3]), torch.tensor([0, 1]), torch.tensor([[2, 0], [2, 0]]))
     assert found.int().tolist() == [[1, 0], [0, 1]]
 
 
-def test_an_answer_counts_once_however_often_its_triple_stands():
+def test_repeated_triples_count_once():
     known = answers_of([(0, 0, 1), (0, 0, 1), (0, 0, 2)], 3, 1)
     assert known.counts(torch.tensor([0, 1, 2]), torch.tensor([0, 0, 1])).tolist() == [2, 0, 1]
 
@@ -57,7 +57,7 @@ def test_subsampling_weights_by_hand():
     assert known.subsampling_weights(tails, relations + 1, heads).tolist() == pytest.approx(expected)  # reciprocals
 
 
-def test_the_side_to_corrupt_by_tails_per_head():
+def test_head_corruption_probabilities_by_hand():
     """One head with three tails has tph 3 and hpt 1, so the head is corrupted three times in four."""
     known = answers_of([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 1, 1), (1, 1, 0)], 4, 3)
     assert known.head_corruption_probabilities().tolist() == [0.75, 0.5, 0.5]  # a relation without triples: half
@@ -67,7 +67,7 @@ triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0
 
 
 @given(triples)
-def test_membership_is_that_of_a_set(found):
+def test_contain_equals_membership_of_a_set(found):
     known = answers_of(found, 7, 3)
     grid = torch.cartesian_prod(torch.arange(7), torch.arange(3))
     tails = known.contain(grid[:, 0], grid[:, 1], torch.arange(7))

@@ -18,7 +18,7 @@ def factors_of(batch, *, num_entities: int = 7, num_relations: int = 3, reciproc
     return model, model.factors(*torch.tensor(batch).T)
 
 
-def asked_of(batch, *, seed: int = 0, side: str = "tail", **shape) -> CorruptedSide:
+def corrupted(batch, *, seed: int = 0, side: str = "tail", **shape) -> CorruptedSide:
     _, f = factors_of(batch, **shape)
     return CorruptedSide(f, side, Draws.of(f, seed=seed), f.tails if side == "tail" else f.heads)
 
@@ -30,7 +30,7 @@ def sampler_of(kind: str, known: TrainingAnswers | None, num_negatives: int = 5)
 # -- draws --------------------------------------------------------------------------------------------------
 
 
-def test_the_same_batch_draws_the_same_and_another_does_not():
+def test_draws_are_reproducible_by_batch_and_seed():
     batch = [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
     draws = [Draws.of(factors_of(rows)[1], seed=seed).entities(50, 10**6) for rows, seed in ((batch, 0), (batch, 0))]
     assert torch.equal(*draws)
@@ -42,18 +42,18 @@ def test_the_same_batch_draws_the_same_and_another_does_not():
         assert not torch.equal(other.entities(50, 10**6)[0], draws[0][0])
 
 
-def test_triples_of_a_batch_draw_apart_even_where_they_are_the_same():
+def test_repeated_triples_of_a_batch_draw_different_entities():
     drawn = Draws.of(factors_of([(0, 0, 1), (0, 0, 1)])[1], seed=0).entities(50, 10**6)
     assert (drawn[0] != drawn[1]).all()
 
 
-def test_a_redraw_is_another_draw():
+def test_redraws_differ():
     draws = Draws.of(factors_of([(0, 0, 1), (2, 1, 3)])[1], seed=0)
     first, second = (draws.entities(50, 10**6, redraw=redraw) for redraw in (0, 1))
     assert not torch.isin(first, second).any()
 
 
-def test_entities_are_drawn_evenly():
+def test_entities_are_drawn_uniformly():
     draws = Draws.of(factors_of([(0, 0, 1)] * 400)[1], seed=3)
     for drawn in (draws.entities(100, 10), draws.entities(40_000, 10, shared=True)):
         counts = torch.bincount(drawn.flatten(), minlength=10)
@@ -61,7 +61,7 @@ def test_entities_are_drawn_evenly():
         assert (counts - 4000).abs().max() < 5 * 60  # five deviations of √(40,000 · 0.1 · 0.9)
 
 
-def test_some_triples_draw_what_they_draw_in_the_whole_batch():
+def test_a_part_of_a_batch_has_the_draws_of_the_whole():
     draws = Draws.of(factors_of([(0, 0, 1), (2, 1, 3), (4, 2, 5)])[1], seed=0)
     rows = torch.tensor([2, 0])
     assert torch.equal(draws.at(rows).entities(9, 100), draws.entities(9, 100)[rows])
@@ -90,11 +90,11 @@ def test_negatives_of_the_batch_by_hand():
     """(0, r, 1), (0, r, 2), (3, r, 1): for 0 both tails are known, for 3 only 1 is."""
     batch = [(0, 0, 1), (0, 0, 2), (3, 0, 1)]
     known = answers_of(batch, 7, 3)
-    candidates, allowed = Sampler("in-batch", 7, known=known)(asked_of(batch))
+    candidates, allowed = Sampler("in-batch", 7, known=known)(corrupted(batch))
     assert candidates.tolist() == [1, 2, 1]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
-    assert Sampler("in-batch", 7)(asked_of(batch)).allowed.int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
-    candidates, allowed = Sampler("in-batch", 7, known=known)(asked_of(batch, side="head"))
+    assert Sampler("in-batch", 7)(corrupted(batch)).allowed.int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    candidates, allowed = Sampler("in-batch", 7, known=known)(corrupted(batch, side="head"))
     assert candidates.tolist() == [0, 0, 3]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
 
@@ -103,10 +103,10 @@ def test_known_answers_are_drawn_again():
     """Half of all entities are known; without another draw half of the negatives would not count."""
     batch = [(0, 0, tail) for tail in range(50)]
     known = answers_of(batch, 100, 1)
-    asked = asked_of(batch, num_entities=100, num_relations=1)
-    allowed = Sampler("uniform", 100, num_negatives=200, known=known)(asked).allowed
+    part = corrupted(batch, num_entities=100, num_relations=1)
+    allowed = Sampler("uniform", 100, num_negatives=200, known=known)(part).allowed
     assert float(allowed.double().mean()) == pytest.approx(1 - 0.5**3, abs=0.02)
-    shared = Sampler("shared", 100, num_negatives=200, known=known)(asked)
+    shared = Sampler("shared", 100, num_negatives=200, known=known)(part)
     assert shared.candidates.shape == (200,)
     assert float(shared.allowed.double().mean()) == pytest.approx(0.5, abs=0.15)
 
@@ -115,35 +115,35 @@ triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0
 
 
 @given(triples, st.integers(0, 2**32 - 1), st.sampled_from(["uniform", "shared", "in-batch"]), st.booleans())
-def test_no_known_answer_ever_counts(found, seed, kind, reciprocal):
+def test_known_answers_are_never_allowed(found, seed, kind, reciprocal):
     """On both sides, and whatever part of the training triples is the batch."""
     both = found + [(t, r + 3, h) for h, r, t in found] if reciprocal else found
     model, f = factors_of(both, reciprocal=reciprocal)
     sampler = sampler_of(kind, answers_of(found, 7, 3))
     seen = 0
-    for asked in Corruption()(model, f, Draws.of(f, seed=seed)):
-        candidates, allowed = sampler(asked)
+    for part in Corruption()(model, f, Draws.of(f, seed=seed)):
+        candidates, allowed = sampler(part)
         candidates = candidates.expand(allowed.shape)
-        ids = torch.stack([asked.factors.heads, asked.factors.relations, asked.factors.tails], dim=1)
+        ids = torch.stack([part.factors.heads, part.factors.relations, part.factors.tails], dim=1)
         for (h, r, t), row, good in zip(ids.tolist(), candidates.tolist(), allowed.tolist(), strict=True):
-            made = [(h, r, entity) if asked.side == "tail" else (entity, r, t) for entity in row]
+            made = [(h, r, entity) if part.side == "tail" else (entity, r, t) for entity in row]
             assert good == [triple not in both for triple in made]
             seen += 1
     assert seen == len(both)
 
 
 @given(triples, st.sampled_from(["uniform", "shared", "in-batch"]))
-def test_where_known_answers_may_be_negatives_only_the_own_answer_is_not(found, kind):
-    asked = asked_of(found)
-    candidates, allowed = sampler_of(kind, None)(asked)
-    assert torch.equal(allowed, candidates.expand(allowed.shape) != asked.answers[:, None])
+def test_without_filtering_only_the_own_answer_is_not_allowed(found, kind):
+    part = corrupted(found)
+    candidates, allowed = sampler_of(kind, None)(part)
+    assert torch.equal(allowed, candidates.expand(allowed.shape) != part.answers[:, None])
 
 
-def test_the_own_answer_does_not_count_even_where_it_is_not_known():
+def test_the_own_answer_is_not_allowed_even_if_it_is_not_known():
     """A batch may hold triples that training does not."""
     batch, known = [(0, 0, 1), (2, 0, 3)], answers_of([(5, 1, 6)], 7, 3)
     for kind in ("uniform", "shared", "in-batch"):
-        candidates, allowed = sampler_of(kind, known, 50)(asked_of(batch))
+        candidates, allowed = sampler_of(kind, known, 50)(corrupted(batch))
         assert torch.equal(allowed, candidates.expand(allowed.shape) != torch.tensor([[1], [3]]))
 
 
@@ -155,14 +155,14 @@ def test_less_than_one_negative_is_refused():
 # -- sides --------------------------------------------------------------------------------------------------
 
 
-def test_with_reciprocals_tails_alone_are_corrupted():
+def test_with_reciprocals_only_tails_are_corrupted():
     model, f = factors_of([(0, 0, 1), (1, 3, 0)], reciprocal=True)
-    (asked,) = Corruption()(model, f, Draws.of(f, seed=0))
-    assert asked.factors is f
-    assert (asked.side, asked.given.tolist(), asked.answers.tolist()) == ("tail", [0, 1], [1, 0])
+    (part,) = Corruption()(model, f, Draws.of(f, seed=0))
+    assert part.factors is f
+    assert (part.side, part.given.tolist(), part.answers.tolist()) == ("tail", [0, 1], [1, 0])
 
 
-def test_without_them_each_triple_is_asked_for_one_side():
+def test_without_reciprocals_one_side_of_each_triple_is_corrupted():
     batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(2000)]
     model, f = factors_of(batch)
     tails, heads = Corruption()(model, f, Draws.of(f, seed=0))
@@ -175,7 +175,7 @@ def test_without_them_each_triple_is_asked_for_one_side():
     assert sorted(map(tuple, joined.tolist())) == sorted(batch)
 
 
-def test_the_chance_of_the_relation_decides():
+def test_the_side_has_the_probability_of_the_relation():
     batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(3000)]
     model, f = factors_of(batch)
     _, heads = Corruption(torch.tensor([0.0, 0.25, 1.0]))(model, f, Draws.of(f, seed=0))
@@ -183,13 +183,13 @@ def test_the_chance_of_the_relation_decides():
     assert counts == [0, pytest.approx(250, abs=5 * 13.7), 1000]
 
 
-def test_a_side_that_no_triple_has_is_left_out():
+def test_a_side_without_triples_is_left_out():
     model, f = factors_of([(0, 0, 1), (2, 0, 3)])
-    (asked,) = Corruption(torch.tensor([1.0, 0.5, 0.5]))(model, f, Draws.of(f, seed=0))
-    assert asked.side == "head"
+    (part,) = Corruption(torch.tensor([1.0, 0.5, 0.5]))(model, f, Draws.of(f, seed=0))
+    assert part.side == "head"
 
 
-def test_both_sides_of_every_triple_can_be_asked_for_with_negatives_of_their_own():
+def test_both_sides_can_be_corrupted_with_different_negatives():
     batch = [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
     model, f = factors_of(batch, num_entities=10**6)
     draws = Draws.of(f, seed=0)
@@ -198,5 +198,5 @@ def test_both_sides_of_every_triple_can_be_asked_for_with_negatives_of_their_own
     assert tails.factors is heads.factors is f
     assert (tails.answers.tolist(), heads.answers.tolist()) == ([1, 3, 5], [0, 2, 4])
     for sampler in (Sampler("uniform", 10**6, num_negatives=9), Sampler("shared", 10**6, num_negatives=9)):
-        one, other = (sampler(asked).candidates for asked in (tails, heads))
+        one, other = (sampler(part).candidates for part in (tails, heads))
         assert not set(one.flatten().tolist()) & set(other.flatten().tolist())

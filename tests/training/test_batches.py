@@ -23,13 +23,13 @@ def splitmix(state: int) -> int:
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20))
-def test_bits_are_mixed_as_published(states):
+def test_splitmix64_is_as_published(states):
     signed = torch.tensor([state - 2**64 if state >= 2**63 else state for state in states])
     assert [value % 2**64 for value in splitmix64(signed).tolist()] == [splitmix(state) for state in states]
 
 
 @given(st.integers(0, 200), st.integers(0, 2**32 - 1), st.integers(0, 1000))
-def test_every_number_comes_once(size, seed, epoch):
+def test_shuffled_is_a_permutation(size, seed, epoch):
     order = shuffled(size, seed=seed, epoch=epoch, device=CPU)
     assert sorted(order.tolist()) == list(range(size))
 
@@ -54,19 +54,19 @@ TRIPLES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.integers(0
 
 
 @given(TRIPLES, st.integers(0, 2**32 - 1), st.integers(0, 1000))
-def test_answers_of_a_question_come_together_but_never_too_many(triples, seed, epoch):
+def test_answers_of_a_query_are_grouped_up_to_the_maximum(triples, seed, epoch):
     triples = torch.tensor(triples)
     order = GroupedByQuery(triples).shuffled(seed=seed, epoch=epoch)
     assert sorted(order.tolist()) == list(range(len(triples)))
-    questions = [tuple(question) for question in triples[order, :2].tolist()]
-    runs = [(question, len(list(run))) for question, run in itertools.groupby(questions)]
-    for question in set(questions):
-        lengths = [length for other, length in runs if other == question]
-        # Hands of the same question may meet by chance, but there are no more runs than hands.
+    queries = [tuple(query) for query in triples[order, :2].tolist()]
+    runs = [(query, len(list(run))) for query, run in itertools.groupby(queries)]
+    for query in set(queries):
+        lengths = [length for other, length in runs if other == query]
+        # Groups of the same query may be neighbours by chance, but there are no more runs than groups.
         assert len(lengths) <= -(-sum(lengths) // MAX_GROUP)
 
 
-def test_seeds_and_epochs_differ_by_question_too():
+def test_grouped_orders_differ_between_seeds_and_epochs():
     triples = torch.cartesian_prod(torch.arange(4), torch.arange(3), torch.arange(5))
     orders = {
         tuple(GroupedByQuery(triples).shuffled(seed=seed, epoch=epoch).tolist())
@@ -76,8 +76,8 @@ def test_seeds_and_epochs_differ_by_question_too():
     assert len(orders) == 25
 
 
-def test_the_answers_of_a_large_question_are_dealt_anew():
-    """Forty answers make three hands; who is in a hand with the first changes from epoch to epoch."""
+def test_groups_of_a_large_query_differ_between_epochs():
+    """Forty answers are three groups; the group of the first changes from epoch to epoch."""
     triples = torch.stack([torch.zeros(40), torch.zeros(40), torch.arange(40)], dim=-1).long()
     other = torch.cat([triples, torch.tensor([[1, 0, 0]] * 200)])
     companions = set()
@@ -89,14 +89,14 @@ def test_the_answers_of_a_large_question_are_dealt_anew():
 
 
 @given(TRIPLES, st.integers(1, 40))
-def test_the_most_questions_of_a_batch(triples, batch_size):
+def test_most_queries_of_a_batch(triples, batch_size):
     triples = torch.tensor(triples)
     counted = [len(torch.unique_consecutive(batch[:, :2], dim=0)) for batch in triples.split(batch_size)]
     assert most_queries(triples, batch_size) == max(counted)
 
 
 @given(TRIPLES, st.integers(0, 5))
-def test_questions_of_a_batch(triples, more):
+def test_query_groups_of_a_batch(triples, more):
     heads, relations, _ = torch.tensor(triples).unbind(-1)
     found = QueryGroups.of(heads, relations)
     runs = [len(list(run)) for _, run in itertools.groupby(triples, key=lambda triple: triple[:2])]

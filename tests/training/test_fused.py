@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -14,14 +13,12 @@ import dualkg as kg
 from dualkg.kernels.scores import Targets
 from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
 from dualkg.models import BILINEAR, MODELS
-from dualkg.regularizers import REGULARIZERS, PlainAndMapped, PowerSum
-from dualkg.training import engines
+from dualkg.regularizers import REGULARIZERS, PlainAndMapped
 from dualkg.training.fused import FusedStep, Tables
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
 from dualkg.training.reference_step import ReferenceStep
 from tests.conftest import graph_of
-from tests.models import odd_models as odd
 from tests.pairwise import pairwise
 
 LOSSES = {
@@ -62,7 +59,7 @@ def batches(graph: kg.Graph, reciprocal: bool, n: int) -> list[torch.Tensor]:
 
 
 def grouped_by_query(graph: kg.Graph, n: int) -> list[torch.Tensor]:
-    """Such batches with some questions in a row, of one to five answers, one of which may come twice."""
+    """Such batches with one to five answers for each query, which may be repeated."""
     random = np.random.default_rng(1)
     found = []
     for batch in batches(graph, True, n):
@@ -91,7 +88,7 @@ def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, lo
 
 @pytest.mark.parametrize("loss", BY_QUERY)
 @pytest.mark.parametrize("name", BILINEAR)
-def test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, loss):
+def test_grouping_by_query_does_not_change_the_weights(small_graph, name, loss):
     plain, fused = (build(kind, name, "DURA", loss, True, small_graph) for kind in (ReferenceStep, FusedStep))
     for batch in grouped_by_query(small_graph, 20):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
@@ -99,8 +96,8 @@ def test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
-def test_a_question_is_scored_once(small_graph, monkeypatch):
-    """As many rows of scores as there are questions; without the choice, as there are triples."""
+def test_each_query_is_scored_once(small_graph, monkeypatch):
+    """A row of scores for each query if triples are grouped, otherwise for each triple."""
     rows, scored = [], Tables.cross_entropy
 
     def counted(self, side, images, targets, **keywords):
@@ -149,16 +146,16 @@ def test_squared_distances_end_at_the_same_weights(small_graph, name, regularize
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
-def test_a_large_batch_in_parts_is_the_batch_as_a_whole(small_graph, monkeypatch, name, reciprocal):
+def test_blocks_of_a_batch_do_not_change_the_weights(small_graph, monkeypatch, name, reciprocal):
     monkeypatch.setattr("dualkg.training.fused.rows_at_once", lambda model, size: 3)
     test_twenty_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
     if reciprocal:
-        test_a_question_scored_once_is_the_same_as_for_each_answer(small_graph, name, "weighted by query")
+        test_grouping_by_query_does_not_change_the_weights(small_graph, name, "weighted by query")
 
 
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "SGD"])
 @pytest.mark.parametrize("name", BILINEAR)
-def test_every_optimizer_steps_the_same(small_graph, name, optimizer):
+def test_every_optimizer_takes_the_reference_steps(small_graph, name, optimizer):
     plain, fused = (
         build(kind, name, "DURA", "plain", True, small_graph, optimizer=optimizer)
         for kind in (ReferenceStep, FusedStep)
@@ -171,7 +168,7 @@ def test_every_optimizer_steps_the_same(small_graph, name, optimizer):
 
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), CASES)
-def test_float32_gradients_of_one_step(small_graph, name, regularizer, loss, reciprocal):
+def test_float32_gradients_equal_the_reference(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
         build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32)
         for kind in (ReferenceStep, FusedStep)
@@ -203,7 +200,7 @@ def test_cross_entropy_by_hand():
     torch.testing.assert_close(found.images, torch.tensor([[0.75 * float(np.log(3))]]))
 
 
-def test_huge_scores_stay_finite():
+def test_the_loss_of_huge_scores_is_finite():
     images, table = torch.tensor([[1e4]]), torch.tensor([[1.0], [-1.0]])
     tables = tables_of(images, table)
     found = tables.cross_entropy("tail", images, Targets.one_each(torch.tensor([1]), torch.ones(1)), accumulate=False)
@@ -211,56 +208,11 @@ def test_huge_scores_stay_finite():
     torch.testing.assert_close(tables.gradient("tail"), torch.tensor([[1e4], [-1e4]]))
 
 
-def engine_step(recipe: kg.Recipe, model: kg.Model, regularizer: kg.Regularizer) -> engines.Step:
-    engine = engines.choose_engine(recipe, model, regularizer)
-    optimizer = build_optimizer(recipe.optimizer, model.parameters(), one_pass=engine.fast)
-    return engines.build_step(engine, model, BoundOneVsAll(), regularizer, optimizer)
-
-
-def chosen(model: kg.Model, *, optimizer: str = "Adagrad", **training: str) -> engines.Step:
-    recipe = kg.Recipe().with_changes({f"training.{key}": value for key, value in training.items()})
-    recipe = recipe.with_changes({"optimizer.name": optimizer})
-    return engine_step(recipe, model, kg.NoRegularizer())
-
-
-def test_the_engine_is_chosen_by_itself_and_can_be_forced(small_graph):
-    model = kg.RESCAL(small_graph.shape, dim=2)
-    assert type(chosen(model)) is FusedStep
-    assert type(chosen(model, engine="reference")) is ReferenceStep
-    assert type(chosen(kg.Dual(model))) is FusedStep
-    assert type(chosen(kg.Dual(model, "head"))) is ReferenceStep
-
-
-@pytest.mark.parametrize("supported", [True, False])
-def test_products_are_bfloat16_on_processors_that_support_them(small_graph, monkeypatch, supported):
-    monkeypatch.setattr(engines, "has_bf16_products", lambda: supported)
-    model = kg.ComplEx(small_graph.shape, dim=2)
-    assert bool(chosen(model).tables.copies) == supported
-    assert not chosen(model, precision="float32").tables.copies
-    if supported:
-        assert chosen(model, precision="bf16").tables.copies
-    else:
-        with pytest.raises(kg.RequestError, match="bf16 is not supported by this processor, and would be slow"):
-            chosen(model, precision="bf16")
-    assert not chosen(model, optimizer="Adam").tables.copies
-    assert not chosen(model.double()).tables.copies
-
-
-def test_tf32_is_float32_on_a_cpu(small_graph):
-    """So that a recipe made for a GPU runs everywhere."""
-    changes = {"training.epochs": 2, "training.batch_size": 32, "model.dim": 4}
-    losses = []
-    for precision in ("tf32", "float32"):
-        recipe = kg.Recipe().with_changes({**changes, "training.precision": precision})
-        losses.append([entry["loss"] for entry in kg.train_recipe(recipe, graph=small_graph, device="cpu").history])
-    assert losses[0] == losses[1]
-
-
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # said once by a processor that has no such products
 @pytest.mark.parametrize("regularizer", ["DURA", "UnweightedDURA"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", BILINEAR)
-def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reciprocal, regularizer):
+def test_bfloat16_gradients_are_close_and_copies_are_updated(small_graph, name, reciprocal, regularizer):
     plain, half = (
         build(kind, name, regularizer, "both", reciprocal, small_graph, dtype=torch.float32)
         for kind in (ReferenceStep, partial(FusedStep, bf16=True))
@@ -275,27 +227,8 @@ def test_bfloat16_gradients_are_near_and_copies_are_kept(small_graph, name, reci
     assert torch.equal(half.tables.copies["head"], half.model.entities.detach().bfloat16())
 
 
-@pytest.mark.parametrize(("regularizer", "engine"), [(kg.DURA(0.1), "kernels"), (kg.UnweightedDURA(0.1), "fused")])
-@pytest.mark.parametrize("name", BILINEAR)
-def test_what_looks_at_whole_tables_leaves_the_kernels_of_a_gpu_by_itself(
-    small_graph, monkeypatch, name, regularizer, engine
-):
-    model = BILINEAR[name](small_graph.shape, dim=2)
-    engine = "fused" if name == "QuatE" else engine  # whose relations are normalized, unless it is told otherwise
-    monkeypatch.setattr(BILINEAR[name], "device", torch.device("cuda"))
-    monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert engines.choose_engine(kg.Recipe(), model, regularizer).step == engine
-    if engine == "fused":
-        asked = kg.Recipe().with_changes({"training.precision": "bf16"})
-        with pytest.raises(
-            kg.RequestError, match=f"bf16 on a GPU .*{name} with {type(regularizer).__name__} is not.*precision=float32"
-        ):
-            engines.choose_engine(asked, model, regularizer)
-
-
 @pytest.mark.parametrize("table", ["entities", "relations"])
-def test_a_table_that_is_not_to_be_trained_stays_as_it_was(small_graph, table):
+def test_a_frozen_table_does_not_change(small_graph, table):
     model = kg.ComplEx(small_graph.shape, dim=2)
     model.get_parameter(table).requires_grad_(False)
     before = model.get_parameter(table).clone()
@@ -303,110 +236,7 @@ def test_a_table_that_is_not_to_be_trained_stays_as_it_was(small_graph, table):
     assert torch.equal(before, model.get_parameter(table))
 
 
-def test_engines_that_do_not_apply_are_refused(small_graph):
-    model = kg.RESCAL(small_graph.shape, dim=2)
-    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine reference"):
-        chosen(kg.Dual(model, "head"), engine="fast")
-    with pytest.raises(kg.RequestError, match="this Dual is none. Use --engine reference"):
-        chosen(kg.Dual(kg.RESCAL(small_graph.shape, dim=2, reciprocal=False)), engine="fast")
-    with pytest.raises(kg.RequestError, match="bf16 is for models that score by products"):
-        chosen(kg.Dual(model), precision="bf16")
-    with pytest.raises(kg.RequestError, match="The reference engine trains in float32; bf16 was requested"):
-        chosen(model, engine="reference", precision="bf16")
-    with pytest.raises(kg.RequestError, match="bf16 is for training with Adagrad; optimizer.name is Adam"):
-        chosen(model, optimizer="Adam", precision="bf16")
-
-
-@pytest.mark.parametrize(
-    ("kind", "regularizer", "reciprocal"),
-    [
-        (odd.TwoTables, kg.DURA(0.1), True),
-        (odd.Normalised, kg.DURA(0.1), True),
-        (odd.Shy, kg.DURA(0.1), False),
-        (kg.DistMult, odd.WholeTable(0.1), True),
-        (kg.CP, odd.WholeTable(0.1), True),
-        (kg.RESCAL, odd.ByRelation(0.1), True),
-    ],
-)
-def test_the_default_engine_takes_the_reference_steps_for_classes_of_your_own(
-    small_graph, kind, regularizer, reciprocal
-):
-    found = []
-    for engine in ("reference", "auto"):
-        model = kind(small_graph.shape, dim=3, reciprocal=reciprocal, init_scale=0.5).double()
-        recipe = kg.Recipe().with_changes({"training.engine": engine})
-        step = engine_step(recipe, model, regularizer)
-        for batch in batches(small_graph, reciprocal, 5):
-            step(batch, 0.1)
-        found.append(list(model.parameters()))
-    for one, other in zip(*found, strict=True):
-        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
-
-
-class Quiet(kg.ComplEx):
-    """Overrides only what kernels do not use."""
-
-    def entity_vectors(self):
-        return self.entities[:, :1]
-
-    def triple_scores(self, f):
-        return super().triple_scores(f)
-
-
-class OwnMap(kg.ComplEx):
-    def map_head(self, head, relations):
-        return 2 * super().map_head(head, relations)
-
-
-class HeadsOnly(PowerSum):
-    term_weights: ClassVar = {"head": 1.0}
-
-
-class OwnPenalty(kg.DURA):
-    def per_triple(self, f):
-        return 2 * super().per_triple(f)
-
-
-@pytest.mark.parametrize(
-    ("kind", "regularizer", "known"),
-    [
-        (Quiet, kg.DURA(0.1), True),
-        (kg.ComplEx, HeadsOnly(0.1), True),
-        (OwnMap, kg.DURA(0.1), False),
-        (kg.ComplEx, OwnPenalty(0.1), False),
-    ],
-)
-def test_classes_of_your_own_get_the_kernels_unless_they_override_what_those_replace(
-    small_graph, monkeypatch, kind, regularizer, known
-):
-    steps = []
-    for step in (ReferenceStep, FusedStep):
-        model = kind(small_graph.shape, dim=3, init_scale=0.5).double()
-        optimizer = build_optimizer(Optimizer(), model.parameters(), one_pass=step is FusedStep)
-        steps.append(step(model, BoundOneVsAll(), regularizer, optimizer))
-        for batch in batches(small_graph, True, 5):
-            steps[-1](batch, 0.1)
-    assert steps[1].direct == known
-    for one, other in zip(*(step.model.parameters() for step in steps), strict=True):
-        assert (one - other).abs().max() <= 1e-9 * one.abs().max()
-    monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    job = engines.Job(model.float(), kg.OneVsAll(), regularizer, "Adagrad")
-    assert (engines.bf16_obstacle(job, on_gpu=True) is None) == known
-
-
-def test_an_engine_is_described_in_one_phrase(small_graph, monkeypatch):
-    model = kg.ComplEx(small_graph.shape, dim=2)
-    reference = kg.Recipe().with_changes({"training.engine": "reference"})
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    engine = engines.choose_engine(reference, model, kg.NoRegularizer())
-    assert str(engine) == "autograd, float32, 2 CPU threads"
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    on_gpu = engines.Engine("kernels", "bf16", torch.device("cuda"))
-    assert str(on_gpu) == "fused kernels, bfloat16 products, one NVIDIA H200"
-
-
-def test_only_the_relations_of_the_batch_are_touched():
+def test_only_the_relations_of_the_batch_change():
     graph = graph_of([(0, 0, 1), (1, 1, 2), (2, 2, 0)])
     step = build(FusedStep, "RESCAL", "DURA", "plain", True, graph)
     before = step.model.relations.detach().clone()

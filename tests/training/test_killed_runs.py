@@ -46,7 +46,7 @@ def finish(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_killed_at_random_moments(tmp_path: Path, seed: int):
+def test_a_run_killed_at_random_ends_with_the_same_weights(tmp_path: Path, seed: int):
     recipe, whole, killed = tmp_path / "recipe.toml", tmp_path / "whole", tmp_path / "killed"
     recipe.write_text(RECIPE)
     finish(start("train", recipe, "--out", whole, "--threads", 1, "--seed", seed))

@@ -112,7 +112,7 @@ def test_a_batch_larger_than_the_graph_needs_no_more_than_the_graph(monkeypatch)
     assert trained(graph, 10**9).num_steps == 1
 
 
-def test_what_linux_and_containers_say(tmp_path):
+def test_free_memory_is_read_from_linux_and_containers(tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2048 kB\n")
     assert memory._free_on_machine(tmp_path / "meminfo") == 2**21
     assert memory._free_on_machine(tmp_path / "missing") == math.inf

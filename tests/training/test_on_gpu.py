@@ -55,7 +55,7 @@ def test_gradients_are_those_of_the_cpu(small_graph, name, regularizer):
 
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), ALL_CASES)
-def test_fused_gradients_are_the_plain_ones(small_graph, name, regularizer, loss, reciprocal):
+def test_fused_gradients_equal_the_reference(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
         build(kind, name, regularizer, loss, reciprocal, small_graph, dtype=torch.float32, device="cuda")
         for kind in (ReferenceStep, FusedStep)
@@ -69,7 +69,7 @@ def test_fused_gradients_are_the_plain_ones(small_graph, name, regularizer, loss
 
 
 @pytest.mark.parametrize("name", BILINEAR)
-def test_fused_steps_are_the_plain_ones_in_double_precision(small_graph, name):
+def test_fused_steps_equal_the_reference_in_double_precision(small_graph, name):
     plain, fused = (
         build(kind, name, "DURA", "both", True, small_graph, device="cuda") for kind in (ReferenceStep, FusedStep)
     )
@@ -80,7 +80,7 @@ def test_fused_steps_are_the_plain_ones_in_double_precision(small_graph, name):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
 
 
-def test_a_run_on_the_gpu_stops_resumes_and_is_asked_on_the_cpu(small_graph, tmp_path):
+def test_a_run_on_the_gpu_can_be_interrupted_resumed_and_loaded_on_the_cpu(small_graph, tmp_path):
     choices = {"epochs": 120, "batch_size": 32, "regularizer": kg.DURA(0.01), "device": "cuda"}
     model = kg.ComplEx(small_graph.shape, dim=8)
     with pytest.raises(InterruptedRunError):
@@ -93,13 +93,13 @@ def test_a_run_on_the_gpu_stops_resumes_and_is_asked_on_the_cpu(small_graph, tmp
     assert kg.evaluate(again.model, again.graph).mrr == pytest.approx(run.report.mrr, abs=1e-3)
 
 
-def test_divergence_is_noticed_on_the_gpu(small_graph):
+def test_divergence_is_detected_on_the_gpu(small_graph):
     optimizer = kg.Optimizer(name="SGD", learning_rate=1e8)
     with pytest.raises(kg.DivergedError, match="diverged"):
         kg.train(kg.CP(small_graph.shape, dim=8), small_graph, optimizer=optimizer, epochs=100, device="cuda")
 
 
-def test_one_training_after_the_other_keeps_no_memory(small_graph):
+def test_repeated_trainings_do_not_leak_memory(small_graph):
     """A search trains hundreds of models in a process: after the second, each leaves what the one before left."""
     held = []
     for seed in range(4):
@@ -134,7 +134,7 @@ def test_distances_and_their_gradients_are_those_of_the_cpu(small_graph, name, r
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_products_in_tf32_end_near_those_in_float32(small_graph, engine):
+def test_losses_in_tf32_are_close_to_float32(small_graph, engine):
     """And leave the choice of the process as it was."""
     before = torch.backends.cuda.matmul.fp32_precision
     losses = []
@@ -164,7 +164,7 @@ WHOLE = {"loss.label_smoothing": 0.1}
     ids=lambda changes: changes["loss.name"],
 )
 @pytest.mark.parametrize("name", ["TransE", "RotatE", "ModE", "HAKE", "MuRP", "TuckER"])
-def test_a_captured_run_ends_near_the_plain_one(small_graph, name, of_loss, reciprocal):
+def test_losses_of_a_captured_run_are_close_to_the_reference(small_graph, name, of_loss, reciprocal):
     """Batches of an odd size with a short last one, and a learning rate that falls.
 
     Adam makes much of a difference in rounding where gradients are small, so later epochs may be further apart.
@@ -195,7 +195,7 @@ def test_a_captured_run_ends_near_the_plain_one(small_graph, name, of_loss, reci
     assert losses[0][-1] < losses[0][0]
 
 
-def test_a_captured_run_goes_on_where_it_was(small_graph, tmp_path):
+def test_a_captured_run_can_be_resumed(small_graph, tmp_path):
     """The optimizer that is restored has a learning rate of its own, which the step must read."""
     changes = {"model.name": "RotatE", "model.dim": 8, "training.batch_size": 33, "loss.name": "NegativeSampling"}
     changes |= {"loss.sampler": "shared", "optimizer.name": "Adam", "optimizer.learning_rate": 0.01}
@@ -217,7 +217,7 @@ def test_a_captured_run_goes_on_where_it_was(small_graph, tmp_path):
 
 
 @pytest.mark.parametrize("batch_norm", [True, False])
-def test_a_head_that_goes_through_the_core_ends_where_its_matrix_takes_it(batch_norm):
+def test_mapping_through_the_core_equals_mapping_by_matrices(batch_norm):
     """In training on a GPU, against the CPU; fresh numbers, and sizes that divide nothing."""
     random = torch.Generator().manual_seed(5)
     model = kg.TuckER(kg.GraphShape(31, 7), dim=13, relation_dim=5, batch_norm=batch_norm, init_scale=1.0).double()

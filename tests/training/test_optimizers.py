@@ -21,7 +21,7 @@ from dualkg.training.recipe import Optimizer
         ("cosine", 0.5, {0.25: 0.2, 0.75: 0.1}),
     ],
 )
-def test_the_course_of_the_learning_rate(schedule, decay_from, rates):
+def test_learning_rate_schedules(schedule, decay_from, rates):
     choice = Optimizer(learning_rate=0.2, schedule=schedule, decay_from=decay_from)
     for progress, rate in rates.items():
         assert learning_rate(choice, progress) == pytest.approx(rate)
@@ -29,7 +29,7 @@ def test_the_course_of_the_learning_rate(schedule, decay_from, rates):
 
 @pytest.mark.parametrize("one_pass", [True, False])
 @pytest.mark.parametrize("name", ["Adagrad", "Adam", "SGD"])
-def test_a_restored_optimizer_steps_as_the_first_one_would(name, one_pass):
+def test_a_restored_optimizer_takes_the_same_steps(name, one_pass):
     def step(parameter, optimizer):
         optimizer.zero_grad()
         parameter.pow(4).sum().backward()
@@ -49,7 +49,7 @@ def test_a_restored_optimizer_steps_as_the_first_one_would(name, one_pass):
 
 @pytest.mark.parametrize("one_pass", [True, False])
 @pytest.mark.parametrize("name", ["Adagrad", "Adam"])
-def test_a_gradient_far_below_epsilon_is_followed_as_by_sgd(name, one_pass):
+def test_epsilon_is_added_to_the_denominator(name, one_pass):
     """Either divides its first gradient g by |g| + epsilon: 3 / (3 + 1) and .003 / 1.003."""
     table = torch.nn.Parameter(torch.zeros(2))
     stepper = build_optimizer(Optimizer(name=name, learning_rate=0.1, epsilon=1.0), [table], one_pass=one_pass)
@@ -64,7 +64,7 @@ def test_sgd_has_no_epsilon():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_adagrad_in_one_pass_is_pytorch_s_and_so_is_its_state(dtype):
+def test_adagrad_in_one_pass_equals_pytorch_with_the_same_state(dtype):
     tables = [torch.nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=dtype)) for _ in range(2)]
     steppers = [
         build_optimizer(Optimizer(learning_rate=0.1), [table], one_pass=one_pass)
@@ -82,7 +82,7 @@ def test_adagrad_in_one_pass_is_pytorch_s_and_so_is_its_state(dtype):
     torch.testing.assert_close(ours["0.sum"], theirs["0.sum"])
 
 
-def test_training_does_not_load_pytorch_s_compiler():
+def test_training_does_not_import_the_pytorch_compiler():
     """Its optimizers do, which takes a second and 70 MiB."""
     code = (
         "import sys, dualkg as kg; g = kg.load_graph('world');"

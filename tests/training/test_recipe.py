@@ -60,14 +60,14 @@ def test_a_recipe_reads_back_as_it_was_written(recipe):
         ("[loss]\nfrequency_weight = 2", r"loss.frequency_weight should be less than or equal to 1; 2 was given"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_sentence(tmp_path, toml, sentence):
+def test_invalid_recipes_are_refused_in_one_sentence(tmp_path, toml, sentence):
     path = tmp_path / "recipe.toml"
     path.write_text(toml)
     with pytest.raises(kg.RequestError, match=sentence):
         load_recipe(path)
 
 
-def test_a_missing_recipe_is_told():
+def test_a_missing_recipe_is_refused():
     with pytest.raises(kg.RequestError, match="nowhere.toml cannot be read: No such file"):
         load_recipe(Path("nowhere.toml"))
 
@@ -83,7 +83,7 @@ def test_a_change_without_section_or_value_is_refused(setting):
         parse_changes([setting])
 
 
-def test_a_change_goes_through_validation():
+def test_changes_are_validated():
     with pytest.raises(kg.RequestError, match="training.epoch is not a setting"):
         Recipe().with_changes({"training.epoch": 5})
     assert Recipe().with_changes({"training.epochs": 5}).training.epochs == 5
@@ -121,12 +121,12 @@ def test_shipped_recipes_are_valid_and_name_what_exists():
         (ModelConfig(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
     ],
 )
-def test_a_model_that_cannot_be_made_is_told(choice, sentence):
+def test_a_model_that_cannot_be_built_is_refused(choice, sentence):
     with pytest.raises(kg.RequestError, match=sentence):
         choice.build(kg.GraphShape(3, 2), seed=0)
 
 
-def test_plain_and_mapped_are_dura_s():
+def test_plain_and_mapped_are_settings_of_dura_only():
     with pytest.raises(kg.RequestError, match="N3 has no plain: those are DURA's"):
         RegularizerConfig(name="N3", weight=0.1, plain=1.0).build()
     with pytest.raises(kg.RequestError, match="No regularizer is named 'dura'. Did you mean 'DURA'"):
@@ -140,6 +140,6 @@ def test_a_regularizer_needs_a_weight():
 
 
 @pytest.mark.parametrize("table", ["patience = 3", 'keep = "best"'])
-def test_what_looks_at_validation_needs_validation(table):
+def test_patience_and_keep_need_validation(table):
     with pytest.raises(kg.RequestError, match="validation: .* so every should be at least 1; it is 0"):
         recipe_from(tomllib.loads(f"[validation]\n{table}"), source="recipe.toml")

@@ -54,10 +54,10 @@ def test_a_loss_is_written_with_its_name_and_all_settings():
     assert "adversarial_temperature" not in margin
 
 
-def test_settings_that_two_losses_share_are_kept_when_the_name_changes():
+def test_shared_settings_remain_when_the_loss_name_changes():
     changed = recipe_of(dropout=0.2).with_changes({"loss.name": "KvsAll"})
     assert changed.loss == kg.KvsAll(dropout=0.2)
-    with pytest.raises(kg.RequestError, match="relation_weight is a setting of OneVsAll, and loss.name is 'KvsAll'"):
+    with pytest.raises(kg.RequestError, match="relation_weight is a setting of OneVsAll; loss.name is 'KvsAll'"):
         recipe_of(relation_weight=0.2).with_changes({"loss.name": "KvsAll"})
 
 
@@ -103,17 +103,17 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
     [
         (
             "adversarial_temperature = 0.5",
-            "adversarial_temperature is a setting of NegativeSampling, and loss.name is 'OneVsAll'; leave it out",
+            "adversarial_temperature is a setting of NegativeSampling; loss.name is 'OneVsAll'; leave it out",
         ),
-        ("margin = 9", f"margin is a setting of {SAMPLED_LOSSES}, and loss.name is 'OneVsAll'"),
+        ("margin = 9", f"margin is a setting of {SAMPLED_LOSSES}; loss.name is 'OneVsAll'"),
         ("filtered = true", f"filtered is a setting of {SAMPLED_LOSSES}"),
         (
             'name = "MarginRanking"\nadversarial_temperature = 0.5',
-            "adversarial_temperature is a setting of NegativeSampling, and loss.name is 'MarginRanking'",
+            "adversarial_temperature is a setting of NegativeSampling; loss.name is 'MarginRanking'",
         ),
         (
             'name = "NegativeSampling"\nfrequency_weight = 0.9',
-            "frequency_weight is a setting of OneVsAll, and loss.name is 'NegativeSampling'",
+            "frequency_weight is a setting of OneVsAll; loss.name is 'NegativeSampling'",
         ),
         ('name = "MarginRanking"\nlabel_smoothing = 0.1', "label_smoothing is a setting of OneVsAll and KvsAll"),
         ('name = "MarginRanking"\ndropout = 0.1', "dropout is a setting of OneVsAll and KvsAll"),
@@ -132,7 +132,7 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
             'name = "MarginRanking"\ncorruption = "both"',
             "loss.corruption = 'both' is for model.reciprocal = false; it is true",
         ),
-        ("count_exponent = 0.5", "count_exponent is a setting of KvsAll, and loss.name is 'OneVsAll'"),
+        ("count_exponent = 0.5", "count_exponent is a setting of KvsAll; loss.name is 'OneVsAll'"),
         ('name = "KvsAll"\nfrequency_weight = 0.5', "frequency_weight is a setting of OneVsAll"),
         ('name = "KvsAll"\nmargin = 2', f"margin is a setting of {SAMPLED_LOSSES}"),
         ('name = "KvsAll"\n[model]\nreciprocal = false', "model.reciprocal should be true"),
@@ -306,7 +306,7 @@ def test_a_trainer_trains_by_the_loss_of_its_recipe(small_graph, name, expected)
     ],
     ids=["uniform", "shared", "in-batch", "K-vs-all"],
 )
-def test_a_run_that_was_stopped_ends_with_the_same_weights(small_graph, tmp_path, loss):
+def test_an_interrupted_run_ends_with_the_same_weights(small_graph, tmp_path, loss):
     """Saved in the middle of an epoch, and resumed by another trainer."""
     recipe = Recipe().with_changes({"training.epochs": 3, "training.batch_size": 100, **loss})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import torch
 
@@ -45,7 +44,7 @@ def run(small_graph, tmp_path) -> kg.Run:
     )
 
 
-def test_a_run_leaves_everything_behind(run, small_graph):
+def test_files_of_a_run_folder(run, small_graph):
     folder = RunFolder(run.folder)
     assert sorted(path.name for path in run.folder.iterdir()) == [
         "costs.json",
@@ -69,13 +68,13 @@ def test_a_run_leaves_everything_behind(run, small_graph):
     assert (recipe.regularizer.plain, recipe.regularizer.mapped, recipe.model.dim) == (0.5, 1.0, 4)
 
 
-def test_a_loaded_run_ranks_as_it_did(run):
+def test_a_loaded_run_has_the_same_ranks(run):
     again = kg.load_run(run.folder)
     assert kg.evaluate(again.model, again.graph).mrr == run.report.mrr
     assert again.graph.entities == run.graph.entities
 
 
-def test_a_folder_that_holds_something_is_not_written_over(run, small_graph, tmp_path):
+def test_a_folder_with_files_is_not_overwritten(run, small_graph, tmp_path):
     def train_into(folder, **more):
         return kg.train_recipe(Recipe(), graph=small_graph, out=folder, **more)
 
@@ -91,7 +90,7 @@ def test_a_folder_that_holds_something_is_not_written_over(run, small_graph, tmp
     assert (tmp_path / "other" / "letter.txt").read_text() == "dear"
 
 
-def test_what_is_no_run_is_told(tmp_path, run):
+def test_folders_that_are_not_runs_are_refused(tmp_path, run):
     with pytest.raises(kg.RequestError, match=f"runn does not exist. Runs nearby: {run.folder}"):
         kg.load_run(tmp_path / "runn")
     (tmp_path / "empty").mkdir()
@@ -104,20 +103,20 @@ def test_what_is_no_run_is_told(tmp_path, run):
 
 
 @pytest.mark.parametrize("content", [b"", b"not weights at all, really"])
-def test_damaged_weights_are_told(run, content):
+def test_damaged_weights_are_refused(run, content):
     RunFolder(run.folder).weights.write_bytes(content)
     with pytest.raises(kg.RequestError, match="cannot be read as a file of weights"):
         kg.load_run(run.folder)
 
 
-def test_weights_of_another_model_are_told(run):
+def test_weights_of_another_model_are_refused(run):
     folder = RunFolder(run.folder)
     folder.recipe.write_text(folder.recipe.read_text().replace("dim = 4", "dim = 5"))
     with pytest.raises(kg.RequestError, match="does not fit the model"):
         kg.load_run(run.folder)
 
 
-def test_a_model_of_one_s_own_trains_saves_and_loads(small_graph, tmp_path):
+def test_a_model_of_your_own_trains_saves_and_loads(small_graph, tmp_path):
     run = kg.train(
         Shifted(small_graph.shape, dim=6, places=2),
         small_graph,
@@ -133,7 +132,7 @@ def test_a_model_of_one_s_own_trains_saves_and_loads(small_graph, tmp_path):
     assert kg.evaluate(again.model, again.graph).mrr == run.report.mrr
 
 
-def test_seeds_are_repeated_once_and_no_more(tmp_path):
+def test_finished_seeds_are_not_repeated(tmp_path):
     recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 2, "data.graph": "world", "training.seed": 4})
     told = []
     reports = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=told.append)
@@ -145,59 +144,8 @@ def test_seeds_are_repeated_once_and_no_more(tmp_path):
     assert again == reports
 
 
-@pytest.mark.parametrize("name", ["CP", "DistMult", "ComplEx", "RESCAL"])
-def test_embeddings_from_elsewhere_rank_and_answer_as_their_source(small_graph, tmp_path, name):
-    from dualkg.models import MODELS
-
-    source = MODELS[name](small_graph.shape, dim=3, init_scale=1.0)
-    order = np.random.default_rng(0).permutation(30)
-    tables = {key: value.numpy() for key, value in source.state_dict().items()}
-    given = {key: tables[key][order] for key in ("entities", "tails") if key in tables}
-    run = kg.from_arrays(
-        name, **given, relations=tables["relations"], graph=small_graph, entity_names=[f"e{id}" for id in order]
-    )
-    assert kg.evaluate(run.model, small_graph).mrr == kg.evaluate(source, small_graph).mrr
-    run.save(tmp_path / "imported")
-    again = kg.load_run(tmp_path / "imported")
-    answers = [kg.Predictor(model, small_graph).tails("e3", "r1", k=3) for model in (source, again.model)]
-    assert answers[0] == answers[1]
-
-
-def test_complex_arrays_and_bare_names(tmp_path):
-    random = np.random.default_rng(0)
-    table = random.normal(size=(3, 2)) + 1j * random.normal(size=(3, 2))
-    run = kg.from_arrays(
-        "ComplEx", entities=table, relations=table[:1], entity_names=["a", "b", "c"], relation_names=["is"]
-    )
-    expected = (table[0] * table[0] * table[1].conj()).sum().real
-    assert kg.Predictor(run.model, run.graph).score("a", "is", "b") == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ({"relations": np.zeros((3, 4))}, "relation table should have 4 rows, or 8 with reciprocals; it has 3"),
-        ({"entities": np.zeros((29, 4))}, "The set of arrays does not fit the model"),
-        ({"entity_names": ["e0"] * 30}, "29 of the 30 names of rows are repeated"),
-        ({"entity_names": [f"x{i}" for i in range(30)]}, "no row for 30 names of the graph, such as 'e0'"),
-        ({"entity_names": [f"e{i}" for i in range(29)]}, "29 names for 30 rows"),
-        ({"entities": np.zeros((30, 4)) + 1j}, "entities are complex numbers; DistMult has real ones"),
-        ({"relations": np.zeros(4)}, "relations should be a table with a row for each name"),
-    ],
-)
-def test_arrays_that_do_not_fit_are_told(small_graph, more, sentence):
-    given = {"entities": np.zeros((30, 4)), "relations": np.zeros((4, 4)), **more}
-    with pytest.raises(kg.RequestError, match=sentence):
-        kg.from_arrays("DistMult", graph=small_graph, **given)
-
-
-def test_arrays_need_names():
-    with pytest.raises(kg.RequestError, match="needs a graph, or entity_names and relation_names"):
-        kg.from_arrays("DistMult", entities=np.zeros((2, 2)), relations=np.zeros((1, 2)))
-
-
 @pytest.mark.parametrize("choices", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}])
-def test_choices_that_make_no_sense_are_told_in_python_too(small_graph, choices):
+def test_invalid_arguments_of_train_are_refused(small_graph, choices):
     with pytest.raises(kg.RequestError, match=f"train: training.{next(iter(choices))} should be greater than"):
         kg.train(kg.CP(small_graph.shape, dim=2), small_graph, **choices)
 
@@ -224,7 +172,7 @@ def test_a_model_of_another_seed_resumes_from_its_own_weights(small_graph, tmp_p
     assert torch.equal(resumed.model.entities, start(7).model.entities)
 
 
-def test_a_recipe_begins_with_no_weights_on_disk_and_resumes_from_its_seed(small_graph, tmp_path):
+def test_a_recipe_starts_without_weights_on_disk_and_resumes_from_its_seed(small_graph, tmp_path):
     recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 40, "training.seed": 3})
 
     def kill(event):
@@ -239,7 +187,7 @@ def test_a_recipe_begins_with_no_weights_on_disk_and_resumes_from_its_seed(small
 
 
 @pytest.mark.parametrize("changes", [{}, {"validation.keep": "best"}, {"optimizer.average_from": 0.3}])
-def test_what_is_interrupted_after_training_goes_on_without_a_step(small_graph, tmp_path, monkeypatch, changes):
+def test_a_run_interrupted_in_the_evaluation_resumes_without_a_step(small_graph, tmp_path, monkeypatch, changes):
     recipe = Recipe().with_changes({"training.epochs": 4, "model.dim": 4, "validation.every": 1, **changes})
 
     def kill(model, graph):
@@ -258,7 +206,7 @@ def test_what_is_interrupted_after_training_goes_on_without_a_step(small_graph, 
     assert torch.equal(kg.load_run(tmp_path / "run").model.entities, whole.model.entities)
 
 
-def test_a_checkpoint_without_its_weights_is_told(small_graph, tmp_path):
+def test_a_checkpoint_without_weights_is_refused(small_graph, tmp_path):
     with pytest.raises(InterruptedRunError):
         kg.train(kg.CP(small_graph.shape, dim=4), small_graph, out=tmp_path / "run", on_progress=stop_after(1))
     checkpoint = RunFolder(tmp_path / "run").checkpoint
@@ -280,20 +228,20 @@ def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):
     assert kg.load_run(run.folder).model.dim == 2
 
 
-def test_overwriting_never_takes_what_is_not_of_a_run(run, small_graph):
+def test_overwriting_never_removes_files_that_are_not_of_a_run(run, small_graph):
     (run.folder / "thesis.txt").write_text("years of work")
     with pytest.raises(kg.RequestError, match="is not a run: it has thesis.txt"):
         kg.train_recipe(Recipe(), graph=small_graph, out=run.folder, overwrite=True)
     assert (run.folder / "thesis.txt").exists()
 
 
-def test_an_empty_folder_becomes_a_whole_run(small_graph, tmp_path, monkeypatch):
+def test_a_run_can_be_written_to_an_empty_folder(small_graph, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kg.train_recipe(Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), graph=small_graph, out=".")
     assert kg.load_run(tmp_path).model.dim == 2
 
 
-def test_half_written_results_are_not_taken_for_a_run(run):
+def test_incomplete_results_are_not_a_finished_run(run):
     RunFolder(run.folder).report.unlink()
     with pytest.raises(kg.RequestError, match="not finished. It has no checkpoint; train it again"):
         kg.load_run(run.folder)
@@ -310,7 +258,7 @@ def test_a_damaged_file_is_named(run):
         _ = RunFolder(run.folder).saved_environment
 
 
-def test_a_recipe_is_not_changed_half_way(small_graph, tmp_path):
+def test_a_recipe_cannot_change_during_a_run(small_graph, tmp_path):
     def kill(event):
         raise RuntimeError("killed")
 
@@ -326,7 +274,7 @@ def test_a_recipe_is_not_changed_half_way(small_graph, tmp_path):
         kg.resume(folder.path)
 
 
-def test_seeds_of_other_data_are_not_taken_for_these(tmp_path):
+def test_seeds_trained_on_other_data_are_refused(tmp_path):
     path = tmp_path / "mine.tsv"
     rows = [f"a{i}\tr\tb{j}\n" for i in range(6) for j in range(6)]
     recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 2, "data.graph": str(path)})
@@ -337,7 +285,7 @@ def test_seeds_of_other_data_are_not_taken_for_these(tmp_path):
         train_seeds(recipe, 1, out=tmp_path / "runs")
 
 
-def test_the_recipe_kept_says_how_the_graph_was_read(tmp_path):
+def test_the_saved_recipe_has_the_options_of_reading_the_graph(tmp_path):
     path = tmp_path / "mine.tsv"
     path.write_text("".join(f"a{i}\tr\tb{j}\n" for i in range(6) for j in range(6)))
     graph = kg.load_graph(path, split="60/20/20", seed=5)
@@ -352,7 +300,7 @@ def test_a_model_for_another_graph_is_refused_everywhere(small_graph):
             use(model, small_graph)
 
 
-def test_a_class_that_nobody_could_find_again_is_not_kept(small_graph, tmp_path):
+def test_a_class_that_cannot_be_imported_is_not_saved(small_graph, tmp_path):
     class Local(kg.Regularizer):
         def per_triple(self, f):
             return f.head.square().sum(-1)
@@ -364,7 +312,7 @@ def test_a_class_that_nobody_could_find_again_is_not_kept(small_graph, tmp_path)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_regularizer_of_one_s_own_keeps_its_choices(small_graph, tmp_path):
+def test_settings_of_your_own_regularizer_are_saved(small_graph, tmp_path):
     model = kg.CP(small_graph.shape, dim=2)
     kg.train(model, small_graph, regularizer=odd.ByRelation(0.1, power=2.0), epochs=1, out=tmp_path / "run")
     recipe = kg.load_run(tmp_path / "run").recipe
@@ -372,6 +320,6 @@ def test_a_regularizer_of_one_s_own_keeps_its_choices(small_graph, tmp_path):
     assert recipe.regularizer.build().power == 2.0
 
 
-def test_a_dim_that_no_machine_holds_is_refused_before_it_is_tried(small_graph):
+def test_a_dim_too_large_for_memory_is_refused(small_graph):
     with pytest.raises(kg.RequestError, match=r"needs [\d,.]+ GiB for its tables; this machine has"):
         kg.ComplEx(small_graph.shape, dim=10**12)

@@ -10,9 +10,17 @@ import torch
 
 import dualkg as kg
 from dualkg.models import BILINEAR
+from dualkg.training import trainer
 from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
+from dualkg.training.trainer import (
+    STEPS_OF_WARM_UP,
+    InterruptedRunError,
+    ProgressEvent,
+    Trainer,
+    WarmUp,
+    flush_denormals,
+)
 
 
 def weights(run: kg.Run) -> dict[str, torch.Tensor]:
@@ -25,7 +33,7 @@ def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam", "SGD"])
-def test_the_loss_falls(small_graph, optimizer):
+def test_the_loss_decreases(small_graph, optimizer):
     rate = {"Adagrad": 0.1, "Adam": 0.01, "SGD": 5.0}[optimizer]
     model = kg.ComplEx(small_graph.shape, dim=8, init_scale=0.1)
     run = kg.train(
@@ -66,7 +74,7 @@ def test_every_example_is_seen_once_an_epoch_in_a_new_order(small_graph):
     assert torch.equal(epochs[0], epochs[2])
 
 
-def test_the_same_seed_gives_the_same_run_and_another_another(small_graph):
+def test_runs_are_reproducible_by_seed(small_graph):
     one, same, other = (
         kg.train(kg.CP(small_graph.shape, dim=4), small_graph, epochs=2, batch_size=16, seed=seed) for seed in (0, 0, 1)
     )
@@ -86,7 +94,7 @@ def test_early_stopping_keeps_the_best_weights(small_graph):
     assert run.reports["valid"].mrr == max(seen)
 
 
-def test_the_mean_of_the_last_epochs_is_kept(small_graph):
+def test_the_final_weights_are_the_mean_of_the_last_epochs(small_graph):
     """From half of six epochs on: the ends of the fourth, fifth and sixth."""
     recipe = Recipe(training=Training(batch_size=16, epochs=6), optimizer=Optimizer(average_from=0.5))
     trainer = Trainer(kg.CP(small_graph.shape, dim=4), small_graph, recipe, kg.NoRegularizer())
@@ -105,7 +113,7 @@ def test_the_mean_of_the_last_epochs_is_kept(small_graph):
         assert not torch.equal(value, seen[-1][name])
 
 
-def test_the_mean_is_what_is_validated(small_graph):
+def test_the_mean_is_validated(small_graph):
     run = kg.train(
         kg.CP(small_graph.shape, dim=4),
         small_graph,
@@ -117,7 +125,7 @@ def test_the_mean_is_what_is_validated(small_graph):
     assert run.history[-1]["valid_mrr"] == run.reports["valid"].mrr
 
 
-def test_a_mean_and_the_best_are_not_both_kept():
+def test_average_from_and_keep_best_exclude_each_other():
     with pytest.raises(kg.RequestError, match=r"optimizer\.average_from, or the best by validation\.keep; not both"):
         Recipe().with_changes({"optimizer.average_from": 0.5, "validation.every": 1, "validation.keep": "best"})
 
@@ -137,7 +145,7 @@ def stop_after(steps: int):
 
 @pytest.mark.parametrize("steps", [1, 7, 16, 30, 47])
 @pytest.mark.parametrize(("optimizer", "kept"), [("Adagrad", "best"), ("Adagrad", "mean"), ("Adam", "best")])
-def test_a_stopped_run_resumes_to_the_very_same_weights(small_graph, tmp_path, steps, optimizer, kept):
+def test_an_interrupted_run_resumes_to_the_same_weights(small_graph, tmp_path, steps, optimizer, kept):
     choices = {
         "epochs": 3,
         "batch_size": 32,
@@ -159,7 +167,7 @@ def test_a_stopped_run_resumes_to_the_very_same_weights(small_graph, tmp_path, s
     assert_same(weights(whole), weights(kg.load_run(folder)))
 
 
-def test_divergence_stops_with_step_loss_and_advice_and_keeps_what_was_saved(small_graph, tmp_path):
+def test_divergence_is_reported_with_advice_and_leaves_the_last_checkpoint(small_graph, tmp_path):
     folder = tmp_path / "run"
     recipe = Recipe(
         training=Training(epochs=50, batch_size=32, checkpoint_seconds=0),
@@ -183,9 +191,75 @@ def test_a_graph_without_training_triples_is_refused(small_graph):
         kg.train(kg.CP(empty.shape, dim=2), empty)
 
 
-def test_a_device_that_is_not_there_is_told(small_graph):
+def test_an_unknown_device_is_refused(small_graph):
     with pytest.raises(kg.RequestError, match="'gpu9' is not a device to train on"):
         kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="gpu9")
     if not torch.cuda.is_available():
         with pytest.raises(kg.RequestError, match="finds no such GPU here"):
             kg.train(kg.CP(small_graph.shape, dim=2), small_graph, device="cuda")
+
+
+class Timer:
+    """A clock that a step of one second moves on."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def step(self, batch: torch.Tensor, learning_rate: float) -> torch.Tensor:
+        self.seconds += 1
+        return batch.sum()
+
+
+def test_only_the_first_steps_are_warm_up(monkeypatch):
+    timer, warm_up = Timer(), WarmUp(torch.device("cpu"))
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: timer.seconds)
+    started = warm_up.clock()
+    for _ in range(STEPS_OF_WARM_UP["cpu"] + 3):
+        warm_up.take(timer.step, torch.zeros(4), 0.1)
+    assert warm_up.seconds == STEPS_OF_WARM_UP["cpu"]
+    assert warm_up.clock() - started == 3
+    for _ in range(3):  # a last, short batch: its first may compile something
+        warm_up.take(timer.step, torch.zeros(3), 0.1)
+    warm_up.take(timer.step, torch.zeros(4), 0.1)
+    assert warm_up.seconds == STEPS_OF_WARM_UP["cpu"] + 1
+    assert warm_up.clock() - started == 6
+
+
+def test_warm_up_passes_batch_and_learning_rate_to_the_step():
+    warm_up, seen = WarmUp(torch.device("cpu")), []
+    step = lambda batch, rate: seen.append((len(batch), rate)) or batch.sum()  # noqa: E731
+    assert [float(warm_up.take(step, torch.ones(2), 0.5)) for _ in range(8)] == [2.0] * 8
+    assert seen == [(2, 0.5)] * 8
+
+
+def test_costs_are_saved_with_the_run(tmp_path):
+    recipe = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 4})
+    made = kg.train_recipe(recipe, out=tmp_path / "run")
+    kept = kg.load_run(tmp_path / "run").costs
+    assert kept == made.costs
+    assert kept is not None
+    assert set(kept) == {"warm_up_seconds", "training_seconds", "ranking_seconds", "peak_mib"}
+    assert all(value > 0 for value in kept.values())
+    assert kept["training_seconds"] == pytest.approx(sum(entry["seconds"] for entry in made.history), abs=1e-3)
+
+
+def test_a_run_without_saved_costs_can_be_loaded(tmp_path):
+    kg.train_recipe(kg.Recipe().with_changes({"training.epochs": 1, "model.dim": 2}), out=tmp_path / "run")
+    RunFolder(tmp_path / "run").costs.unlink()
+    assert kg.load_run(tmp_path / "run").costs is None
+
+
+def halved() -> float:
+    """Half of the smallest number that is not tiny."""
+    return float(torch.tensor([2.0**-126]) * 0.5)
+
+
+@pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot")
+def test_denormals_are_flushed_only_in_the_context():
+    assert halved() > 0
+    with flush_denormals():
+        assert halved() == 0
+        with flush_denormals():
+            assert halved() == 0
+        assert halved() == 0
+    assert halved() > 0

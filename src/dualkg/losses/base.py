@@ -1,4 +1,4 @@
-"""What every loss offers: checked settings, and `bind`, which makes the function that training minimizes."""
+"""The interface of losses: validated settings, and `bind`, which makes the function that training minimizes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BoundLoss = Callable[[Model, Factors], Tensor]
 
 
 class Loss(BaseModel, ABC):
-    """Settings of a loss: immutable, checked when it is constructed, without a graph or a model.
+    """Settings of a loss, validated and immutable.
 
     A loss of your own subclasses this, declares its settings as annotated fields and implements `bind`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-    examples: ClassVar[Literal["triples", "queries"]] = "triples"  # what a batch holds; queries have a tail each, too
+    examples: ClassVar[Literal["triples", "queries"]] = "triples"  # of a batch; a query has one of its tails
 
     def __init__(self, **settings: Any) -> None:
         try:
@@ -46,7 +46,7 @@ class Loss(BaseModel, ABC):
 
     @property
     def fast_step_obstacle(self) -> str | None:
-        """What keeps the fast step from computing this loss, or None. A loss of your own is trained by autograd."""
+        """The setting that the fast step does not support, or None. A loss of your own is trained by autograd."""
         return f"loss.name = '{type(self).__name__}'"
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
@@ -54,9 +54,8 @@ class Loss(BaseModel, ABC):
         return False
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        """At most how many numbers autograd keeps for an example, by which memory is predicted: scores of all."""
-        sides = 1 if model.reciprocal else 2
-        return sides * model.score_arrays * model.shape.num_entities
+        """An upper bound of the numbers that autograd stores for an example, to predict memory: all scores."""
+        return (1 if model.reciprocal else 2) * model.score_arrays * model.shape.num_entities
 
 
 def validation_sentence(error: ValidationError, known: Iterable[str], *, prefix: str = "") -> str:
@@ -68,7 +67,7 @@ def validation_sentence(error: ValidationError, known: Iterable[str], *, prefix:
         near = did_you_mean(key, known) or f" There are: {', '.join(known)}."
         return f"{name} is not a setting of {error.title}.{near}"
     if first["type"] == "value_error":
-        said = first["msg"].removeprefix("Value error, ")
-        return f"{name}: {said}." if first["loc"] else f"{said}."
+        message = first["msg"].removeprefix("Value error, ")
+        return f"{name}: {message}." if first["loc"] else f"{message}."
     given = json.dumps(first["input"], ensure_ascii=False, default=str)
     return f"{name} should be {first['msg'].removeprefix('Input should be ')}; {given} was given."

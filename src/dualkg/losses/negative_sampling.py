@@ -19,7 +19,7 @@ from dualkg.models.base import Factors, Model, Side
 
 SamplerKind = Literal["uniform", "shared", "in-batch"]
 NUM_NEGATIVES = 64
-REDRAWS = 2  # how often a known answer is drawn again before it is left without weight
+REDRAWS = 2  # how often a known answer is drawn again before it gets no weight
 DIGITS = 24  # binary digits in which a random number is compared with a probability
 
 
@@ -93,8 +93,7 @@ class SampledLoss(Loss):
 class NegativeSampling(SampledLoss):
     """[−log σ(γ + s⁺) − Σ p_i log σ(−γ − s⁻_i)] / 2, with p the softmax of temperature · s⁻ (Sun et al., 2019).
 
-    p has no gradient. With `adversarial_temperature` 0 all negatives count alike. A triple without an allowed negative
-    has the first half alone.
+    p has no gradient. With `adversarial_temperature` 0 all negatives have the same weight.
     """
 
     margin: float = Field(9.0, ge=0)
@@ -107,7 +106,7 @@ class NegativeSampling(SampledLoss):
 
     @torch.no_grad()
     def weights(self, negative: Tensor, allowed: Tensor) -> Tensor:
-        """p, `(batch, n)`: rows sum to 1, or are all 0 where no negative is allowed."""
+        """p, `(batch, n)`: rows sum to 1, or to 0 where no negative is allowed."""
         logits = (self.adversarial_temperature * negative).masked_fill(~allowed, -torch.inf)
         return logits.softmax(-1).masked_fill(~allowed, 0.0)  # a row of −inf alone has become NaN
 
@@ -201,7 +200,7 @@ class CorruptedSide:
 
 
 class Corruption:
-    """Chooses the side of each triple to replace: the head with the probability of its relation, or one half.
+    """Chooses the side of each triple to replace: the head with the probability of its relation, or 0.5.
 
     With `both`, both sides one after the other, with different negatives. With reciprocal relations a batch holds both
     directions of every triple, and only tails are replaced.

@@ -11,7 +11,7 @@ from torch import Tensor
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import GraphShape, Triples
 
-FIRST_COUNT = 4  # the count of a query with one answer in subsampling, as in RotatE's published code
+FIRST_COUNT = 4  # of a query with one answer, in subsampling
 
 
 class QueryGroups(NamedTuple):
@@ -107,9 +107,8 @@ class TrainingAnswers:
     def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less.
 
-        Both counts start at 4 for a single answer and grow by one with each other, as in the published code: the
-        rarest triple then counts 1/√8 and one with twice 8 answers 1/√22, not 1/√2 and 1/√16. A triple and its
-        reciprocal have the same weight.
+        Both counts start at 4 for a single answer, as in the published code of RotatE: the weight of the rarest triple
+        is 1/√8. A triple and its reciprocal have the same weight.
         """
         num_relations = self.shape.num_relations
         inverses = torch.where(relations < num_relations, relations + num_relations, relations - num_relations)
@@ -119,8 +118,8 @@ class TrainingAnswers:
     def head_corruption_probabilities(self) -> Tensor:
         """The probability of corrupting the head for each relation, `(num_relations,)` (Wang et al., 2014).
 
-        It is tph / (tph + hpt), tails per head against heads per tail. Both are the relation's triples divided by its
-        distinct heads, or tails, so it is the share of tails among the two. A relation without triples has a half.
+        It is tph / (tph + hpt), of tails per head and heads per tail, or tails / (tails + heads) by the number of
+        distinct ones. It is 0.5 for a relation without triples.
         """
         num_relations = self.shape.num_relations
         distinct = torch.bincount(self.queries.cpu() % (2 * num_relations), minlength=2 * num_relations).double()
@@ -134,6 +133,6 @@ class TrainingAnswers:
 
 
 def _search(ordered: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each value would stand, at most the last position, and whether it is there."""
+    """The position of each value, at most the last one, and whether the value is there."""
     position = torch.searchsorted(ordered, wanted).clamp_(max=len(ordered) - 1)
     return position, ordered[position] == wanted

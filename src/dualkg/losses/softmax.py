@@ -63,8 +63,8 @@ class OneVsAll(Loss):
 class KvsAll(Loss):
     """Softmax cross entropy of each query against all entities, its answers sharing the target evenly (K-vs-all).
 
-    A query with n answers is weighted by n to the power `count_exponent`: with 0 all queries count alike, with 1 all
-    triples do, and the loss is then in the mean that of `OneVsAll`. The other settings are those of `OneVsAll`.
+    A query with n answers has the weight n to the power `count_exponent`: with 0 all queries have the same weight, with
+    1 all triples. The other settings are those of `OneVsAll`.
     """
 
     examples: ClassVar[Literal["triples", "queries"]] = "queries"

@@ -97,6 +97,7 @@ def train(
     The model is trained in place and moved to the device.
     """
     loss, regularizer = loss or OneVsAll(), regularizer or NoRegularizer()
+    batch_size = default_batch_size(graph) if batch_size is None else batch_size
     tables: dict[str, Any] = {
         "data": {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_options},
         "model": ModelConfig.of(model),
@@ -104,11 +105,7 @@ def train(
         "loss": loss,
         "optimizer": optimizer or Optimizer(),
         "validation": validation or Validation(),
-        "training": {
-            "epochs": epochs,
-            "batch_size": default_batch_size(graph) if batch_size is None else batch_size,
-            "seed": seed,
-        },
+        "training": {"epochs": epochs, "batch_size": batch_size, "seed": seed},
     }
     recipe = recipe_from(tables, source="train")
     folder = RunFolder(out) if out else None
@@ -224,7 +221,7 @@ def _finish(trainer: Trainer, folder: RunFolder | None) -> Run:
         "ranking_seconds": time.perf_counter() - started,
         "peak_mib": peak,
     }
-    costs = {name: None if value is None else round(value, 3) for name, value in costs.items()}
+    costs = {name: round(value, 3) for name, value in costs.items()}
     run = Run(model, graph, trainer.recipe, history, reports, folder.path if folder else None, costs=costs)
     if folder:
         folder.finish(run, trained=folder.checkpoint)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -171,15 +170,6 @@ def _softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
     return losses
 
 
-@dataclass
-class LeafFactors(Factors):
-    """Factors whose head and tail vectors are leaves, so that autograd makes no gradient as large as a table."""
-
-    def __post_init__(self) -> None:
-        self.head = self.model.head_table.detach()[self.heads].requires_grad_()
-        self.tail = self.model.tail_table.detach()[self.tails].requires_grad_()
-
-
 class FusedStep:
     """The step of `ReferenceStep` in less time and memory."""
 
@@ -241,7 +231,10 @@ class FusedStep:
 
     def _with_autograd(self, batch: Tensor) -> Tensor:
         """For any maps and any regularizer."""
-        f = LeafFactors(self.model, *batch.unbind(-1))
+        f = Factors(self.model, *batch.unbind(-1))
+        # Leaves, so that autograd makes no gradient as large as a table.
+        f.head = self.model.head_table.detach()[f.heads].requires_grad_()
+        f.tail = self.model.tail_table.detach()[f.tails].requires_grad_()
         objective, upstream = self._score(f)
         images = [f.mapped_head] if len(upstream) == 1 else [f.mapped_head, f.mapped_tail]
         if (small := self._small_terms(f)) is not None:

@@ -1,4 +1,4 @@
-"""Memory that a run needs: an upper bound, checked before the run starts."""
+"""An upper bound of the memory that a run needs, checked before it starts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ LARGEST_TABLES = 2  # temporary copies of the largest table in an optimizer or a
 WHOLE_TABLES = 6  # the same, where a regularizer reads whole tables
 MATRIX_COPIES = 8  # of the relation matrices of a batch, in autograd and the optimizer
 VECTORS = 40  # of an example and direction: rows, mapped rows, their gradients, and random numbers for dropout
-EXAMPLE_BYTES = 160  # triples in two orders, keys to sort by, and the answers of training by query
-RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores with what it is compared with
+EXAMPLE_BYTES = 160  # triples in two orders, sort keys, and the answers in train by query
+RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores and temporary arrays
 LIBRARY_BYTES = 200 * 2**20  # that matrix products and compiled kernels allocate on a GPU
 
 
@@ -55,12 +55,9 @@ def check_memory(recipe: Recipe, model: Model, regularizer: Regularizer, engine:
     available, size = available_memory(model.device), min(recipe.training.batch_size, num_examples)
     if need.of(size) <= available:
         return
-    largest = need.largest_batch(available)
-    advice = (
-        f"A batch of up to {largest:,} fits: use --set training.batch_size={largest}."
-        if largest >= 1
-        else "Not even a batch of 1 fits: choose a smaller dim, or a device with more memory."
-    )
+    advice = "Not even a batch of 1 fits: choose a smaller dim, or a device with more memory."
+    if (largest := need.largest_batch(available)) >= 1:
+        advice = f"A batch of up to {largest:,} fits: use --set training.batch_size={largest}."
     raise RequestError(
         f"Training in batches of {size:,} would need {_gib(need.of(size))} in addition to the model: "
         f"{_gib(need.fixed)} for gradients and optimizer, {_gib(need.of(size) - need.fixed)} for a batch. "

@@ -56,7 +56,17 @@ def find_class(name: str, known: Mapping[str, type], base: type) -> Any:
         near = did_you_mean(name, known) or f" There are {', '.join(known)}."
         kind = base.__name__.removeprefix("Embedding").lower()
         raise RequestError(f"No {kind} is named '{name}'.{near} Your own class is named package.module:Class.")
-    found = getattr(_import(module_name, name), class_name, None)
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:  # a console script does not have the working folder on its path
+        sys.path.insert(0, here)
+    try:
+        found = getattr(importlib.import_module(module_name), class_name, None)
+    except Exception as error:  # a user's module may raise anything
+        raise RequestError(f"'{name}' cannot be imported: {type(error).__name__}: {error}.") from None
+    finally:
+        if added:
+            sys.path.remove(here)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise RequestError(f"'{name}' should be a subclass of dualkg's {base.__name__}; it is {found!r}.")
     return found
@@ -71,20 +81,6 @@ def check_importable(*names: str) -> None:
                 f"{kind} cannot be imported by its name, so a run with it cannot be saved: define it at the top level "
                 f"of a module and import it from there."
             )
-
-
-def _import(module_name: str, name: str) -> Any:
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:  # a console script does not have the working folder on its path
-        sys.path.insert(0, here)
-    try:
-        return importlib.import_module(module_name)
-    except Exception as error:  # a user's module may raise anything
-        raise RequestError(f"'{name}' cannot be imported: {type(error).__name__}: {error}.") from None
-    finally:
-        if added:
-            sys.path.remove(here)
 
 
 class Section(BaseModel):
@@ -167,21 +163,6 @@ def _with_options(table: type[Section], config: Mapping[str, object]) -> dict[st
     return {**own, "options": {key: value for key, value in config.items() if key not in own}}
 
 
-def build_loss(table: Any) -> Loss:
-    """The loss of a recipe's table: `name` and its settings."""
-    if not isinstance(table, Mapping):
-        raise ValueError("a table with name and settings was expected")
-    settings = dict(table)
-    name = settings.pop("name", "OneVsAll")
-    kind = find_class(name, LOSSES, Loss)
-    for key in settings.keys() - kind.model_fields.keys():
-        owners = [known for known, listed in LOSSES.items() if key in listed.model_fields]
-        if owners:
-            raise ValueError(f"{key} is a setting of {' and '.join(owners)}, and loss.name is '{name}'; leave it out")
-    loss: Loss = kind(**settings)
-    return loss
-
-
 class Optimizer(Section):
     """The optimizer and its learning rate, which may decay to zero from the share `decay_from` of training on.
 
@@ -197,7 +178,7 @@ class Optimizer(Section):
     average_from: float = Field(1.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _epsilon_is_of_use(self) -> Optimizer:
+    def _epsilon_is_used(self) -> Optimizer:
         if self.epsilon is not None and self.name == "SGD":
             raise ValueError("epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'; leave epsilon out")
         return self
@@ -213,17 +194,17 @@ class Validation(Section):
     @model_validator(mode="after")
     def _every_is_needed(self) -> Validation:
         if not self.every and (self.patience or self.keep == "best"):
-            raise ValueError("patience and keep look at the validation split, so every should be at least 1; it is 0")
+            raise ValueError("patience and keep use the validation split, so every should be at least 1; it is 0")
         return self
 
 
 class Training(Section):
-    """How training runs. Every epoch has its own order of the triples.
+    """Epochs, batches and engine. The triples are shuffled in every epoch.
 
-    With `order = "queries"`, up to 16 answers of a query come together, and the fast engine scores that query once.
-    Both engines take the same steps; `auto` is the fast one where it applies. `bf16` is for the fast engine's products
-    with the entity tables, which stay float32; `auto` is that where it is faster. With `tf32` all products are
-    TensorFloat-32 on a GPU, and float32 elsewhere. Checkpoints are written every `checkpoint_seconds`.
+    With `order = "queries"`, up to 16 answers of a query are neighbours, and the fast engine scores that query once.
+    Both engines take the same steps; `auto` is the fast one where it applies. `bf16` is the precision of the fast
+    engine's products with the entity tables, which stay float32; `auto` is that where it is faster. With `tf32` all
+    products are TensorFloat-32 on a GPU, and float32 elsewhere. Checkpoints are written every `checkpoint_seconds`.
     """
 
     epochs: int = Field(20, ge=1)
@@ -248,41 +229,48 @@ class Recipe(Section, title="recipes"):
 
     @field_validator("loss", mode="before")
     @classmethod
-    def _loss_of_table(cls, value: Any) -> Loss:
-        return value if isinstance(value, Loss) else build_loss(value)
+    def _loss_of_table(cls, table: Any) -> Loss:
+        if isinstance(table, Loss):
+            return table
+        if not isinstance(table, Mapping):
+            raise ValueError("a table with name and settings was expected")
+        name = table.get("name", "OneVsAll")
+        settings = {key: value for key, value in table.items() if key != "name"}
+        kind = find_class(name, LOSSES, Loss)
+        for key in settings.keys() - kind.model_fields.keys():
+            if owners := [known for known, listed in LOSSES.items() if key in listed.model_fields]:
+                raise ValueError(f"{key} is a setting of {' and '.join(owners)}; loss.name is '{name}'; leave it out")
+        loss: Loss = kind(**settings)
+        return loss
 
     @field_serializer("loss")
     def _table_of_loss(self, loss: Loss, info: FieldSerializationInfo) -> dict[str, Any]:
-        """Name and settings; without defaults where values of None are left out, too, so that the name can change."""
+        """Name and settings; without defaults if None is left out, so that `with_changes` can change the name."""
         return {"name": name_of(loss, LOSSES), **loss.model_dump(exclude_defaults=bool(info.exclude_none))}
 
     @model_validator(mode="after")
     def _combinations(self) -> Recipe:
         if self.optimizer.average_from < 1 and self.validation.keep == "best":
             raise ValueError(
-                "a mean of weights is kept by optimizer.average_from, or the best by validation.keep; not both"
+                "the run keeps the mean of weights by optimizer.average_from, or the best by validation.keep; not both"
             )
         if self.training.order == "queries" and not self.model.reciprocal:
             raise ValueError(
                 "without reciprocal relations heads are predicted too, so training.order = 'queries' is for "
                 "model.reciprocal = true; it is false"
             )
-        if self.loss.examples == "queries":
-            self._check_queries()
-        self.loss.check_training(reciprocal=self.model.reciprocal, batch_size=self.training.batch_size)
-        return self
-
-    def _check_queries(self) -> None:
-        name = type(self.loss).__name__
-        if not self.model.reciprocal:
+        name, of_queries = type(self.loss).__name__, self.loss.examples == "queries"
+        if of_queries and not self.model.reciprocal:
             raise ValueError(f"{name} is a loss of tail queries, so model.reciprocal should be true; it is false")
-        if self.training.order == "queries":
+        if of_queries and self.training.order == "queries":
             raise ValueError(f"{name} groups the answers of a query anyway; leave training.order out")
-        if self.regularizer.name != "none":
+        if of_queries and self.regularizer.name != "none":
             raise ValueError(
                 f"a regularizer is a mean over triples, and {name} trains on queries, so regularizer.name should be "
                 f"'none'; it is '{self.regularizer.name}'"
             )
+        self.loss.check_training(reciprocal=self.model.reciprocal, batch_size=self.training.batch_size)
+        return self
 
     def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
         """Another recipe with some values changed, named as `training.epochs`."""
@@ -354,7 +342,7 @@ def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or "." not in name:
-            raise RequestError(f"A change is written section.key=value, as in training.epochs=5; '{setting}' came.")
+            raise RequestError(f"A change is written section.key=value, as in training.epochs=5; it is '{setting}'.")
         try:
             changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

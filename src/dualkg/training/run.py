@@ -6,7 +6,6 @@ import json
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,8 +19,7 @@ import torch
 
 from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
 from dualkg.errors import RequestError
-from dualkg.evaluation.report import Report, evaluate, load_ranks, save_ranks
-from dualkg.evaluation.report import build_report as make_report
+from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
 from dualkg.files import atomic_folder, link_or_copy, read_json, write_text
 from dualkg.models.base import Model, skip_initialization
 from dualkg.training.checkpoint import load_weights, read_weights, save_weights
@@ -63,8 +61,6 @@ def processor() -> str:
 
 
 def _version(name: str) -> str | None:
-    if name == "torch":  # which also names the build, as in 2.13.0+cpu
-        return str(torch.__version__)
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -79,17 +75,11 @@ def _commit() -> str | None:
     if given := os.environ.get("DUALKG_COMMIT"):
         return given
     here = Path(__file__).parent
-    if "site-packages" in here.parts or sys.platform == "win32":
+    if "site-packages" in here.parts:
         return None
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        found = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=here,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=False,
-        )
+        found = subprocess.run(command, cwd=here, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None
@@ -118,7 +108,7 @@ class Run:
         if split not in self.reports:
             ranks = RunFolder(self.folder).ranks(split) if self.folder else None
             if ranks and ranks.exists():
-                self.reports[split] = make_report(load_ranks(ranks), self.graph, split=split)
+                self.reports[split] = build_report(load_ranks(ranks), self.graph, split=split)
             else:
                 self.reports[split] = evaluate(self.model, self.graph, split=split)
         return self.reports[split]
@@ -133,9 +123,8 @@ class Run:
         """Save a run that has no folder, such as one of imported embeddings."""
         folder = RunFolder(path)
         folder.check_free()
-        with folder.create(
-            self.recipe, self.graph, environment(self.model.device, fingerprint=self.graph.fingerprint)
-        ) as fresh:
+        made_with = environment(self.model.device, fingerprint=self.graph.fingerprint)
+        with folder.create(self.recipe, self.graph, made_with) as fresh:
             fresh.finish(self)
         self.folder = folder.path
         return folder.path
@@ -190,7 +179,7 @@ class RunFolder:
         )
 
     def _unknown_files(self) -> list[str]:
-        """Files that are not a run's, or what a run lacks: a folder with any of these is never removed."""
+        """Files that are not a run's, or that a run needs: a folder with any of these is never removed."""
         if not self.path.is_dir():
             return ["no folder"]
         known = {path.name for path in vars(self).values()} | {self.ranks(split).name for split in SPLITS}

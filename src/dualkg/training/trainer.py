@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import resource
 import signal
 import sys
 import threading
@@ -37,8 +38,8 @@ from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe
 
-STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}  # in which kernels are compiled, and on a GPU a step is captured as a graph
-STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss: on a GPU it costs a copy
+STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}  # in which kernels are compiled, and on a GPU a CUDA graph is captured
+STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss, which must be copied from a GPU
 OnProgress = Callable[["ProgressEvent"], None]
 
 
@@ -84,17 +85,16 @@ class Trainer:
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
         self.engine = choose_engine(recipe, model, regularizer)
-        reset_peak(model.device)
+        if model.device.type == "cuda":
+            gc.collect()  # reference cycles may hold large tensors
+            torch.cuda.reset_peak_memory_stats(model.device)
         self.warm_up = WarmUp(model.device)
         examples = self._examples()
         check_memory(recipe, model, regularizer, self.engine, num_examples=len(examples))
         self.examples = torch.from_numpy(examples).to(model.device)
         self.grouped_by_query = GroupedByQuery(self.examples) if recipe.training.order == "queries" else None
         self.optimizer = build_optimizer(
-            recipe.optimizer,
-            model.parameters(),
-            one_pass=self.engine.fast,
-            captured=self.engine.step == "captured",
+            recipe.optimizer, model.parameters(), one_pass=self.engine.fast, captured=self.engine.step == "captured"
         )
         self.regularizer = regularizer
         self.step = self._step()
@@ -116,7 +116,7 @@ class Trainer:
     # -- training data ------------------------------------------------------------------------------------
 
     def _step(self) -> Step:
-        """A step for the present weights: a fused one may hold copies of the tables."""
+        """A step for the current weights: a fused one may hold copies of the tables."""
         loss = self.recipe.loss.bind(
             self.model,
             self.graph,
@@ -138,24 +138,24 @@ class Trainer:
         return one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
-        """The batches of one epoch, `(batch, 3)` each, in an order of its own."""
+        """The batches of one epoch, `(batch, 3)` each."""
         device, size, seed = self.examples.device, self.recipe.training.batch_size, self.recipe.training.seed
         if self.grouped_by_query is None:
             order = shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
         else:
             order = self.grouped_by_query.shuffled(seed=seed, epoch=epoch)
-        if device.type == "cuda":  # all at once, which saves a kernel in each step
-            examples = self.examples[order]
-            if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
-                self.step.reserve(most_queries(examples, size))
-            yield from examples.split(size)  # type: ignore[no-untyped-call]
-        else:
+        if device.type == "cpu":
             yield from (self.examples[chosen] for chosen in order.split(size))  # type: ignore[no-untyped-call]
+            return
+        examples = self.examples[order]  # at once, which saves a kernel in each step
+        if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
+            self.step.reserve(most_queries(examples, size))
+        yield from examples.split(size)  # type: ignore[no-untyped-call]
 
     # -- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Train to the end, and leave the final weights in the model."""
+        """Train to the end; the model then has the final weights."""
         device, precision = self.model.device, matmul_precision(self.recipe.training.precision)
         on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
         with self.stop.listening(), flush_denormals(), on_device, precision:
@@ -213,14 +213,13 @@ class Trainer:
             raise DivergedError(self._divergence("the weights hold NaN or infinity"))
 
     def _divergence(self, what: str) -> str:
-        kept = ""
-        if self.checkpoint_path and self.checkpoint_path.exists():
-            kept = f" The last good state is kept in {self.checkpoint_path}."
+        has_checkpoint = self.checkpoint_path and self.checkpoint_path.exists()
+        saved = f" The last good state is in {self.checkpoint_path}." if has_checkpoint else ""
         return (
             f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: {what}. "
             f"Lower the learning rate (now {self.recipe.optimizer.learning_rate:g}), for instance with "
             f"--set optimizer.learning_rate={self.recipe.optimizer.learning_rate / 10:g}, or use a smaller "
-            f"init_scale.{kept}"
+            f"init_scale.{saved}"
         )
 
     def _end_epoch(self) -> None:
@@ -242,31 +241,30 @@ class Trainer:
     def _average(self) -> None:
         """Add the weights of this epoch to the running mean."""
         self.progress.averaged += 1
+        self.mean = self.mean or self._copy_of_weights()
         for name, value in self.model.state_dict().items():
-            if name in self.mean:
-                self.mean[name].lerp_(value, 1 / self.progress.averaged)
-            else:
-                self.mean[name] = value.detach().clone()
+            self.mean[name].lerp_(value, 1 / self.progress.averaged)
 
     def _validate(self) -> float:
         progress, choice = self.progress, self.recipe.validation
         self._check_weights()
-        weights = {name: value.clone() for name, value in self.model.state_dict().items()} if self.mean else {}
-        if self.mean:  # which is what the run keeps
+        weights = self._copy_of_weights() if self.mean else {}
+        if self.mean:  # the final weights of the run
             self.model.load_state_dict(self.mean)
-        try:
-            mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
-        finally:
-            if weights:
-                self.model.load_state_dict(weights)
+        mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
+        if weights:
+            self.model.load_state_dict(weights)
         if mrr > progress.best_mrr:
             progress.best_mrr, progress.since_best = mrr, 0
             if choice.keep == "best":
-                self.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+                self.best = self._copy_of_weights()
         else:
             progress.since_best += 1
             progress.stopped = bool(choice.patience) and progress.since_best >= choice.patience
         return mrr
+
+    def _copy_of_weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
 
     @cached_property
     def _known(self) -> KnownAnswers:
@@ -285,16 +283,17 @@ class Trainer:
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
         if self.stop.requested:
-            epoch = self.progress.epoch + 1
+            stopped = f"Stopped in epoch {self.progress.epoch + 1} of {self.recipe.training.epochs}"
             if not self.checkpoint_path:
-                raise InterruptedRunError(f"Stopped in epoch {epoch}.")
-            raise InterruptedRunError(
-                f"Stopped in epoch {epoch} of {self.recipe.training.epochs}, all work saved. Resume with: dualkg "
-                f"resume {self.checkpoint_path.parent}"
-            )
+                raise InterruptedRunError(f"{stopped}.")
+            resume = f"dualkg resume {self.checkpoint_path.parent}"
+            raise InterruptedRunError(f"{stopped}, all work saved. Resume with: {resume}")
 
     def save(self, path: Path, *, when: Literal["start", "between", "end"] = "between", weights: bool = True) -> None:
-        """Write a checkpoint: the weights, and between start and end all that resuming needs in addition."""
+        """Write a checkpoint: the weights, and between start and end the state of the optimizer, too.
+
+        At the start of a recipe its seed creates the same weights, so they need not be written.
+        """
         groups = {"model": self.model.state_dict()} if weights else {}
         if when == "between":
             groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self.best, "mean": self.mean}
@@ -319,11 +318,11 @@ class Trainer:
         if when == "between":
             restore_optimizer(self.optimizer, groups.get("optimizer", {}))
         self.progress = Progress(**about["progress"])
-        del self.step  # first: two might not fit in memory
+        del self.step  # two might not fit in memory
         self.step = self._step()
         self.best, self.mean = (
-            {name: value.to(self.model.device) for name, value in groups.get(kept, {}).items()}
-            for kept in ("best", "mean")
+            {name: value.to(self.model.device) for name, value in groups.get(group, {}).items()}
+            for group in ("best", "mean")
         )
 
 
@@ -336,7 +335,7 @@ class WarmUp:
         self._taken: Counter[int] = Counter()
 
     def take(self, step: Callable[[Tensor, float], Tensor], batch: Tensor, learning_rate: float) -> Tensor:
-        """Take one step. On a GPU the host waits for the first ones only."""
+        """Take one step. On a GPU the host waits only for steps of the warm-up."""
         first = next(iter(self._taken), len(batch))
         if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if len(batch) == first else 1):
             return step(batch, learning_rate)
@@ -357,21 +356,10 @@ class WarmUp:
             torch.cuda.synchronize(self.device)
 
 
-def reset_peak(device: torch.device) -> None:
-    """Measure a GPU's peak from here; that of a process on a CPU is always measured from its start."""
-    if device.type == "cuda":
-        gc.collect()  # reference cycles may hold large tensors
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def peak_mib(device: torch.device) -> float | None:
-    """Peak memory: on a GPU allocated by PyTorch, on a CPU of the process; None on Windows."""
+def peak_mib(device: torch.device) -> float:
+    """Peak memory: on a GPU allocated by PyTorch for this run, on a CPU of the process since its start."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    if sys.platform == "win32":
-        return None
-    import resource
-
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
