@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from dualkg.training.fused import stream
 from dualkg.training.reference_step import ReferenceStep
 
 if TYPE_CHECKING:
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 
 CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows
 WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
-
-
-@cache
-def stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
-    """The stream of a device for a purpose."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 class CudaGraphStep:

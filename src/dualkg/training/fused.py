@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -39,6 +40,12 @@ class Workspace:
         if self._buffer is None or self._buffer.numel() < rows * columns:
             self._buffer = torch.zeros(rows * columns, dtype=like.dtype, device=like.device)
         return self._buffer[: rows * columns].view(rows, columns)
+
+
+@cache
+def stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
+    """The stream of a device for a purpose."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 Side = Literal["head", "tail"]

@@ -22,8 +22,7 @@ from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum
-from dualkg.training.cuda_graphs import stream
-from dualkg.training.fused import Workspace
+from dualkg.training.fused import Workspace, stream
 from dualkg.training.optimizers import AnyOptimizer
 
 ALIGNED = 8  # bfloat16 numbers in 16 bytes, to which tensor cores want rows aligned
