@@ -160,10 +160,9 @@ def _triples_only_in(graph: Graph, split: Split) -> Triples:
     keys = triple_keys(np.concatenate([distinct, others]), graph.shape)
     only = distinct[~np.isin(keys[: len(distinct)], keys[len(distinct) :])]
     if not len(only):
-        what = f"no {split} triples that are not in another split too" if len(distinct) else f"no {split} triples"
         raise RequestError(
-            f"Calibration needs held-out triples, and {graph.name} has {what}. "
-            f"Split the graph so that {split} has some."
+            f"Calibration needs held-out triples, and {graph.name} has no {split} triples that are not in another "
+            f"split too. Split the graph so that {split} has some."
         )
     return only
 
@@ -209,7 +208,7 @@ def _balanced(relations: Ids, limit: int, random: np.random.Generator) -> Ids:
 
 
 def _rank_bands(num_entities: int) -> list[int]:
-    """Where bands of ranks begin, the first behind the best, and where the last ends."""
+    """The first ranks of the bands below the best, and the end of the last band."""
     starts = [NUM_BEST]
     while starts[-1] * BAND_FACTOR < num_entities:
         starts.append(starts[-1] * BAND_FACTOR)
@@ -406,8 +405,8 @@ def log_odds_of(probability: float) -> float:
 def _query_priors(train: Ids, valid: Ids, shape: GraphShape) -> Tensor:
     """The share of queries with a valid answer, `(num_relations, 2)`: given an entity of train, and given a new one.
 
-    Few queries of a relation are smoothed to the mean of all relations, as if one query with an answer was added with
-    as many others as there are for it in all relations. If no relation has one, one is assumed.
+    Additive smoothing towards the share of all relations: one answered query is added to 1 / share queries. If no
+    relation has an answered query, one is assumed.
     """
 
     def by_relation(keys: Ids) -> Ids:
@@ -433,16 +432,14 @@ class SavedCalibration:
     checks: dict[str, Any] = field(default_factory=dict)  # the reports of `dualkg calibrate`
 
 
-def save_calibration(saved: SavedCalibration, folder: str | Path) -> Path:
+def save_calibration(saved: SavedCalibration, folder: str | Path) -> None:
     """Write `calibration.json` into a run folder."""
-    path = RunFolder(folder).calibration
     content = {
         "calibration": saved.calibration.as_dict(),
         "prediction_sets": saved.prediction_sets.as_dict(),
         "checks": saved.checks,
     }
-    write_text(path, json.dumps(content, ensure_ascii=False))
-    return path
+    write_text(RunFolder(folder).calibration, json.dumps(content, ensure_ascii=False))
 
 
 def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from math import inf
 from typing import Any
 
@@ -61,20 +60,9 @@ class CandidateFilter:
         self.graph, self.types, self.loops, self.known = graph, types, loops, known
         self.relations = np.arange(graph.shape.num_relations) if relations is None else _ids(graph.relations, relations)
         self.heads = None if heads is None else _ids(graph.entities, heads)
-
-    @cached_property
-    def train(self) -> list[Ids]:
-        """The training triples of each relation."""
-        return _by_relation(self.graph.train, self.graph.shape.num_relations)
-
-    @cached_property
-    def _known(self) -> list[Ids]:
-        triples = np.concatenate([self.graph.split(name) for name in self.known])
-        return _by_relation(triples, self.graph.shape.num_relations)
-
-    @cached_property
-    def _with_self_loops(self) -> frozenset[int]:
-        return relations_with_self_loops(self.graph)
+        self.train = _by_relation(graph.train, graph.shape.num_relations)
+        self._known = _by_relation(np.concatenate([graph.split(name) for name in known]), graph.shape.num_relations)
+        self._with_self_loops = relations_with_self_loops(graph)
 
     def heads_and_tails(self, relation: int) -> tuple[Ids, Ids]:
         """The candidate heads and tails of a relation, ascending."""
@@ -108,6 +96,7 @@ def _ids(vocabulary: Vocabulary, names: Names) -> Ids:
 
 
 def _by_relation(triples: Triples, num_relations: int) -> list[Ids]:
+    """The triples of each relation."""
     ordered = triples[np.argsort(triples[:, 1], kind="stable")].astype(np.int64)
     return np.split(ordered, np.searchsorted(ordered[:, 1], np.arange(1, num_relations)))
 
