@@ -29,11 +29,11 @@ def test_the_section_of_a_page():
 
 
 def test_the_questions_are_those_of_test(run_folders, served):
-    asked = serving.questions(JOB, run_folders[0])
+    addresses = serving.questions(JOB, run_folders[0])
     graph = served.get("calibrated").run.graph
-    assert len(asked) == len({(head, relation) for head, relation, _ in graph.test.tolist()})
-    assert all(address.startswith("/api/tails?head=") and address.endswith("&k=5") for address in asked)
-    assert not any("\n" in address for address in asked)
+    assert len(addresses) == len({(head, relation) for head, relation, _ in graph.test.tolist()})
+    assert all(address.startswith("/api/tails?head=") and address.endswith("&k=5") for address in addresses)
+    assert not any("\n" in address for address in addresses)
 
 
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk makes the load, and it is not installed")
@@ -59,12 +59,12 @@ def test_make_bench_measures_serving_where_it_can(tmp_path, installed):
         executable(tmp_path / name / "bin" / "python", '#!/bin/sh\necho "ran $1"\n')
         (tmp_path / name / ".ready").touch()
     words = ["make", "bench", f"VENV={tmp_path / 'venv'}", f"BENCH={tmp_path / 'bench'}"]
-    told = subprocess.run(
+    result = subprocess.run(
         words, cwd=ROOT, env=os.environ | {"PATH": str(tools)}, capture_output=True, text=True, check=True
     )
-    assert ("ran benchmarks/serving.py" in told.stdout) is installed
-    assert ("Serving is not measured: wrk makes the load, and it is not installed." in told.stdout) is not installed
-    assert "ran benchmarks/report.py" in told.stdout
+    assert ("ran benchmarks/serving.py" in result.stdout) is installed
+    assert ("Serving is not measured: wrk makes the load, and it is not installed." in result.stdout) is not installed
+    assert "ran benchmarks/report.py" in result.stdout
 
 
 def executable(path: Path, text: str) -> None:

@@ -15,11 +15,11 @@ import pytest
 
 
 def test_one_request_without_a_port(run_cli, run_folders):
-    told = run_cli("serve", run_folders[0], "--get", "/entity/Twenty.json")
-    assert told.code == 0
-    assert told.json["entity"]["label"] == "Twenty"
-    told = run_cli("serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2")
-    assert [len(told.json["predictions"]), told.json["run"]] == [2, "plain"]
+    result = run_cli("serve", run_folders[0], "--get", "/entity/Twenty.json")
+    assert result.code == 0
+    assert result.json["entity"]["label"] == "Twenty"
+    result = run_cli("serve", *run_folders, "--get", "/api/tails?head=thing%2030&relation=is%20a&run=plain&k=2")
+    assert [len(result.json["predictions"]), result.json["run"]] == [2, "plain"]
 
 
 def test_one_request_with_a_token(run_cli, run_folders):
@@ -31,9 +31,9 @@ def test_one_request_with_a_token(run_cli, run_folders):
     [("/entity/Twnty.json", "No entity is named 'Twnty'"), ("/nothing", "There is nothing at this address.")],
 )
 def test_one_wrong_request(run_cli, run_folders, address, sentence):
-    told = run_cli("serve", run_folders[0], "--get", address)
-    assert told.code == 2
-    assert told.json["error"].startswith(sentence)
+    result = run_cli("serve", run_folders[0], "--get", address)
+    assert result.code == 2
+    assert result.json["error"].startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_one_wrong_request(run_cli, run_folders, address, sentence):
     ],
 )
 def test_wrong_options(run_cli, run_folders, words, sentence):
-    told = run_cli("serve", run_folders[0], *words)
-    assert told.code == 2
-    assert told.err.startswith(f"dualkg: {sentence}")
+    result = run_cli("serve", run_folders[0], *words)
+    assert result.code == 2
+    assert result.err.startswith(f"dualkg: {sentence}")
 
 
 def test_a_missing_run(run_cli, tmp_path):
-    told = run_cli("serve", tmp_path / "none", "--port", 0)
-    assert told.code == 2
-    assert "none does not exist" in told.err
+    result = run_cli("serve", tmp_path / "none", "--port", 0)
+    assert result.code == 2
+    assert "none does not exist" in result.err
 
 
 def test_without_the_serve_extra(run_folders):
@@ -63,9 +63,9 @@ def test_without_the_serve_extra(run_folders):
         f"sys.argv = ['dualkg', 'serve', {str(run_folders[0])!r}]\n"
         "from dualkg.cli import main; main()"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert told.returncode == 2
-    assert told.stderr == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
@@ -78,9 +78,9 @@ def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
         assert address.startswith("http://127.0.0.1:")
         assert httpx.get(f"{address}/health", timeout=60).json() == {"status": "ok"}
         replies = []
-        asked = {"top": 5000, "types": False}
+        params = {"top": 5000, "types": False}
         asking = threading.Thread(
-            target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=asked, timeout=60))
+            target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=params, timeout=60))
         )
         asking.start()
         while not replies and "in_progress 1.0\n" in httpx.get(f"{address}/metrics").text:
@@ -102,12 +102,12 @@ def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
 
 def test_a_browser_is_opened(run_folders, tmp_path):
     """The server answers while the browser runs."""
-    told, browser = tmp_path / "told", tmp_path / "browser"
+    result, browser = tmp_path / "result", tmp_path / "browser"
     asking = tmp_path / "asking.py"
     asking.write_text(
         "import sys, time, urllib.request\n"
         "text = urllib.request.urlopen(sys.argv[1], timeout=60).read()\n"
-        f"open({str(told)!r}, 'wb').write(text)\n"
+        f"open({str(result)!r}, 'wb').write(text)\n"
         "time.sleep(60)\n"
     )
     browser.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{asking}" "$1"\n')
@@ -117,9 +117,9 @@ def test_a_browser_is_opened(run_folders, tmp_path):
     server = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
     try:
         late = time.monotonic() + 60
-        while not (told.exists() and told.read_text()) and time.monotonic() < late:
+        while not (result.exists() and result.read_text()) and time.monotonic() < late:
             time.sleep(0.02)
-        assert "<title>" in told.read_text()
+        assert "<title>" in result.read_text()
     finally:
         os.killpg(server.pid, signal.SIGKILL)
         server.wait()

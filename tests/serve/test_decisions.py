@@ -49,10 +49,10 @@ def test_decisions_are_stored_in_the_run_folder(curator, folder):
     assert reply.json() == {"run": "mine", "accepted": 1, "rejected": 1}
     lines = [json.loads(line) for line in (folder / "decisions.jsonl").read_text("utf-8").splitlines()]
     assert [(line["head"], line["verdict"]) for line in lines] == [("thing 30", "accepted"), (HOSTILE[0], "rejected")]
-    told = curator.get("/api/decisions").json()
-    assert told["decisions"] == lines
-    assert told["can_decide"]
-    assert 0 < told["decisions"][0]["probability"] < 1
+    result = curator.get("/api/decisions").json()
+    assert result["decisions"] == lines
+    assert result["can_decide"]
+    assert 0 < result["decisions"][0]["probability"] < 1
 
 
 def test_a_later_decision_replaces_an_earlier_one(curator):

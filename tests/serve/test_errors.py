@@ -54,10 +54,10 @@ def test_a_wrong_request_gets_a_message(client, where, params, status, message):
 
 
 def test_the_message_is_that_of_the_command_line(client, run_cli, run_folders):
-    told = run_cli("predict", run_folders[0], "--head", "Twnty", "--relation", "likes")
-    assert told.code == 2
+    result = run_cli("predict", run_folders[0], "--head", "Twnty", "--relation", "likes")
+    assert result.code == 2
     reply = client.get("/api/tails", params=TAILS | {"head": "Twnty"})
-    assert told.err == f"dualkg: {reply.json()['error']}\n"
+    assert result.err == f"dualkg: {reply.json()['error']}\n"
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,12 @@ def test_a_request_that_takes_too_long_is_cancelled(client_of, blocked):
 
 
 def test_an_unexpected_exception_is_not_shown(client_of, monkeypatch, capfd):
-    from dualkg.serve.service import ServedRun
+    from dualkg.serve.service import RequestContext
 
-    def fail(*nouns):
+    def fail(*args, **kwargs):
         raise ZeroDivisionError("with a\nline end")
 
-    monkeypatch.setattr(ServedRun, "id_of", fail)
+    monkeypatch.setattr(RequestContext, "ids", fail)
     reply = client_of().get("/api/tails", params=TAILS)
     assert reply.status_code == 500
     assert reply.json()["error"] == "The server failed to answer. The error is in its log."
@@ -186,6 +186,6 @@ def test_a_token_must_fit_into_a_header(token):
 
 
 def test_a_port_in_use():
-    told = "cannot be used: Address already in use. Choose another with --port."
-    with bind("127.0.0.1", 0) as taken, pytest.raises(RequestError, match=told):
+    result = "cannot be used: Address already in use. Choose another with --port."
+    with bind("127.0.0.1", 0) as taken, pytest.raises(RequestError, match=result):
         bind("127.0.0.1", taken.getsockname()[1])

@@ -77,8 +77,8 @@ def test_a_pending_map(mapped, monkeypatch):
 
 
 def test_the_predictions_of_a_query(client):
-    asked = {"entity": "Twenty", "relation": "likes"}
-    page = client.get("/map/predictions", params=asked)
+    params = {"entity": "Twenty", "relation": "likes"}
+    page = client.get("/map/predictions", params=params)
     found = client.get("/query.json", params={"head": "Twenty", "relation": "likes", "k": 200}).json()
     assert page.status_code == 200
     assert f"{len(found['predictions'])} new, {len(found['known'])} known" in page.text
@@ -87,4 +87,4 @@ def test_the_predictions_of_a_query(client):
     assert ids == [one["id"] for one in by_probability + found["known"]]
     strengths = [float(value) for value in re.findall(r'data-strength="([\d.e-]+)"', page.text)]
     assert max(strengths) == strengths[0] == 1
-    assert client.get("/map/predictions", params=asked | {"entity": "nobody"}).status_code == 404
+    assert client.get("/map/predictions", params=params | {"entity": "nobody"}).status_code == 404

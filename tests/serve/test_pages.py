@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import pytest
 from markupsafe import escape
+from starlette.requests import Request
 
 from dualkg import serve
 from dualkg.serve.errors import ErrorReply
@@ -20,13 +21,13 @@ from tests.serve.conftest import HOSTILE
 STATIC = Path(serve.__file__).with_name("static")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 SVG = "http://www.w3.org/2000/svg"  # a name, not an address
-ASKED = {"head": "thing 20", "relation": "likes"}
+QUERY = {"head": "thing 20", "relation": "likes"}
 FOREIGN = {"b", "base", "embed", "iframe", "img", "object", "style"}  # pages have none; names would like to
 
 
-def context_of(served) -> RequestContext:
+def context_of(served, query_string: bytes = b"") -> RequestContext:
     service = Service(served, limits=Limits(), log=False, read_only=False)
-    return RequestContext(service, served.get(None))
+    return RequestContext(Request({"type": "http", "query_string": query_string}), service, served.get(None))
 
 
 class Audit(HTMLParser):
@@ -95,22 +96,22 @@ def test_names_that_a_browser_would_change_are_a_query_parameter(served, name):
 
 def test_the_start_page_has_example_queries(client):
     page = audited(client.get("/"))
-    questions = [value for value in page.values("a", "href") if value.startswith("/?find=tail")]
-    assert questions
-    for question in questions:
-        assert client.get(question).status_code == 200
+    queries = [value for value in page.values("a", "href") if value.startswith("/?find=tail")]
+    assert queries
+    for query in queries:
+        assert client.get(query).status_code == 200
 
 
 @pytest.mark.parametrize(
-    ("asked", "find"),
+    ("params", "find"),
     [
-        (ASKED, "tail"),
+        (QUERY, "tail"),
         ({"tail": "Twenty", "relation": "is a"}, "head"),
         ({"head": "thing 20", "tail": "thing 30"}, "relation"),
     ],
 )
-def test_the_query_page_has_the_content_of_its_json(client, asked, find):
-    page = audited(client.get("/", params=asked))
+def test_the_query_page_has_the_content_of_its_json(client, params, find):
+    page = audited(client.get("/", params=params))
     [json] = page.values("link", "href")[-1:]
     found = client.get(json).json()
     assert found["find"] == find
@@ -126,39 +127,39 @@ def test_known_answers_are_those_of_the_graph(client, served):
     head, relation = graph.entities.id("thing 20"), graph.relations.id("likes")
     triples = [row for split in ("train", "valid", "test") for row in graph.split(split).tolist()]
     tails = {graph.entities[t] for h, r, t in triples if (h, r) == (head, relation)}
-    assert {answer["name"] for answer in client.get("/query.json", params=ASKED).json()["known"]} == tails
+    assert {answer["name"] for answer in client.get("/query.json", params=QUERY).json()["known"]} == tails
 
 
 def test_the_prediction_set_is_that_of_the_api(client):
     for coverage in (0.5, 0.9):
-        asked = {"entity": "thing 20", "relation": "likes", "coverage": coverage, "k": 1000}
-        found = client.get("/api/prediction-set", params=asked).json()
-        page = client.get("/query.json", params=ASKED | {"coverage": coverage, "k": 200}).json()
+        params = {"entity": "thing 20", "relation": "likes", "coverage": coverage, "k": 1000}
+        found = client.get("/api/prediction-set", params=params).json()
+        page = client.get("/query.json", params=QUERY | {"coverage": coverage, "k": 200}).json()
         assert page["prediction_set"] == {"coverage": coverage, "size": found["size"]}
         first = [answer["name"] for answer in page["predictions"][: found["size"]]]
         assert first == [answer["name"] for answer in found["predictions"]]
-        assert f"{100 * coverage:g} % of the time" in client.get("/", params=ASKED | {"coverage": coverage}).text
+        assert f"{100 * coverage:g} % of the time" in client.get("/", params=QUERY | {"coverage": coverage}).text
 
 
 def test_a_run_without_calibration_has_scores(client):
-    page = audited(client.get("/", params=ASKED | {"run": "plain"}))
+    page = audited(client.get("/", params=QUERY | {"run": "plain"}))
     assert "dualkg calibrate" in page.text
     assert "score " in page.text
     assert " % of the time" not in page.text
 
 
 def test_links_stay_with_the_run(client):
-    page = audited(client.get("/", params=ASKED | {"run": "plain"}))
+    page = audited(client.get("/", params=QUERY | {"run": "plain"}))
     for link in page.values("a", "href"):
         assert "run=plain" in link or link in ("#main", "/docs")
     assert set(page.values("option", "value")) >= {"calibrated", "plain"}
-    assert "run=" not in "".join(audited(client.get("/", params=ASKED)).values("a", "href"))
+    assert "run=" not in "".join(audited(client.get("/", params=QUERY)).values("a", "href"))
 
 
 def test_the_explanation_page_has_the_content_of_the_api(client):
-    asked = ASKED | {"tail": "thing 30"}
-    page, found = audited(client.get("/explain", params=asked)), client.get("/api/explain", params=asked).json()
-    assert client.get("/explain.json", params=asked).json() == found
+    params = QUERY | {"tail": "thing 30"}
+    page, found = audited(client.get("/explain", params=params)), client.get("/api/explain", params=params).json()
+    assert client.get("/explain.json", params=params).json() == found
     assert found["supporting_triples"]
     for reason in found["supporting_triples"]:
         assert f"{reason['score_drop']:+.2f}".replace("-", "−") in page.text
@@ -268,7 +269,7 @@ def test_an_unexpected_exception_is_a_page_without_a_traceback(client_of, monkey
 def test_a_page_that_takes_too_long(client_of, blocked):
     client = client_of(Limits(seconds=0.2))
     with blocked:
-        reply = client.get("/", params=ASKED, headers=BROWSER)
+        reply = client.get("/", params=QUERY, headers=BROWSER)
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
     assert "longer than its limit of 0.2 seconds" in audited(reply).text
 
@@ -344,20 +345,20 @@ def test_contrast_in_both_themes(theme):
     """WCAG AA: 4.5 for text, 3 for bars, borders and the ring of what has the focus."""
     style = (STATIC / "style.css").read_text(encoding="utf-8")
     tokens = {name: pair[theme] for name, *pair in re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style)}
-    for text in ("ink", "soft", "believed"):
+    for text in ("ink", "soft", "predicted"):
         for ground in ("paper", "surface"):
             assert contrast(tokens[text], tokens[ground]) >= 4.5, (text, ground)
-    assert contrast(tokens["believed"], tokens["believed-soft"]) >= 4.5
-    assert contrast(tokens["ink"], tokens["believed-soft"]) >= 4.5
-    assert contrast(tokens["paper"], tokens["believed"]) >= 4.5
-    for shape in ("edge", "believed-bar", "focus"):
+    assert contrast(tokens["predicted"], tokens["predicted-soft"]) >= 4.5
+    assert contrast(tokens["ink"], tokens["predicted-soft"]) >= 4.5
+    assert contrast(tokens["paper"], tokens["predicted"]) >= 4.5
+    for shape in ("edge", "predicted-bar", "focus"):
         assert contrast(tokens[shape], tokens["paper"]) >= 3, shape
 
 
 def test_templates_escape_names_and_spell_out_carriage_returns(served):
     reply = ErrorReply(404, "'", ["<b>", '"&', "a\r\nb"])
-    values = {"json": None, "other_params": [("key", "a\rb")], "title": "<i>", "reply": reply}
-    page = fill(context_of(served), "error.html", **values)
+    context = context_of(served, b"key=a%0Db&run=calibrated")
+    page = fill(context, "error.html", json=None, title="<i>", reply=reply)
     assert "<h1>&lt;i&gt;</h1>" in page
     assert "<bdi>&lt;b&gt;</bdi>" in page
     assert 'name="key" value="a&#13;b"' in page

@@ -32,8 +32,8 @@ def test_two_runs_are_side_by_side(client):
     assert found["comparison"]["sentence"] in page.text
     for title in (
         "On test",
-        "Learning",
-        "Where they differ most",
+        "Training",
+        "Largest differences",
         "By relation",
         "By cardinality",
         "Sparsity",
@@ -46,7 +46,7 @@ def test_two_runs_are_side_by_side(client):
 def test_one_run_alone(client, served):
     assert [run["run"] for run in client.get("/run.json?with=").json()["runs"]] == ["calibrated"]
     page = client.get("/run", params={"with": ""}).text
-    assert "Where they differ most" not in page
+    assert "Largest differences" not in page
     assert 'href="/run.json?with="' in page
     number = len(served.get("calibrated").run.graph.train)
     assert f"ComplEx with DURA, dim 4, on the {number} training triples of made: 3 epochs" in page
@@ -59,8 +59,8 @@ def test_the_second_run_first(client):
 
 
 def test_an_unknown_run(client):
-    for asked in ({"run": "other"}, {"with": "other"}):
-        page = client.get("/run", params=asked)
+    for params in ({"run": "other"}, {"with": "other"}):
+        page = client.get("/run", params=params)
         assert page.status_code == 404
         assert "No served run is named" in page.text
     assert client.get("/run.json", params={"with": "other"}).status_code == 404
@@ -82,7 +82,7 @@ def test_runs_of_two_graphs_are_shown_without_a_comparison(run_folders, served):
     status, page = page_of(runs, "/run?with=of%20another%20graph")
     assert status == 200
     assert 'class="problem"' in page
-    assert "Where they differ most" not in page
+    assert "Largest differences" not in page
 
 
 def test_the_reliability_diagram(run_cli, run_folders, tmp_path):
@@ -90,13 +90,13 @@ def test_the_reliability_diagram(run_cli, run_folders, tmp_path):
     assert run_cli("calibrate", tmp_path / "checked").code == 0
     _, page = page_of(ServedRuns.load([tmp_path / "checked"], device="cpu"))
     assert "Calibration error" in page
-    assert "Prediction sets hold" in page
+    assert "Coverage of prediction sets" in page
     assert 'class="diagonal"' in page
 
 
 def test_a_run_without_calibration(served):
     _, page = page_of(ServedRuns([served.get("plain")]))
-    assert "The run has no probabilities yet." in page
+    assert "The run is not calibrated." in page
 
 
 def test_a_run_of_one_epoch_with_a_long_name():
@@ -134,11 +134,19 @@ def test_charts_leave_out_nan():
 
 
 def test_metric_text():
-    assert [metric_text("mrr", value) for value in (0.4795, 1.0, 0.0, None)] == [".479", "1.000", ".000", "–"]
-    assert [metric_text("mr", value) for value in (16.42, 1234.5)] == ["16.4", "1,234"]
+    assert [metric_text(value) for value in (0.4795, 1.0, 0.0, None)] == [".479", "1.000", ".000", "–"]
+    assert [metric_text(value, "mr") for value in (16.42, 1234.5)] == ["16.4", "1,234"]
 
 
 def test_the_page_as_json(run_cli, run_folders):
-    told = run_cli("serve", *run_folders, "--get", "/run.json").json
-    assert told["runs"][0]["reports"] == json.loads((run_folders[0] / "report.json").read_text())
-    assert len(told["comparison"]["queries"]) == 20
+    result = run_cli("serve", *run_folders, "--get", "/run.json").json
+    assert result["runs"][0]["reports"] == json.loads((run_folders[0] / "report.json").read_text())
+    assert len(result["comparison"]["queries"]) == 20
+
+
+def test_the_page_shows_the_engine(run_cli, tmp_path):
+    assert run_cli("train", "world", "--dim", 2, "--epochs", 1, "--out", tmp_path / "trained").code == 0
+    served = ServedRuns.load([tmp_path / "trained"], device="cpu")
+    engine = json.loads((tmp_path / "trained" / "environment.json").read_text())["engine"]
+    assert json.loads(request_once(application(served), "/run.json").body)["runs"][0]["engine"] == engine
+    assert f"Trained with {engine}." in page_of(served)[1]

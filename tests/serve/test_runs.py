@@ -41,19 +41,19 @@ def test_run_details(client, run_folders):
 def test_calibration_checks_are_in_the_details(run_cli, untouched_folders, tmp_path):
     shutil.copytree(untouched_folders[0], tmp_path / "checked")
     assert run_cli("calibrate", tmp_path / "checked").code == 0
-    told = run_cli("serve", tmp_path / "checked", "--get", "/api/run").json
-    assert told["reliability"]["overall"]["bins"]
-    assert told["coverage"]["target_coverage"] == 0.9
+    result = run_cli("serve", tmp_path / "checked", "--get", "/api/run").json
+    assert result["reliability"]["overall"]["bins"]
+    assert result["coverage"]["target_coverage"] == 0.9
 
 
 def test_queries_on_which_two_runs_differ_most(client, run_cli, run_folders):
     found = client.get("/api/compare", params={"most": 5}).json()
-    told = run_cli("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
+    result = run_cli("compare", *run_folders, "--differences", 5, "--samples", 2000, "--json").json
     assert (found["a"], found["b"], found["split"]) == ("calibrated", "plain", "test")
-    assert [q["difference"] for q in found["queries"]] == [q["difference"] for q in told["differences"]]
-    assert found["queries"][0]["head"]["label"] == told["differences"][0]["head"]
-    assert found["metrics"]["MRR"]["difference"] == pytest.approx(told["mrr"]["difference"])
-    assert found["sentence"].split(" (")[0].rpartition(" ")[2] in told["sentence"]
+    assert [q["difference"] for q in found["queries"]] == [q["difference"] for q in result["differences"]]
+    assert found["queries"][0]["head"]["label"] == result["differences"][0]["head"]
+    assert found["metrics"]["MRR"]["difference"] == pytest.approx(result["mrr"]["difference"])
+    assert found["sentence"].split(" (")[0].rpartition(" ")[2] in result["sentence"]
 
 
 def test_a_comparison_needs_two_runs(served, client_of):
@@ -99,8 +99,8 @@ def test_completion_is_streamed(client, served, name):
 
 
 def test_completion_of_some_relations_and_heads(client):
-    asked = {"top": 50, "relation": ["likes", "<b>bold</b>"], "head": "Twenty"}
-    triples = [line for line in lines_of(client.get("/api/complete", params=asked)) if line["kind"] == "triple"]
+    params = {"top": 50, "relation": ["likes", "<b>bold</b>"], "head": "Twenty"}
+    triples = [line for line in lines_of(client.get("/api/complete", params=params)) if line["kind"] == "triple"]
     assert {line["head"]["id"] for line in triples} == {20}
     assert {line["relation"]["id"] for line in triples} == {0, 2}
 

@@ -9,13 +9,14 @@ from importlib import metadata
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
 
 from dualkg.errors import DualkgError
 from dualkg.serve import middleware, pages, routes
 from dualkg.serve.errors import error_reply
 from dualkg.serve.limits import Limits
 from dualkg.serve.service import ServedRuns, Service
-from dualkg.serve.templating import PageStaticFiles, error_response
+from dualkg.serve.templating import error_response
 
 DESCRIPTION = "Link prediction with a trained knowledge-graph model: names in, names out."
 
@@ -55,7 +56,7 @@ def application(
     app.state.service = service
     for module in (*routes.MODULES, *pages.MODULES):  # JSON first: /entity/NAME.json also matches /entity/NAME
         app.include_router(module.routes)
-    app.mount("/static", PageStaticFiles(packages=[("dualkg.serve", "static")]))
+    app.mount("/static", StaticFiles(packages=[("dualkg.serve", "static")]))
 
     async def handle(request: Request, error: Exception) -> Response:
         return await error_response(request, error_reply(error, request.method))
@@ -64,9 +65,5 @@ def application(
         app.add_exception_handler(kind, handle)
     access = middleware.loopback_host if token is None else middleware.requires_token(token)
     checks = [access, middleware.same_origin, middleware.header_limit(limits.header_bytes)]
-    # The last to be added is the first to see a request.
-    app.add_middleware(middleware.BodyLimit, max_bytes=limits.body_bytes)
-    app.add_middleware(middleware.Deadline, limits=limits)
-    app.add_middleware(middleware.RequestChecks, checks=checks)
-    app.add_middleware(middleware.Observer, service=service)
+    app.add_middleware(middleware.RequestMiddleware, service=service, checks=checks)
     return app

@@ -24,6 +24,23 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     422: {"model": Error, "description": "A value is not valid."},
     503: {"model": Error, "description": "The server is busy, or the request took too long."},
 }
+INTEGER, NUMBER = "{name} must be an integer; {got}.", "{name} must be a number; {got}."
+BOOLEAN = "{name} must be true or false; {got}."
+MESSAGES = {  # by the type of a pydantic error, with its context
+    "missing": "{name} is missing.",
+    "json_invalid": "The body is not JSON: {error}.",
+    "greater_than_equal": "{name} must be at least {ge:,}; {got}.",
+    "less_than_equal": "{name} must be at most {le:,}; {got}.",
+    "greater_than": "{name} must be above {gt:,}; {got}.",
+    "less_than": "{name} must be below {lt:,}; {got}.",
+    "literal_error": "{name} must be {expected}; {got}.",
+    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), INTEGER),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), NUMBER),
+    **dict.fromkeys(("bool_parsing", "bool_type"), BOOLEAN),
+    "string_too_long": "{name} must have at most {max_length:,} characters; got {length:,}.",
+    "too_long": "{name} must have at most {max_length:,} items; got {actual_length:,}.",
+    "too_short": "{name} must have at least {min_length:,} items; got {actual_length:,}.",
+}
 
 
 @dataclass(frozen=True)
@@ -40,7 +57,7 @@ class ErrorReply:
         return JSONResponse(body, status_code=self.status, headers=dict(self.headers))
 
 
-def error_reply(error: Exception, method: str) -> ErrorReply:
+def error_reply(error: Exception, method: str = "GET") -> ErrorReply:
     match error:
         case UnknownNameError():
             return ErrorReply(404, str(error), suggestions=error.suggestions)
@@ -63,33 +80,8 @@ def error_reply(error: Exception, method: str) -> ErrorReply:
 def validation_message(error: dict[str, Any]) -> str:
     """Pydantic's description of a wrong value as a sentence."""
     name = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body")) or "The body"
-    text, limits = str(error.get("input")), error.get("ctx", {})
-    got = f"got '{text[:MAX_QUOTED]}…'" if len(text) > MAX_QUOTED else f"got '{text}'"
-    match error["type"]:
-        case "missing":
-            return f"{name} is missing."
-        case "json_invalid":
-            return f"The body is not JSON: {limits.get('error', 'it cannot be read')}."
-        case "greater_than_equal":
-            return f"{name} must be at least {limits['ge']:,}; {got}."
-        case "less_than_equal":
-            return f"{name} must be at most {limits['le']:,}; {got}."
-        case "greater_than":
-            return f"{name} must be above {limits['gt']:,}; {got}."
-        case "less_than":
-            return f"{name} must be below {limits['lt']:,}; {got}."
-        case "literal_error":
-            return f"{name} must be {limits['expected']}; {got}."
-        case "int_parsing" | "int_type" | "int_from_float" | "int_parsing_size":
-            return f"{name} must be an integer; {got}."
-        case "float_parsing" | "float_type" | "finite_number":
-            return f"{name} must be a number; {got}."
-        case "bool_parsing" | "bool_type":
-            return f"{name} must be true or false; {got}."
-        case "string_too_long":
-            return f"{name} must have at most {limits['max_length']:,} characters; got {len(error['input']):,}."
-        case "too_long":
-            return f"{name} must have at most {limits['max_length']:,} items; got {limits['actual_length']:,}."
-        case "too_short":
-            return f"{name} must have at least {limits['min_length']:,} items; got {limits['actual_length']:,}."
-    return f"{name} is not valid: {error['msg'].lower()}."
+    value = str(error.get("input"))
+    got = f"got '{value[:MAX_QUOTED]}…'" if len(value) > MAX_QUOTED else f"got '{value}'"
+    message = MESSAGES.get(error["type"], "{name} is not valid: {reason}.")
+    values = {"name": name, "got": got, "length": len(value), "reason": error["msg"].lower()}
+    return message.format(**values | error.get("ctx", {}))

@@ -9,7 +9,6 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
-MAX_LOGGED_PATH = 500  # characters
 
 
 class Metrics:
@@ -51,20 +50,6 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class AccessLog:
-    """Lines of JSON on stderr; JSON escapes line breaks, quotes and terminal control codes in an address."""
-
-    def __init__(self, *, requests: bool) -> None:
-        self._requests = requests
-
-    def request(self, method: str, path: str, status: int, seconds: float) -> None:
-        if self._requests:
-            path = path[:MAX_LOGGED_PATH]
-            self._write({"method": method, "path": path, "status": status, "ms": round(seconds * 1000, 2)})
-
-    def failure(self, route: str, trace: str) -> None:
-        """An unexpected exception; always written."""
-        self._write({"failed": route, "trace": trace})
-
-    def _write(self, line: dict[str, Any]) -> None:
-        print(json.dumps(line), file=sys.stderr, flush=True)
+def write_log(**line: Any) -> None:
+    """A line of JSON on stderr; JSON escapes line breaks, quotes and terminal control codes in an address."""
+    print(json.dumps(line), file=sys.stderr, flush=True)

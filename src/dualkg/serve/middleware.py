@@ -1,4 +1,4 @@
-"""Middleware: checks of headers, the body limit, the deadline, and the observation of every request.
+"""Middleware: checks of headers, limits of body and time, and the observation of every request.
 
 Starlette's TrustedHostMiddleware accepts neither `[::1]:8000` nor upper case, and its refusal is not a message in JSON;
 its GZipMiddleware holds back the lines of a stream. Both checks are therefore written here, or left out.
@@ -12,47 +12,33 @@ import binascii
 import hashlib
 import hmac
 import ipaddress
+import re
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from urllib.parse import urlsplit
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dualkg.serve.errors import ErrorReply
-from dualkg.serve.limits import Limits
+from dualkg.serve.metrics import write_log
 from dualkg.serve.service import Service
 from dualkg.serve.templating import error_response
 
 Check = Callable[[Scope, Headers], ErrorReply | None]
 STREAMED = ("/api/complete", "/facts/rows", "/facts.json")  # the last one waits for the same completion
+MAX_LOGGED_PATH = 500  # characters
 GRACE = 5.0  # seconds in which a stream may end itself with a message
 FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
 HEADERS = {
     b"x-content-type-options": b"nosniff",
     b"referrer-policy": b"no-referrer",
     b"x-frame-options": b"DENY",
+    b"cache-control": b"no-cache",  # browsers revalidate styles and scripts by their ETag
     # No page loads anything from another host, and nothing in a name can become a script.
     b"content-security-policy": b"default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
 }
-
-
-class RequestChecks:
-    """Refuses a request when one of the checks does; they see its address and headers."""
-
-    def __init__(self, app: ASGIApp, *, checks: Sequence[Check]) -> None:
-        self._app, self._checks = app, checks
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = Headers(scope=scope)
-            for check in self._checks:
-                if refusal := check(scope, headers):
-                    await refusal.as_json()(scope, receive, send)
-                    return
-        await self._app(scope, receive, send)
 
 
 def requires_token(token: str) -> Check:
@@ -86,12 +72,7 @@ def _sent_token(header: str) -> bytes:
 
 def loopback_host(scope: Scope, headers: Headers) -> ErrorReply | None:
     """Without a token, requests must name this machine as their host, which stops DNS rebinding."""
-    host = headers.get("host") or "localhost"
-    if host.startswith("["):
-        host = host.partition("]")[0]
-    elif host.count(":") == 1:
-        host = host.partition(":")[0]
-    if is_loopback(host):
+    if is_loopback(re.sub(r":\d*$", "", headers.get("host") or "localhost")):
         return None
     return ErrorReply(400, "This server answers requests to localhost only. Start it with --token for other names.")
 
@@ -136,114 +117,72 @@ def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
 
 def _is_same_origin(headers: Headers) -> bool:
     """Whether neither header names another origin."""
-    origin = headers.get("origin")
     if headers.get("sec-fetch-site", "same-origin") != "same-origin":
         return False
-    if origin is None:
+    if "origin" not in headers:
         return True
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
     # A proxy that terminates HTTPS changes the scheme; it passes the host on unchanged, with its port.
-    return parts.scheme in ("http", "https") and parts.netloc.lower() == headers.get("host", "").lower() != ""
+    scheme, _, host = headers["origin"].lower().partition("://")
+    return scheme in ("http", "https") and host == headers.get("host", "").lower() != ""
 
 
-class BodyLimit:
-    """Reads the body first, and stops as soon as it is too large, whatever its declared length."""
+class RequestMiddleware:
+    """The only middleware: checks, limits of body and time, security headers, metrics, access log and failures.
 
-    def __init__(self, app: ASGIApp, *, max_bytes: int) -> None:
-        self._app, self._max = app, max_bytes
+    A query that is still queued when the time of its request is over is never computed.
+    """
+
+    def __init__(self, app: ASGIApp, *, service: Service, checks: Sequence[Check]) -> None:
+        self._app, self._service, self._checks = app, service, checks
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "0")
-        too_large, more, body = declared.isdecimal() and int(declared) > self._max, True, bytearray()
-        while more and not too_large:
+        service, limits, headers = self._service, self._service.limits, Headers(scope=scope)
+        started, status, body_size = time.perf_counter(), 0, 0
+        limit = limits.stream_seconds + GRACE if scope["path"] in STREAMED else limits.seconds
+
+        async def receive_limited() -> Message:
+            nonlocal body_size
             message = await receive()
-            body += message.get("body", b"")
-            too_large, more = len(body) > self._max, message.get("more_body", False)
-        if too_large:
-            text = f"A body must have at most {self._max:,} bytes. Send several requests."
-            await ErrorReply(413, text, headers={"Connection": "close"}).as_json()(scope, receive, send)
-            return
-        replayed = False
-
-        async def replay() -> Message:
-            nonlocal replayed
-            if replayed:
-                return await receive()
-            replayed = True
-            return {"type": "http.request", "body": bytes(body), "more_body": False}
-
-        await self._app(scope, replay, send)
-
-
-class Deadline:
-    """Cancels a request when its time is over; a query that is still queued is then never computed."""
-
-    def __init__(self, app: ASGIApp, *, limits: Limits) -> None:
-        self._app, self._limits = app, limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started = False
-
-        async def send_noted(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        limits = self._limits
-        seconds = limits.stream_seconds + GRACE if scope["path"] in STREAMED else limits.seconds
-        try:
-            async with asyncio.timeout(seconds):
-                await self._app(scope, receive, send_noted)
-        except TimeoutError:
-            if started:
-                raise
-            message = f"The request took longer than its limit of {seconds:g} seconds."
-            reply = await error_response(Request(scope), ErrorReply(503, message, headers={"Retry-After": "1"}))
-            await reply(scope, receive, send)
-
-
-class Observer:
-    """Outermost middleware: security headers, metrics, access log, and a message for unexpected exceptions."""
-
-    def __init__(self, app: ASGIApp, *, service: Service) -> None:
-        self._app, self._metrics, self._log = app, service.metrics, service.access_log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 0
+            body_size += len(message.get("body", b""))
+            if body_size > limits.body_bytes:
+                text = f"A body must have at most {limits.body_bytes:,} bytes. Send several requests."
+                raise HTTPException(413, text, headers={"Connection": "close"})
+            return message
 
         async def send_observed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 present = {key for key, _ in message["headers"]}
-                added = ((key, value) for key, value in HEADERS.items() if key not in present)
-                message["headers"] = [*message["headers"], *added]
+                message["headers"] += [(key, value) for key, value in HEADERS.items() if key not in present]
             await send(message)
 
-        self._metrics.in_progress.inc()
+        service.metrics.in_progress.inc()
         try:
-            await self._app(scope, receive, send_observed)
-        except Exception:
-            self._log.failure(_route_of(scope), traceback.format_exc())
+            if refusal := next(filter(None, (check(scope, headers) for check in self._checks)), None):
+                await refusal.as_json()(scope, receive, send_observed)
+            else:
+                async with asyncio.timeout(limit):
+                    await self._app(scope, receive_limited, send_observed)
+        except Exception as error:
+            reply = FAILED
+            if isinstance(error, TimeoutError) and not status:
+                message = f"The request took longer than its limit of {limit:g} seconds."
+                reply = ErrorReply(503, message, headers={"Retry-After": "1"})
+            else:
+                write_log(failed=_route_of(scope), trace=traceback.format_exc())
             if not status:
-                await (await error_response(Request(scope), FAILED))(scope, receive, send_observed)
+                await (await error_response(Request(scope), reply))(scope, receive, send_observed)
         finally:
-            self._metrics.in_progress.dec()
+            service.metrics.in_progress.dec()
             seconds = time.perf_counter() - started
-            self._metrics.request(_route_of(scope), status, seconds)
-            self._log.request(scope["method"], scope["path"], status, seconds)
+            service.metrics.request(_route_of(scope), status, seconds)
+            if service.access_log:
+                path = scope["path"][:MAX_LOGGED_PATH]
+                write_log(method=scope["method"], path=path, status=status, ms=round(seconds * 1000, 2))
 
 
 def _route_of(scope: Scope) -> str:

@@ -22,6 +22,10 @@ Sentence = Annotated[str, BeforeValidator(lambda method: method())]  # of an obj
 NameOrId = Annotated[StrictStr, Field(max_length=MAX_NAME_LENGTH)] | StrictInt
 
 
+def vocabulary_of(graph: Graph, part: Part) -> Vocabulary:
+    return graph.relations if part == "relation" else graph.entities
+
+
 class Schema(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
@@ -45,15 +49,17 @@ class Item(Schema):
         return cls.model_construct(id=id, name=vocabulary[id], label=vocabulary.label(id))
 
 
-class Prediction(Item):
-    """One prediction; scores compare within one query only."""
-
+class Scored(Schema):
     score: float | None = Field(description="Score of the triple; for similar entities the cosine.")
     probability: float | None = Field(
         description="Calibrated; null for a run without calibration, and for training triples."
     )
     known: bool = Field(description="Whether the graph has the triple.")
     split: str | None = Field(description="The split that has the triple.")
+
+
+class Prediction(Scored, Item):
+    """One prediction; scores compare within one query only."""
 
 
 class Triple(Schema):
@@ -64,8 +70,7 @@ class Triple(Schema):
     @classmethod
     def of(cls, graph: Graph, head: int, relation: int, tail: int, **values: Any) -> Self:
         """A triple of this class by its ids; `values` are the other fields."""
-        ends = {"head": Item.of(graph.entities, head), "tail": Item.of(graph.entities, tail)}
-        return cls(**ends, relation=Item.of(graph.relations, relation), **values)
+        return cls(**dict(Query.of(graph, {"head": head, "relation": relation, "tail": tail})), **values)
 
 
 class Query(Schema):
@@ -77,8 +82,7 @@ class Query(Schema):
 
     @classmethod
     def of(cls, graph: Graph, ids: dict[Part, int]) -> Query:
-        vocabularies = {part: graph.relations if part == "relation" else graph.entities for part in PARTS}
-        return cls(**{part: Item.of(vocabularies[part], id) for part, id in ids.items()})
+        return cls(**{part: Item.of(vocabulary_of(graph, part), id) for part, id in ids.items()})
 
 
 class Predictions(Schema):
@@ -104,13 +108,8 @@ class PredictionSet(Predictions):
     size: int = Field(description="Size of the set; `predictions` has its first entries.")
 
 
-class Score(Triple):
+class Score(Scored, Triple):
     """A triple and what the model says about it."""
-
-    score: float | None
-    probability: float | None
-    known: bool
-    split: str | None
 
 
 class Scores(Schema):
@@ -278,19 +277,12 @@ class GraphSummary(Schema):
     notes: list[str] = Field(description="Remarks of the reader that loaded the graph.")
 
 
-class Sparsity(Schema):
-    """Zeros among the entries of the entity tables."""
-
-    share: float
-    storage: dict[str, Any] = Field(description="Entries and bytes, dense and sparse.")
-    pruning: dict[str, Any] | None = Field(description="How the run was pruned, if it was.")
-
-
 class RunDetails(Schema):
     """Everything stored with a run."""
 
     run: str
     model: str
+    engine: str | None = Field(description="Engine, precision and device of the training.")
     graph: GraphSummary
     relations: list[Item]
     recipe: dict[str, Any]
@@ -301,13 +293,9 @@ class RunDetails(Schema):
     calibrated: bool
     reliability: dict[str, Any] | None = Field(description="Calibration on test: bins of a reliability diagram.")
     coverage: dict[str, Any] | None = Field(description="Coverage of the prediction sets on test.")
-    sparsity: Sparsity | None
-
-
-class RunNames(Schema):
-    """The served runs; the first is the default."""
-
-    runs: list[str]
+    sparsity: dict[str, Any] | None = Field(
+        description="Share of zeros in the entity tables, storage dense and sparse, and pruning if there was one."
+    )
 
 
 class DifferingQuery(Triple):
@@ -351,10 +339,3 @@ class EntityMap(Schema):
     y: list[float]
     names: list[str]
     labels: list[str] | None = Field(description="For display; null where they are the names.")
-
-
-class PendingMap(Schema):
-    """The map is still being computed."""
-
-    run: str
-    message: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import sys
@@ -10,7 +11,6 @@ import threading
 import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
@@ -91,19 +91,14 @@ def check_access(host: str, token: str | None) -> None:
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket; port 0 is any free one."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, kind, protocol)
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=both)
+    except (socket.gaierror, UnicodeError) as error:
+        raise RequestError(f"The host {host} cannot be used: {getattr(error, 'strerror', error)}.") from None
     except OSError as error:
-        raise RequestError(f"The host {host} cannot be used: {error.strerror or error}.") from None
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2048)
-    except OSError as error:
-        listening.close()
-        reason = error.strerror or error
+        reason = os.strerror(error.errno) if error.errno else error
         raise RequestError(f"Port {port} of {host} cannot be used: {reason}. Choose another with --port.") from None
-    return listening
 
 
 def address_of(listening: socket.socket) -> str:
@@ -123,7 +118,7 @@ def server_for(app: FastAPI, *, limits: Limits) -> uvicorn.Server:
             h11_max_incomplete_event_size=limits.header_bytes,
             limit_concurrency=limits.connections,
             log_level="warning",
-            access_log=False,  # `AccessLog` writes lines that no address can break
+            access_log=False,  # the middleware writes lines that no address can break
             server_header=False,
             timeout_graceful_shutdown=round(limits.shutdown_seconds),
         )
@@ -140,7 +135,7 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; requests in progress are then still answered. `on_start` gets the address."""
     server = server_for(app, limits=limits)
-    previous = signal.signal(signal.SIGTERM, _interrupt)
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     on_start(address_of(listening))
     if open_browser:  # in a thread: a browser in a terminal runs until it is closed
         threading.Thread(target=webbrowser.open, args=[address_of(listening)], daemon=True).start()
@@ -150,7 +145,3 @@ def serve(
         pass
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from fastapi import APIRouter, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup
-from starlette.staticfiles import StaticFiles
 
-from dualkg.errors import DualkgError
-from dualkg.serve.errors import RESPONSES, ErrorReply, error_reply
+from dualkg.serve.errors import RESPONSES, ErrorReply
 from dualkg.serve.service import RequestContext, service_of
 
 # Characters that are invisible, or that HTML would change, are displayed as others.
@@ -101,32 +97,14 @@ def fill(context: RequestContext, template: str, **values: Any) -> Markup:
 
 
 def page(
-    request: Request,
-    context: RequestContext,
-    template: str,
-    *,
-    json: str | None = None,
-    status: int = 200,
-    **values: Any,
+    context: RequestContext, template: str, *, json: str | None = None, status: int = 200, **values: Any
 ) -> HTMLResponse:
     """A page; `json` is the address of the same content as JSON."""
-    other_params = [(key, value) for key, value in request.query_params.multi_items() if key != "run"]
-    return HTMLResponse(fill(context, template, json=json, other_params=other_params, **values), status_code=status)
+    return HTMLResponse(fill(context, template, json=json, **values), status_code=status)
 
 
 class PageRoute(APIRoute):
     """A route whose errors are pages too."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = super().get_route_handler()
-
-        async def handle(request: Request) -> Response:
-            try:
-                return await handler(request)
-            except (DualkgError, RequestValidationError) as error:
-                return await error_page(request, error_reply(error, request.method))
-
-        return handle
 
 
 def page_router() -> APIRouter:
@@ -138,27 +116,15 @@ def api_router(tag: str) -> APIRouter:
 
 
 async def error_response(request: Request, reply: ErrorReply) -> Response:
-    """An error as a page for a browser, else as JSON; addresses under /api and those that end in .json are JSON."""
-    path = request.url.path
+    """An error as a page for pages and browsers, else as JSON; all addresses under /api or with .json are JSON."""
+    path, accepted = request.url.path, request.headers.get("accept", "").lower()
     is_api = path == "/api" or path.startswith("/api/") or path.endswith(".json")
-    if not is_api and "text/html" in request.headers.get("accept", "").lower():
-        return await error_page(request, reply)
-    return reply.as_json()
-
-
-async def error_page(request: Request, reply: ErrorReply) -> HTMLResponse:
+    is_page = request.method == "GET" and isinstance(request.scope.get("route"), PageRoute)
+    if is_api or not (is_page or "text/html" in accepted):
+        return reply.as_json()
     service = await service_of(request)
+    context = RequestContext(request, service, service.runs.get(None))
     title = ERROR_TITLES.get(reply.status, "That cannot be answered")
-    context = RequestContext(service, service.runs.get(None))
-    response = page(request, context, "error.html", status=reply.status, title=title, reply=reply)
+    response = page(context, "error.html", status=reply.status, title=title, reply=reply)
     response.headers.update(reply.headers)
     return response
-
-
-class PageStaticFiles(StaticFiles):
-    """Styles and scripts, which browsers store and revalidate by their ETag."""
-
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
-        response.headers["Cache-Control"] = "no-cache"
-        return response

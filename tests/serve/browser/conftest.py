@@ -36,8 +36,7 @@ def browser() -> Iterator[Any]:
 def opened(browser, address) -> Iterator[Callable[..., Any]]:
     """Opens a page: `opened("/entity/Twenty", viewport=PHONE, color_scheme="dark")`.
 
-    The test fails if a script fails, the policy stops something, a name opens a dialog, or anything is asked of another
-    host.
+    The test fails if a script fails, the policy stops something, a name opens a dialog, or a request goes to another host.
     """
     contexts, wrong = [], []
 
@@ -49,7 +48,7 @@ def opened(browser, address) -> Iterator[Callable[..., Any]]:
         page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
         page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: request.url.startswith(address) or wrong.append(f"asked: {request.url}"))
+        page.on("request", lambda request: request.url.startswith(address) or wrong.append(f"requested: {request.url}"))
 
         def heard(message: Any) -> None:
             if message.type == "error" and not (allow and allow in message.text):

@@ -37,7 +37,7 @@ def test_links_of_the_drawing(opened):
 def test_an_explanation_opens_beside_a_predicted_fact(opened):
     page = opened("/entity/Twenty")
     page.click(".predictions button >> nth=0")
-    page.wait_for_selector(".predictions [data-reasons] li")
+    page.wait_for_selector(".predictions [data-explanation] li")
 
 
 def test_untrusted_names_are_displayed(opened):
@@ -64,7 +64,7 @@ def test_a_query_with_an_untrusted_name(opened):
 def test_a_query_with_line_breaks_in_a_name(opened):
     """A text field would lose them: the name is in a data attribute."""
     page = opened("/?find=tail&head=two%0Alines%0D%0AHTTP%2F1.1+200+OK&relation=likes")
-    page.click("button:text-is('Ask')")
+    page.click("button:text-is('Query')")
     page.wait_for_url("**head=two%0Alines%0D%0AHTTP**")
     assert page.locator(".answers .answer").count() > 0
 

@@ -99,7 +99,7 @@ def test_filters_by_relation_and_probability(opened):
     page = listed(opened("/facts"))
     page.select_option("#relation", "is a")
     page.locator("#least").press("ArrowRight")
-    assert page.inner_text("[data-said]") == "5 %"
+    assert page.inner_text("[data-threshold]") == "5 %"
     page.get_by_role("button", name="Find").click()
     page.wait_for_url("**/facts?relation=is+a&min_probability=0.05&top=100")
     listed(page)

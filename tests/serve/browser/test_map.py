@@ -8,7 +8,7 @@ import pytest
 from dualkg.analysis.projection import save_map
 from tests.serve.browser.conftest import PHONE, overflow
 
-ASKED = "/map?entity=thing+20&relation=likes"
+QUERY = "/map?entity=thing+20&relation=likes"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,8 +67,8 @@ def test_a_query_colours_the_map_and_is_in_the_address(opened):
     page.wait_for_selector("#relation[aria-expanded=true]")
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-found] li")
-    assert page.url.endswith(ASKED + "&find=tail")
-    assert "Twenty" in page.inner_text("[data-said]")
+    assert page.url.endswith(QUERY + "&find=tail")
+    assert "Twenty" in page.inner_text("[data-message]")
     page.reload()
     page.wait_for_selector("[data-found] li")
     page.locator("[data-found] a").first.focus()
@@ -76,7 +76,7 @@ def test_a_query_colours_the_map_and_is_in_the_address(opened):
 
 
 def test_keys_move_the_map(opened):
-    page = ready(opened(ASKED, reduced_motion="reduce"))
+    page = ready(opened(QUERY, reduced_motion="reduce"))
     page.wait_for_selector("[data-found] li")
     picture = "document.querySelector('[data-canvas]').toDataURL()"
     page.locator("[data-canvas]").focus()
@@ -107,10 +107,10 @@ def test_the_page_polls_while_the_map_is_computed(opened, browser, address):
 
 
 def test_on_a_phone(opened):
-    page = ready(opened(ASKED, viewport=PHONE, has_touch=True, color_scheme="dark"))
+    page = ready(opened(QUERY, viewport=PHONE, has_touch=True, color_scheme="dark"))
     page.wait_for_selector("[data-found] li")
     assert overflow(page) == 0
     page.locator("[data-canvas]").scroll_into_view_if_needed()
     page.touchscreen.tap(*pixel(page, 21))
     page.wait_for_selector("[data-tip] a")
-    assert page.url.endswith(ASKED)
+    assert page.url.endswith(QUERY)

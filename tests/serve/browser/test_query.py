@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.serve.browser.conftest import PHONE, overflow
 
-ASKED = "/?find=tail&head=thing+20&relation=likes"
+QUERY = "/?find=tail&head=thing+20&relation=likes"
 
 
 def focused(page) -> str:
@@ -33,38 +33,38 @@ def test_a_query_and_its_explanation_by_keyboard(opened):
     page.keyboard.type("lik")
     page.wait_for_selector("#relation[aria-expanded=true]")
     page.keyboard.press("Enter")
-    page.wait_for_url("**" + ASKED)
+    page.wait_for_url("**" + QUERY)
     assert page.locator(".answers .answer").count() == 20
 
     tab_to(page, "Why?")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".opened [data-reasons] li")
+    page.wait_for_selector(".opened [data-explanation] li")
     assert page.locator("[aria-expanded=true]", has_text="Why?").count() == 1
     page.keyboard.press("Enter")
     assert not page.is_visible(".opened")
 
 
 def test_the_back_button_restores_the_last_query(opened):
-    page = opened(ASKED)
+    page = opened(QUERY)
     first = page.inner_text(".answers")
     page.fill("#head", "thing 30")
     page.wait_for_selector("#head[aria-expanded=true]")
     page.keyboard.press("Enter")
     page.wait_for_url("**head=thing+30**")
     page.go_back()
-    page.wait_for_url("**" + ASKED)
+    page.wait_for_url("**" + QUERY)
     assert page.input_value("#head") == "Twenty"
     assert page.inner_text(".answers") == first
-    page.click("button:text-is('Ask')")
-    page.wait_for_url("**" + ASKED)
+    page.click("button:text-is('Query')")
+    page.wait_for_url("**" + QUERY)
 
 
 def test_queries_for_the_head_and_the_relation(opened):
-    page = opened(ASKED)
+    page = opened(QUERY)
     page.click("label:has-text('head') >> nth=0")
     assert page.input_value("#tail") == "Twenty"
     assert not page.is_visible("#head")
-    page.click("button:text-is('Ask')")
+    page.click("button:text-is('Query')")
     page.wait_for_url("**/?find=head&relation=likes&tail=thing+20")
     page.click("label:text-is('relation')")
     page.fill("#head", "thing 30")
@@ -75,7 +75,7 @@ def test_queries_for_the_head_and_the_relation(opened):
 
 
 def test_the_prediction_set_is_marked(opened):
-    page = opened(ASKED + "&coverage=0.5&k=50")
+    page = opened(QUERY + "&coverage=0.5&k=50")
     inside = page.locator(".answer.inside").count()
     assert 0 < inside < page.locator(".answer").count()
     assert page.locator(".fence").count() == 1
@@ -85,7 +85,7 @@ def test_the_prediction_set_is_marked(opened):
 
 
 def test_known_answers_fold(opened):
-    page = opened(ASKED)
+    page = opened(QUERY)
     names = page.locator(".known-answers li")
     assert names.first.is_visible()
     page.click("summary")
@@ -102,7 +102,7 @@ def test_escape_closes_the_list_and_keeps_the_text(opened):
 
 
 def test_an_error_message_is_shown(opened):
-    page = opened(ASKED, allow="503")
+    page = opened(QUERY, allow="503")
     page.route(
         "**/explain?**",
         lambda route: route.fulfill(status=503, json={"error": "It took <b>too</b> long.", "suggestions": []}),
@@ -112,13 +112,13 @@ def test_an_error_message_is_shown(opened):
 
 
 def test_it_works_without_scripts(opened):
-    page = opened(ASKED, java_script_enabled=False)
+    page = opened(QUERY, java_script_enabled=False)
     assert page.locator(".answers .answer").count() == 20
     page.fill("#head", "thing 30")
-    page.click("button:text-is('Ask')")
+    page.click("button:text-is('Query')")
     page.wait_for_url("**head=thing+30**")
     page.click("text=Why? >> nth=0")
-    assert page.locator(".reasons li").count() > 0
+    assert page.locator(".explanation li").count() > 0
 
 
 def test_dark_mode_follows_the_system_and_a_choice_is_stored(opened):
@@ -137,9 +137,9 @@ def test_dark_mode_follows_the_system_and_a_choice_is_stored(opened):
 
 
 def test_on_a_phone(opened):
-    page = opened(ASKED, viewport=PHONE)
+    page = opened(QUERY, viewport=PHONE)
     page.click("button:has-text('Why?') >> nth=0")
-    page.wait_for_selector(".opened [data-reasons] li")
+    page.wait_for_selector(".opened [data-explanation] li")
     assert overflow(page) == 0
     page.goto("/")
     page.keyboard.type("o")
@@ -148,7 +148,7 @@ def test_on_a_phone(opened):
 
 
 def test_the_same_query_for_another_run(opened):
-    page = opened(ASKED)
+    page = opened(QUERY)
     page.select_option("#run", "plain")
     page.wait_for_url("**run=plain**")
     assert page.input_value("#head") == "Twenty"

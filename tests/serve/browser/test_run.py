@@ -8,7 +8,7 @@ from tests.serve.browser.conftest import PHONE, overflow
 def test_two_runs_and_one_alone(opened):
     page = opened("/run")
     assert page.locator("h1 bdi").all_inner_texts() == ["calibrated", "plain"]
-    assert page.locator(".asked tbody tr").count() == 20
+    assert page.locator(".differing tbody tr").count() == 20
     page.get_by_role("link", name="alone").click()
     page.wait_for_url("**/run?with=")
     assert page.locator("h1 bdi").all_inner_texts() == ["calibrated"]
@@ -30,7 +30,7 @@ def test_a_table_is_sorted_by_any_column(opened):
 
 def test_a_differing_query_links_to_its_page(opened):
     page = opened("/run")
-    page.locator(".asked tbody a").first.click()
+    page.locator(".differing tbody a").first.click()
     page.wait_for_url("**/?find=*")
     page.wait_for_selector("main h1")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from fastapi import Query, Request, Response
+from fastapi import Query, Response
 from fastapi.responses import StreamingResponse
 
 from dualkg.serve.limits import MAX_NAME_LENGTH
@@ -21,22 +21,19 @@ LENGTHS = (50, 100, 500, 2000)
 
 @routes.get("/facts")
 async def facts_page(
-    request: Request,
     context: Context,
     relation: Annotated[str, Query(max_length=MAX_NAME_LENGTH)] = "",
     min_probability: Annotated[float, Query(ge=0, le=1)] = 0.0,
     top: Annotated[int, Query(ge=1, le=LENGTHS[-1])] = LENGTHS[1],
 ) -> Response:
     """The frame of the list; a script adds the rows as they are found."""
-    chosen = await context.relation(relation) if relation else None
-    relations = sorted(((relation_text(item.label), item) for item in context.run.relations), key=lambda pair: pair[0])
+    chosen = await context.id(relation, "relation") if relation else None
     params = {"relation": relation or None, "min_probability": min_probability or None, "top": top}
     return page(
-        request,
         context,
         "facts.html",
         json=page_url(context, "/facts.json", **params),
-        relations=relations,
+        relations=sorted(context.run.relations, key=lambda item: relation_text(item.label)),
         chosen=None if chosen is None else context.run.relations[chosen],
         min_probability=min_probability,
         top=top,

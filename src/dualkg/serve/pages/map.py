@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from fastapi import Query, Request, Response
+from fastapi import Query, Response
 
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.pages.query import page_query, query_results
@@ -20,26 +20,21 @@ End = Literal["tail", "head"]
 
 
 @routes.get("/map")
-async def map_page(
-    request: Request, context: Context, entity: Name = "", relation: Name = "", find: End = "tail"
-) -> Response:
+async def map_page(context: Context, entity: Name = "", relation: Name = "", find: End = "tail") -> Response:
     """The frame; a script draws the map, since it moves."""
     entities = context.run.graph.entities
     return page(
-        request,
         context,
         "map.html",
         json=page_url(context, "/map.json"),
-        entity=Item.of(entities, await context.entity(entity)) if entity else None,
-        relation=context.run.relations[await context.relation(relation)] if relation else None,
+        entity=Item.of(entities, await context.id(entity)) if entity else None,
+        relation=context.run.relations[await context.id(relation, "relation")] if relation else None,
         find=find,
     )
 
 
 @routes.get("/map/predictions")
-async def map_predictions(
-    request: Request, context: Context, entity: Name, relation: Name, find: End = "tail"
-) -> Response:
+async def map_predictions(context: Context, entity: Name, relation: Name, find: End = "tail") -> Response:
     """The list beside the map; each row has the strength of its colour, from 0 to 1."""
     head, tail = (entity, None) if find == "tail" else (None, entity)
     query = await page_query(head, relation, tail, find, k=NUM_PREDICTIONS)
@@ -50,4 +45,4 @@ async def map_predictions(
         for rank, one in enumerate(found.predictions)
     ]
     new.sort(key=lambda pair: -(pair[0].probability or 0))
-    return page(request, context, "map_predictions.html", found=found, new=new)
+    return page(context, "map_predictions.html", found=found, new=new)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import Depends, Query, Request, Response
+from fastapi import Depends, Query, Response
 
 from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.predictor import Prediction, QueryType
@@ -17,10 +17,10 @@ from dualkg.serve.errors import error_reply
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.routes.queries import Head, Relation, Tail, explain
 from dualkg.serve.schemas import PARTS, Item, Part, QueryPage, SetSize
-from dualkg.serve.service import Context, RequestContext, UnknownNameError
-from dualkg.serve.templating import api_router, page, page_router, page_url, relation_text, visible
+from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.templating import page, page_router, page_url
 
-routes, json_routes = page_router(), api_router("pages")
+routes = page_router()
 KINDS: dict[Part, QueryType] = {"head": "heads", "relation": "relations", "tail": "tails"}
 OTHER_END: dict[Part, Part] = {"head": "tail", "tail": "head"}
 DEFAULTS = {"k": 20, "coverage": 0.9}
@@ -75,39 +75,23 @@ async def page_query(
 GivenQuery = Annotated[PageQuery, Depends(page_query)]
 
 
-class UnknownPartError(UnknownNameError):
-    """An unknown name, and the part of the query that it was given for."""
-
-    def __init__(self, error: UnknownNameError, part: Part) -> None:
-        super().__init__(str(error), error.suggestions)
-        self.part = part
-
-
 @routes.get("/")
-async def query_page(request: Request, context: Context, query: GivenQuery) -> Response:
+async def query_page(context: Context, query: GivenQuery) -> Response:
     """The form, and with two parts given the predictions."""
-    values: dict[str, Any] = {"query": query, "title": "Ask", "found": None, "error": None, "offered": []}
+    values: dict[str, Any] = {"query": query, "found": None, "error": None}
     if len(query.missing) == 2:
-        return page(request, context, "query.html", **values, examples=_examples(context))
+        return page(context, "query.html", **values, examples=_examples(context))
     if query.missing:
-        values["offered"] = await _offered_relations(context, query)
-        return page(request, context, "query.html", **values)
+        return page(context, "query.html", **values, offered=await _offered_relations(context, query))
     try:
-        found = await query_results(context, query)
+        values["found"] = await query_results(context, query)
     except DualkgError as error:
-        values["error"] = error
-        return page(request, context, "query.html", **values, status=error_reply(error, request.method).status)
-    items = [(part, getattr(found.query, part)) for part in PARTS]
-    texts = [
-        "?" if item is None else relation_text(item.label) if part == "relation" else visible(item.label)
-        for part, item in items
-    ]
-    values |= {"title": ", ".join(texts), "found": found}
-    return page(request, context, "query.html", **values, json=page_url(context, "/query.json", **query.params()))
+        return page(context, "query.html", **values | {"error": error}, status=error_reply(error).status)
+    return page(context, "query.html", **values, json=page_url(context, "/query.json", **query.params()))
 
 
 @routes.get("/explain")
-async def explanation_page(request: Request, context: Context, head: Head, relation: Relation, tail: Tail) -> Response:
+async def explanation_page(context: Context, head: Head, relation: Relation, tail: Tail) -> Response:
     """Supporting triples as a page; with scripts, its section is opened beside a prediction."""
     found, graph = await explain(context, head, relation, tail), context.run.graph
 
@@ -116,21 +100,15 @@ async def explanation_page(request: Request, context: Context, head: Head, relat
         return schemas.Triple.of(graph, *ids)
 
     json = page_url(context, "/explain.json", head=head, relation=relation, tail=tail)
-    return page(request, context, "explanation.html", json=json, found=found, triple=triple)
+    return page(context, "explanation.html", json=json, found=found, triple=triple)
 
 
-@json_routes.get("/query.json", include_in_schema=False)
+@routes.get("/query.json")
 async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     """New predictions, known answers, and how many of the former the prediction set has."""
     if query.missing:
         raise RequestError(query.instruction)
-    ids: dict[Part, int] = {}
-    for part in query.given:
-        find_id = context.relation if part == "relation" else context.entity
-        try:
-            ids[part] = await find_id(query.names[part] or "")
-        except UnknownNameError as error:
-            raise UnknownPartError(error, part) from None
+    ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
     # The given entity is no new answer, unless the relation often relates an entity to itself.
     excluded = None
     if query.find != "relation" and ids["relation"] not in context.run.loops:
@@ -148,9 +126,6 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
         predictions=[found for found in new if found.id != excluded][: query.k],
         prediction_set=await _set_size(context, query, ids, excluded),
     )
-
-
-routes.include_router(json_routes)
 
 
 def _known_answers(
@@ -199,7 +174,7 @@ async def _offered_relations(context: RequestContext, query: PageQuery) -> list[
     if query.missing != ["relation"] or name not in graph.entities:
         return []
     triples, column = graph.split("train"), 0 if side == "head" else 2
-    own = np.unique(triples[triples[:, column] == await context.entity(name or ""), 1]).tolist()
+    own = np.unique(triples[triples[:, column] == await context.id(name or ""), 1]).tolist()
     rest = [id for id in range(len(graph.relations)) if id not in set(own)]
     return [context.run.relations[id] for id in [*own, *rest][:MAX_OFFERED]]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from threading import Event
 from typing import Annotated, Any
 
@@ -16,7 +16,7 @@ from dualkg.errors import DualkgError
 from dualkg.inference.completion import Completion, complete
 from dualkg.serve.batching import BusyError
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
-from dualkg.serve.schemas import CompletionLine, Item
+from dualkg.serve.schemas import CompletionLine, Triple
 from dualkg.serve.service import Context, RequestContext
 from dualkg.serve.templating import api_router
 
@@ -24,7 +24,6 @@ routes = api_router("completion")
 PROGRESS_INTERVAL = 0.25  # seconds
 BUSY = "Another completion is running. Try again when it has finished."
 Names = Annotated[list[Annotated[str, Query(max_length=MAX_NAME_LENGTH)]], Query(max_length=100)]
-Lines = AsyncIterator[CompletionLine]
 
 
 class _CancelledError(Exception):
@@ -41,8 +40,8 @@ async def completion_options(
 ) -> dict[str, Any]:
     """Keyword arguments of `complete`; all relations and heads where none is named."""
     return {
-        "relations": [await context.relation(name) for name in relation] or None,
-        "heads": [await context.entity(name) for name in head] or None,
+        "relations": [await context.id(name, "relation") for name in relation] or None,
+        "heads": [await context.id(name) for name in head] or None,
         "top": top,
         "min_probability": min_probability,
         "types": types,
@@ -71,7 +70,7 @@ def stream(
 
     async def lines() -> AsyncIterator[str]:
         try:
-            async with completion(context, options) as found:
+            async with aclosing(completion(context, options)) as found:
                 async for line in found:
                     yield f"{dump(line)}\n"
         except TimeoutError:
@@ -83,19 +82,10 @@ def stream(
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
 
-@asynccontextmanager
-async def completion(context: RequestContext, options: dict[str, Any]) -> AsyncIterator[Lines]:
-    """The lines of a completion that runs in a thread; leaving the block stops it at its next block of queries."""
-    cancelled = Event()
-    try:
-        yield _lines(context, options, cancelled)
-    finally:
-        cancelled.set()
-
-
-async def _lines(context: RequestContext, options: dict[str, Any], cancelled: Event) -> Lines:
+async def completion(context: RequestContext, options: dict[str, Any]) -> AsyncGenerator[CompletionLine, None]:
+    """The lines of a completion that runs in a thread; closing the generator stops it at its next block of queries."""
     service, run, loop = context.service, context.run, asyncio.get_running_loop()
-    progress = asyncio.Queue[CompletionLine | None]()
+    progress, cancelled = asyncio.Queue[CompletionLine | None](), Event()
     reported, deadline = 0.0, loop.time() + service.limits.stream_seconds
     if not service.completing.acquire(blocking=False):
         raise BusyError(BUSY)
@@ -119,18 +109,18 @@ async def _lines(context: RequestContext, options: dict[str, Any], cancelled: Ev
             loop.call_soon_threadsafe(progress.put_nowait, None)
 
     running = asyncio.ensure_future(asyncio.to_thread(work))
-    while (line := await asyncio.wait_for(progress.get(), deadline - loop.time())) is not None:
-        yield line
-    found = await running
-    if found is None:
+    try:
+        while (line := await asyncio.wait_for(progress.get(), deadline - loop.time())) is not None:
+            yield line
+    finally:
+        cancelled.set()
+    if (found := await running) is None:
         return
-    for number in range(len(found)):
+    for number, triple in enumerate(found.triples.tolist()):
         yield CompletionLine(
             kind="triple",
             rank=number + 1,
-            head=Item.of(run.graph.entities, int(found.heads[number])),
-            relation=Item.of(run.graph.relations, int(found.relations[number])),
-            tail=Item.of(run.graph.entities, int(found.tails[number])),
+            **dict(Triple.of(run.graph, *triple)),
             probability=None if found.probability is None else float(found.probability[number]),
             score=float(found.score[number]),
             log_probability=float(found.log_probability[number]),

@@ -11,9 +11,9 @@ from fastapi.responses import JSONResponse
 from dualkg.inference.predictor import Query as ModelQuery
 from dualkg.inference.predictor import known_facts, predicted_facts
 from dualkg.serve.limits import MAX_MATCHES
-from dualkg.serve.routes.queries import EntityInPath, EntityName
-from dualkg.serve.schemas import Entity, EntityMap, Fact, Item, MatchedEntities, MatchedEntity, PendingMap
-from dualkg.serve.service import Context, RequestContext, ServedRun
+from dualkg.serve.routes.queries import EntityName
+from dualkg.serve.schemas import Entity, EntityMap, Fact, Item, MatchedEntities, MatchedEntity
+from dualkg.serve.service import Context, ServedRun
 from dualkg.serve.templating import api_router, short, visible
 
 routes = api_router("entities")
@@ -40,18 +40,10 @@ async def entities(
 
 @routes.get("/api/entity/{name:name}")
 @routes.get("/entity/{name:name}.json", include_in_schema=False)
-async def entity(context: Context, name: EntityInPath) -> Entity:
+@routes.get("/entity.json", include_in_schema=False)  # for names that a browser would change in a path, such as `..`
+async def entity(context: Context, name: EntityName) -> Entity:
     """Known facts, predicted facts and similar entities of an entity."""
-    return await entity_details(context, name)
-
-
-@routes.get("/entity.json", include_in_schema=False)
-async def entity_by_query(context: Context, name: EntityName) -> Entity:
-    return await entity_details(context, name)
-
-
-async def entity_details(context: RequestContext, name: str) -> Entity:
-    run, graph, id = context.run, context.run.graph, await context.entity(name)
+    run, graph, id = context.run, context.run.graph, await context.id(name)
     similar = await context.predict("similar", ModelQuery((id,), NUM_SIMILAR))
     known, num_known = await context.in_thread(lambda: known_facts(run.predictor, id, limit=MAX_KNOWN))
     predicted = await context.in_thread(lambda: predicted_facts(run.predictor, id, k=NUM_PREDICTED))
@@ -65,7 +57,11 @@ async def entity_details(context: RequestContext, name: str) -> Entity:
     )
 
 
-@routes.get("/api/map", response_model=EntityMap, responses={202: {"model": PendingMap}})
+@routes.get(
+    "/api/map",
+    response_model=EntityMap,
+    responses={202: {"description": "Still being computed."}},
+)
 @routes.get("/map.json", include_in_schema=False)
 async def entity_map(context: Context) -> Response:
     """The t-SNE position of each entity; computed once, which may take minutes, and stored. Until then 202."""
@@ -74,8 +70,7 @@ async def entity_map(context: Context) -> Response:
     done, _ = await asyncio.wait([future], timeout=MAP_SHARE * service.limits.seconds)
     if not done:
         message = f"The map of {len(run.graph.entities):,} entities is being computed. Try again in a while."
-        pending = PendingMap(run=run.name, message=message)
-        return JSONResponse(pending.model_dump(), status_code=202, headers={"Retry-After": "10"})
+        return JSONResponse({"run": run.name, "message": message}, status_code=202, headers={"Retry-After": "10"})
     positions = future.result()
     body = await context.in_thread(lambda: _map(run, *positions.round(5).T.tolist()).model_dump_json())
     return Response(body, media_type="application/json")

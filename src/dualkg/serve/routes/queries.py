@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from fastapi import Path, Query
+from fastapi import Query
+from pydantic import Field
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from dualkg.inference.predictor import Query as ModelQuery
@@ -28,8 +29,7 @@ routes = api_router("queries")
 Head = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The head, by name or label.")]
 Relation = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The relation, by name or label.")]
 Tail = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The tail, by name or label.")]
-EntityName = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="An entity, by name or label.")]
-EntityInPath = Annotated[str, Path(max_length=MAX_NAME_LENGTH, description="An entity, by name or label.")]
+EntityName = Annotated[str, Field(max_length=MAX_NAME_LENGTH, description="An entity, by name or label.")]
 K = Annotated[int, Query(ge=1, le=MAX_PREDICTIONS, description="Number of predictions.")]
 Known = Annotated[Literal["mark", "omit"], Query(description="Whether known answers are marked or left out.")]
 
@@ -37,22 +37,19 @@ Known = Annotated[Literal["mark", "omit"], Query(description="Whether known answ
 @routes.get("/api/tails")
 async def tails(context: Context, head: Head, relation: Relation, k: K = 10, known: Known = "mark") -> Predictions:
     """Answer (head, relation, ?)."""
-    ids: dict[Part, int] = {"head": await context.entity(head), "relation": await context.relation(relation)}
-    return await _predictions(context, "tails", ids, k, known)
+    return await _predictions(context, "tails", await context.ids(head=head, relation=relation), k, known)
 
 
 @routes.get("/api/heads")
 async def heads(context: Context, relation: Relation, tail: Tail, k: K = 10, known: Known = "mark") -> Predictions:
     """Answer (?, relation, tail)."""
-    ids: dict[Part, int] = {"relation": await context.relation(relation), "tail": await context.entity(tail)}
-    return await _predictions(context, "heads", ids, k, known)
+    return await _predictions(context, "heads", await context.ids(relation=relation, tail=tail), k, known)
 
 
 @routes.get("/api/relations")
 async def relations(context: Context, head: Head, tail: Tail, k: K = 10, known: Known = "mark") -> Predictions:
     """Answer (head, ?, tail)."""
-    ids: dict[Part, int] = {"head": await context.entity(head), "tail": await context.entity(tail)}
-    return await _predictions(context, "relations", ids, k, known)
+    return await _predictions(context, "relations", await context.ids(head=head, tail=tail), k, known)
 
 
 async def _predictions(
@@ -65,11 +62,9 @@ async def _predictions(
 @routes.get("/api/similar")
 async def similar(context: Context, entity: EntityName, k: K = 10) -> schemas.SimilarEntities:
     """The entities whose embeddings have the highest cosine with an entity's."""
-    id = await context.entity(entity)
+    id, run = await context.id(entity), context.run
     found = await context.predict("similar", ModelQuery((id,), k))
-    return schemas.SimilarEntities(
-        run=context.run.name, entity=Item.of(context.run.graph.entities, id), predictions=found
-    )
+    return schemas.SimilarEntities(run=run.name, entity=Item.of(run.graph.entities, id), predictions=found)
 
 
 @routes.get("/api/prediction-set")
@@ -82,15 +77,14 @@ async def prediction_set(
     k: K = 100,
 ) -> schemas.PredictionSet:
     """The smallest set of new answers that contains the missing one with a given probability (conformal)."""
-    given: Part = "head" if side == "tail" else "tail"
-    ids: dict[Part, int] = {given: await context.entity(entity), "relation": await context.relation(relation)}
-    predictor = context.run.predictor
+    ids = await context.ids(**{"head" if side == "tail" else "tail": entity}, relation=relation)
+    run, head, tail = context.run, ids.get("head"), ids.get("tail")
     found = await context.in_thread(
-        lambda: predictor.prediction_set(ids.get("head"), ids["relation"], ids.get("tail"), coverage=coverage)
+        lambda: run.predictor.prediction_set(head, ids["relation"], tail, coverage=coverage)
     )
     return schemas.PredictionSet(
-        run=context.run.name,
-        query=schemas.Query.of(context.run.graph, ids),
+        run=run.name,
+        query=schemas.Query.of(run.graph, ids),
         predictions=found[:k],
         coverage=coverage,
         size=len(found),
@@ -111,15 +105,9 @@ async def scores(context: Context, triples: Triples) -> Scores:
 
 
 async def _score(context: RequestContext, head: str | int, relation: str | int, tail: str | int) -> Score:
-    ids = await context.triple(head, relation, tail)
-    [found] = await context.predict("triple", ModelQuery(ids, k=1))
-    values: dict[str, Any] = {
-        "score": found.score,
-        "probability": found.probability,
-        "known": found.known,
-        "split": found.split,
-    }
-    return Score.of(context.run.graph, *ids, **values)
+    ids = await context.ids(head=head, relation=relation, tail=tail)
+    [found] = await context.predict("triple", ModelQuery(tuple(ids.values()), k=1))
+    return Score.of(context.run.graph, **ids, **schemas.Scored.model_validate(found).model_dump())
 
 
 @routes.get("/api/explain")
@@ -132,6 +120,6 @@ async def explain(
     k: Annotated[int, Query(ge=1, le=50, description="Number of supporting triples.")] = 5,
 ) -> schemas.Explanation:
     """The training triples that support a triple's score, and similar entities that have the same triple."""
-    ids = await context.triple(head, relation, tail)
-    found = await context.in_thread(lambda: context.run.predictor.explain(*ids, k=k))
+    ids = await context.ids(head=head, relation=relation, tail=tail)
+    found = await context.in_thread(lambda: context.run.predictor.explain(**ids, k=k))
     return schemas.Explanation(run=context.run.name, sentences=found.sentences(), **vars(found))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 from fastapi import Depends, Query, Response
 from fastapi.responses import PlainTextResponse
@@ -11,10 +12,11 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from dualkg.analysis.sparsity import storage_of
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import check_comparable, compare_ranks, largest_differences, stack_mean_ranks
+from dualkg.inference.calibration_store import load_calibration
 from dualkg.serve import schemas
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import Comparison, DifferingQuery, RunDetails, RunPage
-from dualkg.serve.service import Context, RequestContext, ServedRun, Service, service_of
+from dualkg.serve.service import Context, ServedRun, Service, service_of
 from dualkg.serve.templating import api_router
 from dualkg.training.run import RunFolder
 
@@ -39,9 +41,9 @@ async def metrics(service: CurrentService) -> Response:
 
 
 @routes.get("/api/runs")
-async def run_names(service: CurrentService) -> schemas.RunNames:
-    """The names of the served runs."""
-    return schemas.RunNames(runs=service.runs.names)
+async def run_names(service: CurrentService) -> dict[str, list[str]]:
+    """The names of the served runs; the first is the default."""
+    return {"runs": service.runs.names}
 
 
 @routes.get("/api/run")
@@ -70,13 +72,13 @@ async def compare(
 
 @routes.get("/run.json", include_in_schema=False)
 async def run_page(context: Context, other: OtherRun = None) -> RunPage:
-    """A run, and beside it another one if it is named; of two served runs both, unless `with=` is empty."""
+    """A run, and next to it another one if it is named; of two served runs both, unless `with=` is empty."""
     served = context.service.runs
     if other is None and len(served) == 2:
         other = next(name for name in served.names if name != context.run.name)
     if not other or other == context.run.name:
         return RunPage(runs=[await run_details(context)])
-    runs = [await run_details(context), await run_details(RequestContext(context.service, served.get(other)))]
+    runs = [await run_details(context), await run_details(replace(context, run=served.get(other)))]
     try:
         return RunPage(runs=runs, comparison=await compare(context.service, context.run.name, other, PAGE_QUERIES))
     except RequestError as error:  # such as two graphs
@@ -86,9 +88,12 @@ async def run_page(context: Context, other: OtherRun = None) -> RunPage:
 def _details(served: ServedRun) -> RunDetails:
     run, graph = served.run, served.graph
     folder = RunFolder(run.folder) if run.folder else None
+    has_checks = folder is not None and folder.calibration.exists()
+    checks = load_calibration(folder.path, graph).checks if folder and has_checks else {}
     return RunDetails(
         run=served.name,
         model=served.model_name,
+        engine=folder.saved_environment.get("engine") if folder else None,
         graph=schemas.GraphSummary(name=graph.name, counts=graph.counts, notes=graph.notes.sentences()),
         relations=served.relations,
         recipe=run.recipe.model_dump(mode="json"),
@@ -97,18 +102,18 @@ def _details(served: ServedRun) -> RunDetails:
         reports=folder.saved_reports() if folder else {name: one.as_dict() for name, one in run.reports.items()},
         costs=run.costs,
         calibrated=served.predictor.calibration is not None,
-        reliability=served.checks.get("calibration"),
-        coverage=served.checks.get("coverage"),
+        reliability=checks.get("calibration"),
+        coverage=checks.get("coverage"),
         sparsity=_sparsity(served),
     )
 
 
-def _sparsity(served: ServedRun) -> schemas.Sparsity | None:
+def _sparsity(served: ServedRun) -> dict[str, Any] | None:
     try:
         storage = storage_of(served.run.model)
     except RequestError:  # a model whose vectors are not a table
         return None
-    return schemas.Sparsity(share=storage.share, storage=storage.as_dict(), pruning=served.run.sparsity)
+    return {"share": storage.share, "storage": storage.as_dict(), "pruning": served.run.sparsity}
 
 
 def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:

@@ -138,7 +138,7 @@ export function combobox(input, { find, onPick = () => {}, wait = 60 }) {
       item.note ? element("span", { class: "soft" }, " ", element("bdi", {}, item.note)) : null,
     )));
     if (!found.length) {
-      list.append(element("li", { class: "none", role: "option", "aria-disabled": "true" }, "No name is like this."));
+      list.append(element("li", { class: "none", role: "option", "aria-disabled": "true" }, "No similar name."));
     }
     list.hidden = false;
     input.setAttribute("aria-expanded", "true");

@@ -21,9 +21,9 @@ async function toggle(button, place, where) {
   button.setAttribute("aria-expanded", String(open));
   place.hidden = !open;
   if (!open || place.dataset.filled) return;
-  place.replaceChildren(element("p", { class: "waiting" }, "Looking for reasons …"));
+  place.replaceChildren(element("p", { class: "waiting" }, "Computing …"));
   try {
-    place.replaceChildren(await requestElement(where, "[data-reasons]"));
+    place.replaceChildren(await requestElement(where, "[data-explanation]"));
     place.dataset.filled = "yes";
   } catch (error) {
     showError(place, error);

@@ -19,7 +19,7 @@ let current = -1;
 async function find() {
   const { relation, minProbability, top } = section.dataset;
   const params = { top, relation, min_probability: Number(minProbability) || null };
-  status.textContent = "Looking for new facts …";
+  status.textContent = "Searching for new facts …";
   try {
     for await (const line of retried(address("/facts/rows", params))) {
       if (line.kind === "error") throw new ServerError(line.error);
@@ -41,7 +41,7 @@ async function find() {
 }
 
 function summary() {
-  if (!rows.length) return "Nothing that is as probable was found.";
+  if (!rows.length) return "No triple is as probable as this.";
   return rows.length === 1 ? "1 new fact" : `${rows.length.toLocaleString("en")} new facts`;
 }
 
@@ -53,7 +53,7 @@ async function* retried(where) {
       return;
     } catch (error) {
       if (error.status !== 503 || tries >= MAX_TRIES) throw error;
-      status.textContent = "Another list is being made; this one waits for its turn …";
+      status.textContent = "Waiting for another completion …";
       await new Promise((resume) => setTimeout(resume, PAUSE));
     }
   }
@@ -178,10 +178,10 @@ document.addEventListener("keydown", (event) => {
 
 section.querySelector("[data-show]").addEventListener("change", (event) => { list.dataset.only = event.target.value; });
 
-const sieve = document.querySelector("[data-sieve]");
-const least = sieve.querySelector("[data-least]");
-least?.addEventListener("input", () => {
-  sieve.querySelector("[data-said]").textContent = `${Math.round(100 * least.value)} %`;
+const filter = document.querySelector("[data-filter]");
+const threshold = filter.querySelector("[data-min]");
+threshold?.addEventListener("input", () => {
+  filter.querySelector("[data-threshold]").textContent = `${Math.round(100 * threshold.value)} %`;
 });
 
 find();

@@ -11,9 +11,9 @@ const LABELLED = 12, MAX_LABELS = 80, MAX_LABEL_LENGTH = 32;
 const MANY = 4000; // points; more are drawn as pixels
 const REACH = 14; // pixels
 const PAUSE = 2000; // before a map that is being computed is requested again
-const SLOW = "The map is on its way. Made for the first time, it may take a minute or two.";
+const SLOW = "The map is being computed. The first time this may take a minute or two.";
 const find = (name) => document.querySelector(`[data-${name}]`);
-const [canvas, veil, tip, legend, message, list, form, folded] = ["canvas", "veil", "tip", "legend", "said", "found", "asking", "folded"].map(find);
+const [canvas, veil, tip, legend, message, list, form, folded] = ["canvas", "veil", "tip", "legend", "message", "found", "query", "folded"].map(find);
 const knownList = folded.querySelector("ol");
 const context = canvas.getContext("2d");
 
@@ -37,7 +37,7 @@ function paintSoon() {
 }
 
 function readColours() {
-  colours = Object.fromEntries(["ink", "edge", "soft", "believed-bar", "focus", "surface"].map((name) => [name, colour(`--${name}`)]));
+  colours = Object.fromEntries(["ink", "edge", "soft", "predicted-bar", "focus", "surface"].map((name) => [name, colour(`--${name}`)]));
   const probe = new OffscreenCanvas(1, 1).getContext("2d");
   probe.fillStyle = colours.edge;
   probe.fillRect(0, 0, 1, 1);
@@ -120,7 +120,7 @@ function paintPredictions(size) {
     const [px, py] = view.pixel(points.x[one.id], points.y[one.id]);
     const strength = weight(one);
     context.globalAlpha = one.known ? 0.9 : 0.18 + 0.82 * strength;
-    context.fillStyle = one.known ? colours.ink : colours["believed-bar"];
+    context.fillStyle = one.known ? colours.ink : colours["predicted-bar"];
     context.beginPath();
     context.arc(px, py, radius(one, size), 0, 7);
     context.fill();

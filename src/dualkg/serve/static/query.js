@@ -3,7 +3,7 @@
 import { address, combobox, findAmong, findEntities, nameIn, offeredRelations } from "./common.js";
 import { openExplanationsInPlace } from "./explanation.js";
 
-const form = document.querySelector("[data-question]");
+const form = document.querySelector("[data-query]");
 const field = Object.fromEntries(["head", "relation", "tail"].map((part) => [part, form.elements[part]]));
 const wanted = () => form.elements.find.value;
 const given = () => Object.keys(field).filter((part) => part !== wanted());
