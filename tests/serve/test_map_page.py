@@ -13,7 +13,7 @@ from dualkg.analysis.projection import save_map
 from dualkg.serve.app import application
 from dualkg.serve.routes import entities
 from dualkg.serve.server import request_once
-from dualkg.serve.service import EntityMaps, ServedRuns
+from dualkg.serve.service import ServedRuns, Service
 from tests.serve.conftest import HOSTILE
 
 
@@ -69,7 +69,7 @@ def test_the_map_as_json(mapped):
 
 
 def test_a_pending_map(mapped, monkeypatch):
-    monkeypatch.setattr(EntityMaps, "of", lambda self, run: Future())
+    monkeypatch.setattr(Service, "entity_map", lambda self, run: Future())
     monkeypatch.setattr(entities, "MAP_SHARE", 0)
     reply = request_once(application(mapped), "/map.json")
     assert reply.status == 202

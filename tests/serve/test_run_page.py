@@ -123,7 +123,7 @@ def test_axis():
 def test_charts_leave_out_nan():
     assert line_chart([[]], label="", text=str) is None
     chart = line_chart([[(1, 2.0), (2, math.nan), (3, 1.0)]], label='"label"', text="{:.1f}".format)
-    drawn = TEMPLATES.from_string("{% import 'macros.html' as m with context %}{{ m.chart_svg(chart) }}").render(
+    drawn = TEMPLATES.from_string("{% import 'charts.html' as charts %}{{ charts.line_chart(chart) }}").render(
         chart=chart
     )
     [line] = re.findall('<path d="([^"]*)" class="line a"', drawn)

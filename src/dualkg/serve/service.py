@@ -112,33 +112,6 @@ class ServedRuns:
         return self._runs[name]
 
 
-class EntityMaps:
-    """The entity map of each run: read from its folder, or computed and stored there, one run at a time.
-
-    A large map takes a minute or two. Its thread is a daemon, so that the server stops without waiting for it.
-    """
-
-    def __init__(self) -> None:
-        self._one_at_a_time = Lock()
-        self._maps: dict[str, Future[Vectors]] = {}
-
-    def of(self, run: ServedRun) -> Future[Vectors]:
-        """The same future for the same run; a map that failed is computed again."""
-        future = self._maps.get(run.name)
-        if future is None or (future.done() and future.exception() is not None):
-            future = self._maps[run.name] = Future()
-            future.set_running_or_notify_cancel()
-            Thread(target=self._compute, args=(run, future), name=f"map of {run.name}", daemon=True).start()
-        return future
-
-    def _compute(self, run: ServedRun, future: Future[Vectors]) -> None:
-        try:
-            with self._one_at_a_time:
-                future.set_result(entity_map(run.run))
-        except Exception as error:
-            future.set_exception(error)
-
-
 class Service:
     """The runs, the batcher that answers queries, and threads for longer work."""
 
@@ -152,7 +125,8 @@ class Service:
             metrics=self.metrics,
             max_predictions=MAX_BATCH_PREDICTIONS if micro_batching else 1,
         )
-        self.maps = EntityMaps()
+        self._mapping = Lock()  # one map at a time
+        self._maps: dict[str, Future[Vectors]] = {}
         self.completing = Lock()  # one completion at a time
         self.deciding = Lock()  # one thread reads or writes decisions at a time
         self._decisions: dict[str, DecisionStore] = {}
@@ -162,6 +136,25 @@ class Service:
         if run.run.folder is None:
             raise RequestError(f"The run {run.name} has no folder to store decisions in. Save it first.")
         return self._decisions.setdefault(run.name, DecisionStore(RunFolder(run.run.folder).decisions))
+
+    def entity_map(self, run: ServedRun) -> Future[Vectors]:
+        """The entity map of a run: read from its folder, or computed and stored there; one that failed, again.
+
+        A large map takes a minute or two. Its thread is a daemon, so that the server stops without waiting for it.
+        """
+        future = self._maps.get(run.name)
+        if future is None or (future.done() and future.exception() is not None):
+            future = self._maps[run.name] = Future()
+            future.set_running_or_notify_cancel()  # so that a request that is cancelled does not cancel it
+            Thread(target=self._compute_map, args=(run, future), daemon=True).start()
+        return future
+
+    def _compute_map(self, run: ServedRun, future: Future[Vectors]) -> None:
+        try:
+            with self._mapping:
+                future.set_result(entity_map(run.run))
+        except Exception as error:
+            future.set_exception(error)
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         """Work in a thread. Work that has begun runs to its end even if its request is cancelled."""

@@ -36,7 +36,7 @@ def browser() -> Iterator[Any]:
 def opened(browser, address) -> Iterator[Callable[..., Any]]:
     """Opens a page: `opened("/entity/Twenty", viewport=PHONE, color_scheme="dark")`.
 
-    The test fails if a script fails, the policy stops something, a name opens a dialog, or a request goes to another host.
+    The test fails if a script fails, the policy stops something, a name opens a dialog, or a request leaves this host.
     """
     contexts, wrong = [], []
 

@@ -71,8 +71,8 @@ def test_a_query_with_line_breaks_in_a_name(opened):
 
 def test_an_unknown_entity_offers_similar_names(opened):
     page = opened("/entity/thing%2013x", allow="404")
-    name = page.inner_text(".near a >> nth=0")
-    page.click(".near a >> nth=0")
+    name = page.inner_text(".similar-names a >> nth=0")
+    page.click(".similar-names a >> nth=0")
     wait_for_heading(page, name)
 
 

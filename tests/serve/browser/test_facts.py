@@ -80,7 +80,7 @@ def test_a_list_waits_for_another_completion(opened):
 
     page.route("**/facts/rows*", answer)
     page.goto("/facts?top=50")
-    page.wait_for_selector("text=waits for its turn")
+    page.wait_for_selector("text=Waiting for another completion")
     assert listed(page).locator(".fact").count() == 50
 
 
@@ -98,7 +98,7 @@ def test_a_refused_decision_is_undone(opened):
 def test_filters_by_relation_and_probability(opened):
     page = listed(opened("/facts"))
     page.select_option("#relation", "is a")
-    page.locator("#least").press("ArrowRight")
+    page.locator("#min-probability").press("ArrowRight")
     assert page.inner_text("[data-threshold]") == "5 %"
     page.get_by_role("button", name="Find").click()
     page.wait_for_url("**/facts?relation=is+a&min_probability=0.05&top=100")

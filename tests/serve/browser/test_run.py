@@ -9,7 +9,7 @@ def test_two_runs_and_one_alone(opened):
     page = opened("/run")
     assert page.locator("h1 bdi").all_inner_texts() == ["calibrated", "plain"]
     assert page.locator(".differing tbody tr").count() == 20
-    page.get_by_role("link", name="alone").click()
+    page.get_by_role("link", name="none").click()
     page.wait_for_url("**/run?with=")
     assert page.locator("h1 bdi").all_inner_texts() == ["calibrated"]
 

@@ -92,7 +92,7 @@ async def query_page(context: Context, query: GivenQuery) -> Response:
 
 @routes.get("/explain")
 async def explanation_page(context: Context, head: Head, relation: Relation, tail: Tail) -> Response:
-    """Supporting triples as a page; with scripts, its section is opened beside a prediction."""
+    """Supporting triples as a page; with scripts, its section is opened below a prediction."""
     found, graph = await explain(context, head, relation, tail), context.run.graph
 
     def triple(named: Any) -> schemas.Triple:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from fastapi import Response
 from dualkg.serve.routes.runs import OtherRun, run_page
 from dualkg.serve.schemas import RunDetails
 from dualkg.serve.service import Context
-from dualkg.serve.templating import TEMPLATES, minus, page, page_router, page_url, visible
+from dualkg.serve.templating import TEMPLATES, minus, page, page_router, page_url
 
 routes = page_router()
 LETTERS = "ab"  # CSS classes of the first and the second run
@@ -64,7 +64,7 @@ def duration(number: float) -> str:
 TEMPLATES.filters |= {"metric_text": metric_text, "signed": signed, "duration": duration}
 
 
-def _settings(runs: Sequence[RunDetails]) -> list[tuple[str, str, list[str], bool]]:
+def _settings(runs: Sequence[RunDetails]) -> list[tuple[str, str, list[Any], bool]]:
     """Section, name and values of every recipe key, and whether they agree; keys without a value are left out."""
     flat = [
         {
@@ -76,15 +76,7 @@ def _settings(runs: Sequence[RunDetails]) -> list[tuple[str, str, list[str], boo
         for run in runs
     ]
     values = {key: [one.get(key) for one in flat] for one in flat for key in one}
-    return [(*key, [_value_text(value) for value in found], found[0] == found[-1]) for key, found in values.items()]
-
-
-def _value_text(value: Any) -> str:
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:g}" if isinstance(value, float) else visible(str(value))
+    return [(*key, found, found[0] == found[-1]) for key, found in values.items()]
 
 
 class Axis(NamedTuple):
@@ -104,73 +96,38 @@ class Axis(NamedTuple):
 
 @dataclass(frozen=True)
 class Chart:
-    """Ticks, and shapes with their CSS classes, in pixels; the template draws them."""
+    """Values of one or two runs, and the axes that `templates/charts.html` draws them with."""
 
     label: str  # for screen readers
-    titles: tuple[str, str]  # of the axes
-    width: int = 440
-    height: int = 240
-    right: int = 52
-    left, top, bottom = 46, 14, 34
-    x_ticks: list[tuple[float, str]] = field(default_factory=list)
-    y_ticks: list[tuple[float, str]] = field(default_factory=list)
-    paths: list[tuple[str, str]] = field(default_factory=list)
-    circles: list[tuple[float, float, float, str]] = field(default_factory=list)
-    texts: list[tuple[float, float, str, str]] = field(default_factory=list)
-
-    def axis(self, low: float, high: float, *, vertical: bool, log: bool = False) -> Axis:
-        pixels = (self.height - self.bottom, self.top) if vertical else (self.left, self.width - self.right)
-        return Axis(low, high, *pixels, log)
+    series: Sequence[Sequence[tuple[float, ...]]]
+    x: Axis
+    y: Axis
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
+    text: Callable[[float], str]  # a value in words
+    dots: bool = True
 
 
 def line_chart(series: Series, *, label: str, text: Callable[[float], str], dots: bool = False) -> Chart | None:
-    """Values of one or two runs over epochs."""
+    """Values over epochs; those that are not finite are left out."""
     finite = [[point for point in line if math.isfinite(point[1])] for line in series]
     points = [point for line in finite for point in line]
     if not points:
         return None
-    chart = Chart(label, ("epoch", ""))
     epochs, values = zip(*points, strict=True)
-    steps = ticks(min(values), max(values))
-    x = chart.axis(0, max(1, *epochs), vertical=False)
-    y = chart.axis(steps[0], steps[-1], vertical=True)
-    chart.x_ticks.extend((x(tick), f"{tick:,.0f}") for tick in ticks(0, x.high) if tick <= x.high and tick == int(tick))
-    chart.y_ticks.extend((y(tick), text(tick)) for tick in steps)
-    ends: list[tuple[float, float]] = []
-    for letter, line in zip(LETTERS, finite, strict=False):
-        pixels = [(x(epoch), y(value)) for epoch, value in line]
-        if not pixels:
-            continue
-        chart.paths.append(("M" + "L".join(f"{left},{top}" for left, top in pixels), f"line {letter}"))
-        if dots or len(pixels) == 1:
-            chart.circles.extend((left, top, 2.5, f"spot {letter}") for left, top in pixels)
-        left, top = pixels[-1]
-        if any(abs(left - other) < 50 and abs(top - height) < 13 for other, height in ends):
-            top -= 14
-        ends.append((left, top))
-        chart.texts.append((left + 6, round(top + 4, 1), f"end {letter}", text(line[-1][1])))
-    return chart
+    last, y_ticks = max(1, *epochs), ticks(min(values), max(values))
+    x_ticks = [tick for tick in ticks(0, last) if tick <= last and tick == int(tick)]
+    x, y = Axis(0, last, 46, 388), Axis(y_ticks[0], y_ticks[-1], 206, 14)
+    return Chart(label, finite, x, y, x_ticks, y_ticks, text, dots)
 
 
-def reliability_diagram(
-    series: Sequence[Sequence[tuple[float, float, float]]], *, least: float, label: str
-) -> Chart | None:
+def reliability_diagram(series: Sequence[Sequence[tuple[float, ...]]], *, least: float, label: str) -> Chart | None:
     """Predicted probability, observed frequency and its standard error; on the diagonal the first two agree."""
     if not any(series):
         return None
-    chart = Chart(label, ("predicted", "observed"), width=340, height=340, right=16)
-    x, y = (chart.axis(least, 1, vertical=vertical, log=True) for vertical in (False, True))
-    for tick in (0.01, 0.03, 0.1, 0.3, 1.0):
-        if tick >= least:
-            chart.x_ticks.append((x(tick), f"{100 * tick:g} %"))
-            chart.y_ticks.append((y(tick), f"{100 * tick:g} %"))
-    chart.paths.append((f"M{x(least)},{y(least)}L{x(1)},{y(1)}", "diagonal"))
-    for letter, bins in zip(LETTERS, series, strict=False):
-        for predicted, observed, error in bins:
-            span = f"M{x(predicted)},{y(observed - error)}V{y(observed + error)}"
-            chart.paths.append((span, f"whisker {letter}"))
-            chart.circles.append((x(predicted), y(observed), 4.5, f"spot {letter}"))
-    return chart
+    steps = [step for step in (0.01, 0.03, 0.1, 0.3, 1.0) if step >= least]
+    x, y = Axis(least, 1, 46, 324, log=True), Axis(least, 1, 306, 14, log=True)
+    return Chart(label, series, x, y, steps, steps, lambda share: f"{100 * share:g} %")
 
 
 def ticks(low: float, high: float, *, about: int = 4) -> list[float]:

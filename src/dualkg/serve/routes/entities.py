@@ -66,7 +66,7 @@ async def entity(context: Context, name: EntityName) -> Entity:
 async def entity_map(context: Context) -> Response:
     """The t-SNE position of each entity; computed once, which may take minutes, and stored. Until then 202."""
     service, run = context.service, context.run
-    future = asyncio.wrap_future(service.maps.of(run))
+    future = asyncio.wrap_future(service.entity_map(run))
     done, _ = await asyncio.wait([future], timeout=MAP_SHARE * service.limits.seconds)
     if not done:
         message = f"The map of {len(run.graph.entities):,} entities is being computed. Try again in a while."
