@@ -28,7 +28,7 @@ def test_the_section_of_a_page():
     assert "| two | together | no server | – | – | – | – | – |" in page
 
 
-def test_the_questions_are_those_of_test(run_folders, served):
+def test_the_queries_are_those_of_test(run_folders, served):
     addresses = serving.questions(JOB, run_folders[0])
     graph = served.get("calibrated").run.graph
     assert len(addresses) == len({(head, relation) for head, relation, _ in graph.test.tolist()})

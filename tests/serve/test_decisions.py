@@ -210,11 +210,11 @@ import sys
 from pathlib import Path
 from dualkg.inference.decisions import Decision, DecisionStore
 
-kept = DecisionStore(Path(sys.argv[1]))
+store = DecisionStore(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(50):
-    kept.update([Decision(sys.argv[2], "likes", str(number), "accepted", 0.5, "2026-01-01T00:00:00+00:00")])
+    store.update([Decision(sys.argv[2], "likes", str(number), "accepted", 0.5, "2026-01-01T00:00:00+00:00")])
 """
 
 
@@ -253,12 +253,12 @@ def test_two_processes_that_decide_at_once(tmp_path):
     ],
 )
 def test_a_damaged_file(tmp_path, line, sentence):
-    kept = DecisionStore(tmp_path / "d.jsonl")
-    kept.update([some()])
-    with kept.path.open("a") as file:
+    store = DecisionStore(tmp_path / "d.jsonl")
+    store.update([some()])
+    with store.path.open("a") as file:
         file.write(line + "\n")
     with pytest.raises(RequestError, match=sentence):
-        DecisionStore(kept.path).load()
+        DecisionStore(store.path).load()
 
 
 def test_training_again_does_not_delete_decisions(folder):

@@ -43,7 +43,7 @@ def test_two_runs_are_side_by_side(client):
     assert page.text.count("<svg") > 5
 
 
-def test_one_run_alone(client, served):
+def test_one_run_is_shown_alone(client, served):
     assert [run["run"] for run in client.get("/run.json?with=").json()["runs"]] == ["calibrated"]
     page = client.get("/run", params={"with": ""}).text
     assert "Largest differences" not in page
@@ -52,13 +52,13 @@ def test_one_run_alone(client, served):
     assert f"ComplEx with DURA, dim 4, on the {number} training triples of made: 3 epochs" in page
 
 
-def test_the_second_run_first(client):
+def test_the_chosen_run_comes_first(client):
     found = client.get("/run.json", params={"run": "plain"}).json()
     assert [run["run"] for run in found["runs"]] == ["plain", "calibrated"]
     assert found["comparison"]["a"] == "plain"
 
 
-def test_an_unknown_run(client):
+def test_an_unknown_run_is_not_found(client):
     for params in ({"run": "other"}, {"with": "other"}):
         page = client.get("/run", params=params)
         assert page.status_code == 404
@@ -115,7 +115,7 @@ def test_ticks_enclose_the_values(low, high):
     assert found == sorted(set(found))
 
 
-def test_axis():
+def test_an_axis_maps_values_to_pixels():
     assert [Axis(0, 10, 100, 200)(value) for value in (0, 5, 10)] == [100, 150, 200]
     assert [Axis(0.01, 1, 0, 100, log=True)(value) for value in (0, 0.01, 0.1, 1)] == [0, 0, 50, 100]
 
@@ -133,7 +133,7 @@ def test_charts_leave_out_nan():
     assert reliability_diagram([[], []], least=0.01, label="") is None
 
 
-def test_metric_text():
+def test_metrics_are_written_as_in_papers():
     assert [metric_text(value) for value in (0.4795, 1.0, 0.0, None)] == [".479", "1.000", ".000", "–"]
     assert [metric_text(value, "mr") for value in (16.42, 1234.5)] == ["16.4", "1,234"]
 

@@ -34,7 +34,7 @@ def test_links_of_the_drawing(opened):
     wait_for_heading(page, name)
 
 
-def test_an_explanation_opens_beside_a_predicted_fact(opened):
+def test_an_explanation_opens_below_a_predicted_fact(opened):
     page = opened("/entity/Twenty")
     page.click(".predictions button >> nth=0")
     page.wait_for_selector(".predictions [data-explanation] li")

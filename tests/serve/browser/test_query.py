@@ -84,7 +84,7 @@ def test_the_prediction_set_is_marked(opened):
     assert page.locator(".answer.inside").count() >= inside
 
 
-def test_known_answers_fold(opened):
+def test_known_answers_can_be_collapsed(opened):
     page = opened(QUERY)
     names = page.locator(".known-answers li")
     assert names.first.is_visible()

@@ -35,7 +35,7 @@ async def map_page(context: Context, entity: Name = "", relation: Name = "", fin
 
 @routes.get("/map/predictions")
 async def map_predictions(context: Context, entity: Name, relation: Name, find: End = "tail") -> Response:
-    """The list beside the map; each row has the strength of its colour, from 0 to 1."""
+    """The list next to the map; each row has the strength of its colour, from 0 to 1."""
     head, tail = (entity, None) if find == "tail" else (None, entity)
     query = await page_query(head, relation, tail, find, k=NUM_PREDICTIONS)
     found = await query_results(context, query)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import Depends, Query, Response
@@ -113,17 +113,15 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     excluded = None
     if query.find != "relation" and ids["relation"] not in context.run.loops:
         excluded = ids[OTHER_END[query.find]]
-
-    async def predict(k: int, known: Literal["mark", "omit"]) -> list[Prediction]:
-        return await context.predict(KINDS[query.find], ModelQuery(tuple(ids.values()), k, known))
-
-    new, marked = await asyncio.gather(predict(query.k + (excluded is not None), "omit"), predict(query.k, "mark"))
+    given, k = tuple(ids.values()), query.k
+    queries = ModelQuery(given, k + (excluded is not None), "omit"), ModelQuery(given, k, "mark")
+    new, marked = await asyncio.gather(*(context.predict(KINDS[query.find], one) for one in queries))
     return QueryPage(
         run=context.run.name,
         find=query.find,
         query=schemas.Query.of(context.run.graph, ids),
         known=_known_answers(context, query, ids, {found.id: found for found in marked}),
-        predictions=[found for found in new if found.id != excluded][: query.k],
+        predictions=[found for found in new if found.id != excluded][:k],
         prediction_set=await _set_size(context, query, ids, excluded),
     )
 
@@ -153,18 +151,15 @@ async def _set_size(
     context: RequestContext, query: PageQuery, ids: dict[Part, int], excluded: int | None
 ) -> SetSize | None:
     """The size alone: probabilities of all its members would take long for a large set."""
-    predictor = context.run.predictor
+    predictor, side, coverage = context.run.predictor, query.find, query.coverage
     sets = predictor._prediction_sets
-    if query.find == "relation" or sets is None:
+    if side == "relation" or sets is None:
         return None
-    given, side = ids[OTHER_END[query.find]], query.find
-
-    def size() -> int:
-        model, known = predictor.model, predictor.all_known
-        entities = sets.of(model, known, given, ids["relation"], side=side, coverage=query.coverage).entities
-        return sum(id != excluded for id in entities.tolist())
-
-    return SetSize(coverage=query.coverage, size=await context.in_thread(size))
+    given, model, known = ids[OTHER_END[side]], predictor.model, predictor.all_known
+    found = await context.in_thread(
+        lambda: sets.of(model, known, given, ids["relation"], side=side, coverage=coverage).entities.tolist()
+    )
+    return SetSize(coverage=coverage, size=sum(id != excluded for id in found))
 
 
 async def _offered_relations(context: RequestContext, query: PageQuery) -> list[Item]:

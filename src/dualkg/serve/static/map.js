@@ -148,7 +148,7 @@ function ring(i, stroke, radius) {
   context.stroke();
 }
 
-/** A name beside its point, to the left at the end of the window, unless it would cover another. */
+/** A name next to its point, to the left at the end of the window, unless it would cover another. */
 function label(i, fill, apart, taken) {
   const [px, py] = view.pixel(points.x[i], points.y[i]);
   if (px < -50 || py < -20 || px > view.width || py > view.height + 20) return;
