@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 from dualkg.analysis.sparsity import storage_of
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import check_comparable, compare_ranks, largest_differences, stack_mean_ranks
-from dualkg.inference.calibration_store import load_calibration
+from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
 from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import Comparison, DifferingQuery, RunDetails, RunPage
