@@ -140,7 +140,7 @@ def batch_seconds(model: Any, graph: Any, num_entities: int) -> float:
     context = FrozenContext.of(model, graph)
     triples = [one for seed in range(num_entities) for one in triples_of_one(graph, 3, seed, name=f"new {seed}")]
     started = time.perf_counter()
-    extend(model, graph, triples, context=context)
+    extend(context, triples)
     return (time.perf_counter() - started) / num_entities
 
 

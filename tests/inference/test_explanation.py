@@ -101,7 +101,7 @@ def people() -> kg.Run:
 
 
 def test_the_first_supporting_triple_is_the_premise(people):
-    found = explain(people.model, people.graph, ("p0", "speaks", "French"), recipe=people.recipe)
+    found = explain(FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p0", "speaks", "French"))
     assert found.split == "test"
     assert found.supporting_triples[0].triple.text == "(p0, lives_in, France)"
     assert found.supporting_triples[0].by_tail == 0
@@ -113,7 +113,7 @@ def test_the_first_supporting_triple_is_the_premise(people):
 
 
 def test_the_sentences(people):
-    found = explain(people.model, people.graph, ("p0", "speaks", "French"), k=1, recipe=people.recipe)
+    found = explain(FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p0", "speaks", "French"), k=1)
     first, reason, likeness = found.sentences()
     assert first == f"(p0, speaks, French) has score {found.score:.3f}; it is known (test)."
     fall = found.supporting_triples[0].score_drop
@@ -122,7 +122,7 @@ def test_the_sentences(people):
     assert likeness == (
         f"{one.entity} is similar to p0 (cosine {one.cosine:.2f}), and ({one.entity}, speaks, French) is known."
     )
-    known = explain(people.model, people.graph, ("p3", "speaks", "French"), recipe=people.recipe)
+    known = explain(FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p3", "speaks", "French"))
     assert any("(p3, speaks, French) itself is known" in sentence for sentence in known.sentences())
     assert found.as_dict()["supporting_triples"][0]["triple"]["head"] == "p0"
 
@@ -130,25 +130,26 @@ def test_the_sentences(people):
 def test_predictor_explain(people):
     predictor = kg.Predictor(people.model, people.graph, recipe=people.recipe)
     assert predictor.explain("p0", "speaks", "French", k=2) == explain(
-        people.model, people.graph, ("p0", "speaks", "French"), k=2, recipe=people.recipe
+        FrozenContext.of(people.model, people.graph, recipe=people.recipe), ("p0", "speaks", "French"), k=2
     )
 
 
 def test_entities_without_training_triples_have_no_supporting_triples():
     graph = graph_of([(0, 0, 1)], num_entities=4)
-    found = explain(kg.CP(graph.shape, dim=2), graph, ("e2", "r0", "e3"))
+    found = explain(FrozenContext.of(kg.CP(graph.shape, dim=2), graph), ("e2", "r0", "e3"))
     assert found.sentences()[1:] == ["No training triple of its two entities supports it."]
 
 
 def test_refusals(people, small_graph):
+    context = FrozenContext.of(people.model, people.graph)
     with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
-        explain(people.model, people.graph, ("p0", "speaks", "French"), k=0)
+        explain(context, ("p0", "speaks", "French"), k=0)
     with pytest.raises(kg.RequestError, match="No entity is named 'Frensh' among the 30 known. Did you mean 'French'"):
-        explain(people.model, people.graph, ("p0", "speaks", "Frensh"))
+        explain(context, ("p0", "speaks", "Frensh"))
     with pytest.raises(kg.RequestError, match="No relation is named 'speak' among the 2 known. Did you mean 'speaks'"):
-        explain(people.model, people.graph, ("p0", "speak", "French"))
+        explain(context, ("p0", "speak", "French"))
     with pytest.raises(kg.RequestError, match="scores by ⟨h R, t⟩.*RotatE is none of them"):
-        explain(kg.RotatE(small_graph.shape, dim=2), small_graph, (0, 0, 1))
+        FrozenContext.of(kg.RotatE(small_graph.shape, dim=2), small_graph)
 
 
 def test_the_command(run_cli, people, tmp_path):
@@ -175,7 +176,10 @@ def test_influence_agrees_with_training_again(people):
     best = found.rows[np.argsort(-found.score_drops)]
     strongest = [mean - score_without(people, ids, place) for place in best[:2].tolist()]
     weakest = [mean - score_without(people, ids, place) for place in best[-4:].tolist()]
-    assert explain(people.model, graph, triple).supporting_triples[0].triple.text == "(p0, lives_in, France)"
+    assert (
+        explain(FrozenContext.of(people.model, graph), triple).supporting_triples[0].triple.text
+        == "(p0, lives_in, France)"
+    )
     assert strongest[0] > max(weakest)
 
 

@@ -11,6 +11,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.extension import add_entity, extend, extend_run
+from dualkg.inference.inductive import FrozenContext
 from tests.conftest import graph_of
 
 DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)
@@ -42,7 +43,7 @@ def train_beads() -> kg.Run:
 
 
 def test_a_new_entity_is_predicted_what_its_triples_imply(beads):
-    found = add_entity(beads.model, beads.graph, "bead 99", triples=[("bead 99", "colour", "colour 3")])
+    found = add_entity(FrozenContext.of(beads.model, beads.graph), "bead 99", [("bead 99", "colour", "colour 3")])
     predictor = kg.Predictor(found.model, found.graph)
     assert predictor.tails("bead 99", "shape", k=1)[0].entity == "shape 3"
     assert predictor.tails("bead 99", "maker", k=1)[0].entity == "maker 3"
@@ -62,7 +63,7 @@ def test_predictor_add_gives_another_predictor(beads):
 def test_the_given_model_and_graph_do_not_change(beads):
     before = {name: table.clone() for name, table in beads.model.state_dict().items()}
     triples = [("a", "colour", "colour 1"), ("b", "maker", "a"), ("a", "colour", "colour 1")]
-    found = extend(beads.model, beads.graph, triples, recipe=beads.recipe)
+    found = extend(FrozenContext.of(beads.model, beads.graph, recipe=beads.recipe), triples)
     assert found.new_entities == {"a": 2, "b": 1}
     assert found.graph.entities.names.to_pylist()[-2:] == ["a", "b"]
     assert len(found.graph.train) == len(beads.graph.train) + 2
@@ -74,14 +75,19 @@ def test_the_given_model_and_graph_do_not_change(beads):
 
 def test_labels_stay_and_names_are_looked_up_as_in_queries(graph):
     labelled = replace(graph, entities=kg.Vocabulary(graph.entities.names, {"e3": "three"}))
-    found = extend(kg.CP(labelled.shape, dim=3, init_scale=0.7), labelled, [("new", "r0", "three"), (5, "R1", "new")])
+    found = extend(
+        FrozenContext.of(kg.CP(labelled.shape, dim=3, init_scale=0.7), labelled),
+        [("new", "r0", "three"), (5, "R1", "new")],
+    )
     assert found.graph.train[-2:].tolist() == [[5, 1, 12], [12, 0, 3]]
     assert [found.graph.entities.label(id) for id in (3, 12)] == ["three", "new"]
 
 
 def test_refusals(beads, graph):
+    context = FrozenContext.of(beads.model, beads.graph)
+
     def add(name, *triples):
-        return add_entity(beads.model, beads.graph, name, triples=list(triples))
+        return add_entity(context, name, triples)
 
     with pytest.raises(kg.RequestError, match="'Bead 3' is an entity of the graph already"):
         add("Bead 3", ("Bead 3", "colour", "colour 1"))
@@ -96,12 +102,12 @@ def test_refusals(beads, graph):
     with pytest.raises(kg.RequestError, match="'x' has no triple that connects to an entity of the graph"):
         add("x", ("x", "colour", "x"))
     with pytest.raises(kg.RequestError, match="'x', 'y' have no triple that connects"):
-        extend(beads.model, beads.graph, [("x", "colour", "y")])
+        extend(context, [("x", "colour", "y")])
     with pytest.raises(kg.RequestError, match="has no new entity: both are in the graph"):
-        extend(beads.model, beads.graph, [("bead 1", "colour", "colour 2")])
+        extend(context, [("bead 1", "colour", "colour 2")])
     for model in (kg.TransE(graph.shape, dim=2), kg.Dual(kg.CP(graph.shape, dim=2)), tucker(graph)):
         with pytest.raises(kg.RequestError, match=f"scores by ⟨h R, t⟩.*{type(model).__name__} is none"):
-            add_entity(model, graph, "x", triples=[("x", "r0", "e1")])
+            FrozenContext.of(model, graph)
 
 
 def tucker(graph):
@@ -118,7 +124,7 @@ class Biased(kg.DistMult):
 
 def test_a_model_with_other_entity_tables_is_refused(graph):
     with pytest.raises(kg.RequestError, match="Biased has parameters of entities in other tables"):
-        extend(Biased(graph.shape, dim=2), graph, [("x", "r0", "e1")])
+        extend(FrozenContext.of(Biased(graph.shape, dim=2), graph), [("x", "r0", "e1")])
 
 
 # -- files --------------------------------------------------------------------------------------------------
@@ -175,7 +181,7 @@ def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
     kg.training.RunFolder(folder / "more").check_free(overwrite=True)
 
 
-def test_an_extended_run_can_be_extend(folder):
+def test_an_extended_run_can_be_extended_again(folder):
     extend_run(folder / "beads", folder / "new.tsv", out=folder / "more", device="cpu")
     (folder / "again.csv").write_text("tail,relation,head\nbead 70,maker,bead 80\n", encoding="utf-8")
     _, note = extend_run(folder / "more", folder / "again.csv", out=folder / "most", device="cpu")

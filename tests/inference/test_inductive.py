@@ -205,12 +205,12 @@ def test_answers_are_weighted_by_frequency_as_in_training(graph):
 
 def test_a_known_entity_is_left_out_of_the_normalizers(graph):
     model = model_of(kg.ComplEx, graph)
-    [queries] = training_queries(model, graph.train)
+    context = FrozenContext.of(model, graph)
+    negatives = context.queries[0].without(4, context)
     others = [id for id in range(12) if id != 4]
-    expected = torch.logsumexp(queries.images @ model.entities[others].T, dim=1)
-    torch.testing.assert_close(queries.normalizers_without(model.entities[4]), expected)
-    weights = queries.weights_without(4, torch.ones(len(queries.answers), dtype=torch.float64))
-    assert float(weights.sum()) == 2 * len(graph.train) - 2 * int((graph.train[:, [0, 2]] == 4).any(1).sum())
+    expected = torch.logsumexp(negatives.images @ model.entities[others].T, dim=1)
+    torch.testing.assert_close(negatives.normalizers, expected)
+    assert float(negatives.weights.sum()) == 2 * len(graph.train) - 2 * int((graph.train[:, [0, 2]] == 4).any(1).sum())
 
 
 def test_a_sample_of_the_training_examples_is_weighted_to_stand_for_all(graph):

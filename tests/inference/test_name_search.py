@@ -64,6 +64,11 @@ def test_fuzzy_matches_are_ordered_by_edits_of_their_prefix_and_then_by_length()
     assert search.search("Copenhagan" * 5, limit=5) == []  # too long for a misspelt name
 
 
+def test_a_name_is_found_without_as_many_characters_as_edits_are_allowed():
+    search = NameSearch(kg.Vocabulary(["Gothenburg Airport", "Oldenburg"]))
+    assert [match.id for match in search.search("otenburg", limit=5)] == [0]
+
+
 def test_40_000_names_are_searched_quickly():
     """A few milliseconds are usual; the bound leaves room for a busy machine."""
     chance = random.Random(0)

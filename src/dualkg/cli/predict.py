@@ -129,10 +129,11 @@ def explain(
     device: cli.Device = None,
 ) -> cli.Result:
     """Explain a prediction by the training triples that support it most and by similar entities."""
-    from dualkg.inference.explanation import explain as explain_triple
+    from dualkg.inference.predictor import Predictor
 
     loaded = cli.load_on_device(run, device)
-    explanation = explain_triple(loaded.model, loaded.graph, (head, relation, tail), k=top, recipe=loaded.recipe)
+    predictor = Predictor(loaded.model, loaded.graph, recipe=loaded.recipe)
+    explanation = predictor.explain(head, relation, tail, k=top)
 
     def show() -> None:
         for number, sentence in enumerate(explanation.sentences()):

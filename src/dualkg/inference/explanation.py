@@ -18,8 +18,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.errors import RequestError
 from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
-from dualkg.models.base import Model, Side
-from dualkg.training.recipe import Recipe
+from dualkg.models.base import Side
 
 Ids = tuple[int, int, int]
 Floats = npt.NDArray[np.float64]
@@ -46,13 +45,14 @@ class Influence:
 def influence(triple: Ids, context: FrozenContext) -> Influence:
     """The influence of all training triples that contain the head or the tail of a triple."""
     head, _, tail = triple
-    ends = context.train[:, [0, 2]]
+    train = context.graph.train
+    ends = train[:, [0, 2]]
     rows = np.flatnonzero(((ends == head) | (ends == tail)).any(1))
     by_head, by_tail = np.zeros(len(rows)), np.zeros(len(rows))
     # If head and tail are the same entity, they have one row of the table and one problem.
     for entity, found in ((head, by_head), (tail, by_tail))[: 1 if head == tail else 2]:
         its = (ends[rows] == entity).any(1)
-        found[its] = score_drops(entity, context.train[rows[its]], score_gradient(entity, triple, context), context)
+        found[its] = score_drops(entity, train[rows[its]], score_gradient(entity, triple, context), context)
     return Influence(rows, by_head, by_tail)
 
 
@@ -183,42 +183,30 @@ class Explanation:
         return found + [one.sentence() for one in self.similar_entities]
 
 
-def explain(
-    model: Model,
-    graph: Graph,
-    triple: tuple[str | int, str | int, str | int],
-    *,
-    k: int = 5,
-    recipe: Recipe | None = None,
-    context: FrozenContext | None = None,
-) -> Explanation:
-    """Find the `k` training triples that most support the score of a triple, and `k` similar entities with the same.
-
-    `recipe` is the one that the model was trained with; pass `context` to reuse what was computed from both.
-    """
+def explain(context: FrozenContext, triple: Sequence[str | int], *, k: int = 5) -> Explanation:
+    """Find the `k` training triples that most support the score of a triple, and `k` similar entities with the same."""
     if k < 1:
         raise RequestError(f"k must be at least 1; got {k}.")
-    head, relation, tail = triple
+    graph, model, (head, relation, tail) = context.graph, context.model, triple
     ids = graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
-    context = context or FrozenContext.of(model, graph, recipe=recipe)
     with torch.no_grad():
         score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)))
     return Explanation(
         NamedTriple.of(ids, graph),
         score,
         next((name for name in SPLITS if (graph.split(name) == np.array(ids)).all(1).any()), None),
-        supporting_triples(ids, graph, context, k=k),
-        similar_entities(ids, model, graph, k=k),
+        supporting_triples(ids, context, k=k),
+        similar_entities(ids, context, k=k),
     )
 
 
-def supporting_triples(triple: Ids, graph: Graph, context: FrozenContext, *, k: int) -> tuple[SupportingTriple, ...]:
+def supporting_triples(triple: Ids, context: FrozenContext, *, k: int) -> tuple[SupportingTriple, ...]:
     """The training triples without which the score would drop most."""
-    found = influence(triple, context)
+    found, graph = influence(triple, context), context.graph
     supporting = []
     for place in np.argsort(-found.score_drops, kind="stable")[:k].tolist():
         if found.score_drops[place] > 0:
-            known = context.train[found.rows[place]].tolist()
+            known = graph.train[found.rows[place]].tolist()
             drop, by_head, by_tail = (float(of[place]) for of in (found.score_drops, found.by_head, found.by_tail))
             same = known == list(triple)
             supporting.append(SupportingTriple(NamedTriple.of(known, graph), drop, by_head, by_tail, same))
@@ -226,9 +214,9 @@ def supporting_triples(triple: Ids, graph: Graph, context: FrozenContext, *, k: 
 
 
 @torch.no_grad()
-def similar_entities(triple: Ids, model: Model, graph: Graph, *, k: int) -> tuple[SimilarEntity, ...]:
+def similar_entities(triple: Ids, context: FrozenContext, *, k: int) -> tuple[SimilarEntity, ...]:
     """The most similar entities among those that train has in place of the head or of the tail."""
-    unit = torch.nn.functional.normalize(model.entity_vectors(), dim=-1)
+    graph, unit = context.graph, torch.nn.functional.normalize(context.model.entity_vectors(), dim=-1)
     same = graph.train == np.array(triple)
     sides: tuple[tuple[Side, int], ...] = (("head", 0), ("tail", 2))
     found: list[SimilarEntity] = []

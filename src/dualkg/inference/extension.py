@@ -24,10 +24,9 @@ from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import check_new_folder, read_json, write_text
 from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.inference.inductive_solver import embed_entities
-from dualkg.models.base import Model, skip_initialization
+from dualkg.models.base import skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.training.api import choose_device, evaluate_held_out
-from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, load_run
 
 FILE = "extension.json"
@@ -45,20 +44,9 @@ class Extension:
     new_entities: dict[str, int]  # the number of triples by name
 
 
-def extend(
-    model: Model,
-    graph: Graph,
-    triples: Sequence[NamedTriple],
-    *,
-    recipe: Recipe | None = None,
-    context: FrozenContext | None = None,
-) -> Extension:
-    """Embed every entity of these triples that the graph does not have.
-
-    `recipe` is the one that the model was trained by; `context` can be given to use it again.
-    """
-    context = context or FrozenContext.of(model, graph, recipe=recipe)
-    num_known = len(graph.entities)
+def extend(context: FrozenContext, triples: Sequence[NamedTriple]) -> Extension:
+    """Embed every entity of these triples that the graph of the context does not have."""
+    graph, num_known = context.graph, context.num_known
     names: dict[str, int] = {}
     ids = np.empty((len(triples), 3), dtype=np.int32)
     for row, (head, relation, tail) in zip(ids, triples, strict=True):
@@ -73,20 +61,12 @@ def extend(
     if isolated:
         verb = "has" if len(isolated) == 1 else "have"
         raise RequestError(f"{_listed(isolated)} {verb} no triple that connects to an entity of the graph.")
-    return extend_by_ids(context, graph, list(names), ids)
+    return extend_by_ids(context, list(names), ids)
 
 
-def add_entity(
-    model: Model,
-    graph: Graph,
-    name: str,
-    *,
-    triples: Sequence[NamedTriple],
-    recipe: Recipe | None = None,
-    context: FrozenContext | None = None,
-) -> Extension:
+def add_entity(context: FrozenContext, name: str, triples: Sequence[NamedTriple]) -> Extension:
     """Embed one new entity by triples that all contain it, each with an entity of the graph."""
-    if _find(graph.entities, name) is not None:
+    if _find(context.graph.entities, name) is not None:
         raise RequestError(f"'{name}' is an entity of the graph already. Give the new one another name.")
     if not triples:
         raise RequestError(f"A new entity is embedded by at least one triple; there is none for '{name}'.")
@@ -97,20 +77,16 @@ def add_entity(
                 f"({head}, {relation}, {tail}) does not contain '{name}'. It should be the head or the tail of each."
             )
         for entity in others:
-            graph.entities.id(entity)
-    return extend(model, graph, triples, recipe=recipe, context=context)
+            context.graph.entities.id(entity)
+    return extend(context, triples)
 
 
 def extend_by_ids(
-    context: FrozenContext,
-    graph: Graph,
-    names: Sequence[str],
-    triples: Triples,
-    *,
-    labels: Mapping[str, str] | None = None,
+    context: FrozenContext, names: Sequence[str], triples: Triples, *, labels: Mapping[str, str] | None = None
 ) -> Extension:
     """Embed new entities, whose ids follow those of the graph in the order of their names."""
-    shape = GraphShape(len(graph.entities) + len(names), len(graph.relations))
+    graph = context.graph
+    shape = GraphShape(context.num_known + len(names), len(graph.relations))
     triples = distinct_triples(triples, shape)
     train = np.concatenate([graph.train, triples])
     rows = embed_entities(triples, context.with_new_entities(len(names), train))
@@ -126,7 +102,7 @@ def extend_by_ids(
         catalogued=False,
     )
     ends = np.concatenate([triples[:, 0], triples[triples[:, 0] != triples[:, 2], 2]])
-    counts = np.bincount(ends, minlength=shape.num_entities)[len(graph.entities) :].tolist()
+    counts = np.bincount(ends, minlength=shape.num_entities)[context.num_known :].tolist()
     return Extension(with_rows(context.model, rows), larger, dict(zip(names, counts, strict=True)))
 
 
@@ -152,12 +128,7 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
 
 
 def extend_run(
-    path: str | Path,
-    file: str | Path,
-    *,
-    out: str | Path,
-    columns: Columns | None = None,
-    device: str | None = None,
+    path: str | Path, file: str | Path, *, out: str | Path, columns: Columns | None = None, device: str | None = None
 ) -> tuple[Run, dict[str, Any]]:
     """Make a run with a row for each new entity of a file, and the contents of its extension.json."""
     out = Path(out)
@@ -167,7 +138,7 @@ def extend_run(
     read = read_triples({"triples": one_source(file)}, columns=columns)
     names, triples, remarks = _new_triples(read, run.graph, source=str(file))
     context = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
-    extension = extend_by_ids(context, run.graph, names, triples, labels=read.labels)
+    extension = extend_by_ids(context, names, triples, labels=read.labels)
     reports = evaluate_held_out(extension.model, extension.graph)
     larger = Run(extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity)
     larger.save(out)

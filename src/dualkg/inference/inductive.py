@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -109,16 +110,16 @@ class TrainingQueries:
     answers: Tensor
     weight: float
 
-    def weights_without(self, entity: int, answer_weights: Tensor) -> Tensor:
-        """The summed weight of each query's examples, `(num_queries,)`, except those that contain the entity."""
+    def without(self, entity: int, context: FrozenContext) -> NegativeQueries:
+        """The queries as negative ones of an entity: a known one is neither in them nor in their normalizers."""
         others = (self.answers != entity) & (self.given[self.queries] != entity)
-        weights = self.weight * answer_weights * others
-        return torch.zeros_like(self.normalizers).index_add(0, self.queries, weights)
-
-    def normalizers_without(self, row: Tensor) -> Tensor:
-        """The log-normalizers over all entities except the one with this row."""
-        probabilities = torch.exp(self.images @ row - self.normalizers).clamp(max=MAX_PROBABILITY)
-        return self.normalizers + torch.log1p(-probabilities)
+        weights = self.weight * context.weights_of(self.answers) * others
+        normalizers = self.normalizers
+        if entity < context.num_known:
+            scores = self.images @ row_of(context.rows_of(entity), self.target)
+            normalizers = normalizers + torch.log1p(-(scores - normalizers).exp().clamp(max=MAX_PROBABILITY))
+        weights = torch.zeros_like(normalizers).index_add(0, self.queries, weights)
+        return NegativeQueries(self.target, self.images, normalizers, weights)
 
 
 def num_examples(model: BilinearModel) -> int:
@@ -183,14 +184,14 @@ class Penalty:
 
 @dataclass(frozen=True, eq=False)
 class FrozenContext:
-    """A trained model with its training triples, and the rows `(num_new, num_rows, width)` of entities it lacks.
+    """A trained model with its graph, and the rows `(num_new, num_rows, width)` of entities it lacks.
 
     New entities have the ids after those of the model. They are no candidates for the queries of other entities.
     `answer_weights` is empty where all answers have the same weight.
     """
 
     model: BilinearModel
-    train: Triples
+    graph: Graph
     penalty: Penalty
     queries: tuple[TrainingQueries, ...]
     frequency_weight: float
@@ -206,7 +207,7 @@ class FrozenContext:
         table = bilinear.head_table
         context = cls(
             model=bilinear,
-            train=graph.train,
+            graph=graph,
             penalty=Penalty.of(recipe.regularizer.build() if recipe else DURA(0.05, plain=0.5, mapped=1.5)),
             queries=tuple(training_queries(bilinear, graph.train)),
             frequency_weight=getattr(recipe.loss, "frequency_weight", 0.0) if recipe else 0.0,
@@ -217,16 +218,12 @@ class FrozenContext:
 
     def with_new_entities(self, num_new: int, train: Triples) -> FrozenContext:
         """The context with zero rows for new entities; `train` includes their triples."""
-        new_rows = self.new_rows.new_zeros(num_new, *self.new_rows.shape[1:])
-        return replace(self, new_rows=new_rows, answer_weights=self._answer_weights(train, self.num_known + num_new))
-
-    def _answer_weights(self, train: Triples, num_entities: int) -> Tensor:
-        """The frequency weights of the recipe's loss over their mean: training divides by the sum of a batch."""
-        if not self.frequency_weight:
-            return self.new_rows.new_empty(0)
-        weights = frequency_weights(train, num_entities, self.frequency_weight).to(self.new_rows)
-        entities = torch.from_numpy(train[:, [0, 2]].reshape(-1)).long().to(weights.device)
-        return weights / weights[entities].mean()
+        new_rows, answer_weights = self.new_rows.new_zeros(num_new, *self.new_rows.shape[1:]), self.answer_weights
+        if self.frequency_weight:  # over the mean, since training divides by the sum of a batch
+            weights = frequency_weights(train, self.num_known + num_new, self.frequency_weight).to(new_rows)
+            entities = torch.from_numpy(train[:, [0, 2]].reshape(-1)).long().to(weights.device)
+            answer_weights = weights / weights[entities].mean()
+        return replace(self, new_rows=new_rows, answer_weights=answer_weights)
 
     @property
     def num_known(self) -> int:
@@ -235,7 +232,7 @@ class FrozenContext:
     @property
     def mean_degree(self) -> float:
         """The mean number of training triples of an entity."""
-        return 2 * len(self.train) / max(self.num_known, 1)
+        return 2 * len(self.graph.train) / max(self.num_known, 1)
 
     def table(self, side: Side) -> Tensor:
         return (self.model.head_table if side == "head" else self.model.tail_table).detach()
@@ -387,7 +384,7 @@ class EmbeddingProblem:
         return cls(
             context=context,
             groups=tuple(_example_groups(triples, as_head, as_tail, position, context, excluded=excluded)),
-            negative_queries=tuple(_negative_queries(queries, excluded, context) for queries in context.queries),
+            negative_queries=tuple(queries.without(excluded, context) for queries in context.queries),
             negative_weights=share if negative_weight is None else torch.full_like(share, negative_weight),
             num_triples=degrees,
         )
@@ -441,57 +438,36 @@ def _example_groups(
     triples: Tensor, as_head: Tensor, as_tail: Tensor, position: Tensor, context: FrozenContext, *, excluded: int
 ) -> Iterator[ExampleGroup]:
     """Examples of the triples whose heads, and whose tails, are in the batch, for every query that training makes."""
-    numbers, num_relations = torch.arange(len(triples), device=triples.device), context.model.shape.num_relations
-    inverse = triples[:, [2, 1, 0]] + triples.new_tensor([0, num_relations, 0])
-    targets: tuple[Side, ...] = ("tail",) if context.model.reciprocal else SIDES
-    for target in targets:
-        for side, own, other in zip(SIDES, (as_head, as_tail), (as_tail, as_head), strict=True):
-            if context.model.reciprocal:
-                sources, examples = torch.cat([numbers[own], numbers[other]]), torch.cat([triples[own], inverse[other]])
-            else:
-                sources, examples = numbers[own], triples[own]
-            if len(examples):
-                yield _example_group(side, target, sources, examples, position, context, excluded=excluded)
-
-
-def _example_group(
-    side: Side,
-    target: Side,
-    sources: Tensor,
-    examples: Tensor,
-    position: Tensor,
-    context: FrozenContext,
-    *,
-    excluded: int,
-) -> ExampleGroup:
-    model, is_query = context.model, target != side
-    heads, relations, tails = examples.unbind(1)
-    if side == "head":
-        own, others, vectors = heads, tails, model.map_tail(context.vectors(tails, "tail"), relations)
-    else:
-        own, others, vectors = tails, heads, model.map_head(context.vectors(heads, "head"), relations)
-    distinct, pairs = torch.unique(own * model.num_relation_ids + relations, return_inverse=True)
-    candidates, answers = context.candidates(target, without=excluded), others if is_query else own
+    model = context.model
+    numbers = torch.arange(len(triples), device=triples.device)
+    inverse = triples[:, [2, 1, 0]] + triples.new_tensor([0, model.shape.num_relations, 0])
     weight = 1.0 if model.reciprocal else 0.5  # without reciprocal relations each triple makes two queries
-    return ExampleGroup(
-        side=side,
-        candidates=candidates if is_query else None,
-        normalizers=vectors.new_empty(0) if is_query else log_normalizers(vectors, candidates),
-        positions=position[distinct // model.num_relation_ids],
-        relations=distinct % model.num_relation_ids,
-        pairs=pairs,
-        triples=sources,
-        vectors=vectors,
-        is_extra=answers >= context.num_known if is_query else torch.ones_like(answers, dtype=torch.bool),
-        weights=weight * context.weights_of(answers),
-        penalty_weight=weight,
-    )
-
-
-def _negative_queries(queries: TrainingQueries, excluded: int, context: FrozenContext) -> NegativeQueries:
-    """The training queries as negative ones; a known entity is neither in them nor in their normalizers."""
-    normalizers = queries.normalizers
-    if excluded < context.num_known:
-        normalizers = queries.normalizers_without(row_of(context.rows_of(excluded), queries.target))
-    weights = queries.weights_without(excluded, context.weights_of(queries.answers))
-    return NegativeQueries(queries.target, queries.images, normalizers, weights)
+    targets: tuple[Side, ...] = ("tail",) if model.reciprocal else SIDES
+    for target, side in product(targets, SIDES):
+        own, other = (as_head, as_tail) if side == "head" else (as_tail, as_head)
+        sources, examples = numbers[own], triples[own]
+        if model.reciprocal:
+            sources, examples = torch.cat([sources, numbers[other]]), torch.cat([examples, inverse[other]])
+        if not len(examples):
+            continue
+        heads, relations, tails = examples.unbind(1)
+        if side == "head":
+            entities, others, vectors = heads, tails, model.map_tail(context.vectors(tails, "tail"), relations)
+        else:
+            entities, others, vectors = tails, heads, model.map_head(context.vectors(heads, "head"), relations)
+        distinct, pairs = torch.unique(entities * model.num_relation_ids + relations, return_inverse=True)
+        is_query, candidates = target != side, context.candidates(target, without=excluded)
+        answers = others if is_query else entities
+        yield ExampleGroup(
+            side=side,
+            candidates=candidates if is_query else None,
+            normalizers=vectors.new_empty(0) if is_query else log_normalizers(vectors, candidates),
+            positions=position[distinct // model.num_relation_ids],
+            relations=distinct % model.num_relation_ids,
+            pairs=pairs,
+            triples=sources,
+            vectors=vectors,
+            is_extra=answers >= context.num_known if is_query else torch.ones_like(answers, dtype=torch.bool),
+            weights=weight * context.weights_of(answers),
+            penalty_weight=weight,
+        )

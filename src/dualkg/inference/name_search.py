@@ -100,20 +100,16 @@ class NameSearch:
             from rapidfuzz.process import cdist
         allowed = 1 if len(text) < 5 else 2 if len(text) < 9 else 3
 
-        def distances(names: list[str], cutoff: int) -> Any:
-            return cdist([text], names, scorer=Levenshtein.distance, score_cutoff=cutoff)[0]
+        def edits(names: list[str], length: int, cutoff: int) -> Any:
+            prefixes = [name[:length] for name in names]
+            return cdist([text], prefixes, scorer=Levenshtein.distance, score_cutoff=cutoff)[0]
 
-        # One pass over all names rules out most; it allows one more edit, since the prefix may be shorter or longer.
-        near = np.flatnonzero(
-            distances([name[: len(text)] for name in self._names], allowed + 1) <= allowed + 1
-        ).tolist()
+        # One pass over all names rules out most. The best prefix differs in length by at most as many characters as
+        # edits are allowed, and each is one more edit from the prefix that is as long as the text.
+        near = np.flatnonzero(edits(self._names, len(text), 2 * allowed) <= 2 * allowed)
+        names = [self._names[place] for place in near]
         lengths = range(len(text) - allowed, len(text) + allowed + 1)
-        edits = np.min(
-            [distances([self._names[place][:length] for place in near], allowed) for length in lengths], axis=0
-        )
-        found = [
-            (number, abs(len(self._names[place]) - len(text)), place)
-            for number, place in zip(edits.tolist(), near, strict=True)
-            if number <= allowed
-        ]
-        return [place for _, _, place in sorted(found)]
+        fewest = np.min([edits(names, length, allowed) for length in lengths], axis=0)
+        differences = np.abs(np.fromiter(map(len, names), dtype=np.int64) - len(text))
+        order = np.lexsort((near, differences, fewest))
+        return [int(near[place]) for place in order if fewest[place] <= allowed]

@@ -203,7 +203,7 @@ class Predictor:
 
         It has the same calibration and prediction sets, and no index.
         """
-        found = add_entity(self.model, self.graph, name, triples=triples, context=self._context)
+        found = add_entity(self._context, name, triples)
         return Predictor(
             found.model,
             found.graph,
@@ -215,7 +215,7 @@ class Predictor:
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
         """Return the training triples that most support the score of a triple, and similar entities with the same."""
-        return explain(self.model, self.graph, (head, relation, tail), k=k, context=self._context)
+        return explain(self._context, (head, relation, tail), k=k)
 
     # -- known triples ------------------------------------------------------------------------------------------
 
