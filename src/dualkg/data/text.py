@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from dualkg.data.archives import Source
-from dualkg.data.readers import NAMES, ROLES, Columns, Indices, Reader, find_columns, is_empty, recognize_header
+from dualkg.data.readers import NAMES, ROLES, Indices, Reader, find_columns, is_empty, recognize_header
 from dualkg.errors import DataError
 
 FIRST_BYTES = 1 << 20
@@ -29,12 +29,17 @@ class TextReader(Reader):
     """Lines of tab-separated columns without quoting; in a .csv file, of quoted columns."""
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        layout = triple_layout(self.source, self.columns)
-        if layout is None:
+        columns, (separator, first) = self.columns, _first_row_of(self.source)
+        if first is None:
             return
-        if layout.header and self.columns is None:  # a first line such as `s r t` could also be a triple
+        named = recognize_header(first.cells)
+        num_columns = len(first.cells) if named or columns is not None else len(ROLES)
+        indices = named or (0, 1, 2) if columns is None else find_columns(columns, first.cells, self.source.name)
+        header = named is not None or any(isinstance(column, str) for column in columns or ())
+        if header and columns is None:  # a first line such as `s r t` could also be a triple
             self.remarks.append(f"The first line of {self.source.name} was read as a header.")
-        yield from _blocks(self.source, layout)
+        start, line = (first.end, first.next_line) if header else (first.start, first.line)
+        yield from _blocks(self.source, Layout(separator, num_columns, indices, ROLES, header, start, line))
 
 
 def read_labels(source: Source) -> dict[str, str]:
@@ -42,7 +47,7 @@ def read_labels(source: Source) -> dict[str, str]:
     separator, first = _first_row_of(source)
     if first is None:
         return {}
-    layout = Layout(separator, source.suffix == ".csv", 2, (0, 1), ("name", "label"), False, first.start, first.line)
+    layout = Layout(separator, 2, (0, 1), ("name", "label"), False, first.start, first.line)
     labels: dict[str, str] = {}
     for block in _blocks(source, layout):
         for name, label in zip(*(column.to_pylist() for column in block.columns), strict=True):
@@ -59,13 +64,16 @@ class Layout:
     """The columns that every line must have, and where the first line of data starts."""
 
     separator: str
-    quoted: bool
     num_columns: int
     indices: Indices
-    roles: tuple[str, ...] = ROLES
-    header: bool = False
-    start: int = 0
-    first_line: int = 1
+    roles: tuple[str, ...]
+    header: bool
+    start: int
+    first_line: int
+
+    @property
+    def quoted(self) -> bool:
+        return self.separator != "\t"
 
 
 class _FirstRow(NamedTuple):
@@ -74,19 +82,6 @@ class _FirstRow(NamedTuple):
     end: int
     line: int
     next_line: int
-
-
-def triple_layout(source: Source, columns: Columns | None) -> Layout | None:
-    """The layout of a file of triples, or None for a file without lines."""
-    separator, first = _first_row_of(source)
-    if first is None:
-        return None
-    header_indices = recognize_header(first.cells)
-    num_columns = len(first.cells) if header_indices or columns is not None else len(ROLES)
-    indices = header_indices or (0, 1, 2) if columns is None else find_columns(columns, first.cells, source.name)
-    header = header_indices is not None or any(isinstance(column, str) for column in columns or ())
-    start, line = (first.end, first.next_line) if header else (first.start, first.line)
-    return Layout(separator, source.suffix == ".csv", num_columns, indices, ROLES, header, start, line)
 
 
 def _first_row_of(source: Source) -> tuple[str, _FirstRow | None]:
@@ -98,8 +93,8 @@ def _first_row_of(source: Source) -> tuple[str, _FirstRow | None]:
     mark = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
     text = content[mark:].decode("utf-8", "surrogateescape")
     if source.suffix != ".csv":
-        return "\t", _first_row(text, mark, "\t", quoted=False)
-    found = {separator: _first_row(text, mark, separator, quoted=True) for separator in (",", ";")}
+        return "\t", _first_row(text, mark, "\t")
+    found = {separator: _first_row(text, mark, separator) for separator in (",", ";")}
     line = text.lstrip("\r\n").partition("\n")[0]
     # A first row without cells has an unclosed quote; then the separators of its first line are counted.
     separator, first = max(found.items(), key=lambda item: (item[1] and len(item[1].cells)) or line.count(item[0]) + 1)
@@ -108,9 +103,9 @@ def _first_row_of(source: Source) -> tuple[str, _FirstRow | None]:
     return separator, first
 
 
-def _first_row(text: str, mark: int, separator: str, *, quoted: bool) -> _FirstRow | None:
+def _first_row(text: str, mark: int, separator: str) -> _FirstRow | None:
     lines = io.StringIO(text, newline="")
-    found = next(_rows(lines, separator, quoted), None)
+    found = next(_rows(lines, separator), None)
     if found is None:
         return None
     line, cells = found
@@ -121,12 +116,12 @@ def _first_row(text: str, mark: int, separator: str, *, quoted: bool) -> _FirstR
     return _FirstRow(readable, mark + start, mark + len(_bytes(text[:end])), line, next_line)
 
 
-def _rows(text: io.TextIOBase, separator: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+def _rows(text: io.TextIOBase, separator: str) -> Iterator[tuple[int, list[str]]]:
     """Each row that is not blank, with the number of its first line counted from 1.
 
     A row with an unclosed quote has no cells, and is the last.
     """
-    if not quoted:
+    if separator == "\t":
         for line, content in enumerate(text, 1):
             if cells := content.rstrip("\r\n"):
                 yield line, cells.split(separator)
@@ -228,7 +223,7 @@ def first_bad_line(source: Source, layout: Layout) -> str | None:
     with source.open() as stream:
         stream.read(layout.start)
         with io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="") as text:
-            for line, cells in _rows(text, layout.separator, layout.quoted):
+            for line, cells in _rows(text, layout.separator):
                 if problem := _problem(cells, layout):
                     return f"{source.name}, line {line + layout.first_line - 1:,}: {problem}"
     return None

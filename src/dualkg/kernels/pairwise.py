@@ -39,7 +39,9 @@ def pairwise_sine_sums(one: Tensor, other: Tensor) -> Tensor:
 class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, one: Tensor, other: Tensor, parts: int, sine: bool) -> Tensor:
-        one, other = (_sines_and_cosines(angles) if sine else angles.contiguous() for angles in (one, other))
+        if sine:
+            one, other = (torch.cat([angles.sin(), angles.cos()], dim=-1) for angles in (one, other))
+        one, other = one.contiguous(), other.contiguous()
         ctx.save_for_backward(one, other)
         ctx.choices = {"parts": parts, "sine": sine}
         found: Tensor = _kernels(one).pairwise_sums(one, other, **ctx.choices)
@@ -52,10 +54,6 @@ class _Sums(torch.autograd.Function):
         to_one = gradient(one, other, slope, **ctx.choices) if ctx.needs_input_grad[0] else None
         to_other = gradient(other, one, slope.T, **ctx.choices) if ctx.needs_input_grad[1] else None
         return to_one, to_other, None, None
-
-
-def _sines_and_cosines(angles: Tensor) -> Tensor:
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def _kernels(vectors: Tensor) -> ModuleType:

@@ -82,14 +82,9 @@ def adagrad_(
     columns = min(triton.next_power_of_2(width), WIDEST)
     block_rows = max(1, 1024 // columns)
     padded = [other for other in (product, copy) if other is not None]
+    arrays = (table, sums, table if product is None else product, rows, stamps, now, table if copy is None else copy)
     _update[(triton.cdiv(num_rows, block_rows), triton.cdiv(width, columns))](
-        table,
-        sums,
-        table if product is None else product,
-        rows,
-        stamps,
-        now,
-        table if copy is None else copy,
+        *arrays,
         rate,
         eps,
         num_rows,
