@@ -37,8 +37,11 @@ async def page_of_run(context: Context, other: OtherRun = None) -> Response:
         second=second,
         reports=reports if len(reports) == len(runs) else [],
         labels={item.name: item.label for run in runs for item in run.relations},
-        curves=_learning_curves(runs),
-        reliability=_reliability(runs),
+        curves={
+            "Loss": line_chart(_history(runs, "loss"), text="{:.2f}".format),
+            "MRR on valid": line_chart(_history(runs, "valid_mrr"), text=metric_text, dots=True),
+        },
+        reliability=reliability_diagram([(run.reliability or {}).get("likely") or {} for run in runs]),
         settings=_settings(runs),
     )
 
@@ -98,7 +101,6 @@ class Axis(NamedTuple):
 class Chart:
     """Values of one or two runs, and the axes that `templates/charts.html` draws them with."""
 
-    label: str  # for screen readers
     series: Sequence[Sequence[tuple[float, ...]]]
     x: Axis
     y: Axis
@@ -108,7 +110,11 @@ class Chart:
     dots: bool = True
 
 
-def line_chart(series: Series, *, label: str, text: Callable[[float], str], dots: bool = False) -> Chart | None:
+def _history(runs: Sequence[RunDetails], key: str) -> Series:
+    return [[(one["epoch"], one[key]) for one in run.history if one.get(key) is not None] for run in runs]
+
+
+def line_chart(series: Series, *, text: Callable[[float], str], dots: bool = False) -> Chart | None:
     """Values over epochs; those that are not finite are left out."""
     finite = [[point for point in line if math.isfinite(point[1])] for line in series]
     points = [point for line in finite for point in line]
@@ -118,16 +124,18 @@ def line_chart(series: Series, *, label: str, text: Callable[[float], str], dots
     last, y_ticks = max(1, *epochs), ticks(min(values), max(values))
     x_ticks = [tick for tick in ticks(0, last) if tick <= last and tick == int(tick)]
     x, y = Axis(0, last, 46, 388), Axis(y_ticks[0], y_ticks[-1], 206, 14)
-    return Chart(label, finite, x, y, x_ticks, y_ticks, text, dots)
+    return Chart(finite, x, y, x_ticks, y_ticks, text, dots)
 
 
-def reliability_diagram(series: Sequence[Sequence[tuple[float, ...]]], *, least: float, label: str) -> Chart | None:
+def reliability_diagram(checks: Sequence[dict[str, Any]]) -> Chart | None:
     """Predicted probability, observed frequency and its standard error; on the diagonal the first two agree."""
+    series = [[(bin["predicted"], bin["observed"], bin["noise"]) for bin in one.get("bins") or []] for one in checks]
     if not any(series):
         return None
+    least = min(one["min_probability"] for one in checks if one)
     steps = [step for step in (0.01, 0.03, 0.1, 0.3, 1.0) if step >= least]
     x, y = Axis(least, 1, 46, 324, log=True), Axis(least, 1, 306, 14, log=True)
-    return Chart(label, series, x, y, steps, steps, lambda share: f"{100 * share:g} %")
+    return Chart(series, x, y, steps, steps, lambda share: f"{100 * share:g} %")
 
 
 def ticks(low: float, high: float, *, about: int = 4) -> list[float]:
@@ -139,36 +147,3 @@ def ticks(low: float, high: float, *, about: int = 4) -> list[float]:
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(number * step, 10) for number in range(first, last + 1)]
-
-
-def _learning_curves(runs: Sequence[RunDetails]) -> list[tuple[str, Chart | None]]:
-    """Loss and validation MRR over epochs."""
-    charts: list[tuple[str, Chart | None]] = []
-    texts: dict[str, tuple[str, Callable[[float], str]]]
-    texts = {"loss": ("Loss", "{:.2f}".format), "valid_mrr": ("MRR on valid", metric_text)}
-    for key, (title, text) in texts.items():
-        series = [
-            [(float(one["epoch"]), float(one[key])) for one in run.history if one.get(key) is not None] for run in runs
-        ]
-        label = " ".join(
-            f"{title} of {run.run}: from {line[0][1]:.3g} to {line[-1][1]:.3g} in {len(run.history)} epochs."
-            for run, line in zip(runs, series, strict=True)
-            if line
-        )
-        charts.append((title, line_chart(series, label=label, text=text, dots=key == "valid_mrr")))
-    return charts if charts[0][1] else []
-
-
-def _reliability(runs: Sequence[RunDetails]) -> dict[str, Any] | None:
-    """The reliability diagram, and the check of each run on likely candidates."""
-    if not any(run.reliability for run in runs):
-        return None
-    checks: list[dict[str, Any]] = [(run.reliability or {}).get("likely") or {} for run in runs]
-    series = [[(bin["predicted"], bin["observed"], bin["noise"]) for bin in one.get("bins") or []] for one in checks]
-    least = min((one["min_probability"] for one in checks if one), default=0.01)
-    label = "Predicted probability and observed frequency; " + " ".join(
-        f"{run.run}: expected calibration error {one['ece']:.3f}."
-        for run, one in zip(runs, checks, strict=True)
-        if one.get("ece") is not None
-    )
-    return {"chart": reliability_diagram(series, least=least, label=label), "checks": checks}
