@@ -57,7 +57,7 @@ def test_margin_ranking_by_hand():
 
 
 def test_adversarial_weights_have_no_gradient():
-    """The gradient of the second half is p_i σ(γ + s_i) / 2: nothing comes through p."""
+    """The gradient of the second term is p_i σ(γ + s_i) / 2: none passes through p."""
     negative = torch.tensor([[0.3, -1.2]], requires_grad=True)
     loss = NegativeSampling(margin=0.5, adversarial_temperature=2.0)
     loss.per_triple(torch.zeros(1), negative, torch.ones(1, 2, dtype=torch.bool)).sum().backward()
@@ -143,7 +143,7 @@ def test_negatives_that_are_not_allowed_have_no_effect(positive, negative, data)
 
 
 def test_a_loss_has_no_state():
-    """So a run that goes on from a checkpoint draws what it would have drawn."""
+    """So a resumed run draws the same negatives."""
     model = kg.DistMult(kg.GraphShape(50, 2), dim=4, reciprocal=False, init_scale=1.0)
     batches = torch.randint(0, 2, (3, 20, 3), generator=torch.Generator().manual_seed(0))
 

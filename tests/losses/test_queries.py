@@ -60,7 +60,7 @@ def test_subsampling_weights_by_hand():
 def test_head_corruption_probabilities_by_hand():
     """One head with three tails has tph 3 and hpt 1, so the head is corrupted three times in four."""
     known = answers_of([(0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 1, 1), (1, 1, 0)], 4, 3)
-    assert known.head_corruption_probabilities().tolist() == [0.75, 0.5, 0.5]  # a relation without triples: half
+    assert known.head_corruption_probabilities().tolist() == [0.75, 0.5, 0.5]  # 0.5 for a relation without triples
 
 
 triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=1, max_size=40)

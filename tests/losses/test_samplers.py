@@ -100,7 +100,7 @@ def test_negatives_of_the_batch_by_hand():
 
 
 def test_known_answers_are_drawn_again():
-    """Half of all entities are known; without another draw half of the negatives would not count."""
+    """Half of all entities are known; without redraws half of the negatives would not be allowed."""
     batch = [(0, 0, tail) for tail in range(50)]
     known = answers_of(batch, 100, 1)
     part = corrupted(batch, num_entities=100, num_relations=1)

@@ -71,17 +71,17 @@ def test_regularizers_of_whole_tables_are_not_trained_by_gpu_kernels(
     small_graph, monkeypatch, name, regularizer, engine
 ):
     model = BILINEAR[name](small_graph.shape, dim=2)
-    engine = "fused" if name == "QuatE" else engine  # whose relations are normalized, unless it is told otherwise
+    engine = "fused" if name == "QuatE" else engine  # its relations are normalized by default
     monkeypatch.setattr(BILINEAR[name], "device", torch.device("cuda"))
     monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert engines.choose_engine(kg.Recipe(), model, regularizer).step == engine
     if engine == "fused":
-        asked = kg.Recipe().with_changes({"training.precision": "bf16"})
+        requested = kg.Recipe().with_changes({"training.precision": "bf16"})
         with pytest.raises(
             kg.RequestError, match=f"bf16 on a GPU .*{name} with {type(regularizer).__name__} is not.*precision=float32"
         ):
-            engines.choose_engine(asked, model, regularizer)
+            engines.choose_engine(requested, model, regularizer)
 
 
 def test_engines_that_do_not_apply_are_refused(small_graph):

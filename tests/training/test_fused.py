@@ -213,18 +213,18 @@ def test_the_loss_of_huge_scores_is_finite():
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", BILINEAR)
 def test_bfloat16_gradients_are_close_and_copies_are_updated(small_graph, name, reciprocal, regularizer):
-    plain, half = (
+    plain, bf16 = (
         build(kind, name, regularizer, "both", reciprocal, small_graph, dtype=torch.float32)
         for kind in (ReferenceStep, partial(FusedStep, bf16=True))
     )
     for batch in batches(small_graph, reciprocal, 4):
         plain.optimizer.zero_grad()
         plain.objective(batch).backward()
-        half.gradients(batch)
+        bf16.gradients(batch)
         for table, one in plain.model.named_parameters():
-            assert (one.grad - gradient_of(half, table)).abs().max() <= 0.03 * one.grad.abs().max()
-    half(batch, 0.1)
-    assert torch.equal(half.tables.copies["head"], half.model.entities.detach().bfloat16())
+            assert (one.grad - gradient_of(bf16, table)).abs().max() <= 0.03 * one.grad.abs().max()
+    bf16(batch, 0.1)
+    assert torch.equal(bf16.tables.copies["head"], bf16.model.entities.detach().bfloat16())
 
 
 @pytest.mark.parametrize("table", ["entities", "relations"])

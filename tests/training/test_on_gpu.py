@@ -30,9 +30,9 @@ pytestmark = [
 def test_ranks_are_those_of_the_cpu(small_graph, name, reciprocal, dual):
     """Small whole numbers, so that scores are exact and ties are many on both."""
     model = whole_numbers(MODELS[name](small_graph.shape, dim=3, reciprocal=reciprocal))
-    asked = kg.Dual(model, dual) if dual else model
-    here = kg.rank(asked, small_graph)
-    there = kg.rank(asked.to("cuda"), small_graph)
+    scored = kg.Dual(model, dual) if dual else model
+    here = kg.rank(scored, small_graph)
+    there = kg.rank(scored.to("cuda"), small_graph)
     np.testing.assert_array_equal(here.optimistic, there.optimistic)
     np.testing.assert_array_equal(here.pessimistic, there.pessimistic)
 

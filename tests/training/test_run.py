@@ -134,13 +134,13 @@ def test_a_model_of_your_own_trains_saves_and_loads(small_graph, tmp_path):
 
 def test_finished_seeds_are_not_repeated(tmp_path):
     recipe = Recipe().with_changes({"training.epochs": 1, "model.dim": 2, "data.graph": "world", "training.seed": 4})
-    told = []
-    reports = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=told.append)
+    events = []
+    reports = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=events.append)
     assert list(reports) == [4, 5]
     assert reports[4]["test"]["metrics"] != reports[5]["test"]["metrics"]
-    told.clear()
-    again = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=told.append)
-    assert not told
+    events.clear()
+    again = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=events.append)
+    assert not events
     assert again == reports
 
 
@@ -197,9 +197,9 @@ def test_a_run_interrupted_in_the_evaluation_resumes_without_a_step(small_graph,
         patched.setattr("dualkg.training.api.evaluate_held_out", kill)
         with pytest.raises(RuntimeError, match="killed"):
             kg.train_recipe(recipe, graph=small_graph, out=tmp_path / "run")
-    told = []
-    resumed = kg.resume(tmp_path / "run", on_progress=told.append)
-    assert not told
+    events = []
+    resumed = kg.resume(tmp_path / "run", on_progress=events.append)
+    assert not events
     whole = kg.train_recipe(recipe, graph=small_graph)
     assert torch.equal(resumed.model.entities, whole.model.entities)
     assert [entry["loss"] for entry in resumed.history] == [entry["loss"] for entry in whole.history]

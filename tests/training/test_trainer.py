@@ -95,7 +95,7 @@ def test_early_stopping_keeps_the_best_weights(small_graph):
 
 
 def test_the_final_weights_are_the_mean_of_the_last_epochs(small_graph):
-    """From half of six epochs on: the ends of the fourth, fifth and sixth."""
+    """From the second half of six epochs: the ends of the fourth, fifth and sixth."""
     recipe = Recipe(training=Training(batch_size=16, epochs=6), optimizer=Optimizer(average_from=0.5))
     trainer = Trainer(kg.CP(small_graph.shape, dim=4), small_graph, recipe, kg.NoRegularizer())
     seen = []
@@ -144,14 +144,14 @@ def stop_after(steps: int):
 
 
 @pytest.mark.parametrize("steps", [1, 7, 16, 30, 47])
-@pytest.mark.parametrize(("optimizer", "kept"), [("Adagrad", "best"), ("Adagrad", "mean"), ("Adam", "best")])
-def test_an_interrupted_run_resumes_to_the_same_weights(small_graph, tmp_path, steps, optimizer, kept):
+@pytest.mark.parametrize(("optimizer", "final"), [("Adagrad", "best"), ("Adagrad", "mean"), ("Adam", "best")])
+def test_an_interrupted_run_resumes_to_the_same_weights(small_graph, tmp_path, steps, optimizer, final):
     choices = {
         "epochs": 3,
         "batch_size": 32,
-        "optimizer": Optimizer(name=optimizer, schedule="linear", average_from=0.3 if kept == "mean" else 1.0),
+        "optimizer": Optimizer(name=optimizer, schedule="linear", average_from=0.3 if final == "mean" else 1.0),
         "regularizer": kg.DURA(0.05),
-        "validation": Validation(every=1, keep="best" if kept == "best" else "last"),
+        "validation": Validation(every=1, keep="best" if final == "best" else "last"),
     }
     whole = kg.train(kg.ComplEx(small_graph.shape, dim=8), small_graph, **choices)
     folder = tmp_path / "run"
@@ -235,12 +235,12 @@ def test_warm_up_passes_batch_and_learning_rate_to_the_step():
 def test_costs_are_saved_with_the_run(tmp_path):
     recipe = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 4})
     made = kg.train_recipe(recipe, out=tmp_path / "run")
-    kept = kg.load_run(tmp_path / "run").costs
-    assert kept == made.costs
-    assert kept is not None
-    assert set(kept) == {"warm_up_seconds", "training_seconds", "ranking_seconds", "peak_mib"}
-    assert all(value > 0 for value in kept.values())
-    assert kept["training_seconds"] == pytest.approx(sum(entry["seconds"] for entry in made.history), abs=1e-3)
+    costs = kg.load_run(tmp_path / "run").costs
+    assert costs == made.costs
+    assert costs is not None
+    assert set(costs) == {"warm_up_seconds", "training_seconds", "ranking_seconds", "peak_mib"}
+    assert all(value > 0 for value in costs.values())
+    assert costs["training_seconds"] == pytest.approx(sum(entry["seconds"] for entry in made.history), abs=1e-3)
 
 
 def test_a_run_without_saved_costs_can_be_loaded(tmp_path):
