@@ -26,7 +26,6 @@ from paper.trials import run_trials
 
 app = typer.Typer(name="python -m paper", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Dataset = Annotated[str | None, Option(help="One graph (default: the graphs of the paper).")]
-Seeds = Annotated[int, Option(min=1, help="Number of seeds.")]
 Rows = Annotated[list[str] | None, Option("--row", help="Only this row of the table; repeatable.")]
 Records = Annotated[Path, Option(help="Folder of the records.", show_default=False)]
 Runs = Annotated[Path, Option(help="Folder of the runs, with their weights.")]
@@ -39,7 +38,7 @@ def table_command(table: ResultTable) -> Callable[..., None]:
     @cli.command()
     def command(
         dataset: Dataset = None,
-        seeds: Seeds = 3,
+        seeds: Annotated[int, Option(min=1, help="Number of seeds.")] = 3,
         row: Rows = None,
         records: Records = RECORDS,
         runs: Runs = RUNS,
@@ -60,38 +59,29 @@ def table_command(table: ResultTable) -> Callable[..., None]:
 
 
 def study_command(study: Study) -> Callable[..., None]:
-    def run(config: Config) -> cli.Result:
-        check_committed()
-        tables = study.run(config)
-        update_pages(config.records)
-        return show(tables)
-
     @cli.command()
-    def with_seeds(
+    def command(
         dataset: Dataset = None,
-        seeds: Seeds = 3,
+        seeds: Annotated[int, Option(min=1, help="Number of seeds, in studies that use several.")] = 3,
         records: Records = RECORDS,
         runs: Runs = RUNS,
         device: cli.Device = None,
     ) -> cli.Result:
+        check_committed()
         with cli.training_progress(study.name) as on_progress:
-            return run(Config(dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress))
+            config = Config(dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress)
+            tables = study.run(config)
+        update_pages(records)
+        return show(tables)
 
-    @cli.command()
-    def with_one_seed(
-        dataset: Dataset = None, records: Records = RECORDS, runs: Runs = RUNS, device: cli.Device = None
-    ) -> cli.Result:
-        with cli.training_progress(study.name) as on_progress:
-            return run(Config(dataset, 1, (), records, runs, device, log=cli.note, on_progress=on_progress))
-
-    return with_seeds if study.several_seeds else with_one_seed
+    return command
 
 
 for _table in TABLES.values():
     help_text = f"{_table.title}: train what is missing, and compare with published numbers."
     app.command(_table.name, help=help_text)(table_command(_table))
 for _study in STUDIES.values():
-    app.command(_study.name, help=_study.about)(study_command(_study))
+    app.command(_study.name, help=_study.measure.__doc__)(study_command(_study))
 
 
 @app.command()

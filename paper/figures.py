@@ -22,7 +22,6 @@ from dualkg.analysis.figures import (
     set_titles,
 )
 from dualkg.analysis.projection import Vectors
-from dualkg.errors import RequestError
 from dualkg.extras import optional_import
 from paper.projection import SHARED, TAILS, Plane, Projection
 
@@ -95,8 +94,6 @@ def draw_dura_weights(
     mrr: Mapping[tuple[float, float], float], *, chosen: tuple[float, float] | None = None, title: str = ""
 ) -> Drawing:
     """A heat map of (λ1, λ2) → MRR; the best is bold, the `chosen` pair framed, missing ones empty."""
-    if not mrr:
-        raise RequestError("A heat map needs the MRR of at least one pair of weights.")
     plain, mapped = (sorted({pair[side] for pair in mrr}) for side in (0, 1))
     low, high = min(mrr.values()), max(mrr.values())
     light, dark = np.array([0.93, 0.96, 0.98]), np.array([0.07, 0.33, 0.54])
@@ -145,8 +142,6 @@ DASHES: dict[str, Any] = {"color": QUIET, "linewidth": 0.9, "linestyle": (0, (4,
 
 def draw_planes(planes: Mapping[str, Plane], *, graph: str = "") -> Drawing:
     """One panel per model on the same scale: h R as an arrow, the tails of the query, other entities grey."""
-    if len({(plane.query.head, plane.query.relation) for plane in planes.values()}) != 1:
-        raise RequestError("The panels compare models on one query, so all of them must show the same query.")
     frame = _frame(planes)
     with figure_style():
         from matplotlib.lines import Line2D
@@ -249,12 +244,8 @@ def _plane_caption(planes: Mapping[str, Plane], graph: str, frame: Vectors) -> s
 
 def draw_projections(projections: Mapping[str, Projection], *, graph: str = "") -> Drawing:
     """One panel per model: a colour is a query, a ring an entity that answers several."""
-    by_model = [[query.name for query in projection.queries] for projection in projections.values()]
-    if not by_model or any(names != by_model[0] for names in by_model):
-        raise RequestError("All panels share one legend, so they must show the same queries in the same order.")
-    names = by_model[0]
-    if len(names) > len(TEN_COLOURS):
-        raise RequestError(f"At most {len(TEN_COLOURS)} queries have distinguishable colours; there are {len(names)}.")
+    first = next(iter(projections.values()))
+    names = [query.name for query in first.queries]
     with figure_style():
         handles = _query_legend(names, ring=any(projection.num_shared for projection in projections.values()))
         figure, panels = square_panels(len(projections), legend_rows=(len(handles) + 1) // 2)
@@ -269,7 +260,6 @@ def draw_projections(projections: Mapping[str, Projection], *, graph: str = "") 
             both = projection.groups == SHARED
             axes.scatter(x[both], y[both], s=15, facecolors=PAPER, linewidths=0.9, edgecolors=INK)
         figure.legend(handles=handles, loc="lower center", ncols=2, handletextpad=0.4, columnspacing=2.5)
-    first = next(iter(projections.values()))
     cosine = ", ".join(f"{name} {one.silhouettes['cosine'].mean:.3f}" for name, one in projections.items())
     rings = f"A ring is an entity that answers several of the queries ({first.num_shared}); silhouettes leave it out. "
     return Drawing(
@@ -306,14 +296,7 @@ def draw_sparsity(panels: Panels, *, published: Mapping[str, Curve] | None = Non
 
     A line is the mean over the seeds, its band their range. `published` has points by the names of the lines.
     """
-    if not panels or not all(panels.values()):
-        raise RequestError("A sparsity figure needs at least one line in each panel.")
     curves_by_line = {name: curves for lines in panels.values() for name, curves in lines.items()}
-    for name, curves in curves_by_line.items():
-        if not curves or any(sorted(curve) != sorted(curves[0]) for curve in curves):
-            raise RequestError(
-                f"The seeds of {name} must have the same shares of zeros, so that their mean is defined."
-            )
     published = published or {}
     colours = _line_colours(panels)
     top = 1.12 * max(mrr for curves in curves_by_line.values() for curve in curves for mrr in curve.values())
@@ -374,8 +357,6 @@ def _line_colours(panels: Panels) -> dict[str, str]:
     if any(len({suffixes[name] for name in lines}) < len(lines) for lines in panels.values()):
         suffixes = {name: name for name in suffixes}
     others = [suffix for suffix in dict.fromkeys(suffixes.values()) if suffix not in REGULARIZER_COLOURS]
-    if len(others) > len(OTHER_COLOURS):
-        raise RequestError(f"{len(others)} lines need a colour of their own; there are {len(OTHER_COLOURS)}.")
     colours = REGULARIZER_COLOURS | dict(zip(others, OTHER_COLOURS, strict=False))
     return {name: colours[suffix] for name, suffix in suffixes.items()}
 
@@ -391,8 +372,6 @@ REMOVALS = {
 
 def draw_explanations(results: Facts, *, title: str = "", graph: str = "") -> Drawing:
     """MRR after removing training triples and training again: a line per kind of triple, a dot per seed."""
-    if not any(result["removed"] in REMOVALS for result in results):
-        raise RequestError("A figure of explanations needs results of removed triples.")
     counts = sorted({result["count"] for result in results})
 
     def mrr(kind: str, count: int) -> list[float]:
@@ -430,8 +409,6 @@ def format_bytes(num_bytes: float) -> str:
 
 def draw_quantization(results: Facts, *, title: str = "", graph: str = "") -> Drawing:
     """MRR against bytes: a dot per dense storage format, and a line along the shares of zeros."""
-    if not results:
-        raise RequestError("A figure of storage formats needs at least one result.")
     dense = [result for result in results if result["storage"] != "sparse"]
     sparse = sorted((one for one in results if one["storage"] == "sparse"), key=lambda one: float(one["share"]))
 
@@ -473,10 +450,8 @@ QUERY_PANELS = {
 METHODS = {"embedded": ("embedded", ACCENT, -0.05), "retrained": ("trained again", CONTRAST, 0.05)}
 
 
-def draw_inductive(results: Facts, *, graph: str = "") -> Drawing:
+def draw_inductive(results: Facts, graph: str) -> Drawing:
     """MRR over the triples per unseen entity: a panel per kind of query, a line per method, a dot per seed."""
-    if not any(result["method"] in METHODS for result in results):
-        raise RequestError("A figure of inductive entities needs results of embedded or retrained ones.")
 
     def count(result: Mapping[str, Any]) -> float:
         return float("inf") if result["triples_given"] is None else float(result["triples_given"])
@@ -510,7 +485,7 @@ def draw_inductive(results: Facts, *, graph: str = "") -> Drawing:
         panels[1].legend(loc="upper left")
     return Drawing(
         figure,
-        f"{num_entities(results)}{' of ' * bool(graph)}{graph} held out and embedded from some of their triples, "
+        f"{num_entities(results)} of {graph} held out and embedded from some of their triples, "
         f"against training again with these triples. A dot is a seed. Dashed: the mean of all embeddings.",
     )
 

@@ -13,7 +13,7 @@ import torch
 
 from dualkg.analysis.projection import Vectors, default_perplexity, tail_embeddings, tsne
 from dualkg.data.filters import Ids, KnownAnswers
-from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.extras import optional_import
 from dualkg.models.base import Model
@@ -82,17 +82,16 @@ class Projection:
 # -- Figure 2 ---------------------------------------------------------------------------------------------
 
 
-def find_queries(graph: Graph, pairs: Iterable[Sequence[str]], *, splits: Iterable[str] = SPLITS) -> list[NamedQuery]:
-    """Look up queries given as (head, relation), the head by its label or name, and their answers in some splits.
+def find_queries(graph: Graph, pairs: Iterable[Sequence[str]]) -> list[NamedQuery]:
+    """Look up queries given as (head, relation), the head by its label or name, and their answers in all splits.
 
     A label of several entities stands for the one with the most answers.
     """
-    splits = tuple(splits)
-    known = KnownAnswers.of(graph, splits)
-    return [_find_query(graph, known, *pair, splits=splits) for pair in pairs]
+    known = KnownAnswers.of(graph)
+    return [_find_query(graph, known, *pair) for pair in pairs]
 
 
-def _find_query(graph: Graph, known: KnownAnswers, head: str, relation: str, *, splits: Sequence[str]) -> NamedQuery:
+def _find_query(graph: Graph, known: KnownAnswers, head: str, relation: str) -> NamedQuery:
     relation_id = graph.relations.id(relation)
     heads = _entities_called(graph, head)
     owners, answers = known(heads, np.full(len(heads), relation_id))
@@ -100,7 +99,7 @@ def _find_query(graph: Graph, known: KnownAnswers, head: str, relation: str, *, 
     best = np.flatnonzero(counts == counts.max())
     if not counts.any():
         subject = f"'{head}' has no" if len(heads) == 1 else f"None of the {len(heads)} entities called '{head}' has an"
-        raise RequestError(f"{subject} answer to '{relation}' in {' or '.join(splits)} of {graph.name}.")
+        raise RequestError(f"{subject} answer to '{relation}' in {graph.name}.")
     if len(best) > 1:
         names = ", ".join(f"'{graph.entities[int(heads[index])]}'" for index in best[:5])
         raise RequestError(
@@ -139,17 +138,13 @@ def group_answers(queries: Sequence[NamedQuery]) -> tuple[Ids, Ids]:
     return entities, np.where(counts > 1, SHARED, owners[first])
 
 
-def project(
-    model: Model, queries: Sequence[NamedQuery], *, perplexity: float | None = None, seed: int = 0
-) -> Projection:
+def project(model: Model, queries: Sequence[NamedQuery]) -> Projection:
     """t-SNE of the answers of queries, and the silhouettes of the queries in the embedding space."""
-    if not queries:
-        raise RequestError("A projection shows the answers of queries; there are none. Name at least two.")
     entities, groups = group_answers(queries)
     vectors = tail_embeddings(model, entities)
-    perplexity = default_perplexity(len(entities)) if perplexity is None else perplexity
+    perplexity = default_perplexity(len(entities))
     silhouettes: dict[Metric, Silhouette] = {metric: silhouette(vectors, groups, metric=metric) for metric in METRICS}
-    positions = tsne(vectors, perplexity=perplexity, seed=seed)
+    positions = tsne(vectors, perplexity=perplexity)
     return Projection(tuple(queries), entities, groups, positions, perplexity, silhouettes)
 
 

@@ -8,7 +8,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle, groupby, islice
 from pathlib import Path
 from typing import Any
@@ -62,22 +62,19 @@ STUDIED = Row("ComplEx-DURA", "complex-dura-dim-500")
 class Study:
     """A study: a function that measures it on a graph, and functions that make its tables and its figure.
 
-    A figure of what the results do not hold, such as positions in the plane, is returned by `measure`.
+    The docstring of `measure` is the help of its command. A figure of data that the results do not contain, such as
+    positions in the plane, is returned by `measure`.
     """
 
     name: str
-    about: str
     measure: Callable[[Config, Graph], tuple[Results, Drawing | None]]
     tables: Callable[[Results, str], list[Table]]
     draw: Callable[[Results, str], Drawing] | None = None
     graphs: tuple[str, ...] = PUBLISHED_GRAPHS
-    several_seeds: bool = False
-    needs_figure_packages: bool = True
 
     def run(self, config: Config) -> list[Table]:
         """Measure it on the graphs of the configuration, and save results and figure."""
-        if self.needs_figure_packages:
-            check_figure_packages()
+        check_figure_packages()
         tables = []
         for name in config.graphs(self.graphs):
             graph = load_graph(name)
@@ -129,6 +126,7 @@ COMPARED = ("none", "Frobenius", "DURA")
 
 
 def measure_cost(config: Config, graph: Graph) -> tuple[Results, None]:
+    """Time of a training step with DURA, the Frobenius norm, and no regularizer (Appendix C)."""
     device = choose_device(config.device)
     results = []
     for row in MAIN.dura_rows:
@@ -167,17 +165,13 @@ def _seconds_per_step(trainer: Trainer, steps: int) -> float:
     """Of full batches only: the last batch of an epoch may be short."""
     size = min(trainer.recipe.training.batch_size, len(trainer.examples))
     full = [batch for batch in islice(trainer.batches(0), steps) if len(batch) == size]
-    _synchronize(trainer)
+    synchronize = torch.cuda.synchronize if trainer.model.device.type == "cuda" else lambda: None
+    synchronize()
     started = time.perf_counter()
     for batch in islice(cycle(full), steps):
         trainer.step(batch, 1e-3)
-    _synchronize(trainer)
+    synchronize()
     return (time.perf_counter() - started) / steps
-
-
-def _synchronize(trainer: Trainer) -> None:
-    if trainer.model.device.type == "cuda":
-        torch.cuda.synchronize(trainer.model.device)
 
 
 def cost_tables(results: Results, graph: str) -> list[Table]:
@@ -287,7 +281,7 @@ STORAGE_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 def measure_tsne(config: Config, graph: Graph) -> tuple[Results, Drawing]:
-    """t-SNE of the answers of the ten queries of Appendix D.3, and the silhouettes of the queries."""
+    """t-SNE of the answers of ten queries (Figure 2), and the silhouettes of the queries."""
     queries = find_queries(graph, published()["tsne_queries"])
     first: dict[str, Projection] = {}
     results = []
@@ -328,7 +322,7 @@ def figure1_tables(results: Results, graph: str) -> list[Table]:
 
 
 def measure_sparsity(config: Config, graph: Graph) -> tuple[Results, None]:
-    """MRR against the share of zeros, and the storage that sparse tables save."""
+    """MRR against the sparsity of entity embeddings (Figure 3), and the storage it saves."""
     results = []
     for row in map(model_row, sum(SPARSITY_PANELS.values(), ())):
         for seed in range(config.seeds):
@@ -344,16 +338,10 @@ def measure_sparsity(config: Config, graph: Graph) -> tuple[Results, None]:
 
 
 def _sparsity_point(point: CurvePoint) -> dict[str, Any]:
-    entity, whole = point.storage.entity_tables["CSR"], point.storage.whole_model["CSR"]
-    saved = {"entity_tables": (entity.numbers_saved, entity.bytes_saved)}
-    saved |= {"whole_model": (whole.numbers_saved, whole.bytes_saved)}
-    return {
-        "target_share": point.target_share,
-        "share": point.share,
-        "threshold": point.threshold,
-        "metrics": point.metrics.as_dict(),
-        "csr_saves": {name: dict(zip(("numbers", "bytes"), pair, strict=True)) for name, pair in saved.items()},
-    }
+    sizes = {"entity_tables": point.storage.entity_tables["CSR"], "whole_model": point.storage.whole_model["CSR"]}
+    saved = {name: {"numbers": size.numbers_saved, "bytes": size.bytes_saved} for name, size in sizes.items()}
+    about = {"target_share": point.target_share, "share": point.share, "threshold": point.threshold}
+    return {**about, "metrics": point.metrics.as_dict(), "csr_saves": saved}
 
 
 def sparsity_tables(results: Results, graph: str) -> list[Table]:
@@ -381,7 +369,8 @@ def _storage_table(results: Results, graph: str) -> Table:
     for name in ("CP-DURA", "RESCAL-DURA"):
         points = next(one["points"] for one in results if one["row"] == name)
         for point in (one for one in points if one["target_share"] in STORAGE_SHARES):
-            saved = [point["csr_saves"][part][unit] for part in ("entity_tables", "whole_model") for unit in UNITS]
+            parts = [point["csr_saves"][part] for part in ("entity_tables", "whole_model")]
+            saved = [part[unit] for part in parts for unit in ("numbers", "bytes")]
             rows.append([name, f"{point['share']:.0%}", *(f"{share:.1%}" for share in saved)])
             facts.append({"row": name, "share": point["share"], "saved": saved})
     columns = ("CSR saves", "zeros", "entity tables, numbers", "bytes", "whole model, numbers", "bytes")
@@ -390,9 +379,6 @@ def _storage_table(results: Results, graph: str) -> Table:
         "does not follow from its count, which saves 40 % there: 65 % needs 82.5 % zeros."
     )
     return Table(f"Storage of sparse tables: {graph}", columns, rows, facts, [note])
-
-
-UNITS = ("numbers", "bytes")
 
 
 def draw_sparsity(results: Results, graph: str) -> Drawing:
@@ -429,15 +415,8 @@ def measure_completion(config: Config, graph: Graph) -> tuple[Results, None]:
     """How many held-out test triples are among the most probable new triples."""
     run = config.load_trained(STUDIED, graph, 0)
     check = check_completion(run.model, graph, calibration=calibration_for(run).calibration)
-    return {
-        "sizes": check.sizes,
-        "found": check.found,
-        "expected": check.expected,
-        "by_degree": check.by_degree,
-        "at_random": check.at_random,
-        "num_test": check.num_test,
-        "num_triples": check.num_triples,
-    }, None
+    keys = ("sizes", "found", "expected", "by_degree", "at_random", "num_test", "num_triples")
+    return {key: getattr(check, key) for key in keys}, None
 
 
 def completion_tables(results: Results, graph: str) -> list[Table]:
@@ -458,25 +437,14 @@ def measure_calibration(config: Config, graph: Graph) -> tuple[Results, None]:
     fitted = calibration_for(run)
     report = evaluate_calibration(fitted.calibration, run.model, graph)
     coverage = evaluate_coverage(fitted.prediction_sets, run.model, graph, coverage=0.9)
-    parts = {"all candidates": report.overall, "with p ≥ .01": report.likely}
-    return {
-        "calibration": {
-            name: {
-                "ece": part.ece,
-                "noise": part.noise,
-                "num_candidates": part.num_candidates,
-                "num_true": part.num_true,
-                "bins": [{"predicted": b.predicted, "observed": b.observed, "noise": b.noise} for b in part.bins],
-            }
-            for name, part in parts.items()
-        },
-        "coverage": {
-            "target": coverage.target_coverage,
-            "coverage": coverage.overall.coverage,
-            "num_queries": coverage.overall.num_queries,
-            "median_size": coverage.overall.median_size,
-        },
-    }, None
+    overall = coverage.overall
+    sets = {"target": coverage.target_coverage, "coverage": overall.coverage, "num_queries": overall.num_queries}
+    results: Results = {"calibration": {}, "coverage": {**sets, "median_size": overall.median_size}}
+    for name, part in {"all candidates": report.overall, "with p ≥ .01": report.likely}.items():
+        bins = [{"predicted": b.predicted, "observed": b.observed, "noise": b.noise} for b in part.bins]
+        counts = {"num_candidates": part.num_candidates, "num_true": part.num_true}
+        results["calibration"][name] = {"ece": part.ece, "noise": part.noise, **counts, "bins": bins}
+    return results, None
 
 
 def calibration_tables(results: Results, graph: str) -> list[Table]:
@@ -503,10 +471,7 @@ def draw_calibration(results: Results, graph: str) -> Drawing:
 def measure_quantization(config: Config, graph: Graph) -> tuple[Results, None]:
     """MRR with entity embeddings in storage formats of fewer bytes."""
     points = measure_storage_formats(config.load_trained(STUDIED, graph, 0).model, graph)
-    return [
-        {"storage": point.storage, "share": point.share, "bytes": point.bytes, "metrics": point.metrics.as_dict()}
-        for point in points
-    ], None
+    return [{**asdict(point), "metrics": point.metrics.as_dict()} for point in points], None
 
 
 def quantization_tables(results: Results, graph: str) -> list[Table]:
@@ -517,6 +482,10 @@ def quantization_tables(results: Results, graph: str) -> list[Table]:
         rows.append([name, figures.format_bytes(one["bytes"]), *metrics])
     columns = ("storage format", "bytes", "MRR", "H@1", "H@3")
     return [Table(f"Quantized entity embeddings: {graph}", columns, rows, results, [f"{STUDIED.name}."])]
+
+
+def draw_quantization(results: Results, graph: str) -> Drawing:
+    return figures.draw_quantization(results, title=STUDIED.name, graph=graph)
 
 
 def measure_inductive(config: Config, graph: Graph) -> tuple[Results, None]:
@@ -573,94 +542,23 @@ def explanations_tables(results: Results, graph: str) -> list[Table]:
     return [Table(f"Explanations: {graph}", (*columns, "seeds"), rows, results, [note], num_left=2)]
 
 
+def draw_explanations(results: Results, graph: str) -> Drawing:
+    return figures.draw_explanations(results, title=STUDIED.name, graph=graph)
+
+
 STUDIES = {
     study.name: study
     for study in (
-        Study(
-            "cost",
-            "Time of a training step with DURA, the Frobenius norm, and no regularizer (Appendix C).",
-            measure_cost,
-            cost_tables,
-            needs_figure_packages=False,
-        ),
-        Study(
-            "duality",
-            "Test MRR of the same embeddings by inner product and by the distances of the dual.",
-            measure_duality,
-            duality_tables,
-            several_seeds=True,
-            needs_figure_packages=False,
-        ),
-        Study(
-            "dura-weights",
-            "Validation MRR over the weights λ1 and λ2 of DURA.",
-            measure_dura_weights,
-            dura_weights_tables,
-            draw_dura_weights,
-        ),
-        Study(
-            "figure1",
-            "The tails of one query in models of dim 2, with and without DURA.",
-            measure_figure1,
-            figure1_tables,
-            graphs=FB15K237,
-        ),
-        Study(
-            "tsne",
-            "t-SNE of the answers of ten queries (Figure 2), and the silhouettes of the queries.",
-            measure_tsne,
-            tsne_tables,
-            graphs=FB15K237,
-            several_seeds=True,
-        ),
-        Study(
-            "sparsity",
-            "MRR against the sparsity of entity embeddings (Figure 3), and the storage it saves.",
-            measure_sparsity,
-            sparsity_tables,
-            draw_sparsity,
-            graphs=FB15K237,
-            several_seeds=True,
-        ),
-        Study(
-            "completion",
-            "How many test triples are among the most probable new triples.",
-            measure_completion,
-            completion_tables,
-            needs_figure_packages=False,
-        ),
-        Study(
-            "calibration",
-            "Calibration of probabilities and coverage of prediction sets.",
-            measure_calibration,
-            calibration_tables,
-            draw_calibration,
-        ),
-        Study(
-            "quantization",
-            "MRR against the bytes of quantized and sparse entity embeddings.",
-            measure_quantization,
-            quantization_tables,
-            lambda results, graph: figures.draw_quantization(results, title=STUDIED.name, graph=graph),
-            graphs=FB15K237,
-        ),
-        Study(
-            "inductive",
-            "Unseen entities embedded from a few triples, against training again.",
-            measure_inductive,
-            inductive_tables,
-            lambda results, graph: figures.draw_inductive(results, graph=graph),
-            graphs=FB15K237,
-            several_seeds=True,
-        ),
-        Study(
-            "explanations",
-            "Test triples after training without their supporting triples.",
-            measure_explanations,
-            explanations_tables,
-            lambda results, graph: figures.draw_explanations(results, title=STUDIED.name, graph=graph),
-            graphs=("world",),
-            several_seeds=True,
-        ),
+        Study("cost", measure_cost, cost_tables),
+        Study("duality", measure_duality, duality_tables),
+        Study("dura-weights", measure_dura_weights, dura_weights_tables, draw_dura_weights),
+        Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
+        Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237),
+        Study("sparsity", measure_sparsity, sparsity_tables, draw_sparsity, graphs=FB15K237),
+        Study("completion", measure_completion, completion_tables),
+        Study("calibration", measure_calibration, calibration_tables, draw_calibration),
+        Study("quantization", measure_quantization, quantization_tables, draw_quantization, graphs=FB15K237),
+        Study("inductive", measure_inductive, inductive_tables, figures.draw_inductive, graphs=FB15K237),
+        Study("explanations", measure_explanations, explanations_tables, draw_explanations, graphs=("world",)),
     )
 }

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.inference.explanation import Influence
 from paper.explanations import disjoint_triples, rank_correlation, select_triples, study_explanations
-from paper.figures import draw_explanations
 from tests.conftest import graph_of
 
 
@@ -85,8 +84,3 @@ def test_rank_correlation():
     # Ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: 4.5 / √(4.5 · 5).
     found = rank_correlation(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1.0, 3.0, 2.0, 4.0]))
     assert found == pytest.approx(4.5 / np.sqrt(4.5 * 5))
-
-
-def test_a_figure_without_results_is_refused():
-    with pytest.raises(kg.RequestError, match="needs results of removed triples"):
-        draw_explanations([{"removed": "nothing"}])

@@ -191,23 +191,6 @@ def test_matplotlib_settings_of_the_user_have_no_effect(tmp_path):
         assert mpl.rcParams["font.size"] == 30
 
 
-def test_invalid_figures_are_refused():
-    with pytest.raises(kg.RequestError, match="At most 10 queries have distinguishable colours; there are 11"):
-        draw_projections({"CP": projection(11)})
-    with pytest.raises(kg.RequestError, match="they must show the same queries in the same order"):
-        draw_projections({"CP": projection(3), "CP-DURA": projection(2)})
-    with pytest.raises(kg.RequestError, match="all of them must show the same query"):
-        draw_planes({"CP": plane(0), "CP-DURA": plane(1)})
-    with pytest.raises(kg.RequestError, match="needs at least one line in each panel"):
-        draw_sparsity({"CP": {}})
-    with pytest.raises(kg.RequestError, match="The seeds of CP must have the same shares"):
-        draw_sparsity({"CP": {"CP": [CURVE, {0.0: 0.3}]}})
-    with pytest.raises(kg.RequestError, match="7 lines need a colour of their own; there are 6"):
-        draw_sparsity({"CP": {f"CP-{number}": [CURVE] for number in range(7)}})
-    with pytest.raises(kg.RequestError, match="at least one pair of weights"):
-        draw_dura_weights({})
-
-
 def test_without_matplotlib_the_error_has_the_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.style", None)
     with pytest.raises(
@@ -236,5 +219,3 @@ def test_a_figure_of_storage_formats(tmp_path):
     assert {"float32", "bf16", "int8", "50%", "90%", "ComplEx"} <= set(texts(first[1]))
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in again]
     assert [format_bytes(num) for num in (12, 1500, 2e6, 3.25e9)] == ["12 B", "1.5 kB", "2 MB", "3.25 GB"]
-    with pytest.raises(kg.RequestError, match="needs at least one result"):
-        draw_quantization([])

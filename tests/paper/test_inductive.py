@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from paper.figures import draw_inductive, num_entities
+from paper.figures import num_entities
 from paper.inductive import study_inductive
 from tests.inference.test_extension import train_beads
 
@@ -40,8 +40,3 @@ def test_the_study_compares_embedding_with_training_again():
     assert json.loads(json.dumps(results)) == results
     with pytest.raises(kg.RequestError, match="must be between 0 and 1; it is 2"):
         study_inductive(graph, recipe, share=2)
-
-
-def test_a_figure_without_results_is_refused():
-    with pytest.raises(kg.RequestError, match="needs results of embedded or retrained ones"):
-        draw_inductive([{"method": "mean"}])

@@ -192,13 +192,12 @@ def test_cost_is_measured_with_three_regularizers():
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "sklearn"])
-@pytest.mark.parametrize("name", ["tsne", "figure1", "sparsity", "dura-weights"])
-def test_a_missing_package_is_reported_before_anything_is_trained(config, monkeypatch, name, module):
+def test_a_missing_package_is_reported_before_anything_is_trained(config, monkeypatch, module):
     for loaded in [key for key in sys.modules if key.split(".")[0] == module]:
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(kg.RequestError, match=r"pip install 'dualkg\[analysis\]'"):
-        STUDIES[name].run(config)
+        STUDIES["tsne"].run(config)
     assert not config.runs.exists()
 
 

@@ -25,14 +25,8 @@ from dualkg.training.checkpoint import load_tensors, smallest_integer
 from dualkg.training.run import Run, load_run
 
 
-def sparsity(tables: Iterable[Tensor], threshold: float) -> float:
-    """The paper's s_λ: the share of entries whose magnitude is below `threshold`."""
-    tables = list(tables)
-    return sum(int((table.abs() < threshold).sum()) for table in tables) / num_entries(tables)
-
-
 def find_thresholds(tables: Iterable[Tensor], shares: Sequence[float]) -> list[float]:
-    """The threshold λ for each target share of zeros, over all tables together.
+    """The threshold λ of the paper's λ-sparsity for each target share of zeros, over all tables together.
 
     With N entries and k = ⌊share · N⌋, exactly k entries lie below λ, or fewer where magnitudes equal to λ tie.
     """
