@@ -62,11 +62,13 @@ def study_command(study: Study) -> Callable[..., None]:
     @cli.command()
     def command(
         dataset: Dataset = None,
-        seeds: Annotated[int, Option(min=1, help="Number of seeds, in studies that use several.")] = 3,
+        seeds: Annotated[int, Option(min=1, help="Number of seeds.")] = 3 if study.several_seeds else 1,
         records: Records = RECORDS,
         runs: Runs = RUNS,
         device: cli.Device = None,
     ) -> cli.Result:
+        if seeds > 1 and not study.several_seeds:
+            raise RequestError(f"The study {study.name} uses one seed. Leave out --seeds.")
         check_committed()
         with cli.training_progress(study.name) as on_progress:
             config = Config(dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress)

@@ -20,7 +20,7 @@ from world.source_page import Triple, source_page
 FOLDER = Path(__file__).parent.parent / "src" / "dualkg" / "data" / "world"
 SHARES = (0.85, 0.075, 0.075)
 SEED = 0
-# Of these there are so many that one known by a single fact only adds noise. Japan's yen is worth keeping.
+# Entities of these kinds with a single fact are dropped as noise; other kinds, such as currencies, are not.
 MUST_RECUR = {"language", "time zone"}
 
 
@@ -48,13 +48,13 @@ def gather() -> set[Fact]:
 
 
 def drop_loose_ends(facts: set[Fact]) -> set[Fact]:
-    """Leave out facts about things that occur nowhere else, until none is left."""
+    """Drop facts about entities that occur nowhere else, until none is left."""
     while True:
         uses = Counter(entity for head, _, tail in facts for entity in (head, tail))
-        kept = {fact for fact in facts if not (_is_loose(fact[0], uses) or _is_loose(fact[2], uses))}
-        if len(kept) == len(facts):
-            return kept
-        facts = kept
+        remaining = {fact for fact in facts if not (_is_loose(fact[0], uses) or _is_loose(fact[2], uses))}
+        if len(remaining) == len(facts):
+            return remaining
+        facts = remaining
 
 
 def _is_loose(entity: Entity, uses: Counter[Entity]) -> bool:

@@ -1,7 +1,7 @@
-"""Write docs/cli.md from the commands' own --help.
+"""Write docs/cli.md from the --help of the commands.
 
 python scripts/cli_page.py            # write the page
-python scripts/cli_page.py --check    # fail where the page is not what the commands say
+python scripts/cli_page.py --check    # fail if the page is out of date
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ success, 1 if the run failed, 2 if the request was wrong, and 130 after Ctrl-C.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page differs")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the page is out of date")
     check = parser.parse_args().check
     page = cli_page()
     if not check:
         PAGE.write_text(page, encoding="utf-8", newline="\n")
     elif not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page:
-        sys.exit("docs/cli.md is not what the commands say. Make it again: python scripts/cli_page.py")
+        sys.exit("docs/cli.md is out of date. Run: python scripts/cli_page.py")
 
 
 def cli_page() -> str:
@@ -48,7 +48,7 @@ def cli_page() -> str:
 
 
 def _fix_terminal() -> None:
-    """Typer looks at these when it is imported, so they must be set before: 100 columns, no colour, no terminal."""
+    """Set 100 columns, no colour and no terminal. Typer reads these variables when it is imported."""
     os.environ |= {"TERMINAL_WIDTH": WIDTH, "COLUMNS": WIDTH, "TERM": "dumb", "NO_COLOR": "1"}
     os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
 

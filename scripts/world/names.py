@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# When two things share a name, the one whose kind stands first here keeps it.
+# If two entities have the same name, the one whose kind comes first here keeps it.
 KINDS = (
     "country",
     "region",
@@ -24,7 +24,7 @@ KINDS = (
 
 
 class Entity(NamedTuple):
-    """A thing in the world; `country` tells cities of one name apart."""
+    """An entity; `country` distinguishes cities of the same name."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ def easy_to_type(name: str) -> str:
 
 
 def unique_names(entities: Iterable[Entity]) -> dict[Entity, str]:
-    """Name each entity, adding '(city)', '(Venezuela)' and so on only where a name would mean two things."""
+    """Name each entity, adding '(city)', '(Venezuela)' and so on only where a name is ambiguous."""
     sharing: dict[str, list[Entity]] = defaultdict(list)
     for entity in sorted(set(entities)):
         sharing[without_accents(entity.name).casefold()].append(entity)

@@ -11,7 +11,7 @@ import holidays
 
 from world.names import Entity, Fact
 
-# A holiday kept in each of these years is no coronation, election or day of mourning.
+# A holiday in each of these years is annual, not a coronation, an election or a day of mourning.
 YEARS = (2023, 2024, 2025)
 FEWEST_COUNTRIES = 4
 NO_FEAST = re.compile(r"day off|public holiday|substitute|bridge|bank holiday|^special", re.I)

@@ -182,14 +182,14 @@ def test_predict_in_all_directions(dualkg, world_run):
 def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
     """Although models score it highest for a relation that is nearly symmetric."""
     run = kg.load_run(world_run)
-    predictor, ask = (
+    predictor, command = (
         kg.Predictor(run.model, run.graph),
         ["predict", world_run, given, "France", "--relation", "borders"],
     )
     scored = (
         predictor.tails("France", "borders", k=6) if given == "--head" else predictor.heads("borders", "France", k=6)
     )
-    result = dualkg(*ask, "--top", 5, "--json").json["predictions"]
+    result = dualkg(*command, "--top", 5, "--json").json["predictions"]
     assert [answer["name"] for answer in result] == [answer.name for answer in scored if answer.name != "France"][:5]
     assert "France" in [answer.name for answer in scored]
 

@@ -72,8 +72,8 @@ def test_runs_are_recorded_and_the_page_is_updated(run_paper, recipes, tmp_path)
         (("nonsense",), "No such command 'nonsense'"),
         (("main", "--dataset", "FB15"), "'FB15' is not a graph of these tables. Did you mean 'FB15k-237'?"),
         (("main", "--seeds", "0"), "--seeds"),
-        (("figure1", "--seeds", "2"), "No such option"),
-        (("record", "nowhere", "--name", "x"), "There is no finished run to record"),
+        (("figure1", "--seeds", "2"), "The study figure1 uses one seed. Leave out --seeds."),
+        (("record", "nowhere", "--name", "x"), "nowhere does not exist"),
     ],
 )
 def test_wrong_requests_are_answered_with_a_sentence(run_paper, words, sentence):
