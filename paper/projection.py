@@ -103,7 +103,7 @@ def _find_query(graph: Graph, known: KnownAnswers, head: str, relation: str) -> 
     if len(best) > 1:
         names = ", ".join(f"'{graph.entities[int(heads[index])]}'" for index in best[:5])
         raise RequestError(
-            f"'{head}' stands for {len(best)} entities of {graph.name} with {counts.max():,} answers each to "
+            f"'{head}' matches {len(best)} entities of {graph.name} with {counts.max():,} answers each to "
             f"'{relation}': {names}. Use one of these names."
         )
     name = f"{head} · {short_relation(graph.relations.label(relation_id))}"

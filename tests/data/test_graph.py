@@ -96,10 +96,10 @@ def test_repeats_are_counted_like_sets(case: tuple[GraphShape, list[Row], list[R
 def test_notes_are_errors() -> None:
     notes = Notes({"train": 1, "valid": 0, "test": 2_000}, {"train and test": 3, "valid and test": 1}, ("Odd.",))
     assert notes.sentences() == [
-        "1 triple stands more than once in train.",
-        "2,000 triples stand more than once in test.",
-        "3 triples stand in both train and test.",
-        "1 triple stands in both valid and test.",
+        "1 triple occurs more than once in train.",
+        "2,000 triples occur more than once in test.",
+        "3 triples occur in both train and test.",
+        "1 triple occurs in both valid and test.",
         "Odd.",
     ]
 

@@ -156,9 +156,9 @@ def test_repeats_and_overlaps_are_reported(folder: Callable[..., Path]) -> None:
     graph = load_graph(folder({"train.tsv": lines(TRAIN + TRAIN[:2]), "test.tsv": lines(TEST + VALID + TRAIN[:1])}))
     assert graph.counts["train"] == 6
     assert graph.notes.sentences() == [
-        "2 triples stand more than once in train.",
-        "1 triple stands in both train and test.",
-        "1 triple stands in both valid and test.",
+        "2 triples occur more than once in train.",
+        "1 triple occurs in both train and test.",
+        "1 triple occurs in both valid and test.",
     ]
     assert load_graph(graph.source).notes == graph.notes
 
@@ -233,14 +233,14 @@ def test_the_same_seed_gives_the_same_split_without_a_cache(dense: Path, monkeyp
     assert one.fingerprint == other.fingerprint
 
 
-def test_repeats_are_left_out_before_a_split(dense: Path) -> None:
+def test_duplicates_are_removed_before_a_split(dense: Path) -> None:
     whole = load_graph(dense)
     dense.write_bytes(lines(DENSE + DENSE[:1]))
     graph = load_graph(dense)
     assert same(graph, whole)
-    assert graph.notes.sentences() == ["1 repeat of a triple was left out."]
+    assert graph.notes.sentences() == ["1 duplicate triple was removed."]
     dense.write_bytes(lines(DENSE[:5] + DENSE))
-    assert load_graph(dense).notes.sentences() == ["5 repeats of triples were left out."]
+    assert load_graph(dense).notes.sentences() == ["5 duplicate triples were removed."]
 
 
 def test_a_sparse_file_reports_smaller_splits(tmp_path: Path) -> None:

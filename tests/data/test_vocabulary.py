@@ -72,11 +72,11 @@ def test_an_ambiguous_label_lists_the_names() -> None:
     known = Vocabulary(["Q1", "Q2", "Q3"], {"Q1": "Springfield", "Q2": "Springfield"})
     with pytest.raises(RequestError) as caught:
         known.id("Springfield")
-    assert str(caught.value) == "'Springfield' stands for 2 entities: 'Q1', 'Q2'. Use one of these names."
+    assert str(caught.value) == "'Springfield' matches 2 entities: 'Q1', 'Q2'. Use one of these names."
 
 
 def test_an_ambiguous_case_lists_the_names() -> None:
-    with pytest.raises(RequestError, match=r"^'MAY' stands for 2 relations: 'may', 'May'\. Use one"):
+    with pytest.raises(RequestError, match=r"^'MAY' matches 2 relations: 'may', 'May'\. Use one"):
         Vocabulary(["may", "May"], kind="relation").id("MAY")
 
 

@@ -273,7 +273,7 @@ def test_regularizers_that_a_model_does_not_define_are_refused(name, regularizer
 @pytest.mark.parametrize("name", DISTANCE)
 def test_a_distance_has_no_dual_and_no_fused_step(name):
     with pytest.raises(
-        kg.RequestError, match=f"linear maps with a transpose; this {name} is none. Leave model.dual out"
+        kg.RequestError, match=f"linear maps with a transpose; this {name} is not one. Leave model.dual out"
     ):
         kg.Dual(build(name))
     with pytest.raises(kg.RequestError, match="needs a model whose scores are one product"):

@@ -78,7 +78,7 @@ def test_heads_are_found_by_name_and_regardless_of_case(labelled):
         ),
         (
             ("funk", "/music/genre/artists"),
-            r"'funk' stands for 2 entities of made with 1 answers each to '/music/genre/artists': 'e3', 'e4'. Use one",
+            r"'funk' matches 2 entities of made with 1 answers each to '/music/genre/artists': 'e3', 'e4'. Use one",
         ),
     ],
 )

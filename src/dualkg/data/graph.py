@@ -46,7 +46,7 @@ class Notes:
         """One sentence for each irregularity; none for a clean graph."""
         counts = [(n, f"more than once in {split}") for split, n in self.duplicates.items()]
         counts += [(n, f"in both {pair}") for pair, n in self.overlaps.items()]
-        found = [f"{n:,} {'triple stands' if n == 1 else 'triples stand'} {where}." for n, where in counts if n]
+        found = [f"{n:,} {'triple occurs' if n == 1 else 'triples occur'} {where}." for n, where in counts if n]
         return found + list(self.remarks)
 
 

@@ -160,8 +160,7 @@ def _split(
     keys = triple_keys(triples, shape)
     if num_repeated := len(keys) - len(sorted_distinct(keys)):
         _, first = np.unique(keys, return_index=True)  # several times slower than `sorted_distinct`
-        repeats = "1 repeat of a triple was" if num_repeated == 1 else f"{num_repeated:,} repeats of triples were"
-        remarks.append(f"{repeats} left out.")
+        remarks.append(f"{num_repeated:,} duplicate {'triple was' if num_repeated == 1 else 'triples were'} removed.")
         triples = triples[np.sort(first)]
     parts: dict[str, Triples] = dict(zip(SPLITS, split_triples(triples, fractions, seed=seed), strict=True))
     for (split, part), fraction in zip(parts.items(), fractions, strict=True):

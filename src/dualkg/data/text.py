@@ -20,7 +20,7 @@ from dualkg.errors import DataError
 FIRST_BYTES = 1 << 20
 BLOCK_SIZE = 4 << 20  # small enough that the hash table of a block's names stays in the processor's cache
 SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
-# No text holds this half of a character, so a cell that ends with it was open at the end of the file.
+# This surrogate occurs in no text, so a cell that ends with it was open at the end of the file.
 END = "\ud800"
 UNCLOSED_QUOTE = "a quote is opened and not closed. Close it, or double each quote that belongs to a name."
 

@@ -103,7 +103,7 @@ class Vocabulary:
         if ids:
             options = ", ".join(f"'{self[id]}'" for id in ids[:5])
             plural = "entities" if self.kind == "entity" else f"{self.kind}s"
-            raise RequestError(f"'{name}' stands for {len(ids)} {plural}: {options}. Use one of these names.")
+            raise RequestError(f"'{name}' matches {len(ids)} {plural}: {options}. Use one of these names.")
         known = f"among the {len(self):,} known" if len(self) else "because none is known"
         raise RequestError(f"No {self.kind} is named '{name}' {known}.{self._suggestion(name)}")
 

@@ -113,15 +113,15 @@ def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0)
     if seed < 0:
         raise RequestError(f"A seed is at least 0; {seed} was given.")
     values_a, values_b = (metric_values(ranks).mean(axis=(1, 2)) for ranks in (a, b))  # (num_metrics, num_triples)
-    gap = values_a - values_b
-    gap[np.isclose(values_a, values_b, rtol=ROUNDING, atol=0)] = 0  # a mean over seeds depends on their order
-    means, whole = _bootstrap(np.ascontiguousarray(gap.T), samples, seed), gap.mean(axis=1)
+    differences = values_a - values_b
+    differences[np.isclose(values_a, values_b, rtol=ROUNDING, atol=0)] = 0  # a mean over seeds depends on their order
+    means, whole = _bootstrap(np.ascontiguousarray(differences.T), samples, seed), differences.mean(axis=1)
     mrr, at_1, at_3, at_10 = (
         Difference(float(of_a.mean()), float(of_b.mean()), float(between), *_spread(drawn))
         for of_a, of_b, between, drawn in zip(values_a, values_b, whole, means.T, strict=True)
     )
-    better, worse, equal = (float(where.mean()) for where in (gap[0] > 0, gap[0] < 0, gap[0] == 0))
-    return Comparison(mrr, at_1, at_3, at_10, better, worse, equal, num_triples=gap.shape[1], samples=samples)
+    better, worse, equal = (float((np.sign(differences[0]) == sign).mean()) for sign in (1, -1, 0))
+    return Comparison(mrr, at_1, at_3, at_10, better, worse, equal, num_triples=differences.shape[1], samples=samples)
 
 
 def check_comparable(one: tuple[str, Graph, Triples], other: tuple[str, Graph, Triples]) -> None:
@@ -196,14 +196,16 @@ def largest_differences(a: Floats, b: Floats, triples: Triples, *, most: int) ->
     inverse_a, inverse_b = (
         metric_values(_checked(ranks, whose))[0].mean(axis=0) for ranks, whose in ((a, "A"), (b, "B"))
     )
-    gap = (inverse_a - inverse_b).reshape(-1)
-    order = np.argsort(-np.abs(gap), kind="stable")[:most]
+    differences = (inverse_a - inverse_b).reshape(-1)
+    order = np.argsort(-np.abs(differences), kind="stable")[:most]
     found = []
-    for query in order[~np.isclose(gap[order], 0, atol=ROUNDING)].tolist():
+    for query in order[~np.isclose(differences[order], 0, atol=ROUNDING)].tolist():
         direction, row = divmod(query, len(triples))
         of_a, of_b = (float(1 / inverse[direction, row]) for inverse in (inverse_a, inverse_b))
         head, relation, tail = triples[row].tolist()
-        found.append(QueryDifference(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(gap[query])))
+        found.append(
+            QueryDifference(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(differences[query]))
+        )
     return found
 
 
@@ -225,18 +227,18 @@ def short_decimal(number: float) -> str:
 # -- the bootstrap ------------------------------------------------------------------------------------------
 
 
-def _bootstrap(gap: Floats, samples: int, seed: int) -> Floats:
+def _bootstrap(differences: Floats, samples: int, seed: int) -> Floats:
     """Means of resampled rows, `(samples, num_metrics)`; they do not depend on the number of threads."""
-    num_triples = len(gap)
+    num_triples = len(differences)
     if num_triples < MIN_TRIPLES:
-        return np.full((samples, gap.shape[1]), np.nan)
+        return np.full((samples, differences.shape[1]), np.nan)
     size = max(1, BLOCK_ELEMENTS // num_triples)
     sizes = [min(size, samples - start) for start in range(0, samples, size)]
     ones = np.ones(num_triples)
 
     def draw(size: int, source: np.random.SeedSequence) -> Floats:
         rows = np.random.default_rng(source).integers(0, num_triples, (size, num_triples))
-        means: Floats = ones @ gap.take(rows, axis=0) / num_triples
+        means: Floats = ones @ differences.take(rows, axis=0) / num_triples
         means[np.abs(means) < ROUNDING] = 0  # positive and negative differences that cancel
         return means
 

@@ -43,7 +43,7 @@ def compiled(*flags: str) -> Callable[[Any], Any]:
 
 @compiled()
 def widened(bits):
-    """The float32 that the bits of a bfloat16 stand for."""
+    """The float32 of the bits of a bfloat16."""
     return np.uint32(np.uint32(bits) << SIXTEEN).view(np.float32)
 
 
@@ -76,7 +76,7 @@ def in_parallel(function: Callable[..., object], num_rows: int, *arguments: obje
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    # A thread inherits the treatment of denormal numbers from its creator; all threads shall compute alike.
+    # A thread inherits the treatment of denormal numbers from its creator; all threads must compute alike.
     return ThreadPoolExecutor(os.cpu_count(), "dualkg", initializer=torch.set_flush_denormal, initargs=(False,))
 
 

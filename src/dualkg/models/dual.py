@@ -26,7 +26,7 @@ class Dual(Model):
         if not (isinstance(primal, BilinearModel) and primal.has_adjoint):
             raise RequestError(
                 f"A dual is that of a bilinear model, whose relations are linear maps with a transpose; this "
-                f"{type(primal).__name__} is none. Leave model.dual out."
+                f"{type(primal).__name__} is not one. Leave model.dual out."
             )
         super().__init__(primal.shape, reciprocal=primal.reciprocal)
         self.primal = primal

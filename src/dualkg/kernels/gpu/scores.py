@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dualkg.kernels.scores import RankTargets, Targets
 
-SOFTMAX_BLOCK = 16384  # a row of at most this many scores is read once and kept in registers
+SOFTMAX_BLOCK = 16384  # a row of at most this many scores is read once and stays in registers
 
 
 @triton.jit
@@ -93,7 +93,7 @@ COUNT_BLOCK = 2048
 KNOWN_BLOCK = 256  # most queries have few known answers
 
 
-# Blocks of targets have any alignment, and a kernel for each would be compiled for nothing.
+# Blocks of targets have any alignment; a kernel compiled for each would be no faster.
 @triton.jit(do_not_specialize_on_alignment=["rows", "answers", "firsts", "lasts"])
 def _count_better_and_tied(
     scores,
