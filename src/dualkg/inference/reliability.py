@@ -187,12 +187,10 @@ class CalibrationReport:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "graph": self.graph,
-            "split": self.split,
+            **asdict(self),
             "protocol": f"candidates of both directions that no other split contains; {NUM_BINS} bins of equal mass",
             "overall": self.overall.as_dict(),
             "likely": {"min_probability": LIKELY, **self.likely.as_dict()},
-            "by_relation": {name: asdict(counts) for name, counts in self.by_relation.items()},
         }
 
 
