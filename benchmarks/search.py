@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ import measurement
 Floats = npt.NDArray[np.float32]
 ROWS = 100_000  # made at once
 DEPTH = 10  # results per query
+BATCHES = (1, 10, 200)  # queries that are searched for together in a storage format
+STORAGE = "storage formats"  # the name of the comparison among the results
 NUM_QUERIES = 300  # to find the effort with, and as many to measure with
 FACTORS = (0.25, 0.5, 1, 2, 4)  # of the effort that was found
 WANTED, FASTER = 0.95, 20.0  # recall, and speed relative to the exact index
@@ -121,6 +124,41 @@ def measure(job: dict[str, Any], *, quick: bool) -> dict[str, Any]:
     return {**facts, "points": points}
 
 
+def measure_storage(entities: int, width: int, *, quick: bool) -> dict[str, Any]:
+    """Milliseconds of a search in each storage format and in the scalar quantizer of FAISS, on one thread."""
+    import faiss
+    import torch
+
+    from dualkg.inference.index import ExactIndex
+    from dualkg.inference.index_build import threads
+
+    table, queries = map(torch.from_numpy, make_table(entities, width, num_queries=max(BATCHES)))
+    quantizer, found = faiss.ScalarQuantizer, {}
+    for storage, code in (("float16", quantizer.QT_fp16), ("bf16", quantizer.QT_bf16), ("int8", quantizer.QT_8bit)):
+        theirs = faiss.IndexScalarQuantizer(width, code, faiss.METRIC_INNER_PRODUCT)
+        theirs.train(table.numpy())
+        theirs.add(table.numpy())
+        ours: Any = ExactIndex.build(table, storage=storage)  # type: ignore[arg-type]
+        with threads(1):
+            found[storage] = {
+                str(num): {
+                    "dualkg": best_milliseconds(ours.search, queries[:num], quick=quick),
+                    "faiss": best_milliseconds(theirs.search, queries[:num].numpy(), quick=quick),
+                }
+                for num in BATCHES
+            }
+    return found
+
+
+def best_milliseconds(search: Callable[..., Any], queries: Any, *, quick: bool) -> float:
+    times = []
+    for _ in range(1 if quick else 5):
+        started = time.perf_counter()
+        search(queries, DEPTH)
+        times.append(time.perf_counter() - started)
+    return 1000 * min(times)
+
+
 # -- all of them --------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +185,8 @@ def lines(jobs: dict[str, Any]) -> list[str]:
     import tables
 
     rows = []
-    for name, record in tables.in_order(jobs):
+    storage = jobs.get(STORAGE, {"measured": {"milliseconds": {}}})["measured"]["milliseconds"]
+    for name, record in tables.in_order({name: record for name, record in jobs.items() if name != STORAGE}):
         found = record["measured"]
         if "points" not in found:
             rows.append([name, found["failed"], *["–"] * 5])
@@ -157,11 +196,17 @@ def lines(jobs: dict[str, Any]) -> list[str]:
         recall = [f"{point['recall'][k]:.3f}" for k in ("10", "100")]
         times = tables.times(found["verdict"]["times"])
         rows.append([name, *recall, *rates, times, tables.short(found["build_seconds"])])
+    cells = [
+        [name, *(f"{batches[str(num)][code]:,.0f}" for num in BATCHES for code in ("dualkg", "faiss"))]
+        for name, batches in storage.items()
+    ]
+    columns = ["exact search", *(f"{num} queries, {code}" for num in BATCHES for code in ("dualkg", "FAISS"))]
     titles = ["index", "recall@10", "recall@100", "queries per second", "exact", "of exact", "build time, s"]
     return [
         *tables.table(titles, rows, words=1),
         "One query at a time, one thread; effort for a recall of 0.95.",
         "",
+        *([*tables.table(columns, cells, words=1), "Milliseconds, one thread.", ""] if cells else []),
     ]
 
 
@@ -193,6 +238,7 @@ def main() -> None:
     options = measurement.parser(__doc__)
     options.add_argument("--entities", type=int, default=1_000_000, help="rows of the table")
     options.add_argument("--width", type=int, default=200, help="numbers per row")
+    options.add_argument("--storage", action="store_true", help="compare the storage formats with those of FAISS")
     options.add_argument("--picture", type=Path, help="draw the saved results of this machine as SVG and PNG")
     choices = options.parse_args()
     if choices.task:
@@ -207,6 +253,13 @@ def main() -> None:
     folder = measurement.folder_of(choices)
     if choices.picture:
         draw(measurement.load("search", folder)[on["device"]], choices.picture)
+        return
+    if choices.storage:
+        entities = 5000 if choices.quick else min(choices.entities, 50_000)
+        found = measure_storage(entities, choices.width, quick=choices.quick)
+        measurement.tell(json.dumps(found, indent=1))
+        job = {"entities": entities, "width": choices.width}
+        measurement.save("search", STORAGE, {"job": job, "measured": {"milliseconds": found}}, on=on, folder=folder)
         return
     for name in chosen:
         found = measurement.in_fresh_process(Path(__file__), {"job": asdict(every[name]), "quick": choices.quick})
