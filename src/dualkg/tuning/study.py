@@ -256,8 +256,7 @@ class Worker:
     def _train(self, trial: Trial, params: Mapping[str, Value]) -> float:
         """Train one recipe and return its validation MRR, reporting it to the pruner on the way."""
         recipe = self.space.trial_recipe(params)
-        model = recipe.model.build(self.graph.shape, seed=recipe.training.seed).to(torch.device(self.device))
-        trainer = Trainer(model, self.graph, recipe, recipe.regularizer.build())
+        trainer = Trainer.of_recipe(recipe, self.graph, device=torch.device(self.device))
         num_reported = 0
 
         def on_progress(event: ProgressEvent) -> None:
