@@ -70,7 +70,8 @@ class Triple(Schema):
     @classmethod
     def of(cls, graph: Graph, head: int, relation: int, tail: int, **values: Any) -> Self:
         """A triple of this class by its ids; `values` are the other fields."""
-        return cls(**dict(Query.of(graph, {"head": head, "relation": relation, "tail": tail})), **values)
+        ends = {"head": Item.of(graph.entities, head), "tail": Item.of(graph.entities, tail)}
+        return cls(**ends, relation=Item.of(graph.relations, relation), **values)
 
 
 class Query(Schema):

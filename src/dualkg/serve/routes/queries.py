@@ -107,7 +107,8 @@ async def scores(context: Context, triples: Triples) -> Scores:
 async def _score(context: RequestContext, head: str | int, relation: str | int, tail: str | int) -> Score:
     ids = await context.ids(head=head, relation=relation, tail=tail)
     [found] = await context.predict("triple", ModelQuery(tuple(ids.values()), k=1))
-    return Score.of(context.run.graph, **ids, **schemas.Scored.model_validate(found).model_dump())
+    values = {name: getattr(found, name) for name in schemas.Scored.model_fields}
+    return Score.of(context.run.graph, **ids, **values)
 
 
 @routes.get("/api/explain")
