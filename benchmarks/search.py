@@ -257,7 +257,7 @@ def main() -> None:
     if choices.storage:
         entities = 5000 if choices.quick else min(choices.entities, 50_000)
         found = measure_storage(entities, choices.width, quick=choices.quick)
-        measurement.tell(json.dumps(found, indent=1))
+        measurement.log(json.dumps(found, indent=1))
         job = {"entities": entities, "width": choices.width}
         measurement.save("search", STORAGE, {"job": job, "measured": {"milliseconds": found}}, on=on, folder=folder)
         return
