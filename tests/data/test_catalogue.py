@@ -1,4 +1,4 @@
-"""The catalogue: what it says of each graph, how graphs are fetched and how they are known again."""
+"""The catalogue: its entries, downloads, and recognition by counts and checksums."""
 
 from __future__ import annotations
 
@@ -131,9 +131,9 @@ def test_two_entries_are_never_the_same() -> None:
     assert len({tuple(entry.counts.items()) for entry in catalogue().values()}) == len(NAMES)
 
 
-@pytest.mark.parametrize(("asked", "name"), [("wn18rr", "WN18RR"), ("CODEX-m", "CoDEx-M")])
-def test_names_are_found_in_any_case(asked: str, name: str) -> None:
-    found = find_entry(asked)
+@pytest.mark.parametrize(("written", "name"), [("wn18rr", "WN18RR"), ("CODEX-m", "CoDEx-M")])
+def test_names_are_found_in_any_case(written: str, name: str) -> None:
+    found = find_entry(written)
     assert found is not None
     assert found.name == name
 

@@ -21,7 +21,7 @@ entity = st.integers(0, NUM_ENTITIES - 1)
 splits = st.lists(st.tuples(entity, st.integers(0, NUM_RELATIONS - 1), entity), max_size=30)
 
 
-def asked(known: KnownAnswers, queries: list[tuple[int, int]]) -> list[list[int]]:
+def answers_of(known: KnownAnswers, queries: list[tuple[int, int]]) -> list[list[int]]:
     """The answers to each query, as they come."""
     entities, relations = np.array(queries, dtype=np.int32).reshape(-1, 2).T
     rows, answers = known(entities, relations)
@@ -43,7 +43,7 @@ def test_every_query_gets_its_answers_once(
 ) -> None:
     known = KnownAnswers.of(graph_of(train, valid, test, num_entities=NUM_ENTITIES, num_relations=NUM_RELATIONS))
     answers = expected(train + valid + test)
-    assert asked(known, queries) == [sorted(answers[query]) for query in queries]
+    assert answers_of(known, queries) == [sorted(answers[query]) for query in queries]
     assert len(known.answers) == sum(len(found) for found in answers.values())
 
 
@@ -51,12 +51,12 @@ def test_every_query_gets_its_answers_once(
 def test_only_the_splits_named_are_known(train: list[Row], test: list[Row]) -> None:
     graph = graph_of(train, [], test, num_entities=NUM_ENTITIES, num_relations=NUM_RELATIONS)
     answers = expected(test)
-    assert asked(KnownAnswers.of(graph, ["test"]), QUERIES) == [sorted(answers[query]) for query in QUERIES]
+    assert answers_of(KnownAnswers.of(graph, ["test"]), QUERIES) == [sorted(answers[query]) for query in QUERIES]
 
 
 def test_a_query_may_be_repeated() -> None:
     known = KnownAnswers.of(graph_of([(0, 0, 1), (0, 0, 2)]))
-    assert asked(known, [(0, 0), (1, 0), (0, 0)]) == [[1, 2], [], [1, 2]]
+    assert answers_of(known, [(0, 0), (1, 0), (0, 0)]) == [[1, 2], [], [1, 2]]
 
 
 def test_no_queries_have_no_answers() -> None:
@@ -66,14 +66,14 @@ def test_no_queries_have_no_answers() -> None:
 
 def test_an_empty_graph_has_no_known_answers() -> None:
     known = KnownAnswers.of(graph_of([], num_entities=NUM_ENTITIES, num_relations=NUM_RELATIONS))
-    assert asked(known, QUERIES) == [[]] * len(QUERIES)
+    assert answers_of(known, QUERIES) == [[]] * len(QUERIES)
 
 
 def test_keys_of_very_many_entities_fit_in_64_bits() -> None:
     last = 2**31 - 2
     triples = np.array([(last, 999, 0), (last, 999, last), (last, 999, 0), (0, 0, last)], dtype=np.int32)
     known = KnownAnswers([triples], GraphShape(last + 1, 1000))
-    assert asked(known, [(last, 999), (0, 0), (last, 1000), (0, 1999)]) == [[0, last], [last], [0], [last]]
+    assert answers_of(known, [(last, 999), (0, 0), (last, 1000), (0, 1999)]) == [[0, last], [last], [0], [last]]
 
 
 def test_dtypes_of_answers_and_queries() -> None:

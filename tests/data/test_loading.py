@@ -1,4 +1,4 @@
-"""From names and paths to graphs: every kind of place, the cache, and every bad input."""
+"""From names and paths to graphs: files, archives, the cache, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splitting a graph: nothing lost, nothing leaked, nothing unseen."""
+"""Splitting a graph: every triple once, no leaks, no unseen entities or relations."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_fractions_are_met_if_the_graph_allows_it() -> None:
 
 
 def test_a_sparse_graph_divides_the_available_triples_in_proportion() -> None:
-    # A ring: each entity has two triples, so only about a third can be spared, and less than is asked for.
+    # A ring: each entity has two triples, so only about a third can be spared, and fewer than requested.
     num_entities = 3_000
     ring = np.arange(num_entities, dtype=np.int32)
     triples = np.stack([ring, np.zeros_like(ring), np.roll(ring, -1)], axis=1)
@@ -146,7 +146,7 @@ def test_invalid_fractions_are_refused(shares: tuple[float, float, float]) -> No
 
 
 def test_inverse_triples_alone_can_be_split() -> None:
-    """Seven pairs of inverse twins among few entities: every asked split gets a pair."""
+    """Seven pairs of inverse twins among few entities: every requested split gets a pair."""
     pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (0, 4), (1, 4), (2, 4)]
     triples = np.array([(h, 0, t) for h, t in pairs] + [(t, 1, h) for h, t in pairs], dtype=np.int32)
     for seed in range(20):

@@ -1,4 +1,4 @@
-"""A graph as a folder: whole, the same again, or refused."""
+"""Saved graphs: load unchanged, or are refused if damaged."""
 
 from __future__ import annotations
 

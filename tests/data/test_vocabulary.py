@@ -54,9 +54,9 @@ def test_an_id_is_found_by_its_label(cities: Vocabulary) -> None:
     assert cities.id("Berlin") == 1
 
 
-@pytest.mark.parametrize(("asked", "id"), [("BERLIN", 1), ("q90", 0), ("seattle", 3)])
-def test_case_is_ignored_without_an_exact_match(cities: Vocabulary, asked: str, id: int) -> None:
-    assert cities.id(asked) == id
+@pytest.mark.parametrize(("written", "id"), [("BERLIN", 1), ("q90", 0), ("seattle", 3)])
+def test_case_is_ignored_without_an_exact_match(cities: Vocabulary, written: str, id: int) -> None:
+    assert cities.id(written) == id
 
 
 def test_an_exact_match_precedes_other_cases() -> None:

@@ -1,4 +1,4 @@
-"""Two runs side by side: what holds for any ranks, a case worked out on paper, how often the interval is right."""
+"""Paired comparison: properties for any ranks, a case worked out by hand, coverage of the interval."""
 
 from __future__ import annotations
 

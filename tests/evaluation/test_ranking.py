@@ -1,4 +1,4 @@
-"""Ranks against a plain, slow ranking, on random graphs with ties."""
+"""Ranks against brute force on random graphs with ties."""
 
 from __future__ import annotations
 
@@ -158,15 +158,15 @@ def test_at_most_one_block_is_scored_at_a_time(small_graph, monkeypatch):
 
 def test_a_query_with_several_answers_is_scored_once(monkeypatch):
     graph = graph_of([(0, 0, 1)], [], [(0, 0, 2), (0, 0, 3), (0, 0, 4)])
-    asked = []
+    batch_sizes = []
 
     class Watched(kg.DistMult):
         def score_tails(self, heads, relations):
-            asked.append(len(heads))
+            batch_sizes.append(len(heads))
             return super().score_tails(heads, relations)
 
     kg.rank(Watched(graph.shape, dim=2), graph)
-    assert asked == [1, 3]
+    assert batch_sizes == [1, 3]
 
 
 def test_equal_scores_have_the_mean_rank():
@@ -272,9 +272,9 @@ def test_triples_of_unseen_entities_are_ranked():
 
 
 def test_progress_is_reported_to_the_end(small_graph, monkeypatch):
-    told = []
+    reported = []
     monkeypatch.setattr(ranking, "BLOCK_ELEMENTS", 4 * 30)
-    kg.evaluate(kg.DistMult(small_graph.shape, dim=2), small_graph, progress=lambda *done: told.append(done))
-    assert told == sorted(told)
-    assert len(told) > 2
-    assert told[-1] == (40, 40)
+    kg.evaluate(kg.DistMult(small_graph.shape, dim=2), small_graph, progress=lambda *done: reported.append(done))
+    assert reported == sorted(reported)
+    assert len(reported) > 2
+    assert reported[-1] == (40, 40)

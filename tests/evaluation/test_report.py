@@ -67,9 +67,9 @@ def test_every_view_is_of_the_same_ranks(graph):
 
 
 def test_a_report_is_json(graph):
-    told = json.loads(build_report(ranks_of(graph), graph, split="test").as_json())
-    assert told["metrics"]["num_queries"] == 4
-    assert set(told["by_direction"]) == {"tail", "head"}
+    report_json = json.loads(build_report(ranks_of(graph), graph, split="test").as_json())
+    assert report_json["metrics"]["num_queries"] == 4
+    assert set(report_json["by_direction"]) == {"tail", "head"}
 
 
 def test_saved_ranks_load_unchanged(graph, tmp_path):
@@ -82,9 +82,9 @@ def test_saved_ranks_load_unchanged(graph, tmp_path):
 
 def test_metrics_of_an_empty_split_are_null_in_json(graph):
     report = kg.evaluate(kg.DistMult(graph.shape, dim=2), graph, split="valid")
-    told = json.loads(report.as_json())
-    assert told["metrics"]["mrr"] is None
-    assert told["metrics"]["num_queries"] == 0
+    report_json = json.loads(report.as_json())
+    assert report_json["metrics"]["mrr"] is None
+    assert report_json["metrics"]["num_queries"] == 0
 
 
 def test_an_unknown_split_is_refused(graph):

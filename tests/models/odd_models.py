@@ -1,4 +1,4 @@
-"""Models and regularizers of one's own that do what ours do not, for tests of what applies to them."""
+"""Models and regularizers of a user, for tests of what applies to them."""
 
 from __future__ import annotations
 

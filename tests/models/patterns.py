@@ -1,4 +1,4 @@
-"""Tiny graphs made of one pattern each, and what each model makes of them.
+"""Tiny graphs of one pattern each, and the patterns that each model finds.
 
 A graph withholds triples that follow from its pattern alone. `CAPABILITIES` says which model finds them; the table in
 docs/models.md is this one. Reciprocal relations are left out: a second relation would say what the model cannot.
@@ -78,7 +78,7 @@ def composition(size: int = 16) -> Pattern:
 def one_to_many(num_heads: int = 6, num_tails: int = 4) -> Pattern:
     """Heads have four tails each, which have four marks; each of the two relations holds again under a second name.
 
-    Were the tails of a head all one point, the marks could not be told apart.
+    Were the tails of a head all one point, the marks could not be distinguished.
     """
     cells = [(i, j, num_heads + i * num_tails + j) for i in range(num_heads) for j in range(num_tails)]
     first_mark = num_heads + len(cells)

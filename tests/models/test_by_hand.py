@@ -1,4 +1,4 @@
-"""Scores and duals worked out on paper."""
+"""Scores and duals worked out by hand."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_chunked_distances_equal_unchunked_ones(name, differences, compiled):
 @pytest.mark.parametrize("side", ["tail", "head"])
 @pytest.mark.parametrize("at_once", [1, 2 * 21, 2**22])
 def test_squared_distances_of_se_by_products_equal_those_by_differences(monkeypatch, side, at_once):
-    """Relation by relation, two at a time and all at once, with gradients; some relations are not asked for."""
+    """Relation by relation, two at a time and all at once, with gradients; some relations are not in the batch."""
     monkeypatch.setattr(se, "DIFFERENCES", {"cpu": at_once})
     model = kg.SE(kg.GraphShape(7, 5), dim=3, norm="squared", reciprocal=False, init_scale=0.5)
     given, relations = torch.tensor([0, 3, 3, 6, 2]), torch.tensor([4, 0, 2, 0, 4])

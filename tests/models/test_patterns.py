@@ -1,4 +1,4 @@
-"""What each model can say: trained on graphs of one pattern each, held against the algebra and against the page."""
+"""Relation patterns: trained models, algebraic reasons, and the tables of docs/models.md."""
 
 from __future__ import annotations
 

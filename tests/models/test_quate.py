@@ -1,4 +1,4 @@
-"""Relations of QuatE as rotations: lengths, relations of zeros, and the steps that ask for linear ones."""
+"""QuatE: relations as rotations, relations of zeros, and the training steps they allow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SimplE is made for, and where its two numbers are not a complex one."""
+"""SimplE: its score, and pairs of numbers that are not complex coordinates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The core of TuckER, formed as seldom as can be; and what batch normalisation takes from it."""
+"""TuckER: its core, its matrices and batch normalization."""
 
 from __future__ import annotations
 

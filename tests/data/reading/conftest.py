@@ -1,4 +1,4 @@
-"""Ways to write the same bytes, and to read triples back as names."""
+"""Helpers to write compressed files and archives, and to read triples back as names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that are missing, forbidden, damaged or cut short: a sentence each."""
+"""Errors of files that are missing, unreadable, damaged or truncated."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_missing_last_byte_is_detected(kit, write: Write, name: str) -> None:
         kit.read(write(name, whole[:-1]))
 
 
-# A .tar has no checksum of its content, and a .zst only where its writer asked for one.
+# A .tar has no checksum of its content, and a .zst only if its writer adds one.
 @pytest.mark.parametrize("name", [name for name in PACKED if not name.endswith((".tar", ".zst"))])
 def test_changed_bytes_are_detected(kit, write: Write, name: str) -> None:
     whole = bytearray(packed(kit, name))

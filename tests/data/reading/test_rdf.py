@@ -1,4 +1,4 @@
-"""N-Triples and Turtle: IRIs as names, labels for people, what was skipped."""
+"""N-Triples and Turtle: IRIs as names, labels, and notes of skipped triples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TSV and CSV as people mean them, and the first bad line by its number."""
+"""TSV and CSV: separators, quotes, headers, columns, and errors that name the first bad line."""
 
 from __future__ import annotations
 
