@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate
+from dualkg.files import write_text
 from dualkg.losses import LOSSES, Loss, OneVsAll
 from dualkg.models import MODELS
 from dualkg.models.base import Model
@@ -132,6 +134,25 @@ def train_recipe(
     graph = graph or load_recipe_graph(recipe)
     trainer = Trainer.of_recipe(recipe, graph, device=choose_device(device), on_progress=on_progress)
     return _start(trainer, folder, by_seed=True, overwrite=overwrite)
+
+
+def train_in_folder(
+    recipe: Recipe,
+    graph: Graph,
+    device: torch.device,
+    folder: RunFolder | None,
+    *,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Train a recipe in a run folder that exists already and has no checkpoint, such as one after automatic tuning."""
+    trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress)
+    if folder:
+        made_with = environment(device, engine=str(trainer.engine), fingerprint=graph.fingerprint)
+        write_text(folder.environment, json.dumps(made_with, indent=1))
+        write_text(folder.recipe, recipe.as_toml())
+        trainer.save(folder.checkpoint, when="start", weights=False)
+        trainer.checkpoint_path = folder.checkpoint
+    return _finish(trainer, folder)
 
 
 def load_recipe_graph(recipe: Recipe) -> Graph:

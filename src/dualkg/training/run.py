@@ -138,6 +138,7 @@ class RunFolder:
         self.recipe = self.path / "recipe.toml"
         self.environment = self.path / "environment.json"
         self.graph = self.path / "graph"
+        self.tuning = self.path / "tuning.json"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.weights = self.path / "weights.safetensors"
         self.history = self.path / "history.json"

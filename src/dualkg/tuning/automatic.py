@@ -1,0 +1,335 @@
+"""Automatic tuning: the search that `dualkg train DATA` and `kg.fit` make before the final training.
+
+A coordinate search with short trainings finds good hyperparameters, one after the other. The best of these trials are
+trained longer, and the best of those is chosen (successive halving). Trials are compared by the MRR on the validation
+split. The test split is not used, not even as a filter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.losses import KvsAll, OneVsAll
+from dualkg.losses.negative_sampling import NegativeSampling
+from dualkg.training.recipe import Recipe
+from dualkg.training.trainer import ProgressEvent, Trainer
+
+RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a share of the final epochs
+SHARE_OF_FIRST_RUNG = 0.55  # of the budget
+BUDGET = 3.0  # times the final training
+MIN_BUDGET_SECONDS = 30.0  # small graphs are trained in a second or two
+MAX_PROMOTED = 4
+HOPELESS = 0.8  # a trial stops half-way below this share of the best trial's MRR at that time
+MAX_VALIDATION_TRIPLES = 10_000
+
+Value = bool | int | float | str
+Params = dict[str, Value]
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A hyperparameter and the values to try, in order; the search moves between neighbours."""
+
+    key: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class AutomaticTrial:
+    """A short training; `mrr` is measured on the validation split at its end, `half_way` after half of its epochs."""
+
+    params: Params
+    rung: int
+    epochs: int
+    mrr: float | None
+    half_way: float | None
+    seconds: float
+    seconds_per_epoch: float
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class AutomaticProgress:
+    """Progress of automatic tuning; `training` is the progress of the trial that runs."""
+
+    trial: str
+    num_trials: int
+    best: float | None
+    spent_seconds: float
+    budget_seconds: float | None
+    training: ProgressEvent | None = None
+
+
+def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> list[Dimension]:
+    """What matters for the model and the loss of a recipe, most important first; `fixed` keys are left alone."""
+    found: list[Dimension] = []
+    if recipe.regularizer.name != "none" and (weight := recipe.regularizer.weight):
+        found.append(Dimension("regularizer.weight", tuple(_around(weight, 10**0.5, below=4, above=2))))
+    loss = recipe.loss
+    if isinstance(loss, OneVsAll):
+        found.append(Dimension("loss.relation_weight", (0.0, 0.5, 4.0)))
+        found.append(Dimension("loss.frequency_weight", (0.0, 0.9)))
+    elif isinstance(loss, KvsAll):
+        found.append(Dimension("loss.label_smoothing", (0.0, 0.1, 0.3)))
+        found.append(Dimension("loss.dropout", (0.0, 0.2, 0.4)))
+    elif isinstance(loss, NegativeSampling):
+        found.append(Dimension("loss.margin", (1.0, 3.0, 6.0, 9.0, 12.0, 18.0)))
+        found.append(Dimension("loss.adversarial_temperature", (0.5, 1.0)))
+    rate = recipe.optimizer.learning_rate
+    found.append(Dimension("optimizer.learning_rate", tuple(_around(rate, 2, below=3, above=1))))
+    batch = recipe.training.batch_size
+    found.append(Dimension("training.batch_size", tuple(int(size) for size in _around(batch, 2, below=2, above=2))))
+    return [dimension for dimension in found if dimension.key not in fixed]
+
+
+def _around(value: float, factor: float, *, below: int, above: int) -> Iterator[float]:
+    for power in range(-below, above + 1):
+        yield float(f"{value * factor**power:.2g}")
+
+
+class AutomaticTuner:
+    """Searches for the hyperparameters of one training. Called with the trials of an interrupted search, it resumes."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        graph: Graph,
+        *,
+        device: torch.device,
+        fixed: Collection[str] = (),
+        seconds: float | None = None,
+        trials: Collection[AutomaticTrial] = (),
+        on_trial: Callable[[list[AutomaticTrial]], None] | None = None,
+        on_progress: Callable[[AutomaticProgress], None] | None = None,
+    ) -> None:
+        if not len(graph.valid):
+            raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
+        self.recipe, self.device, self.fixed = recipe, device, fixed
+        self.graph = _without_test(graph, seed=recipe.training.seed)
+        self.dimensions = dimensions_of(recipe, fixed)
+        self.trials: list[AutomaticTrial] = []
+        self.saved = list(trials)
+        self.seconds = seconds
+        self.on_trial = on_trial or (lambda trials: None)
+        self.on_progress = on_progress or (lambda progress: None)
+
+    # -- search -------------------------------------------------------------------------------------------
+
+    def run(self) -> Recipe:
+        """Search, and return the recipe of the final training."""
+        best = self._try({}, rung=0)
+        first_pass = True
+        while best is not None and self._has_time(rung=0):
+            before = best
+            for dimension in self.dimensions:
+                best = self._climb(best, dimension)
+            best = self._move_jointly(best)
+            best = self._refine_weight(best, factor=1.78 if first_pass else 1.33)
+            first_pass = False
+            if best is before or self.seconds is None:
+                break
+        for params in self._promoted():
+            if self._has_time(rung=1):
+                self._try(params, rung=1)
+        return self.chosen_recipe()
+
+    def _climb(self, best: AutomaticTrial, dimension: Dimension) -> AutomaticTrial:
+        """Move along one dimension while the MRR grows, upwards first."""
+        key, values = dimension.key, dimension.values
+        start = best.params.get(key, _value(self.recipe, key))
+        position = min(range(len(values)), key=lambda i: abs(float(values[i]) - float(start)))
+        for direction in (1, -1):
+            moved, at = False, position + direction
+            while 0 <= at < len(values) and self._has_time(rung=0):
+                trial = self._try({**best.params, key: values[at]}, rung=0)
+                if trial is None or not _better(trial, best):
+                    break
+                best, moved, at = trial, True, at + direction
+            if moved:
+                break
+        return best
+
+    def _move_jointly(self, best: AutomaticTrial) -> AutomaticTrial:
+        """Try other relation weights with a stronger regularizer: the relation loss counts against it."""
+        key, relation_key = "regularizer.weight", "loss.relation_weight"
+        if not {key, relation_key} <= {dimension.key for dimension in self.dimensions}:
+            return best
+        weight = float(f"{10**0.5 * float(best.params.get(key, _value(self.recipe, key))):.2g}")
+        for value in (0.5, 4.0):
+            if value != best.params.get(relation_key, 0.0) and self._has_time(rung=0):
+                trial = self._try({**best.params, relation_key: value, key: weight}, rung=0)
+                best = trial if trial and _better(trial, best) else best
+        return best
+
+    def _refine_weight(self, best: AutomaticTrial, *, factor: float) -> AutomaticTrial:
+        key = "regularizer.weight"
+        if not any(dimension.key == key for dimension in self.dimensions):
+            return best
+        weight = float(best.params.get(key, _value(self.recipe, key)))
+        return self._climb(best, Dimension(key, tuple(_around(weight, factor, below=1, above=1))))
+
+    def _promoted(self) -> list[Params]:
+        """The best trials of the first rung: the best with each relation weight, which pays late, then by rank."""
+        ranked = [trial.params for trial in self._ranked(rung=0)]
+        chosen: list[Params] = []
+        seen = set()
+        for params in ranked:
+            weight = params.get("loss.relation_weight", 0.0)
+            if weight not in seen:
+                seen.add(weight)
+                chosen.append(params)
+        chosen += [params for params in ranked if params not in chosen]
+        limit = MAX_PROMOTED if self.seconds is None else 2 * MAX_PROMOTED
+        return chosen[:limit]
+
+    def _ranked(self, *, rung: int) -> list[AutomaticTrial]:
+        found = [trial for trial in self.trials if trial.rung == rung and trial.mrr is not None]
+        return sorted(found, key=lambda trial: -(trial.mrr or 0.0))
+
+    # -- budget -------------------------------------------------------------------------------------------
+
+    @property
+    def budget_seconds(self) -> float | None:
+        """Seconds of the whole search, known after the first trial."""
+        if self.seconds is not None:
+            return self.seconds
+        if not self.trials:
+            return None
+        final = self.trials[0].seconds_per_epoch * self.recipe.training.epochs
+        return max(BUDGET * final, MIN_BUDGET_SECONDS)
+
+    @property
+    def spent_seconds(self) -> float:
+        return sum(trial.seconds for trial in self.trials)
+
+    def _has_time(self, *, rung: int) -> bool:
+        """Whether a trial as long as the first would end within the budget of its rung."""
+        budget = self.budget_seconds
+        if budget is None:
+            return True
+        share = SHARE_OF_FIRST_RUNG if rung == 0 else 1.0
+        needed = self.trials[0].seconds_per_epoch * self._epochs(rung)
+        return self.spent_seconds + needed <= share * budget
+
+    def _epochs(self, rung: int) -> int:
+        return max(1, round(self.recipe.training.epochs * RUNGS[rung]))
+
+    # -- trials -------------------------------------------------------------------------------------------
+
+    def _try(self, params: Params, *, rung: int) -> AutomaticTrial | None:
+        """Train with these hyperparameters, or look the trial up if it was made before; None if it failed."""
+        done = next((trial for trial in self.trials if trial.params == params and trial.rung == rung), None)
+        if done is None:
+            same = (trial for trial in self.saved if trial.params == params and trial.rung == rung)
+            done = next(same, None) or self._train(params, rung)
+            self.trials.append(done)
+            self.on_trial(self.trials)
+        return done if done.mrr is not None else None
+
+    def _train(self, params: Params, rung: int) -> AutomaticTrial:
+        epochs = self._epochs(rung)
+        every = (epochs + 1) // 2
+        started = time.perf_counter()
+        history: list[dict[str, Any]] = []
+        mrr, error = None, ""
+        try:
+            recipe = self.recipe.with_changes(
+                {**params, "training.epochs": epochs, "validation.every": every, "validation.patience": 0}
+            )
+            trainer = Trainer.of_recipe(recipe, self.graph, device=self.device)
+            trainer.on_progress = self._watch(trainer, params, rung)
+            history = trainer.progress.history
+            trainer.run()
+            mrr = history[-1].get("valid_mrr")
+        except _HopelessTrialError:
+            mrr, error = history[-1]["valid_mrr"], "stopped half-way"
+        except (RequestError, DivergedError) as problem:
+            error = str(problem)
+        except torch.OutOfMemoryError:
+            error = f"{self.device} is out of memory"
+        seconds_per_epoch = float(np.median([entry["seconds"] for entry in history])) if history else 0.0
+        half_way = next((entry["valid_mrr"] for entry in history if "valid_mrr" in entry), None)
+        seconds = round(time.perf_counter() - started, 3)
+        return AutomaticTrial(params, rung, epochs, mrr, half_way, seconds, seconds_per_epoch, error)
+
+    def _watch(self, trainer: Trainer, params: Params, rung: int) -> Callable[[ProgressEvent], None]:
+        """Report the progress of a trial, and stop it half-way if it is far behind the best."""
+        best = next(iter(self._ranked(rung=rung)), None)
+        text = describe_params(params)
+
+        def on_progress(event: ProgressEvent) -> None:
+            history = trainer.progress.history
+            mrr = history[-1].get("valid_mrr") if history else None
+            half_way = mrr is not None and len(history) < trainer.recipe.training.epochs
+            if half_way and best and best.half_way and mrr < HOPELESS * best.half_way:
+                raise _HopelessTrialError
+            spent, budget = self.spent_seconds, self.budget_seconds
+            top = best.mrr if best else None
+            self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
+
+        return on_progress
+
+    # -- result -------------------------------------------------------------------------------------------
+
+    @property
+    def chosen(self) -> AutomaticTrial | None:
+        """The best trial of the last rung that has any."""
+        return next((ranked[0] for rung in (1, 0) if (ranked := self._ranked(rung=rung))), None)
+
+    def chosen_recipe(self) -> Recipe:
+        if self.chosen is None:
+            reason = next((trial.error for trial in self.trials if trial.error), "no trial was made")
+            raise DualkgError(f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}")
+        every = max(1, self.recipe.training.epochs // 10)
+        return self.recipe.with_changes({**self.chosen.params, "validation.every": every, "validation.keep": "best"})
+
+    def summary(self) -> str:
+        """What was chosen and why, in a line."""
+        chosen = self.chosen
+        assert chosen is not None
+        first = next((trial for trial in self.trials if trial.rung == chosen.rung and not trial.params), None)
+        start = f" ({first.mrr:.4f} with the starting values)" if first and first.mrr and chosen.params else ""
+        return (
+            f"Chose {describe_params(chosen.params)}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs"
+            f"{start}, the best of {len(self.trials)} trials in {self.spent_seconds:.0f} s."
+        )
+
+
+class _HopelessTrialError(Exception):
+    """A trial is far behind the best half-way."""
+
+
+def describe_params(params: Params) -> str:
+    """`weight 0.016, learning_rate 0.3`."""
+    if not params:
+        return "the starting values"
+    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in params.items())
+
+
+def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
+    return trial.mrr is not None and best.mrr is not None and trial.mrr > best.mrr
+
+
+def _value(recipe: Recipe, key: str) -> Any:
+    found: Any = recipe.model_dump()
+    for part in key.split("."):
+        found = found[part]
+    return found
+
+
+def _without_test(graph: Graph, *, seed: int) -> Graph:
+    """The graph without its test split, and with at most 10,000 validation triples."""
+    valid = graph.valid
+    if len(valid) > MAX_VALIDATION_TRIPLES:
+        rows = np.random.default_rng(seed).choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False)
+        valid = valid[np.sort(rows)]
+    return dataclasses.replace(graph, valid=valid, test=graph.test[:0])

@@ -1,0 +1,201 @@
+"""`fit`: from triples to an evaluated model with hyperparameters tuned on the validation split."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualkg.data.graph import Graph
+from dualkg.data.loading import load_graph
+from dualkg.errors import RequestError
+from dualkg.files import read_json, write_text
+from dualkg.models import MODELS
+from dualkg.training import api
+from dualkg.training.recipe import Data, Recipe, recipe_from
+from dualkg.training.run import Run, RunFolder, environment
+from dualkg.training.trainer import InterruptedRunError, OnProgress
+from dualkg.tuning.automatic import AutomaticProgress, AutomaticTrial, AutomaticTuner
+
+SMALL_GRAPH = 20_000  # training triples
+CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
+MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
+DISTANCE_LOSS = {
+    "regularizer.name": "none",
+    "loss.name": "NegativeSampling",
+    "loss.sampler": "shared",
+    "loss.margin": 6.0,
+    "loss.adversarial_temperature": 1.0,
+    "optimizer.name": "Adam",
+    "optimizer.learning_rate": 0.0005,
+    "optimizer.decay_from": 0.0,
+}
+STARTS: dict[str, dict[str, Any]] = {  # where the search begins, if not at the values of `default_recipe`
+    "RESCAL": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
+    "TuckER": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
+    "MuRP": {**DISTANCE_LOSS, "loss.margin": 0.0, "optimizer.learning_rate": 0.002, "optimizer.epsilon": 1e-4},
+    **dict.fromkeys(("TransE", "RotatE", "ModE", "HAKE"), DISTANCE_LOSS),
+}
+
+
+def default_size(graph: Graph, device: torch.device, model: str) -> dict[str, int]:
+    """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a GPU."""
+    num_entities, num_triples = len(graph.entities), len(graph.train)
+    cheap = num_entities * num_triples <= CHEAP_PRODUCTS[device.type]
+    if device.type == "cpu":
+        dim, epochs = (200, 50) if cheap else (100, 20)
+    elif num_triples < SMALL_GRAPH:
+        dim, epochs = 500, 50
+    else:
+        dim = (
+            2000
+            if num_entities <= 50_000
+            else 1000
+            if num_entities <= 250_000
+            else 400
+            if num_entities <= 10**6
+            else 200
+        )
+        epochs = 100 if cheap else 50
+    if model in MATRIX_MODELS:
+        dim = min(dim, 256)
+    elif model in STARTS:
+        dim = min(dim, 500)
+    return {"model.dim": dim, "training.epochs": epochs}
+
+
+def starting_recipe(data: Data, graph: Graph, device: torch.device, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe at which automatic tuning begins."""
+    model = str(changes.get("model.name", "ComplEx"))
+    start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model)}
+    if "loss.name" not in changes:
+        start |= STARTS.get(model, {})
+    elif "regularizer.plain" in STARTS.get(model, {}):
+        start |= STARTS[model]
+    start |= changes
+    if start.get("loss.sampler") == "shared":
+        start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
+    kind = MODELS.get(model)
+    if (
+        kind is not None and "loss.margin" in start and model != "MuRP"
+    ):  # Sun et al. (2019): uniform within (γ + 2) / dim
+        start.setdefault("model.init_scale", round((start["loss.margin"] + 2) / start["model.dim"] / 3**0.5, 5))
+    return api.default_recipe(data, graph, start)
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m`, `1.5h`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    if not found or float(found[1]) <= 0:
+        raise RequestError(f"A time is written 90s, 10m or 1.5h; '{text}' was given.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Search:
+    """What an interrupted search needs to resume: where it started, which keys are fixed, its budget and its trials."""
+
+    start: Recipe
+    fixed: tuple[str, ...]
+    seconds: float | None
+    trials: tuple[AutomaticTrial, ...] = ()
+    summary: str = ""
+
+    def save(self, path: Path) -> None:
+        trials = [dataclasses.asdict(trial) for trial in self.trials]
+        saved = {"summary": self.summary, "fixed": self.fixed, "seconds": self.seconds, "trials": trials}
+        write_text(path, json.dumps({**saved, "start": self.start.model_dump(exclude_none=True)}, indent=1))
+
+    @classmethod
+    def load(cls, path: Path) -> Search:
+        saved = read_json(path)
+        trials = tuple(AutomaticTrial(**trial) for trial in saved["trials"])
+        start = recipe_from(saved["start"], source=str(path))
+        return cls(start, tuple(saved["fixed"]), saved["seconds"], trials, saved["summary"])
+
+
+def fit(
+    data: str | Path | Graph,
+    *,
+    model: str = "ComplEx",
+    tune: bool | str = True,
+    changes: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_tuning: Callable[[AutomaticProgress], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
+
+    `tune` is a time such as "10m"; by default tuning takes at most three times the final training. Keys in `changes`,
+    named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be resumed.
+    """
+    graph = data if isinstance(data, Graph) else load_graph(str(data))
+    chosen = api.choose_device(device)
+    source = Data.model_validate(
+        {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_options}
+    )
+    changes = {"model.name": model, "training.seed": seed, **(changes or {})}
+    folder = RunFolder(out) if out else None
+    if not tune or not len(graph.valid):
+        recipe = api.default_recipe(source, graph, changes)
+        return api.train_recipe(
+            recipe, graph=graph, device=chosen, out=out, overwrite=overwrite, on_progress=on_progress
+        )
+    recipe = starting_recipe(source, graph, chosen, changes)
+    search = Search(recipe, tuple(changes), parse_budget(tune) if isinstance(tune, str) else None)
+    if folder:
+        folder.check_free(overwrite=overwrite)
+        made_with = environment(chosen, fingerprint=graph.fingerprint)
+        with folder.create(recipe, graph, made_with, overwrite=overwrite) as fresh:
+            search.save(fresh.tuning)
+    return _fit(graph, chosen, search, folder, on_tuning, on_progress)
+
+
+def resume(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    on_tuning: Callable[[AutomaticProgress], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Resume a run that was interrupted or killed: tuning from its last trial, training from its last checkpoint."""
+    folder = RunFolder(path)
+    folder.check_is_run()
+    if folder.finished or folder.checkpoint.exists() or not folder.tuning.exists():
+        return api.resume(path, device=device, on_progress=on_progress)
+    search = Search.load(folder.tuning)
+    return _fit(folder.load_graph(), api.choose_device(device), search, folder, on_tuning, on_progress)
+
+
+def _fit(
+    graph: Graph,
+    device: torch.device,
+    search: Search,
+    folder: RunFolder | None,
+    on_tuning: Callable[[AutomaticProgress], None] | None,
+    on_progress: OnProgress | None,
+) -> Run:
+    def save(trials: list[AutomaticTrial]) -> None:
+        if folder:
+            dataclasses.replace(search, trials=tuple(trials)).save(folder.tuning)
+
+    tuner = AutomaticTuner(
+        search.start, graph, device=device, fixed=search.fixed, seconds=search.seconds, trials=search.trials,
+        on_trial=save, on_progress=on_tuning,
+    )  # fmt: skip
+    try:
+        chosen = tuner.run()
+    except InterruptedRunError:
+        saved = f", which are saved. Resume with: dualkg resume {folder.path}" if folder else ""
+        raise InterruptedRunError(f"Stopped while tuning, after {len(tuner.trials)} trials{saved}.") from None
+    if folder:
+        dataclasses.replace(search, trials=tuple(tuner.trials), summary=tuner.summary()).save(folder.tuning)
+    return api.train_in_folder(chosen, graph, device, folder, on_progress=on_progress)

@@ -1,0 +1,193 @@
+"""Automatic tuning: the search by hand, its budget, and `fit` from triples to a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.errors import RequestError
+from dualkg.models import MODELS
+from dualkg.training.api import default_recipe
+from dualkg.training.recipe import Data
+from dualkg.training.run import RunFolder
+from dualkg.training.trainer import InterruptedRunError
+from dualkg.tuning import automatic
+from dualkg.tuning.automatic import AutomaticTrial, AutomaticTuner, dimensions_of
+from dualkg.tuning.fit import fit, parse_budget, resume, starting_recipe
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def graph():
+    """Thirty people in ten families; siblings of a parent's child are held out."""
+    random = np.random.default_rng(0)
+    people = np.arange(30)
+    pairs = [(int(a), 0, int(b)) for a in people for b in people if a % 10 == b % 10 and a != b]
+    pairs += [(int(a), 1, int((a + 1) % 30)) for a in people]
+    triples = np.array(pairs, dtype=np.int32)[random.permutation(len(pairs))]
+    names = kg.Vocabulary([f"p{i}" for i in people])
+    return kg.Graph("families", names, kg.Vocabulary(["sibling", "next"]), triples[20:], triples[10:20], triples[:10])
+
+
+def recipe_of(graph, **changes):
+    small = {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20}
+    return default_recipe(Data(graph="families"), graph, {**small, **changes})
+
+
+class OfSurface(AutomaticTuner):
+    """A tuner whose trials are looked up on a surface instead of trained."""
+
+    def __init__(self, recipe, graph, surface, *, seconds_per_epoch=1.0, **options):
+        super().__init__(recipe, graph, device=CPU, **options)
+        self.surface, self.seconds_per_epoch = surface, seconds_per_epoch
+
+    def _train(self, params, rung):
+        epochs = self._epochs(rung)
+        mrr = self.surface(params, rung)
+        return AutomaticTrial(params, rung, epochs, mrr, mrr, epochs * self.seconds_per_epoch, self.seconds_per_epoch)
+
+
+def bowl(params, rung):
+    """Best at λ = .005, a learning rate of .15 and relation weight 0."""
+    weight = math.log10(params.get("regularizer.weight", 0.05) / 0.005)
+    rate = math.log10(params.get("optimizer.learning_rate", 0.3) / 0.15)
+    return 0.5 - 0.1 * weight**2 - 0.1 * rate**2 - 0.02 * params.get("loss.relation_weight", 0.0)
+
+
+def test_the_search_moves_to_the_maximum_of_a_smooth_surface(graph):
+    tuner = OfSurface(recipe_of(graph, **{"training.epochs": 90}), graph, bowl)
+    chosen = tuner.run()
+    assert chosen.regularizer.weight == pytest.approx(0.005, rel=0.2)
+    assert chosen.optimizer.learning_rate == pytest.approx(0.15)
+    assert chosen.training.epochs == 90
+    assert (chosen.validation.every, chosen.validation.keep) == (9, "best")
+    assert "weight 0.005" in tuner.summary()
+    assert f"{len(tuner.trials)} trials" in tuner.summary()
+
+
+def test_a_relation_weight_that_pays_only_in_longer_trials_is_found(graph):
+    def surface(params, rung):
+        gain = {0: -0.01, 1: 0.02}[rung]
+        return 0.3 + gain * (params.get("loss.relation_weight", 0.0) == 4.0)
+
+    chosen = OfSurface(recipe_of(graph), graph, surface).run()
+    assert chosen.loss.relation_weight == 4.0
+
+
+def test_the_search_takes_at_most_three_times_the_final_training(graph):
+    tuner = OfSurface(recipe_of(graph, **{"training.epochs": 90}), graph, bowl)
+    tuner.run()
+    assert tuner.budget_seconds == 3 * 90
+    assert 0.5 * 3 * 90 < tuner.spent_seconds <= 3 * 90
+    assert tuner.trials[-1].rung == 1
+
+
+@pytest.mark.parametrize("seconds", [5.0, 100.0, 2000.0])
+def test_a_given_budget_is_kept(graph, seconds):
+    tuner = OfSurface(recipe_of(graph, **{"training.epochs": 90}), graph, bowl, seconds=seconds)
+    tuner.run()
+    assert tuner.spent_seconds <= max(seconds, 10)  # the first trial, of 10 seconds, is always made
+
+
+def test_a_failed_trial_is_recorded_and_passed_over(graph):
+    def surface(params, rung):
+        return None if params.get("regularizer.weight") == 0.16 else bowl(params, rung)
+
+    tuner = OfSurface(recipe_of(graph), graph, surface, seconds=1000)
+    assert tuner.run().regularizer.weight < 0.05
+    assert any(trial.mrr is None for trial in tuner.trials)
+
+
+def test_if_every_trial_fails_the_first_reason_is_reported(graph, monkeypatch):
+    def fails(*arguments, **options):
+        raise RequestError("no such thing")
+
+    monkeypatch.setattr(automatic.Trainer, "of_recipe", fails)
+    with pytest.raises(kg.DualkgError, match="no such thing"):
+        AutomaticTuner(recipe_of(graph), graph, device=CPU).run()
+
+
+def test_the_dimensions_follow_the_loss_and_leave_fixed_keys_alone(graph):
+    keys = [dimension.key for dimension in dimensions_of(recipe_of(graph), ["optimizer.learning_rate"])]
+    assert keys == [
+        "regularizer.weight", "loss.relation_weight", "loss.frequency_weight", "training.batch_size",
+    ]  # fmt: skip
+    rotate = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE"})
+    keys = [dimension.key for dimension in dimensions_of(rotate)]
+    assert keys[:2] == ["loss.margin", "loss.adversarial_temperature"]
+    assert "regularizer.weight" not in keys
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_a_starting_recipe_that_trains(graph, model):
+    recipe = starting_recipe(Data(), graph, CPU, {"model.name": model, "model.dim": 4, "training.epochs": 9})
+    tuner = AutomaticTuner(recipe, graph, device=CPU, seconds=1e-9)
+    tuner.run()
+    assert tuner.trials[0].error == ""
+
+
+def test_far_worse_trials_stop_half_way(graph):
+    tuner = AutomaticTuner(recipe_of(graph, **{"training.epochs": 36}), graph, device=CPU)
+    good = tuner._train({}, 0)
+    tuner.trials.append(dataclasses.replace(good, half_way=100.0))
+    assert tuner._train({"regularizer.weight": 0.01}, 0).error == "stopped half-way"
+
+
+def test_the_test_split_does_not_matter(graph):
+    other = dataclasses.replace(graph, test=graph.test[::-1][:3])
+    results = []
+    for one in (graph, other):
+        tuner = AutomaticTuner(recipe_of(one), one, device=CPU, seconds=3)
+        tuner._has_time = lambda *, rung, tuner=tuner: len(tuner.trials) < (6 if rung == 0 else 8)
+        tuner.run()
+        results.append([(trial.params, trial.mrr) for trial in tuner.trials])
+    assert results[0] == results[1]
+
+
+def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypatch):
+    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *, rung: len(self.trials) < (4 if rung == 0 else 6))
+    options = {"changes": {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20}, "device": "cpu"}
+    whole = fit(graph, out=tmp_path / "whole", **options)
+    saved = json.loads((tmp_path / "whole" / "tuning.json").read_text())
+    assert len(saved["trials"]) == 6
+    assert saved["summary"].startswith("Chose ")
+
+    train = AutomaticTuner._train
+
+    def stops_after_three(self, params, rung):
+        if len(self.trials) == 3:
+            raise InterruptedRunError("Stopped.")
+        return train(self, params, rung)
+
+    monkeypatch.setattr(AutomaticTuner, "_train", stops_after_three)
+    with pytest.raises(InterruptedRunError, match=r"after 3 trials, which are saved. Resume with: dualkg resume"):
+        fit(graph, out=tmp_path / "stopped", **options)
+    monkeypatch.setattr(AutomaticTuner, "_train", train)
+    again = resume(tmp_path / "stopped")
+    assert again.recipe == whole.recipe
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name])
+    assert RunFolder(tmp_path / "stopped").finished
+
+
+def test_without_tuning_fit_trains_the_default_recipe(graph):
+    run = fit(graph, tune=False, changes={"model.dim": 4, "training.epochs": 1}, device="cpu")
+    assert run.recipe.regularizer.weight == 0.05
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("10m", 600), ("1.5h", 5400)])
+def test_times(text, seconds):
+    assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0", "soon", "10 minutes", "-1m"])
+def test_other_times_are_refused(text):
+    with pytest.raises(RequestError, match="90s, 10m"):
+        parse_budget(text)
