@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from dualkg.models.matrix import RESCAL, TuckER
     from dualkg.models.murp import MuRP
     from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
-    from dualkg.training.api import resume, train, train_recipe
+    from dualkg.training.api import train, train_recipe
     from dualkg.training.importing import from_arrays
     from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
+    from dualkg.tuning.fit import fit, resume
 
 __version__ = "0.2.0"
 
@@ -92,6 +93,7 @@ __all__ = [
     "compare_ranks",
     "evaluate",
     "evaluate_relations",
+    "fit",
     "from_arrays",
     "list_recipes",
     "load_graph",
@@ -103,7 +105,7 @@ __all__ = [
     "train_recipe",
 ]
 
-_PACKAGES = ("data", "errors", "evaluation", "inference", "losses", "models", "regularizers", "training")
+_PACKAGES = ("data", "errors", "evaluation", "inference", "losses", "models", "regularizers", "training", "tuning")
 
 if not TYPE_CHECKING:
 

@@ -7,7 +7,7 @@ import inspect
 import json
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dualkg.evaluation.report import Metrics
     from dualkg.training.run import Run
     from dualkg.training.trainer import ProgressEvent
+    from dualkg.tuning.automatic import AutomaticProgress
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -191,3 +192,32 @@ def training_progress(title: str, run: Path | None = None) -> Iterator[Callable[
             update(done, event.epochs * event.steps, text)
 
         yield on_progress
+
+
+@contextmanager
+def tuning_progress(
+    title: str, run: Path
+) -> Iterator[tuple[Callable[[AutomaticProgress], None], Callable[[ProgressEvent], None]]]:
+    """Progress bars of automatic tuning, in seconds of its budget, and of the training after it."""
+    from dualkg.tuning.fit import Search
+
+    with ExitStack() as stack:
+        bars: dict[str, Any] = {}
+
+        def on_tuning(event: AutomaticProgress) -> None:
+            if "tuning" not in bars:
+                bars["tuning"] = stack.enter_context(progress_bar(f"Tuning {title}"))
+            best = "" if event.best is None else f"  best valid MRR {event.best:.4f}"
+            text = f"s  trial {event.num_trials + 1}: {event.trial}{best}"
+            bars["tuning"](round(event.spent_seconds), event.budget_seconds and round(event.budget_seconds), text)
+
+        def on_progress(event: ProgressEvent) -> None:
+            if "training" not in bars:
+                stack.close()  # two bars cannot be drawn at once
+                path = run / "tuning.json"
+                if path.exists() and "tuning" in bars:
+                    note(Search.load(path).summary)
+                bars["training"] = stack.enter_context(training_progress(title, run))
+            bars["training"](event)
+
+        yield on_tuning, on_progress

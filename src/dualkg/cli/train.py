@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from dualkg.data.graph import Graph
     from dualkg.training.recipe import Recipe
     from dualkg.training.run import Run
+    from dualkg.tuning.fit import Search
     from dualkg.tuning.results import TuningProgress, TuningResult
 
 SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of a graph (see dualkg "
     "datasets). A file or folder takes precedence over a name."
 )
+TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times the final training)."
 
 
 @cli.command()
@@ -42,9 +44,14 @@ def train(
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/NAME).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing run.")] = False,
     engine: Annotated[Literal["reference", "fast"] | None, Option(help="Default: fast if supported.")] = None,
+    tune: Annotated[str | None, Option("--tune", metavar="TIME", help=TUNE)] = None,
+    no_tune: Annotated[bool, Option("--no-tune", help="Train with default hyperparameters, without tuning.")] = False,
     device: cli.Device = None,
 ) -> cli.Result:
-    """Train a model, evaluate it, and save it as a run."""
+    """Train a model, evaluate it, and save it as a run.
+
+    The hyperparameters of a graph are first tuned on its validation split. A recipe is trained as it is.
+    """
     from dualkg.training.api import train_recipe
     from dualkg.training.recipe import parse_changes
 
@@ -60,11 +67,18 @@ def train(
         "data.labels": labels,
         "data.columns": cli.parse_columns(columns) if columns else None,
     }
-    given = {name: value for name, value in options.items() if value is not None}
-    recipe, graph, name = load_source(source, {**given, **parse_changes(changes or [])})
+    given = {name: value for name, value in options.items() if value is not None} | parse_changes(changes or [])
+    recipe, graph, name, is_recipe = load_source(source, given)
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
         cli.note(sentence)
+    if tune and no_tune:
+        raise RequestError("--tune and --no-tune exclude each other.")
+    if tune or not (no_tune or is_recipe):
+        if len(graph.valid):
+            search = _search(recipe, graph, given, tune=tune, is_recipe=is_recipe, device=device)
+            return _tune_and_train(search, graph, seeds, out=out, device=device, overwrite=overwrite)
+        cli.note(f"{graph.name} has no validation triples to tune on, so the default hyperparameters are used.")
     cli.note(describe(recipe, graph))
     if seeds > 1:
         return _train_seeds(recipe, graph, seeds, out=out, device=device, overwrite=overwrite)
@@ -76,18 +90,18 @@ def train(
 @cli.command()
 def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = None) -> cli.Result:
     """Resume a run that was interrupted or killed."""
-    from dualkg.training.api import resume as resume_run
     from dualkg.training.run import RunFolder
+    from dualkg.tuning.fit import resume as resume_run
 
     folder = RunFolder(run)
     folder.check_is_run()
     cli.set_threads(threads or folder.saved_environment.get("threads"))  # as before, for the same weights bit for bit
-    with cli.training_progress(run.name, run) as on_progress:
-        return _trained(resume_run(run, device=device, on_progress=on_progress))
+    with cli.tuning_progress(run.name, run) as (on_tuning, on_progress):
+        return _trained(resume_run(run, device=device, on_tuning=on_tuning, on_progress=on_progress))
 
 
-def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, str]:
-    """The recipe and the graph that SOURCE stands for, and the name of its run."""
+def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, str, bool]:
+    """The recipe and the graph that SOURCE stands for, the name of its run, and whether SOURCE is a recipe."""
     from dualkg.data.loading import stem
     from dualkg.training.api import default_recipe, load_recipe_graph
     from dualkg.training.recipe import Recipe, list_recipes, load_recipe
@@ -103,13 +117,58 @@ def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, st
         recipe = load_recipe(name or path, changes=changes)
         folder = path.resolve().parent  # recipes/umls/complex-dura.toml is named umls-complex-dura, as if shipped
         name = name or (f"{folder.name}/{path.stem}" if folder.parent.name == "recipes" else path.stem)
-        return recipe, load_recipe_graph(recipe), name.replace("/", "-")
+        return recipe, load_recipe_graph(recipe), name.replace("/", "-"), True
     data = {key: value for key, value in changes.items() if key.startswith("data.")}
     if "data.graph" in data:
         raise RequestError(f"data.graph cannot be set, because the graph is {source}. Name the other graph instead.")
     base = Recipe().with_changes({**data, "data.graph": source})
     graph = load_recipe_graph(base)
-    return default_recipe(base.data, graph, changes), graph, stem(path)
+    return default_recipe(base.data, graph, changes), graph, stem(path), False
+
+
+def _search(
+    recipe: Recipe, graph: Graph, given: dict[str, Any], *, tune: str | None, is_recipe: bool, device: str | None
+) -> Search:
+    """The search for the hyperparameters that were not given."""
+    from dualkg.training.api import choose_device
+    from dualkg.tuning.fit import Search, parse_budget, starting_recipe
+
+    start = recipe if is_recipe else starting_recipe(recipe.data, graph, choose_device(device), given)
+    return Search(start, tuple(given), parse_budget(tune) if tune else None)
+
+
+def _tune_and_train(
+    search: Search, graph: Graph, seeds: int, *, out: Path, device: str | None, overwrite: bool
+) -> cli.Result:
+    """Tune once, and train the chosen recipe with one or several seeds."""
+    from dualkg.training.api import choose_device
+    from dualkg.tuning.fit import Search, tune_and_train
+
+    training, name = search.start.training, f"{graph.name} {search.start.model.name}"
+    cli.note(
+        f"Tuning {search.start.model.name} (dim {search.start.model.dim}) on the {len(graph.train):,} triples of "
+        f"{graph.name}, then training for {training.epochs} epochs."
+    )
+    if seeds == 1:
+        with cli.tuning_progress(name, out) as (on_tuning, on_progress):
+            run = tune_and_train(
+                search,
+                graph,
+                device=choose_device(device),
+                out=out,
+                overwrite=overwrite,
+                on_tuning=on_tuning,
+                on_progress=on_progress,
+            )
+        return _trained(run)
+    path = out / "tuning.json"
+    saved = Search.load(path) if path.exists() and not overwrite else search
+    if (saved.start, saved.fixed, saved.seconds) != (search.start, search.fixed, search.seconds):
+        raise RequestError(f"{path} is of another search. Use --overwrite, or another folder with --out.")
+    with cli.tuning_progress(name, out) as (on_tuning, _):
+        recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
+    cli.note(done.summary)
+    return _train_seeds(recipe, graph, seeds, out=out, device=device, overwrite=overwrite)
 
 
 def describe(recipe: Recipe, graph: Graph) -> str:

@@ -44,6 +44,13 @@ def default_batch_size(graph: Graph) -> int:
     return 100 if len(graph.train) < 20_000 else 500 if len(graph.train) < 200_000 else 1000
 
 
+def data_of(graph: Graph) -> Data:
+    """The table of a recipe that names this graph."""
+    return Data.model_validate(
+        {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_options}
+    )
+
+
 def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe where none is given: ComplEx with DURA, chosen on the validation splits of several graphs.
 
@@ -96,16 +103,21 @@ def train(
 ) -> Run:
     """Train a model on a graph; with `out`, in a run folder that survives interruption.
 
-    The model is trained in place and moved to the device.
+    The model is trained in place and moved to the device. What is left out is as in `dualkg train --no-tune`: 1-vs-all
+    with DURA where it is defined for the model, Adagrad with a learning rate that decreases to 0.
     """
-    loss, regularizer = loss or OneVsAll(), regularizer or NoRegularizer()
+    loss = loss or OneVsAll()
+    defaults = default_recipe(data_of(graph), graph)
+    if regularizer is None:
+        has_default = loss.examples == "triples" and getattr(model.embedding, "has_adjoint", False)
+        regularizer = defaults.regularizer.build() if has_default else NoRegularizer()
     batch_size = default_batch_size(graph) if batch_size is None else batch_size
     tables: dict[str, Any] = {
-        "data": {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_options},
+        "data": defaults.data,
         "model": ModelConfig.of(model),
         "regularizer": RegularizerConfig.of(regularizer),
         "loss": loss,
-        "optimizer": optimizer or Optimizer(),
+        "optimizer": optimizer or defaults.optimizer,
         "validation": validation or Validation(),
         "training": {"epochs": epochs, "batch_size": batch_size, "seed": seed},
     }

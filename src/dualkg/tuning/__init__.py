@@ -1,9 +1,20 @@
-"""Hyperparameter tuning with Optuna: a search space, a study that processes share, and the best recipe."""
+"""Hyperparameter tuning: automatic tuning before a training, and searches of a given space with Optuna."""
 
 from __future__ import annotations
 
+from dualkg.tuning.fit import fit, resume
 from dualkg.tuning.results import TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from
 from dualkg.tuning.tune import tune
 
-__all__ = ["SearchSpace", "TrialResult", "TuningProgress", "TuningResult", "load_space", "space_from", "tune"]
+__all__ = [
+    "SearchSpace",
+    "TrialResult",
+    "TuningProgress",
+    "TuningResult",
+    "fit",
+    "load_space",
+    "resume",
+    "space_from",
+    "tune",
+]

@@ -268,9 +268,8 @@ class AutomaticTuner:
 
         def on_progress(event: ProgressEvent) -> None:
             history = trainer.progress.history
-            mrr = history[-1].get("valid_mrr") if history else None
-            half_way = mrr is not None and len(history) < trainer.recipe.training.epochs
-            if half_way and best and best.half_way and mrr < HOPELESS * best.half_way:
+            mrr = history[-1].get("valid_mrr", 1.0) if 0 < len(history) < trainer.recipe.training.epochs else 1.0
+            if best and best.half_way and mrr < HOPELESS * best.half_way:
                 raise _HopelessTrialError
             spent, budget = self.spent_seconds, self.budget_seconds
             top = best.mrr if best else None

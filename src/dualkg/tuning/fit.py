@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTrial, AutomaticTuner
 
+OnTuning = Callable[[AutomaticProgress], None]
 SMALL_GRAPH = 20_000  # training triples
 CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
 MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
@@ -96,7 +97,7 @@ def parse_budget(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Search:
     """What an interrupted search needs to resume: where it started, which keys are fixed, its budget and its trials."""
 
@@ -107,16 +108,50 @@ class Search:
     summary: str = ""
 
     def save(self, path: Path) -> None:
-        trials = [dataclasses.asdict(trial) for trial in self.trials]
+        trials = [asdict(trial) for trial in self.trials]
         saved = {"summary": self.summary, "fixed": self.fixed, "seconds": self.seconds, "trials": trials}
         write_text(path, json.dumps({**saved, "start": self.start.model_dump(exclude_none=True)}, indent=1))
 
     @classmethod
     def load(cls, path: Path) -> Search:
         saved = read_json(path)
-        trials = tuple(AutomaticTrial(**trial) for trial in saved["trials"])
-        start = recipe_from(saved["start"], source=str(path))
-        return cls(start, tuple(saved["fixed"]), saved["seconds"], trials, saved["summary"])
+        try:
+            trials = tuple(AutomaticTrial(**trial) for trial in saved["trials"])
+            start = recipe_from(saved["start"], source=str(path))
+            return cls(start, tuple(saved["fixed"]), saved["seconds"], trials, saved["summary"])
+        except (KeyError, TypeError) as error:
+            raise RequestError(
+                f"{path} is damaged: {type(error).__name__} {error}. Train again with --overwrite."
+            ) from None
+
+    def run(
+        self, graph: Graph, device: torch.device, *, path: Path | None = None, on_tuning: OnTuning | None = None
+    ) -> tuple[Recipe, Search]:
+        """Search; return the chosen recipe and the finished search. Trials are saved at `path` as they end."""
+
+        def save(trials: list[AutomaticTrial]) -> None:
+            if path:
+                replace(self, trials=tuple(trials)).save(path)
+
+        tuner = AutomaticTuner(
+            self.start,
+            graph,
+            device=device,
+            fixed=self.fixed,
+            seconds=self.seconds,
+            trials=self.trials,
+            on_trial=save,
+            on_progress=on_tuning,
+        )
+        try:
+            chosen = tuner.run()
+        except InterruptedRunError:
+            saved = ", which are saved" if path else ""
+            raise InterruptedRunError(f"Stopped while tuning, after {len(tuner.trials)} trials{saved}.") from None
+        done = replace(self, trials=tuple(tuner.trials), summary=tuner.summary())
+        if path:
+            done.save(path)
+        return chosen, done
 
 
 def fit(
@@ -129,7 +164,7 @@ def fit(
     device: str | torch.device | None = None,
     out: str | Path | None = None,
     overwrite: bool = False,
-    on_tuning: Callable[[AutomaticProgress], None] | None = None,
+    on_tuning: OnTuning | None = None,
     on_progress: OnProgress | None = None,
 ) -> Run:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
@@ -139,31 +174,49 @@ def fit(
     """
     graph = data if isinstance(data, Graph) else load_graph(str(data))
     chosen = api.choose_device(device)
-    source = Data.model_validate(
-        {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_options}
-    )
-    changes = {"model.name": model, "training.seed": seed, **(changes or {})}
-    folder = RunFolder(out) if out else None
+    given = {"model.name": model, "training.seed": seed, **(changes or {})}
     if not tune or not len(graph.valid):
-        recipe = api.default_recipe(source, graph, changes)
+        recipe = api.default_recipe(api.data_of(graph), graph, given)
         return api.train_recipe(
             recipe, graph=graph, device=chosen, out=out, overwrite=overwrite, on_progress=on_progress
         )
-    recipe = starting_recipe(source, graph, chosen, changes)
-    search = Search(recipe, tuple(changes), parse_budget(tune) if isinstance(tune, str) else None)
+    start = starting_recipe(api.data_of(graph), graph, chosen, given)
+    return tune_and_train(
+        Search(start, tuple(given), parse_budget(tune) if isinstance(tune, str) else None),
+        graph,
+        device=chosen,
+        out=out,
+        overwrite=overwrite,
+        on_tuning=on_tuning,
+        on_progress=on_progress,
+    )
+
+
+def tune_and_train(
+    search: Search,
+    graph: Graph,
+    *,
+    device: torch.device,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_tuning: OnTuning | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Search, and train the chosen recipe in the same run folder."""
+    folder = RunFolder(out) if out else None
     if folder:
         folder.check_free(overwrite=overwrite)
-        made_with = environment(chosen, fingerprint=graph.fingerprint)
-        with folder.create(recipe, graph, made_with, overwrite=overwrite) as fresh:
+        made_with = environment(device, fingerprint=graph.fingerprint)
+        with folder.create(search.start, graph, made_with, overwrite=overwrite) as fresh:
             search.save(fresh.tuning)
-    return _fit(graph, chosen, search, folder, on_tuning, on_progress)
+    return _tune_and_train(search, graph, device, folder, on_tuning, on_progress)
 
 
 def resume(
     path: str | Path,
     *,
     device: str | torch.device | None = None,
-    on_tuning: Callable[[AutomaticProgress], None] | None = None,
+    on_tuning: OnTuning | None = None,
     on_progress: OnProgress | None = None,
 ) -> Run:
     """Resume a run that was interrupted or killed: tuning from its last trial, training from its last checkpoint."""
@@ -172,30 +225,21 @@ def resume(
     if folder.finished or folder.checkpoint.exists() or not folder.tuning.exists():
         return api.resume(path, device=device, on_progress=on_progress)
     search = Search.load(folder.tuning)
-    return _fit(folder.load_graph(), api.choose_device(device), search, folder, on_tuning, on_progress)
+    return _tune_and_train(search, folder.load_graph(), api.choose_device(device), folder, on_tuning, on_progress)
 
 
-def _fit(
+def _tune_and_train(
+    search: Search,
     graph: Graph,
     device: torch.device,
-    search: Search,
     folder: RunFolder | None,
-    on_tuning: Callable[[AutomaticProgress], None] | None,
+    on_tuning: OnTuning | None,
     on_progress: OnProgress | None,
 ) -> Run:
-    def save(trials: list[AutomaticTrial]) -> None:
-        if folder:
-            dataclasses.replace(search, trials=tuple(trials)).save(folder.tuning)
-
-    tuner = AutomaticTuner(
-        search.start, graph, device=device, fixed=search.fixed, seconds=search.seconds, trials=search.trials,
-        on_trial=save, on_progress=on_tuning,
-    )  # fmt: skip
     try:
-        chosen = tuner.run()
-    except InterruptedRunError:
-        saved = f", which are saved. Resume with: dualkg resume {folder.path}" if folder else ""
-        raise InterruptedRunError(f"Stopped while tuning, after {len(tuner.trials)} trials{saved}.") from None
-    if folder:
-        dataclasses.replace(search, trials=tuple(tuner.trials), summary=tuner.summary()).save(folder.tuning)
-    return api.train_in_folder(chosen, graph, device, folder, on_progress=on_progress)
+        recipe, _ = search.run(graph, device, path=folder.tuning if folder else None, on_tuning=on_tuning)
+    except InterruptedRunError as error:
+        raise InterruptedRunError(
+            f"{error} Resume with: dualkg resume {folder.path}" if folder else str(error)
+        ) from None
+    return api.train_in_folder(recipe, graph, device, folder, on_progress=on_progress)
