@@ -220,6 +220,7 @@ def test_the_public_surface():
         "EmbeddingModel",
         "evaluate",
         "evaluate_relations",
+        "fit",
         "Frobenius",
         "from_arrays",
         "Graph",

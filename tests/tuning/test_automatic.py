@@ -17,7 +17,6 @@ from dualkg.training.api import default_recipe
 from dualkg.training.recipe import Data
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
-from dualkg.tuning import automatic
 from dualkg.tuning.automatic import AutomaticTrial, AutomaticTuner, dimensions_of
 from dualkg.tuning.fit import fit, parse_budget, resume, starting_recipe
 
@@ -105,13 +104,16 @@ def test_a_failed_trial_is_recorded_and_passed_over(graph):
     assert any(trial.mrr is None for trial in tuner.trials)
 
 
-def test_if_every_trial_fails_the_first_reason_is_reported(graph, monkeypatch):
-    def fails(*arguments, **options):
-        raise RequestError("no such thing")
+def test_a_recipe_that_cannot_be_trained_is_refused_and_nothing_is_written(graph, tmp_path):
+    with pytest.raises(RequestError, match="Did you mean 'ComplEx'"):
+        fit(graph, model="Complexx", out=tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
 
-    monkeypatch.setattr(automatic.Trainer, "of_recipe", fails)
-    with pytest.raises(kg.DualkgError, match="no such thing"):
-        AutomaticTuner(recipe_of(graph), graph, device=CPU).run()
+
+def test_if_every_trial_diverges_the_first_reason_is_reported(graph):
+    recipe = recipe_of(graph, **{"optimizer.name": "SGD", "optimizer.learning_rate": 1e30})
+    with pytest.raises(kg.DualkgError, match="diverged"):
+        AutomaticTuner(recipe, graph, device=CPU, fixed=["optimizer.learning_rate"]).run()
 
 
 def test_the_dimensions_follow_the_loss_and_leave_fixed_keys_alone(graph):

@@ -8,6 +8,7 @@ split. The test split is not used, not even as a filter.
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -253,6 +254,8 @@ class AutomaticTuner:
         except _HopelessTrialError:
             mrr, error = history[-1]["valid_mrr"], "stopped half-way"
         except (RequestError, DivergedError) as problem:
+            if not params and isinstance(problem, RequestError):
+                raise  # a mistake in what was requested
             error = str(problem)
         except torch.OutOfMemoryError:
             error = f"{self.device} is out of memory"
@@ -268,7 +271,8 @@ class AutomaticTuner:
 
         def on_progress(event: ProgressEvent) -> None:
             history = trainer.progress.history
-            mrr = history[-1].get("valid_mrr", 1.0) if 0 < len(history) < trainer.recipe.training.epochs else 1.0
+            is_early = 0 < len(history) < trainer.recipe.training.epochs
+            mrr = history[-1].get("valid_mrr", math.inf) if is_early else math.inf
             if best and best.half_way and mrr < HOPELESS * best.half_way:
                 raise _HopelessTrialError
             spent, budget = self.spent_seconds, self.budget_seconds

@@ -19,7 +19,7 @@ from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.recipe import Data, Recipe, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
-from dualkg.training.trainer import InterruptedRunError, OnProgress
+from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTrial, AutomaticTuner
 
 OnTuning = Callable[[AutomaticProgress], None]
@@ -74,10 +74,9 @@ def starting_recipe(data: Data, graph: Graph, device: torch.device, changes: Map
     """The recipe at which automatic tuning begins."""
     model = str(changes.get("model.name", "ComplEx"))
     start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model)}
-    if "loss.name" not in changes:
-        start |= STARTS.get(model, {})
-    elif "regularizer.plain" in STARTS.get(model, {}):
-        start |= STARTS[model]
+    for key, value in STARTS.get(model, {}).items():  # a loss or a regularizer of the user's comes without our settings
+        if f"{key.partition('.')[0]}.name" not in changes:
+            start[key] = value
     start |= changes
     if start.get("loss.sampler") == "shared":
         start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
@@ -206,6 +205,9 @@ def tune_and_train(
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free(overwrite=overwrite)
+        Trainer.of_recipe(
+            search.start, graph, device=device
+        )  # refuses what cannot be trained, before anything is written
         made_with = environment(device, fingerprint=graph.fingerprint)
         with folder.create(search.start, graph, made_with, overwrite=overwrite) as fresh:
             search.save(fresh.tuning)
