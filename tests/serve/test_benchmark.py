@@ -36,6 +36,7 @@ def test_the_queries_are_those_of_test(run_folders, served):
     assert not any("\n" in address for address in addresses)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk makes the load, and it is not installed")
 def test_a_load_without_errors(run_folders, tmp_path):
     found = serving.measure(JOB, run_folders[0], "together", seconds=1, folder=tmp_path)
