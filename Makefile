@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready
+unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile the package again
 
 .PHONY: demo test test-slow records picture world bench bench-report clean
 
@@ -16,10 +17,10 @@ test: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
-	$(BIN)/pytest -n auto --dist loadfile --durations=15
+	$(BIN)/pytest -n auto --dist worksteal --durations=15
 
 test-slow: $(READY)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dualkg needs Python 3.11 or newer; this is " + sys.version.split()[0])'

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 
 import dualkg as kg
 from dualkg.cli.main import main
 
-settings.register_profile("dualkg", deadline=None)  # a busy machine is no failure
-settings.load_profile("dualkg")
+# No deadlines, since a busy machine is no failure. `make test-slow` uses the profile "thorough".
+settings.register_profile("ordinary", deadline=None, max_examples=30)
+settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.load_profile("ordinary")
 
 DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -36,6 +37,8 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads():
     """Two threads, or one for each worker of pytest-xdist and for each process that its tests start."""
+    import torch  # not above: the process that only starts the workers does not need it
+
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(1 if workers > 1 else min(2, os.cpu_count() or 1))
     patch = pytest.MonkeyPatch()

@@ -40,70 +40,17 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "CP",
-    "DURA",
-    "HAKE",
-    "N3",
-    "RESCAL",
-    "SE",
-    "BasicDURA",
-    "BilinearModel",
-    "Comparison",
-    "ComplEx",
-    "DataError",
-    "DistMult",
-    "DistanceModel",
-    "DivergedError",
-    "Dual",
-    "DualkgError",
-    "EmbeddingModel",
-    "Frobenius",
-    "Graph",
-    "GraphShape",
-    "KnownAnswers",
-    "KvsAll",
-    "Loss",
-    "MarginRanking",
-    "Metrics",
-    "ModE",
-    "Model",
-    "MuRP",
-    "NegativeSampling",
-    "NoRegularizer",
-    "OneVsAll",
-    "Optimizer",
-    "Prediction",
-    "Predictor",
-    "QuatE",
-    "Ranks",
-    "Recipe",
-    "RegP1",
-    "Regularizer",
-    "Report",
-    "RequestError",
-    "RotatE",
-    "Run",
-    "SimplE",
-    "TransE",
-    "TuckER",
-    "UnweightedDURA",
-    "Validation",
-    "Vocabulary",
-    "compare_ranks",
-    "evaluate",
-    "evaluate_relations",
-    "fit",
-    "from_arrays",
-    "list_recipes",
-    "load_graph",
-    "load_recipe",
-    "load_run",
-    "rank",
-    "resume",
-    "train",
-    "train_recipe",
-]
+__all__ = ["DataError", "DivergedError", "DualkgError", "RequestError"]
+__all__ += ["Graph", "GraphShape", "KnownAnswers", "Vocabulary", "load_graph"]
+__all__ += ["BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "Model"]
+__all__ += ["CP", "RESCAL", "ComplEx", "DistMult", "QuatE", "SimplE", "TuckER"]
+__all__ += ["HAKE", "SE", "ModE", "MuRP", "RotatE", "TransE"]
+__all__ += ["DURA", "N3", "BasicDURA", "Frobenius", "NoRegularizer", "RegP1", "Regularizer", "UnweightedDURA"]
+__all__ += ["KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll"]
+__all__ += ["Comparison", "Metrics", "Ranks", "Report", "compare_ranks", "evaluate", "evaluate_relations", "rank"]
+__all__ += ["Optimizer", "Recipe", "Run", "Validation", "from_arrays", "list_recipes", "load_recipe", "load_run"]
+__all__ += ["fit", "resume", "train", "train_recipe"]
+__all__ += ["Prediction", "Predictor"]
 
 _PACKAGES = ("data", "errors", "evaluation", "inference", "losses", "models", "regularizers", "training", "tuning")
 

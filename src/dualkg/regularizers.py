@@ -2,8 +2,6 @@
 
 They are functions of the `Factors` of a batch, so that DURA is one formula for every bilinear model."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TypeGuard

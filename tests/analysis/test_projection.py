@@ -41,7 +41,9 @@ def test_neighbours_in_the_plane_are_of_the_same_cluster():
     assert (groups[distances.argmin(1)] == groups).mean() > 0.99
 
 
-@pytest.mark.parametrize("num_points", [40, 1100])  # exact and approximate neighbours
+@pytest.mark.parametrize(
+    "num_points", [40, pytest.param(1100, marks=pytest.mark.slow)]
+)  # neighbours of one block and of several
 def test_the_same_seed_gives_the_same_positions(num_points):
     vectors, _ = clusters(num_points, width=8)
     np.testing.assert_array_equal(tsne(vectors, seed=3), tsne(vectors.copy(), seed=3))

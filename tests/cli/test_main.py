@@ -31,8 +31,8 @@ QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1)
 def world_run(tmp_path_factory) -> Path:
     """A run on world, trained once for all tests that only read it."""
     folder = tmp_path_factory.mktemp("cli") / "world"
-    words = [sys.executable, "-m", "dualkg", "train", "world", "--dim", "16", "--epochs", "3", "--out", str(folder)]
-    subprocess.run(words, check=True, capture_output=True)
+    recipe = kg.Recipe().with_changes({"data.graph": "world", "model.dim": 16, "training.epochs": 3})
+    kg.train_recipe(recipe, out=folder)
     return folder
 
 
@@ -243,7 +243,7 @@ def damaged(folder: Path) -> None:
         (["train", "nowhere.tsv"], "There is no graph, file or folder 'nowhere.tsv'"),
         (["train", "bad.toml"], "bad.toml: training.epoch is not a setting of recipes. Did you mean 'epochs'?"),
         (["train", "nowhere.toml"], "nowhere.toml cannot be read"),
-        (["train", "good.tsv", "--split", "80/30"], "three shares in percent that make 100"),
+        (["train", "good.tsv", "--split", "80/30"], "three percentages that add up to 100"),
         (["train", "good.tsv", "--columns", "1,2"], "--columns should name three columns"),
         (["train", "good.tsv", "--model", "Complex"], "Did you mean 'ComplEx'"),
         (["train", "good.tsv", "--regularizer", "N4"], "No regularizer is named 'N4'."),

@@ -76,8 +76,17 @@ def test_a_batch_has_the_solution_of_each_entity(kind, graph):
         torch.testing.assert_close(row, minimize(problem, problem.start())[0], rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("kind", [kg.CP, kg.ComplEx, kg.RESCAL])
+@pytest.mark.parametrize(
+    ("kind", "reciprocal"),
+    [
+        (kg.CP, True),
+        (kg.ComplEx, True),
+        (kg.RESCAL, False),
+        pytest.param(kg.CP, False, marks=pytest.mark.slow),
+        pytest.param(kg.ComplEx, False, marks=pytest.mark.slow),
+        pytest.param(kg.RESCAL, True, marks=pytest.mark.slow),
+    ],
+)
 def test_the_size_of_batches_does_not_matter(kind, reciprocal, graph, monkeypatch):
     """Also where an entity is connected through another new one only, and where one has a triple with itself."""
     context = context_of(kind, graph, reciprocal=reciprocal)

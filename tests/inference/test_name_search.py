@@ -69,6 +69,7 @@ def test_a_name_is_found_without_as_many_characters_as_edits_are_allowed():
     assert [match.id for match in search.search("otenburg", limit=5)] == [0]
 
 
+@pytest.mark.slow
 def test_40_000_names_are_searched_quickly():
     """A few milliseconds are usual; the bound leaves room for a busy machine."""
     chance = random.Random(0)

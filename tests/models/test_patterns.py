@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,14 @@ def cells(word: str) -> set[tuple[str, str]]:
 # -- trained ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("name", MODELS)
+def trained_cells() -> list:
+    """Every cell of the table; of the models that take longest to train, the ordinary run has two patterns."""
+    slow = {(name, pattern) for name in ("ModE", "SE", "MuRP") for pattern in set(PATTERNS) - {"symmetry", "inversion"}}
+    cells = product(MODELS, PATTERNS)
+    return [pytest.param(*cell, marks=pytest.mark.slow) if cell in slow else cell for cell in cells]
+
+
+@pytest.mark.parametrize(("name", "pattern"), trained_cells())
 def test_trained_models_find_the_patterns_of_the_table(name, pattern):
     chosen = PATTERNS[pattern]
     run = trained(name, chosen.graph)

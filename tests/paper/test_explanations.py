@@ -28,7 +28,7 @@ def twins() -> kg.Graph:
 
 def test_scores_drop_without_the_supporting_triples(twins):
     recipe = kg.Recipe().with_changes(
-        {"model.name": "ComplEx", "model.dim": 16, "training.epochs": 40, "training.batch_size": 20}
+        {"model.name": "ComplEx", "model.dim": 16, "training.epochs": 40, "training.batch_size": 40}
     )
     results = study_explanations(twins, recipe, counts=(1,), seeds=(0, 1), device="cpu")
     assert [(one["removed"], one["count"], one["seed"]) for one in results] == [

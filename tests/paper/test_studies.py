@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -110,7 +111,10 @@ def test_explanations(config, monkeypatch):
     assert files(config, "explanations") == FILES
 
 
-def test_sparsity(config):
+def test_sparsity(config, monkeypatch):
+    shares = (0.0, 0.5, 0.9)
+    monkeypatch.setattr(studies, "SHARES", shares)
+    monkeypatch.setattr(studies, "sparsity_curve", partial(studies.sparsity_curve, shares=shares))
     two_seeds = Config("world", 2, (), config.records, config.runs, "cpu")
     curves, storage = STUDIES["sparsity"].run(two_seeds)
     assert [row[0] for row in curves.rows] == [

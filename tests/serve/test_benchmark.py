@@ -19,27 +19,28 @@ JOB = serving.Job("made", 4, 5, probabilities=True)
 
 
 def test_the_section_of_a_page():
-    found = {"answers_per_second": 300.0, "p50_ms": 20.0, "p99_ms": 40.5, "refused": 1, "broken": 2, "batches": 31.5}
-    plain = {**found, "answers_per_second": 100.0, "refused": 0, "broken": 0, "batches": None}
-    measured = {"one": {"measured": {"together": found, "one by one": plain}}}
-    page = serving.lines({**measured, "two": {"measured": {"together": {"failed": "no server"}}}})
-    assert "| one | together | 300 | 3.00 × | 20.0 | 40.5 | 3 | 31.5 |" in page
-    assert "| one | one by one | 100 | 1.00 × | 20.0 | 40.5 | 0 | – |" in page
-    assert "| two | together | no server | – | – | – | – | – |" in page
+    found = {"responses_per_second": 300.0, "p50_ms": 20.0, "p99_ms": 40.5, "refused": 1, "broken": 2, "batches": 31.5}
+    plain = {**found, "responses_per_second": 100.0, "refused": 0, "broken": 0, "batches": None}
+    measured = {"one": {"measured": {"micro-batching": found, "unbatched": plain}}}
+    page = serving.lines({**measured, "two": {"measured": {"micro-batching": {"failed": "no server"}}}})
+    assert "| one | micro-batching | 300 | 3.00 × | 20.0 | 40.5 | 3 | 31.5 |" in page
+    assert "| one | unbatched | 100 | 1.00 × | 20.0 | 40.5 | 0 | – |" in page
+    assert "| two | micro-batching | no server | – | – | – | – | – |" in page
 
 
 def test_the_queries_are_those_of_test(run_folders, served):
-    addresses = serving.questions(JOB, run_folders[0])
+    addresses = serving.requests(JOB, run_folders[0])
     graph = served.get("calibrated").run.graph
     assert len(addresses) == len({(head, relation) for head, relation, _ in graph.test.tolist()})
     assert all(address.startswith("/api/tails?head=") and address.endswith("&k=5") for address in addresses)
     assert not any("\n" in address for address in addresses)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk makes the load, and it is not installed")
 def test_a_load_without_errors(run_folders, tmp_path):
-    found = serving.measure(JOB, run_folders[0], "together", seconds=1, folder=tmp_path)
-    assert found["answers_per_second"] > 0
+    found = serving.measure(JOB, run_folders[0], "micro-batching", seconds=1, folder=tmp_path)
+    assert found["responses_per_second"] > 0
     assert found["refused"] == found["broken"] == 0
     assert found["batches"] >= 1
 

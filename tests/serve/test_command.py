@@ -83,11 +83,11 @@ def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
             target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=params, timeout=60))
         )
         asking.start()
-        while not replies and "in_progress 1.0\n" in httpx.get(f"{address}/metrics").text:
+        while not replies and "in_progress 1.0\n" in httpx.get(f"{address}/metrics", timeout=60).text:
             time.sleep(0.005)  # only this request itself is in progress
         server.send_signal(end)
         asking.join()
-        out, err = server.communicate(timeout=60)
+        out, err = server.communicate(timeout=200)
     finally:
         server.kill()
     assert replies[0].text.splitlines()[-1].startswith('{"kind":"end"')
@@ -106,7 +106,7 @@ def test_a_browser_is_opened(run_folders, tmp_path):
     asking = tmp_path / "asking.py"
     asking.write_text(
         "import sys, time, urllib.request\n"
-        "text = urllib.request.urlopen(sys.argv[1], timeout=60).read()\n"
+        "text = urllib.request.urlopen(sys.argv[1], timeout=200).read()\n"
         f"open({str(result)!r}, 'wb').write(text)\n"
         "time.sleep(60)\n"
     )
@@ -116,7 +116,7 @@ def test_a_browser_is_opened(run_folders, tmp_path):
     environment = {**os.environ, "BROWSER": str(browser)}
     server = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
     try:
-        late = time.monotonic() + 60
+        late = time.monotonic() + 200
         while not (result.exists() and result.read_text()) and time.monotonic() < late:
             time.sleep(0.02)
         assert "<title>" in result.read_text()

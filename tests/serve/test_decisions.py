@@ -187,7 +187,7 @@ def test_decisions_survive_a_kill(folder):
             assert decide(client, ACCEPT).status_code == 200
     finally:
         server.send_signal(signal.SIGKILL)
-        server.wait(10)
+        server.wait()
         server.stdout.close()
     [one] = DecisionStore(RunFolder(folder).decisions).load().values()
     assert one.triple == ("thing 30", "likes", "thing 31")
@@ -233,11 +233,11 @@ def test_two_processes_that_decide_at_once(tmp_path):
             writer.stdin.write("go\n")
             writer.stdin.flush()
         for writer in writers:
-            writer.communicate(timeout=60)
+            writer.communicate(timeout=200)
     finally:
         for writer in writers:
             writer.kill()
-            writer.wait(10)
+            writer.wait()
     assert [writer.returncode for writer in writers] == [0, 0]
     expected = {(head, "likes", str(number)) for head in ("one", "other") for number in range(50)}
     assert set(DecisionStore(path).load()) == expected

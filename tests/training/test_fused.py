@@ -76,11 +76,11 @@ def gradient_of(step: FusedStep, name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "regularizer", "loss", "reciprocal"), CASES)
-def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
+def test_ten_steps_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
     plain, fused = (
         build(kind, name, regularizer, loss, reciprocal, small_graph) for kind in (ReferenceStep, FusedStep)
     )
-    for batch in batches(small_graph, reciprocal, 20):
+    for batch in batches(small_graph, reciprocal, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
     for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
@@ -90,7 +90,7 @@ def test_twenty_steps_end_at_the_same_weights(small_graph, name, regularizer, lo
 @pytest.mark.parametrize("name", BILINEAR)
 def test_grouping_by_query_does_not_change_the_weights(small_graph, name, loss):
     plain, fused = (build(kind, name, "DURA", loss, True, small_graph) for kind in (ReferenceStep, FusedStep))
-    for batch in grouped_by_query(small_graph, 20):
+    for batch in grouped_by_query(small_graph, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-12)
     for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
@@ -138,7 +138,7 @@ def build_squared(kind, name, regularizer, loss, reciprocal, graph):
 def test_squared_distances_end_at_the_same_weights(small_graph, name, regularizer, loss, reciprocal):
     case = name, regularizer, loss, reciprocal, small_graph
     plain, fused = (build_squared(kind, *case) for kind in (ReferenceStep, FusedStep))
-    for batch in batches(small_graph, reciprocal, 20):
+    for batch in batches(small_graph, reciprocal, 10):
         torch.testing.assert_close(plain(batch, 0.1), fused(batch, 0.1), rtol=1e-9, atol=1e-11)
     for one, other in zip(plain.model.parameters(), fused.scored.parameters(), strict=True):
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
@@ -148,7 +148,7 @@ def test_squared_distances_end_at_the_same_weights(small_graph, name, regularize
 @pytest.mark.parametrize("name", ["CP", "ComplEx"])
 def test_blocks_of_a_batch_do_not_change_the_weights(small_graph, monkeypatch, name, reciprocal):
     monkeypatch.setattr("dualkg.training.fused.rows_at_once", lambda model, size: 3)
-    test_twenty_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
+    test_ten_steps_end_at_the_same_weights(small_graph, name, "DURA", "weighted", reciprocal)
     if reciprocal:
         test_grouping_by_query_does_not_change_the_weights(small_graph, name, "weighted by query")
 
@@ -160,7 +160,7 @@ def test_every_optimizer_takes_the_reference_steps(small_graph, name, optimizer)
         build(kind, name, "DURA", "plain", True, small_graph, optimizer=optimizer)
         for kind in (ReferenceStep, FusedStep)
     )
-    for batch in batches(small_graph, True, 20):
+    for batch in batches(small_graph, True, 10):
         plain(batch, 0.1)
         fused(batch, 0.1)
     for one, other in zip(plain.model.parameters(), fused.model.parameters(), strict=True):

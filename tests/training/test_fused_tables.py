@@ -13,7 +13,7 @@ import dualkg as kg
 from dualkg.kernels.scores import Targets
 from dualkg.training import fused
 from dualkg.training.fused import LossAndGradient, Tables, rows_at_once
-from tests.training.test_fused import test_twenty_steps_end_at_the_same_weights as twenty_steps
+from tests.training.test_fused import test_ten_steps_end_at_the_same_weights as ten_steps
 
 WIDTH = 6
 
@@ -62,7 +62,7 @@ def test_blocks_equal_the_whole(precision, rows, case):
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_steps_in_blocks_equal_the_reference_steps(small_graph, monkeypatch, name, reciprocal):
     monkeypatch.setattr(fused, "rows_at_once", lambda model, size: 3)
-    twenty_steps(small_graph, name, "DURA", "both", reciprocal)
+    ten_steps(small_graph, name, "DURA", "both", reciprocal)
 
 
 @pytest.mark.parametrize("bf16", [False, True])

@@ -132,20 +132,27 @@ from dualkg.training.trainer import Trainer
 from dualkg.training.memory import BLOCK_ELEMENTS, predict
 from tests.conftest import graph_of
 torch.set_num_threads(1)
-engine, size, changes = sys.argv[1], int(sys.argv[2]), dict(word.split("=") for word in sys.argv[3:])
+engine, changes = sys.argv[1], dict(word.split("=") for word in sys.argv[2:])
 changes = {key: value != "false" if key == "model.reciprocal" else value for key, value in changes.items()}
 graph = graph_of([(i % 9, 0, i) for i in range(20000)])
-recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine, **changes})
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-model = getattr(kg, recipe.model.name)(graph.shape, dim=40, reciprocal=recipe.model.reciprocal)
-trainer = Trainer(model, graph, recipe, kg.DURA(0.1) if recipe.model.name == "ComplEx" else kg.NoRegularizer())
-before = peak()
-for _, batch in zip(range(3), trainer.batches(0)):
-    trainer.step(batch, 0.1)
-need = predict(recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples))
-print(peak() - before, need.of(size) - need.fixed)
+def measure(size):
+    recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine, **changes})
+    model = getattr(kg, recipe.model.name)(graph.shape, dim=40, reciprocal=recipe.model.reciprocal)
+    trainer = Trainer(model, graph, recipe, kg.DURA(0.1) if recipe.model.name == "ComplEx" else kg.NoRegularizer())
+    for _, batch in zip(range(3), trainer.batches(0)):
+        trainer.step(batch, 0.1)
+    need = predict(recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples))
+    peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]
+    return int(peak) * 1024, need.of(size)
+(small, predicted_small), (large, predicted_large) = measure(100), measure(2500)
+print(large - small, predicted_large - predicted_small)
 """
+
+
+def growth(*words: str) -> list[float]:
+    """The growth of the peak between two batch sizes, so that libraries do not count: measured and predicted."""
+    done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
+    return [float(number) for number in done.stdout.split()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
@@ -158,13 +165,7 @@ print(peak() - before, need.of(size) - need.fixed)
     ],
 )
 def test_a_batch_takes_no_more_than_was_predicted(engine, changes):
-    """From the growth between two sizes, so that libraries do not count."""
-    found = []
-    for size in (100, 2500):
-        words = [engine, str(size), *changes]
-        done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
-        found.append([float(number) for number in done.stdout.split()])
-    grown, predicted = (large - small for small, large in zip(*found, strict=True))
+    grown, predicted = growth(engine, *changes)
     assert grown <= 1.1 * predicted <= 3 * grown
 
 
@@ -185,13 +186,8 @@ def test_a_batch_takes_no_more_than_was_predicted(engine, changes):
     ],
 )
 def test_a_batch_with_negatives_takes_no_more_than_was_predicted(negatives, num, more):
-    found = []
-    for size in (100, 2500):
-        chosen = ["loss.name=NegativeSampling", f"loss.sampler={negatives}", f"loss.num_negatives={num}"]
-        words = ["reference", str(size), *chosen, *more]
-        done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
-        found.append([float(number) for number in done.stdout.split()])
-    grown, predicted = (large - small for small, large in zip(*found, strict=True))
+    chosen = ["loss.name=NegativeSampling", f"loss.sampler={negatives}", f"loss.num_negatives={num}"]
+    grown, predicted = growth("reference", *chosen, *more)
     assert grown <= predicted <= 3 * grown
 
 

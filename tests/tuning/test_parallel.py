@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dualkg.tuning import study
 from dualkg.tuning.space import space_from
 from dualkg.tuning.tune import tune
 
@@ -21,7 +23,7 @@ graph = "mine.tsv"
 [model]
 dim = 4
 [training]
-epochs = 30
+epochs = 5
 batch_size = 50
 [space]
 "model.dim" = [2, 3, 4]
@@ -29,8 +31,9 @@ batch_size = 50
 [search]
 prune = false
 """
-# Short heartbeats, so that a test need not wait long until a killed process is noticed.
-COMMAND = "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, {grace}\n{patch}"
+# Short heartbeats, so that a killed process is noticed soon, and a long grace period: no process that runs may take
+# another for dead on a busy machine.
+COMMAND = "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, 3600\n"
 # Once a trial is done, stop in the middle of the next and say so by a file.
 PAUSE = """
 import os, pathlib, time
@@ -52,10 +55,28 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def start(folder: Path, *, grace: int, patch: str = "") -> subprocess.Popen[bytes]:
-    code = COMMAND.format(grace=grace, patch=patch) + "\nfrom dualkg.cli import main; main()"
-    words = [sys.executable, "-c", code, "tune", "mine.toml", "--out", "out", "--threads", "1", "--device", "cpu"]
-    return subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+WORDS = ("tune", "mine.toml", "--out", "out", "--threads", "1", "--device", "cpu")
+
+
+def start(folder: Path, *, patch: str) -> subprocess.Popen[bytes]:
+    code = COMMAND + patch + "\nfrom dualkg.cli import main; main()"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *WORDS], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+@pytest.fixture
+def resume(folder: Path, run_cli, monkeypatch) -> Callable[[], None]:
+    """Continue the search in this process, which soon takes the others for dead."""
+
+    def run() -> None:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(study, "HEARTBEAT_SECONDS", 1)
+        monkeypatch.setattr(study, "GRACE_SECONDS", 1)
+        result = run_cli(*WORDS)
+        assert result.code == 0, result.err
+
+    return run
 
 
 def query(folder: Path, sql: str) -> list[tuple]:
@@ -88,15 +109,12 @@ def kill_when_paused(folder: Path, processes: list[subprocess.Popen[bytes]]) -> 
         process.communicate()
 
 
-def test_two_killed_processes_lose_and_repeat_nothing(folder: Path):
-    # The long grace period: neither may take the other for dead on a busy machine.
-    processes = [start(folder, grace=3600, patch=PAUSE), start(folder, grace=3600, patch=PAUSE)]
+def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, resume):
+    processes = [start(folder, patch=PAUSE), start(folder, patch=PAUSE)]
     kill_when_paused(folder, processes)
     before = finished_points(folder)
     assert len(query(folder, "select 1 from trials where state = 'RUNNING'")) == 2
-    resumed = start(folder, grace=1)
-    _, err = resumed.communicate()
-    assert resumed.returncode == 0, err.decode()
+    resume()
     after = finished_points(folder)
     assert len(after) == 6
     assert set(after.values()) == {1}
@@ -105,13 +123,11 @@ def test_two_killed_processes_lose_and_repeat_nothing(folder: Path):
     assert states == {"COMPLETE": 6, "FAIL": 2}
 
 
-def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path):
-    paused = start(folder, grace=3600, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE)
+def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path, resume):
+    paused = start(folder, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE)
     kill_when_paused(folder, [paused])
     assert not query(folder, "select 1 from trial_heartbeats")
-    resumed = start(folder, grace=1)
-    _, err = resumed.communicate()
-    assert resumed.returncode == 0, err.decode()
+    resume()
     assert set(finished_points(folder).values()) == {1}
     assert len(finished_points(folder)) == 6
 

@@ -3,8 +3,6 @@
 X is the tensor of all scores, X_ijk = Σ_d h_id r_jd t_kd; for ComplEx the complex one, before the real part is taken.
 docs/analysis.md derives the bound."""
 
-from __future__ import annotations
-
 import math
 from copy import deepcopy
 from dataclasses import asdict, dataclass

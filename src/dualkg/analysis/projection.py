@@ -1,7 +1,5 @@
 """Entity embeddings in the plane by t-SNE: of some vectors, and of all entities of a run (the map of the service)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -3,8 +3,6 @@
 A record documents the runs behind a published number: recipe.toml, record.json (costs, environment and validation
 metrics of each seed) and ranks.parquet (the rank of every test query, one column per seed)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

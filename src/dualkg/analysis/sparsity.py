@@ -1,7 +1,5 @@
 """Sparsity of entity embeddings: setting small entries to zero, storage sizes, and MRR against sparsity (Figure 3)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass

@@ -1,21 +1,8 @@
 """Evaluation: filtered ranks, metrics, reports and paired comparison of runs."""
 
-from __future__ import annotations
-
 from dualkg.evaluation.comparison import Comparison, compare_ranks
 from dualkg.evaluation.ranking import Ranks, rank
-from dualkg.evaluation.report import Metrics, Report, build_report, evaluate, evaluate_relations, load_ranks, save_ranks
+from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations, load_ranks
 
-__all__ = [
-    "Comparison",
-    "Metrics",
-    "Ranks",
-    "Report",
-    "build_report",
-    "compare_ranks",
-    "evaluate",
-    "evaluate_relations",
-    "load_ranks",
-    "rank",
-    "save_ranks",
-]
+__all__ = ["Comparison", "Metrics", "Ranks", "Report"]
+__all__ += ["compare_ranks", "evaluate", "evaluate_relations", "load_ranks", "rank"]

@@ -2,8 +2,6 @@
 
 The bootstrap resamples triples, each with both directions, since the two queries of a triple are not independent."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ A candidate is an answer to a query of a split that no other split contains. Its
 function of its log-probability, with a slope for its relation and an offset for its relation and domain/range pattern.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from math import inf, log
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +81,7 @@ class Calibration:
         return {**tables, "max_probability": self.max_probability, "metadata": self.metadata}
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> Calibration:
+    def from_dict(cls, saved: dict[str, Any]) -> Self:
         return cls(
             torch.tensor(saved["slopes"], dtype=torch.float32),
             torch.tensor(saved["offsets"], dtype=torch.float32),
@@ -106,7 +104,7 @@ class DomainRange:
     tails: Ids
 
     @classmethod
-    def of(cls, graph: Graph, split: Split = "train") -> DomainRange:
+    def of(cls, graph: Graph, split: Split = "train") -> Self:
         triples, num_entities = graph.split(split), graph.shape.num_entities
         relations = triples[:, 1].astype(np.int64) * num_entities
         return cls(num_entities, *(np.unique(relations + triples[:, column]) for column in (0, 2)))
@@ -360,7 +358,7 @@ class PriorCorrection:
     tails: Tensor  # of queries (?, r, t), by the range of r
 
     @classmethod
-    def of(cls, calibration: Calibration, graph: Graph) -> PriorCorrection:
+    def of(cls, calibration: Calibration, graph: Graph) -> Self:
         train, valid = DomainRange.of(graph), DomainRange.of(graph, "valid")
         heads = _query_priors(train.heads, valid.heads, graph.shape)
         return cls(calibration, train, heads, _query_priors(train.tails, valid.tails, graph.shape))

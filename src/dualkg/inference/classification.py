@@ -1,10 +1,8 @@
 """Triple classification: a triple is true if its log-probability reaches the threshold of its relation."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -119,7 +117,7 @@ class ClassificationMetrics:
     num_false: int
 
     @classmethod
-    def of(cls, log_probability: Floats, true: Flags, predicted: Flags) -> ClassificationMetrics:
+    def of(cls, log_probability: Floats, true: Flags, predicted: Flags) -> Self:
         num_true, num_predicted, correct = int(true.sum()), int(predicted.sum()), int((true & predicted).sum())
         return cls(
             accuracy=float((true == predicted).mean()),

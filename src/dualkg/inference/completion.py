@@ -1,7 +1,5 @@
 """Completing a graph: the most probable triples that it does not have, as columns, as a table and as a file."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import reprlib
@@ -10,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +63,7 @@ class Completion:
     log_probability: Column
 
     @classmethod
-    def of(cls, graph: Graph, top: TopTriples) -> Completion:
+    def of(cls, graph: Graph, top: TopTriples) -> Self:
         triples, correction = best_first(top.triples), top.prior_correction
         probability = answer_probability = None
         if correction is not None:

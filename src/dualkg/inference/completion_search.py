@@ -4,12 +4,10 @@ The log-probability of a triple is the mean of log p(tail | head, relation) and 
 above 0. So the scores of one query exclude most of its answers, and the query from the other end is scored only for
 answers that may still be among the best."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -195,7 +193,7 @@ class TopTriples:
         found[[pattern for pattern in (0, 1) if pattern not in part.new_answers]] = inf
         return found
 
-    def merge(self, others: NewTriples) -> TopTriples:
+    def merge(self, others: NewTriples) -> Self:
         """The best of these and other triples, whose sort keys are not set yet."""
         if not len(others):
             return self

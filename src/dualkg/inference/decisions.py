@@ -1,7 +1,5 @@
 """The decision store: new facts that people accepted or rejected, saved with a run as JSON lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,11 +4,9 @@ The influence of a training triple is the drop of the score without it. To first
 H⁻¹ ∇l, with H the Hessian of its training loss and l the loss of the triple. docs/explanation.md derives it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -124,7 +122,7 @@ class NamedTriple:
     text: str
 
     @classmethod
-    def of(cls, triple: Sequence[int], graph: Graph) -> NamedTriple:
+    def of(cls, triple: Sequence[int], graph: Graph) -> Self:
         head, relation, tail = triple
         parts = ((graph.entities, head), (graph.relations, relation), (graph.entities, tail))
         text = ", ".join(vocabulary.text(id) for vocabulary, id in parts)

@@ -1,7 +1,5 @@
 """Adding inductive entities to a trained model and its graph, by name, by id, or from a file to a run."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ of 200 queries 2 to 9 times faster. FAISS answers single float16 and bf16 querie
 --storage`).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
@@ -15,7 +13,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -79,7 +77,7 @@ class StoredTable:
     parts: dict[str, Tensor]
 
     @classmethod
-    def of(cls, table: Tensor, storage: StorageFormat = "float32") -> StoredTable:
+    def of(cls, table: Tensor, storage: StorageFormat = "float32") -> Self:
         """Convert a table; float32 is not copied. NaN and infinity are refused."""
         if storage not in STORAGE_FORMATS:
             raise RequestError(f"The storage format must be one of {', '.join(STORAGE_FORMATS)}; got '{storage}'.")
@@ -263,9 +261,7 @@ class ExactIndex(Index):
         self.table = table
 
     @classmethod
-    def build(
-        cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32"
-    ) -> ExactIndex:
+    def build(cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32") -> Self:
         """Store a table; one of float32 is not copied, so it may be memory-mapped."""
         return cls(StoredTable.of(table, storage), metric)
 
@@ -279,7 +275,7 @@ class ExactIndex(Index):
     @classmethod
     def load(
         cls, folder: Path, metric: Metric, shape: tuple[int, int], *, storage: StorageFormat, in_memory: bool = True
-    ) -> ExactIndex:
+    ) -> Self:
         """Read what `save` wrote. Unless `in_memory`, the file is memory-mapped and only blocks are held."""
         try:
             with safe_open(folder / FILE, framework="pt") as file:
@@ -344,7 +340,7 @@ class QueryBatch:
     side: Side  # the table to search
 
     @classmethod
-    def of(cls, model: Model, entities: Tensor, relations: Tensor, side: Side) -> QueryBatch:
+    def of(cls, model: Model, entities: Tensor, relations: Tensor, side: Side) -> Self:
         """Entities and relations `(batch,)`; `side` is what is missing."""
         if side == "tail":
             return cls(model, model.factors(entities, relations, None), "tail")

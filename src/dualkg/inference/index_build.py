@@ -1,7 +1,5 @@
 """Approximate indexes by FAISS: building, tuning, measuring, saving and loading."""
 
-from __future__ import annotations
-
 import json
 import math
 import time
@@ -10,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +84,7 @@ class FaissIndex(Index):
     @classmethod
     def build(
         cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", by_distance: bool = False
-    ) -> FaissIndex:
+    ) -> Self:
         """Build an index; `by_distance` searches inner products by distances. Only blocks of rows are copied."""
         if kind not in FAISS_KINDS:
             raise RequestError(f"The kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}; got '{kind}'.")
@@ -109,7 +107,7 @@ class FaissIndex(Index):
         faiss().write_index(self._index, str(folder / FILE))
 
     @classmethod
-    def load(cls, folder: Path, metric: Metric, shape: tuple[int, int], **config: Any) -> FaissIndex:
+    def load(cls, folder: Path, metric: Metric, shape: tuple[int, int], **config: Any) -> Self:
         """Read what `save` wrote."""
         try:
             index = faiss().read_index(str(folder / FILE))

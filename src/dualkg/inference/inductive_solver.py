@@ -1,7 +1,5 @@
 """Embedding inductive entities: batched L-BFGS, and the order in which entities with common triples are embedded."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import replace
 from typing import Protocol, Self

@@ -1,7 +1,5 @@
 """Search for names: exact, by prefix, by word, by substring, and by edit distance for misspelt ones."""
 
-from __future__ import annotations
-
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator

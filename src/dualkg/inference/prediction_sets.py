@@ -5,13 +5,11 @@ answers. A prediction set contains the entities whose score is at most a thresho
 valid answers in the same direction, of the same relation if it has enough.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -44,7 +42,7 @@ class PredictionSets:
     num_relations: int
 
     @classmethod
-    def fit(cls, model: Model, graph: Graph) -> PredictionSets:
+    def fit(cls, model: Model, graph: Graph) -> Self:
         """Score the valid triples in both directions."""
         if not len(graph.valid):
             raise RequestError(
@@ -108,7 +106,7 @@ class PredictionSets:
         return {"relations": self.relations.tolist(), "nonconformity": scores}
 
     @classmethod
-    def from_dict(cls, saved: dict[str, Any], num_relations: int) -> PredictionSets:
+    def from_dict(cls, saved: dict[str, Any], num_relations: int) -> Self:
         nonconformity = np.array([saved["nonconformity"][side] for side in SIDES], dtype=np.float64)
         relations = np.array(saved["relations"], dtype=np.int64)
         if nonconformity.shape != (2, len(relations)) or not len(relations):

@@ -1,10 +1,8 @@
 """Evaluation of calibrated probabilities and prediction sets on a split that they were not fitted on."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +35,7 @@ class Coverage:
     relation_specific: bool | None = None  # whether a relation has its own threshold
 
     @classmethod
-    def of(cls, covered: Flags, sizes: Ids, *, relation_specific: bool | None = None) -> Coverage:
+    def of(cls, covered: Flags, sizes: Ids, *, relation_specific: bool | None = None) -> Self:
         return cls(float(covered.mean()), float(sizes.mean()), float(np.median(sizes)), covered.size, relation_specific)
 
 
@@ -114,7 +112,7 @@ class ReliabilityBin:
     noise: float  # the mean difference between the two if every probability were right
 
     @classmethod
-    def of(cls, probabilities: Floats, true: Flags, weights: Floats) -> ReliabilityBin:
+    def of(cls, probabilities: Floats, true: Flags, weights: Floats) -> Self:
         total = float(weights.sum())
         # A true triple is a candidate in both directions, which doubles the variance of independent ones.
         variance = 2 * float((weights * probabilities * (1 - probabilities)).sum())
@@ -139,7 +137,7 @@ class Reliability:
     bins: tuple[ReliabilityBin, ...]
 
     @classmethod
-    def of(cls, probabilities: Floats, true: Flags, weights: Floats, *, num_bins: int = NUM_BINS) -> Reliability:
+    def of(cls, probabilities: Floats, true: Flags, weights: Floats, *, num_bins: int = NUM_BINS) -> Self:
         """Candidates `(n,)` with weights, in bins of equal mass; ECE is Σ mass · |predicted − observed|."""
         total = float(weights.sum())
         if not total:

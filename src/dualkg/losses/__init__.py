@@ -1,7 +1,5 @@
 """Losses: softmax over all entities (1-vs-all, K-vs-all), and losses over sampled negatives."""
 
-from __future__ import annotations
-
 from dualkg.losses.base import Loss
 from dualkg.losses.negative_sampling import MarginRanking, NegativeSampling
 from dualkg.losses.softmax import KvsAll, OneVsAll

@@ -1,8 +1,6 @@
 """Models of link prediction; `MODELS` maps names in recipes to classes."""
 
-from __future__ import annotations
-
-from dualkg.models.base import EmbeddingModel, Factors, Model
+from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
 from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
@@ -17,27 +15,7 @@ BILINEAR: dict[str, type[BilinearModel]] = {
 DISTANCE: dict[str, type[DistanceModel]] = {model.__name__: model for model in (TransE, RotatE, ModE, SE, HAKE, MuRP)}
 MODELS: dict[str, type[EmbeddingModel]] = {**BILINEAR, **DISTANCE}
 
-__all__ = [
-    "BILINEAR",
-    "CP",
-    "DISTANCE",
-    "HAKE",
-    "MODELS",
-    "RESCAL",
-    "SE",
-    "BilinearModel",
-    "ComplEx",
-    "DistMult",
-    "DistanceModel",
-    "Dual",
-    "EmbeddingModel",
-    "Factors",
-    "ModE",
-    "Model",
-    "MuRP",
-    "QuatE",
-    "RotatE",
-    "SimplE",
-    "TransE",
-    "TuckER",
-]
+__all__ = ["BILINEAR", "DISTANCE", "MODELS"]
+__all__ += ["BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "Model"]
+__all__ += ["CP", "RESCAL", "ComplEx", "DistMult", "QuatE", "SimplE", "TuckER"]
+__all__ += ["HAKE", "SE", "ModE", "MuRP", "RotatE", "TransE"]

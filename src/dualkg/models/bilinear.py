@@ -3,8 +3,6 @@
 A model implements `map_head` and `map_tail` with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of triples, tails,
 heads and relations, the dual models and the regularizers follow from the two."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

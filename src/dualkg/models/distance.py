@@ -1,7 +1,5 @@
 """Distance models: TransE, RotatE, ModE and SE, and what HAKE and MuRP share with them."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from collections.abc import Callable

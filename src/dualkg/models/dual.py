@@ -1,7 +1,5 @@
 """The distance-based duals of a bilinear model."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

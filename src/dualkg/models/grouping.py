@@ -1,7 +1,5 @@
 """Table look-up, and products of vectors with the matrix of their relation, one relation at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """HAKE: polar coordinates with moduli and phases."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

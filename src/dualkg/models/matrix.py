@@ -1,7 +1,5 @@
 """Bilinear models whose relations are full matrices: RESCAL and TuckER."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 

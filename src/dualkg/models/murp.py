@@ -1,7 +1,5 @@
 """MuRP: a Poincaré ball."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A request passes the middleware, is read by a route (`routes/`), answered togeth
 (`batching`), and returned in a schema (`schemas`). Pages (`pages/`) fill Jinja2 templates (`templates/`).
 """
 
-from __future__ import annotations
-
 from dualkg.extras import optional_import
 from dualkg.serve.limits import Limits
 

@@ -1,7 +1,5 @@
 """The ASGI application: routes, and middleware around them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Micro-batching: queries of concurrent requests are answered by one call of the model."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Errors as HTTP responses: a status and the message that the command line would print."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Limits on what one request may ask for, and on what the server holds at a time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dualkg.errors import RequestError

@@ -1,7 +1,5 @@
 """Prometheus metrics and the access log."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ Starlette's TrustedHostMiddleware accepts neither `[::1]:8000` nor upper case, a
 its GZipMiddleware holds back the lines of a stream. Both checks are therefore written here, or left out.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import binascii

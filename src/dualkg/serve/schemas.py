@@ -4,8 +4,6 @@ Models are filled from the objects of `inference` and `evaluation` by their attr
 are used as they are.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
@@ -45,7 +43,7 @@ class Item(Schema):
     label: str = Field(description="For display; the name where there is no label.")
 
     @classmethod
-    def of(cls, vocabulary: Vocabulary, id: int) -> Item:
+    def of(cls, vocabulary: Vocabulary, id: int) -> "Item":
         return cls.model_construct(id=id, name=vocabulary[id], label=vocabulary.label(id))
 
 
@@ -82,7 +80,7 @@ class Query(Schema):
     tail: Item | None = None
 
     @classmethod
-    def of(cls, graph: Graph, ids: dict[Part, int]) -> Query:
+    def of(cls, graph: Graph, ids: dict[Part, int]) -> Self:
         return cls(**{part: Item.of(vocabulary_of(graph, part), id) for part, id in ids.items()})
 
 

@@ -1,7 +1,5 @@
 """The served runs and everything that requests share."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock, Thread
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from fastapi import Depends, Query, Request
 
@@ -47,7 +45,7 @@ class ServedRun:
     predictor: Predictor
 
     @classmethod
-    def of(cls, run: Run, *, name: str, device: str | None = None) -> ServedRun:
+    def of(cls, run: Run, *, name: str, device: str | None = None) -> Self:
         """A run with its probabilities and prediction sets, if it has been calibrated."""
         run.model = run.model.to(choose_device(device))
         return cls(name, run, Predictor.of(run, cache=True))
@@ -94,7 +92,7 @@ class ServedRuns:
         self._runs = {run.name: run for run in runs}
 
     @classmethod
-    def load(cls, paths: Sequence[Path], *, device: str | None = None) -> ServedRuns:
+    def load(cls, paths: Sequence[Path], *, device: str | None = None) -> Self:
         """Runs from their folders, each named as its folder."""
         return cls([ServedRun.of(load_run(path), name=path.resolve().name, device=device) for path in paths])
 

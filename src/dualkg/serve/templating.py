@@ -1,7 +1,5 @@
 """Pages: Jinja2 templates with autoescape, their filters and addresses, and errors as pages."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

@@ -1,27 +1,10 @@
 """Training: from a recipe, or from objects, to a run."""
 
-from __future__ import annotations
-
-from dualkg.training.api import resume, train, train_recipe, train_seeds
+from dualkg.training.api import resume, train, train_recipe
 from dualkg.training.importing import from_arrays
 from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
-from dualkg.training.run import Run, RunFolder, load_run
-from dualkg.training.trainer import InterruptedRunError, ProgressEvent
+from dualkg.training.run import Run, load_run
+from dualkg.training.trainer import InterruptedRunError
 
-__all__ = [
-    "InterruptedRunError",
-    "Optimizer",
-    "ProgressEvent",
-    "Recipe",
-    "Run",
-    "RunFolder",
-    "Validation",
-    "from_arrays",
-    "list_recipes",
-    "load_recipe",
-    "load_run",
-    "resume",
-    "train",
-    "train_recipe",
-    "train_seeds",
-]
+__all__ = ["Optimizer", "Recipe", "Run", "Validation", "from_arrays", "list_recipes", "load_recipe", "load_run"]
+__all__ += ["InterruptedRunError", "resume", "train", "train_recipe"]

@@ -1,7 +1,5 @@
 """The order of training examples: batches that depend on seed and epoch alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 import torch

@@ -1,7 +1,5 @@
 """Checkpoints and weights as safetensors files, written atomically."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ fast engine computes the gradient of the softmax without autograd: fused on a CP
 on a GPU entirely in kernels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

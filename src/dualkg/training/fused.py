@@ -1,7 +1,5 @@
 """The fused step: the gradient of 1-vs-all without autograd, in less time and memory than the reference step."""
 
-from __future__ import annotations
-
 import sys
 from functools import cache
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Embeddings that were trained elsewhere, as a run that can be evaluated, queried and saved."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

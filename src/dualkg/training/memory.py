@@ -1,7 +1,5 @@
 """An upper bound of the memory that a run needs, checked before it starts."""
 
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path

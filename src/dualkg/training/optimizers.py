@@ -1,7 +1,5 @@
 """Optimizers, learning-rate schedules, and the state of an optimizer as tensors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

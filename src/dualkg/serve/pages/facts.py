@@ -1,7 +1,5 @@
 """New facts: the triples that a model would add, for a curator to accept or reject."""
 
-from __future__ import annotations
-
 import json
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The map: all entities in the plane, coloured by the predictions of a query."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from fastapi import Query, Response

@@ -1,7 +1,5 @@
 """The start page: a query, its known answers and its new predictions, also as JSON."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The page of all API routes, made from the OpenAPI description."""
 
-from __future__ import annotations
-
 from fastapi.responses import HTMLResponse
 
 from dualkg.serve.service import Context

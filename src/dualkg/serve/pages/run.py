@@ -1,7 +1,5 @@
 """The page of a run, or of two side by side: metrics, learning curves, calibration, sparsity, recipe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

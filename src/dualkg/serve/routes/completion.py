@@ -1,7 +1,5 @@
 """Completion: new triples as a stream of JSON lines, progress first, then the triples, best first."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable

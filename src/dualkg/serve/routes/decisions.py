@@ -1,7 +1,5 @@
 """Decisions: new facts that were accepted or rejected, stored in the run folder."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping

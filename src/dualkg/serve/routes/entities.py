@@ -1,7 +1,5 @@
 """Entities: search by name, everything about one, and the map of all."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated
 

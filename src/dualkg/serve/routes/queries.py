@@ -1,7 +1,5 @@
 """Queries: missing parts of a triple, scores, prediction sets, similar entities, explanations."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Annotated, Literal
 

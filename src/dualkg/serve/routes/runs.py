@@ -1,7 +1,5 @@
 """Runs: their details, two compared, health and metrics."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 
