@@ -16,35 +16,12 @@ import torch
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
+from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
+from dualkg.data.inspection import CARDINALITIES, cardinalities
 from dualkg.evaluation.ranking import Ranks, check_finite, choose_counter, eval_mode, full_precision, rank
 from dualkg.files import atomic_write
 from dualkg.kernels.scores import RankTargets
 from dualkg.models.base import Model
-
-CARDINALITIES = ("1-1", "1-N", "N-1", "N-N", "unseen")
-MANY = 1.5  # answers per query, on average
-
-
-def cardinalities(train: Triples, shape: GraphShape) -> list[str]:
-    """The class of each relation, counted on train: N means 1.5 or more answers per query on average."""
-    _, first = np.unique(triple_keys(train, shape), return_index=True)
-    distinct = train[first]
-    tails_per_head = _answers_per_query(distinct[:, 0], distinct[:, 1], shape)
-    heads_per_tail = _answers_per_query(distinct[:, 2], distinct[:, 1], shape)
-    return [
-        "unseen" if not tails else f"{'N' if heads >= MANY else '1'}-{'N' if tails >= MANY else '1'}"
-        for heads, tails in zip(heads_per_tail, tails_per_head, strict=True)
-    ]
-
-
-def _answers_per_query(given: np.ndarray, relation: np.ndarray, shape: GraphShape) -> list[float]:
-    answers = np.bincount(relation, minlength=shape.num_relations)
-    queries = np.unique(given.astype(np.int64) * shape.num_relations + relation)
-    num_queries = np.bincount(queries % shape.num_relations, minlength=shape.num_relations)
-    found: list[float] = (answers / np.maximum(num_queries, 1)).tolist()
-    return found
-
 
 HITS = (1, 3, 10)
 COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
