@@ -114,3 +114,44 @@ def test_reliability_diagram(tmp_path):
     svg = first[1].read_text()
     for words in ("ComplEx", "CP", "predicted probability", "observed frequency", "10%"):
         assert words in svg
+
+
+def test_hits_at_any_k_and_restricted_candidates(run_cli, run, tmp_path):
+    out = run_cli("evaluate", run.folder, "--hits", "1,5,20", "--by", "direction").out
+    assert all(words in out for words in ("H@5", "H@20", "AMR", "AMRI", "head"))
+    assert "H@10" not in out
+    facts = run_cli("evaluate", run.folder, "--hits", "5", "--type-constrained", "--json").json
+    report = kg.evaluate(run.model, run.graph, hits=(5,), type_constrained=True)
+    assert facts == json.loads(report.as_json())
+    assert facts["candidates"] == "domain or range of the relation in train"
+    assert facts["metrics"]["hits_at_5"] == report.hits(5)
+    graph, path = run.graph, tmp_path / "lists.jsonl"
+    lines = []
+    for h, r, t in graph.test.tolist():
+        row = {"head": graph.entities[h], "relation": graph.relations[r], "tail": graph.entities[t]}
+        lines.append(json.dumps({**row, "tail_candidates": ["e0", "e1"], "head_candidates": ["e2"]}))
+    path.write_text("\n".join(lines))
+    result = run_cli("evaluate", run.folder, "--candidates", path)
+    assert result.code == 0, result.err
+    assert "Candidates: given lists, without known answers." in result.out
+    assert run_cli("evaluate", run.folder, "--candidates", path, "--json").json["metrics"]["mr"] <= 2
+    relations = run_cli("evaluate", run.folder, "--task", "relation", "--hits", "2", "--json").json
+    assert relations["metrics"] == kg.evaluate_relations(run.model, graph, hits=(2,)).as_dict()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--hits", "1,x"), "--hits should be a list of whole numbers from 1, such as 1,3,10,50; got '1,x'"),
+        (("--hits", "0"), "--hits should be a list of whole numbers from 1"),
+        (("--hits", "3", "--task", "classification"), "--hits is for rankings"),
+        (("--type-constrained", "--candidates", "a.npz"), "exclude each other"),
+        (("--type-constrained", "--task", "relation"), "--type-constrained is for ranking heads and tails"),
+        (("--candidates", "a.npz", "--storage", "int8"), "--candidates is for ranking heads and tails"),
+        (("--candidates", "a.npz"), "a.npz is not a file; candidate lists were expected"),
+    ],
+)
+def test_refused_candidates_and_hits(run_cli, run, words, sentence):
+    result = run_cli("evaluate", run.folder, *words)
+    assert result.code == 2
+    assert sentence in result.err

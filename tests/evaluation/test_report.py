@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import dualkg as kg
+from dualkg.data.inspection import cardinalities
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import Metrics, build_report, cardinalities, load_ranks, save_ranks
+from dualkg.evaluation.report import Metrics, build_report, load_ranks, save_ranks
 from tests.conftest import graph_of
 
 

@@ -111,6 +111,14 @@ def parse_numbers(option: str, text: str) -> list[float]:
         raise RequestError(f"{option} should be a list of numbers such as 0,0.5,0.9; got '{text}'.") from None
 
 
+def parse_hits(text: str | None) -> tuple[int, ...]:
+    """`1,3,10,50` → (1, 3, 10, 50), the k of Hits@k."""
+    parts = [part.strip() for part in (text or "1,3,10").split(",")]
+    if not all(part.isdecimal() and int(part) for part in parts):
+        raise RequestError(f"--hits should be a list of whole numbers from 1, such as 1,3,10,50; got '{text}'.")
+    return tuple(dict.fromkeys(map(int, parts)))
+
+
 Cell = str | Text
 
 
@@ -140,10 +148,12 @@ def print_table(
     (console if needed <= console.width else Console(highlight=False, width=needed)).print(table)
 
 
-def print_metrics(rows: dict[str, Metrics], *, title: str = "") -> None:
-    from dualkg.evaluation.report import COLUMNS
-
-    print_table([title, *COLUMNS, "MR", "queries"], [[name, *metrics.row()] for name, metrics in rows.items()])
+def print_metrics(
+    rows: dict[str, Metrics], *, title: str = "", hits: Sequence[int] = (1, 3, 10), adjusted: bool = False
+) -> None:
+    """Print MRR, Hits@k and mean ranks of each row; `adjusted` adds AMR and AMRI."""
+    columns = [title, "MRR", *(f"H@{k}" for k in hits), "MR", *["AMR", "AMRI"] * adjusted, "queries"]
+    print_table(columns, [[name, *metrics.row(hits=hits, adjusted=adjusted)] for name, metrics in rows.items()])
 
 
 def print_reports(run: Run) -> None:

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 Task = Literal["link", "relation", "classification"]
 TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."
+HITS = "The k of Hits@k, such as 1,3,10,50 (default: 1,3,10)."
+CANDIDATES = "Rank among the candidates that this file lists for each triple (.parquet, .jsonl or .npz)."
+TYPES = "Rank only among entities that train has on the same side of the relation."
 STORAGE = "Storage formats of the entity table to compare: float32,float16,bf16,int8,sparse:0.9 (90 % zeros)."
 
 
@@ -32,6 +35,9 @@ def evaluate(
     run: cli.RunPath,
     split: cli.SplitName = "test",
     by: cli.By = None,
+    hits: Annotated[str | None, Option(help=HITS)] = None,
+    candidates: Annotated[Path | None, Option(help=CANDIDATES)] = None,
+    type_constrained: Annotated[bool, Option("--type-constrained", help=TYPES)] = False,
     task: Annotated[Task, Option(help=TASK)] = "link",
     negatives: Annotated[Path | None, Option(help="False triples for classification (default: sampled).")] = None,
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
@@ -48,6 +54,14 @@ def evaluate(
         raise RequestError(f"{'--storage' if storage else '--task relation'} reports totals only. Leave out {wrong}.")
     if task == "classification" and by not in (None, "relation"):
         raise RequestError(f"--task classification can be reported by relation; got '{by}'.")
+    restricted = "--candidates" if candidates else "--type-constrained" if type_constrained else None
+    if restricted and (storage or task != "link"):
+        raise RequestError(f"{restricted} is for ranking heads and tails. Leave it out, or leave out --task/--storage.")
+    if candidates and type_constrained:
+        raise RequestError("--candidates and --type-constrained exclude each other. Leave out one.")
+    if hits and (storage or task == "classification"):
+        raise RequestError("--hits is for rankings of entities or relations. Leave it out.")
+    ks = cli.parse_hits(hits)
     loaded = cli.load_on_device(run, device)
     if not len(loaded.graph.split(split)):
         raise RequestError(f"The graph of {run} has no {split} triples to evaluate on.")
@@ -56,24 +70,30 @@ def evaluate(
     if task == "classification":
         return _classify(loaded, split, by, negatives)
     if task == "relation":
-        metrics = evaluate_relations(loaded.model, loaded.graph, split=split)
+        metrics = evaluate_relations(loaded.model, loaded.graph, split=split, hits=ks)
         data = {"graph": loaded.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
-        return cli.Result(data, lambda: cli.print_metrics({f"{loaded.graph.name} {split}, (head, ?, tail)": metrics}))
-    report = rank(loaded.model, loaded.graph, split=split)
-    return cli.Result(report.as_dict(), lambda: _print_report(report, by))
+        rows = {f"{loaded.graph.name} {split}, (head, ?, tail)": metrics}
+        return cli.Result(data, lambda: cli.print_metrics(rows, hits=ks, adjusted=True))
+    report = rank(
+        loaded.model, loaded.graph, split=split, hits=ks, candidates=candidates, type_constrained=type_constrained
+    )
+    return cli.Result(report.as_dict(), lambda: _print_report(report, by, ks))
 
 
-def _print_report(report: Report, by: str | None) -> None:
+def _print_report(report: Report, by: str | None, hits: tuple[int, ...]) -> None:
     """All queries, then the bounds if ties make them differ, then a row for each group."""
     rows = {f"{report.graph} {report.split}": report.metrics}
     if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
         rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
     if report.num_unseen_triples:
         rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = report.without_unseen
-    cli.print_metrics(rows)
+    cli.print_metrics(rows, hits=hits, adjusted=True)
     if by:
+        groups = dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries))
         cli.stdout.print()
-        cli.print_metrics(dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries)), title=by)
+        cli.print_metrics(groups, title=by, hits=hits, adjusted=True)
+    if report.candidates != "all entities":
+        cli.stdout.print(f"[dim]Candidates: {report.candidates}, without known answers.[/dim]")
 
 
 def _classify(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:

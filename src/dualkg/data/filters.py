@@ -37,6 +37,20 @@ class KnownAnswerTensors:
         first, last = (torch.searchsorted(self.queries, keys, side=side) for side in ("left", "right"))
         return self.offsets[first], self.offsets[last]
 
+    def contains(self, first: Tensor, last: Tensor, entities: Tensor) -> Tensor:
+        """Whether each entity is among the answers `first` to `last` − 1, by binary search; shapes are broadcast."""
+        if not len(self.answers) or not entities.numel():
+            return torch.zeros_like(entities, dtype=torch.bool)
+        low, high = (ends.expand(entities.shape) for ends in (first, last))
+        for _ in range(int((last - first).max()).bit_length()):
+            middle = (low + high) // 2
+            smaller = self.answers[middle.clamp(max=len(self.answers) - 1)] < entities
+            low, high = (
+                torch.where((low < high) & smaller, middle + 1, low),
+                torch.where((low < high) & ~smaller, middle, high),
+            )
+        return (low < last) & (self.answers[low.clamp(max=len(self.answers) - 1)] == entities)
+
 
 class KnownAnswers:
     """The tails of every (head, relation), and the heads of every (tail, relation + num_relations).

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dualkg.data.inspection import Inspection
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.files import atomic_folder
@@ -85,6 +86,11 @@ class Graph:
             "relations": len(self.relations),
             **{name: len(self.split(name)) for name in SPLITS},
         }
+
+    def inspect(self) -> Inspection:
+        """Degrees, cardinalities, components, unseen entities, redundant relations, and the leakage they cause."""
+        splits: dict[str, Triples] = {name: self.split(name) for name in SPLITS}
+        return Inspection(self.name, self.entities, self.relations, splits, tuple(self.notes.sentences()))
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n:,} {name}" for name, n in self.counts.items())

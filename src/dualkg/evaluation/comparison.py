@@ -13,9 +13,10 @@ import numpy.typing as npt
 import torch
 
 from dualkg.data.graph import Graph, Triples
+from dualkg.data.inspection import cardinalities
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import COLUMNS, DIRECTIONS, cardinalities, metric_values
+from dualkg.evaluation.report import COLUMNS, DIRECTIONS, metric_values
 
 Floats = npt.NDArray[np.float64]
 

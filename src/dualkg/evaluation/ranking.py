@@ -1,4 +1,4 @@
-"""Filtered ranks: the rank of each true answer among all entities but the other known answers."""
+"""Filtered ranks: the rank of each true answer among all entities, or given ones, but the other known answers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split, Triples
-from dualkg.errors import DivergedError
+from dualkg.errors import DivergedError, RequestError
+from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.scores import RankTargets, count_with_torch
-from dualkg.models.base import Model
+from dualkg.models.base import Model, Side
 
 Counts = npt.NDArray[np.int64]
 
@@ -32,12 +33,14 @@ MIN_COMPARISONS_FOR_NUMBA = 50_000_000  # importing numba takes longer than fewe
 class Ranks:
     """The optimistic and the pessimistic rank of the tail and of the head of every triple.
 
-    Arrays are `(2, num_triples)`: row 0 is of (head, relation, ?), row 1 of (?, relation, tail).
+    Arrays are `(2, num_triples)`: row 0 is of (head, relation, ?), row 1 of (?, relation, tail). `num_candidates`
+    includes the answer; it is None where all entities but the known answers are candidates.
     """
 
     triples: Triples
     optimistic: Counts
     pessimistic: Counts
+    num_candidates: Counts | None = None
 
     @property
     def mean(self) -> npt.NDArray[np.float64]:
@@ -52,32 +55,108 @@ def rank(
     *,
     split: Split = "test",
     known: KnownAnswers | None = None,
+    type_constrained: bool = False,
+    candidates: CandidateLists | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Ranks:
     """Rank every triple of a split in both directions, filtered by all three splits.
 
-    A query with several answers is scored once. Memory is bounded by `BLOCK_ELEMENTS` scores. A GPU is synchronized
-    at the end, not after each block.
+    Candidates are all entities; with `type_constrained` those that train has on the same side of the relation; or those
+    of a list for each query. The answer is always one. A query with several answers is scored once. Memory is bounded
+    by `BLOCK_ELEMENTS` scores. A GPU is synchronized at the end, not after each block.
     """
     model.check_shape(graph.shape)
     triples, device = graph.split(split), model.device
     known = known or KnownAnswers.of(graph)
+    if candidates is not None:
+        if type_constrained:
+            raise RequestError("Candidates are given in lists or by type constraints, not both. Leave out one.")
+        return _rank_lists(model, triples, known, candidates, progress)
+    types = TypeConstraint.of(graph, device) if type_constrained else None
     order, blocks = _queries(triples, known, device)
     count = choose_counter(device.type, 2 * len(triples) * graph.shape.num_entities)
     answers = known.on(device).answers
     counts = torch.empty(len(order), 2, dtype=torch.int32, device=device)
+    num_candidates = torch.empty(len(order), dtype=torch.int32, device=device) if types else None
     done = 0
     with full_precision(), eval_mode(model):
         for block in blocks:
             positions = order[done : done + len(block.targets.rows)]
-            counts[positions] = count(block.scores(model), answers, block.targets)
+            scores = block.scores(model)
+            if types is not None and num_candidates is not None:
+                allowed = types.allowed(block.relations, backward=block.backward)
+                allowed[block.targets.rows, block.targets.answers] = True
+                # Candidates that are neither known nor the answer are all tied with it in a table of ones.
+                num_candidates[positions] = count(allowed.to(scores.dtype), answers, block.targets)[:, 1] + 1
+                lowest = torch.finfo(scores.dtype).min
+                scores = torch.where(allowed | ~scores.isfinite(), scores, lowest)
+            counts[positions] = count(scores, answers, block.targets)
             done += len(positions)
             if progress:
                 progress(done, len(order))
+    return _ranks(triples, counts, num_candidates)
+
+
+def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> Ranks:
+    """Ranks from counts `(2 · num_triples, 2)` of the candidates that score higher and equal."""
     found = counts.cpu().numpy().astype(np.int64)
     check_finite(found, lambda position: _format_query(triples, position))
     better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
-    return Ranks(triples, better + 1, better + tied + 1)
+    numbers = None if num_candidates is None else num_candidates.cpu().numpy().astype(np.int64).reshape(2, -1)
+    return Ranks(triples, better + 1, better + tied + 1, numbers)
+
+
+def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
+    """The number of candidates of each query, `(2, num_triples)`: all entities but the other known answers."""
+    heads, relations, tails = torch.from_numpy(triples).long().unbind(1)
+    given, answers = torch.stack([heads, tails]), torch.stack([tails, heads])
+    tensors = known.on(torch.device("cpu"))
+    first, last = tensors.ranges(known.keys(given, torch.stack([relations, relations + known.shape.num_relations])))
+    others = last - first - tensors.contains(first, last, answers).long()
+    found: Counts = (known.shape.num_entities - others).numpy()
+    return found
+
+
+# -- given candidates ---------------------------------------------------------------------------------------
+
+
+def _rank_lists(
+    model: Model,
+    triples: Triples,
+    known: KnownAnswers,
+    lists: CandidateLists,
+    progress: Callable[[int, int], None] | None,
+) -> Ranks:
+    """Rank each answer among the candidates of its own list that are no other known answers."""
+    if lists.num_queries != 2 * len(triples):
+        raise RequestError(
+            f"Candidates are listed for {lists.num_queries // 2:,} triples; the split has {len(triples):,}."
+        )
+    device, tensors = model.device, known.on(model.device)
+    heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
+    width = max(1, sum(table.numel() for table in model.parameters()) // known.shape.num_entities)
+    counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
+    num_candidates = torch.empty(2 * len(triples), dtype=torch.int32, device=device)
+    sides: tuple[Side, ...] = ("tail", "head")
+    with full_precision(), eval_mode(model):
+        for backward, (side, given, answers) in enumerate(zip(sides, (heads, tails), (tails, heads), strict=True)):
+            offset = backward * len(triples)
+            for start, stop, ids in lists.blocks(offset, offset + len(triples), BLOCK_ELEMENTS // width):
+                rows = slice(start - offset, stop - offset)
+                entity, relation, answer = given[rows], relations[rows], answers[rows, None]
+                first, last = tensors.ranges(known.keys(entity, relation + backward * known.shape.num_relations))
+                listed = torch.from_numpy(ids).to(device).long()
+                counted = (listed >= 0) & (listed != answer)
+                counted &= ~tensors.contains(first[:, None], last[:, None], listed)
+                scores = model.predict_candidates(entity, relation, torch.cat([answer, listed.clamp(min=0)], 1), side)
+                target, others = scores[:, :1], scores[:, 1:]
+                better, tied = (((others > target) & counted).sum(1), ((others == target) & counted).sum(1))
+                finite = target[:, 0].isfinite() & (others.isfinite() | ~counted).all(1)
+                counts[start:stop] = torch.stack([better, tied], 1).masked_fill(~finite[:, None], -1).int()
+                num_candidates[start:stop] = counted.sum(1) + 1
+                if progress:
+                    progress(stop, 2 * len(triples))
+    return _ranks(triples, counts, num_candidates)
 
 
 # -- queries ------------------------------------------------------------------------------------------------

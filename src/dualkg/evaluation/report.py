@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,35 +16,23 @@ import torch
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
-from dualkg.evaluation.ranking import Ranks, check_finite, choose_counter, eval_mode, full_precision, rank
+from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
+from dualkg.data.inspection import CARDINALITIES, cardinalities
+from dualkg.errors import RequestError
+from dualkg.evaluation.candidates import CandidateLists
+from dualkg.evaluation.ranking import (
+    Counts,
+    Ranks,
+    check_finite,
+    choose_counter,
+    count_candidates,
+    eval_mode,
+    full_precision,
+    rank,
+)
 from dualkg.files import atomic_write
 from dualkg.kernels.scores import RankTargets
 from dualkg.models.base import Model
-
-CARDINALITIES = ("1-1", "1-N", "N-1", "N-N", "unseen")
-MANY = 1.5  # answers per query, on average
-
-
-def cardinalities(train: Triples, shape: GraphShape) -> list[str]:
-    """The class of each relation, counted on train: N means 1.5 or more answers per query on average."""
-    _, first = np.unique(triple_keys(train, shape), return_index=True)
-    distinct = train[first]
-    tails_per_head = _answers_per_query(distinct[:, 0], distinct[:, 1], shape)
-    heads_per_tail = _answers_per_query(distinct[:, 2], distinct[:, 1], shape)
-    return [
-        "unseen" if not tails else f"{'N' if heads >= MANY else '1'}-{'N' if tails >= MANY else '1'}"
-        for heads, tails in zip(heads_per_tail, tails_per_head, strict=True)
-    ]
-
-
-def _answers_per_query(given: np.ndarray, relation: np.ndarray, shape: GraphShape) -> list[float]:
-    answers = np.bincount(relation, minlength=shape.num_relations)
-    queries = np.unique(given.astype(np.int64) * shape.num_relations + relation)
-    num_queries = np.bincount(queries % shape.num_relations, minlength=shape.num_relations)
-    found: list[float] = (answers / np.maximum(num_queries, 1)).tolist()
-    return found
-
 
 HITS = (1, 3, 10)
 COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
@@ -56,9 +44,22 @@ def metric_values(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
 
 
+def check_hits(hits: Iterable[int]) -> tuple[int, ...]:
+    """The distinct k of Hits@k in their order; each is a whole number of at least 1."""
+    found = tuple(dict.fromkeys(hits))
+    for k in found:
+        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+            raise RequestError(f"The k of Hits@k is a whole number of at least 1; got {k!r}.")
+    return found
+
+
 @dataclass(frozen=True)
 class Metrics:
-    """Mean reciprocal rank, mean rank, and Hits@1, 3 and 10."""
+    """Mean reciprocal rank, mean rank, Hits@1, 3 and 10, and the adjusted mean rank.
+
+    AMR is the mean rank divided by its expectation for random scores, AMRI = 1 − (MR − 1) / (expectation − 1): 1 is
+    perfect, 0 random. They are None where the number of candidates is not known. `more_hits` has Hits@k for other k.
+    """
 
     mrr: float
     mr: float
@@ -66,36 +67,60 @@ class Metrics:
     hits_at_3: float
     hits_at_10: float
     num_queries: int
+    amr: float | None = None
+    amri: float | None = None
+    more_hits: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, ranks: npt.NDArray[np.number]) -> Metrics:
-        """From ranks of any shape; realistic ranks may be fractions."""
+    def of(
+        cls,
+        ranks: npt.NDArray[np.number],
+        num_candidates: npt.NDArray[np.number] | None = None,
+        *,
+        hits: Iterable[int] = (),
+    ) -> Metrics:
+        """From ranks of any shape, with the number of candidates of each; realistic ranks may be fractions."""
         ranks = np.asarray(ranks, dtype=np.float64).reshape(-1)
+        more = [k for k in check_hits(hits) if k not in HITS]
         if not len(ranks):
             nan = float("nan")
-            return cls(nan, nan, nan, nan, nan, num_queries=0)
+            return cls(nan, nan, nan, nan, nan, num_queries=0, more_hits=dict.fromkeys(more, nan))
         mrr, at_1, at_3, at_10 = (float(values.mean()) for values in metric_values(ranks))
-        return cls(mrr, float(ranks.mean()), at_1, at_3, at_10, num_queries=len(ranks))
+        mr, amr, amri = float(ranks.mean()), None, None
+        if num_candidates is not None:
+            expected = (float(np.mean(num_candidates)) + 1) / 2
+            amr, amri = mr / expected, 1 - (mr - 1) / (expected - 1) if expected > 1 else None
+        more_hits = {k: float((ranks <= k).mean()) for k in more}
+        return cls(mrr, mr, at_1, at_3, at_10, len(ranks), amr, amri, more_hits)
+
+    def hits(self, k: int) -> float:
+        """Hits@k, of those that were computed; `Report.hits` has it for any k."""
+        computed = {**{k: getattr(self, f"hits_at_{k}") for k in HITS}, **self.more_hits}
+        if k not in computed:
+            known = ", ".join(map(str, computed))
+            raise RequestError(f"Hits@{k} was not computed, only k = {known}. Evaluate with hits=({k},).")
+        return float(computed[k])
 
     def as_dict(self) -> dict[str, float | None]:
         """For JSON, with None for NaN, the metrics of no queries."""
-        return {
-            name: value if self.num_queries or name == "num_queries" else None for name, value in asdict(self).items()
-        }
+        values = asdict(self)
+        values |= {f"hits_at_{k}": value for k, value in values.pop("more_hits").items()}
+        return {name: value if self.num_queries or name == "num_queries" else None for name, value in values.items()}
 
-    def row(self) -> list[str]:
-        """The cells of a table row: `COLUMNS`, the mean rank and the number of queries."""
+    def row(self, *, hits: Sequence[int] = HITS, adjusted: bool = False) -> list[str]:
+        """The cells of a table row: MRR, Hits@k, the mean rank, AMR and AMRI if `adjusted`, the number of queries."""
         if not self.num_queries:
-            return ["–"] * 5 + ["0"]
-        shares = [f"{getattr(self, name):.4f}" for name in COLUMNS.values()]
-        return [*shares, f"{self.mr:,.1f}", f"{self.num_queries:,}"]
+            return ["–"] * (2 + len(hits) + 2 * adjusted) + ["0"]
+        shares = [f"{value:.4f}" for value in (self.mrr, *map(self.hits, hits))]
+        adjusted_ranks = ["–" if value is None else f"{value:.4f}" for value in (self.amr, self.amri)] * adjusted
+        return [*shares, f"{self.mr:,.1f}", *adjusted_ranks, f"{self.num_queries:,}"]
 
 
 BLOCK = 1024  # queries scored at a time
 
 
 @torch.no_grad()
-def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test") -> Metrics:
+def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test", hits: Iterable[int] = HITS) -> Metrics:
     """Relation prediction: rank the relation of every triple of a split, filtered, by realistic ranks.
 
     Candidates are the relations of the graph, without their reciprocals.
@@ -115,7 +140,7 @@ def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test") -> 
     found = counts.cpu().numpy().astype(np.int64)
     check_finite(found, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
     better, tied = found.T
-    return Metrics.of(better + 1 + tied / 2)
+    return Metrics.of(better + 1 + tied / 2, num_relations - (last - first - 1).cpu().numpy(), hits=hits)
 
 
 def _known_relations(queries: Triples, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
@@ -130,6 +155,7 @@ def _known_relations(queries: Triples, graph: Graph) -> tuple[Tensor, Tensor, Te
 
 DIRECTIONS = ("tail", "head")
 VIEWS = ("direction", "relation", "cardinality")
+PROTOCOL = "filtered by train, valid and test; both directions; ties at their mean"
 
 
 @dataclass(frozen=True)
@@ -147,10 +173,15 @@ class Report:
     by_relation: dict[str, Metrics]
     by_cardinality: dict[str, Metrics]
     ranks: Ranks = field(repr=False, compare=False)
+    candidates: str = "all entities"
 
     @property
     def mrr(self) -> float:
         return self.metrics.mrr
+
+    def hits(self, k: int) -> float:
+        """Hits@k for any k: the fraction of realistic ranks that are at most k."""
+        return Metrics.of(self.ranks.mean, hits=(k,)).hits(k)
 
     def by(self, view: str) -> dict[str, Metrics]:
         """The metrics by direction, relation or cardinality."""
@@ -163,7 +194,8 @@ class Report:
         return {
             "graph": self.graph,
             "split": self.split,
-            "protocol": "filtered by train, valid and test; both directions; ties at their mean",
+            "protocol": PROTOCOL,
+            "candidates": self.candidates,
             **{name: getattr(self, name).as_dict() for name in single},
             "num_unseen_triples": self.num_unseen_triples,
             **{f"by_{view}": {key: m.as_dict() for key, m in self.by(view).items()} for view in VIEWS},
@@ -179,30 +211,60 @@ def evaluate(
     *,
     split: Split = "test",
     known: KnownAnswers | None = None,
+    hits: Iterable[int] = HITS,
+    type_constrained: bool = False,
+    candidates: CandidateLists | str | Path | Mapping[str, Any] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
-    """Rank a split and report on it."""
-    return build_report(rank(model, graph, split=split, known=known, progress=progress), graph, split=split)
+    """Rank a split and report on it, with Hits@k for each k of `hits` besides 1, 3 and 10.
+
+    With `type_constrained`, candidates are the entities that train has on the same side of the relation. `candidates`
+    are lists, the file of them, or a mapping of their columns; see `read_candidates`. The answer is always a candidate.
+    """
+    hits, known = check_hits(hits), known or KnownAnswers.of(graph)
+    lists = None if candidates is None else CandidateLists.of(candidates, graph, split)
+    kind = (
+        "given lists" if lists else "domain or range of the relation in train" if type_constrained else "all entities"
+    )
+    ranks = rank(
+        model, graph, split=split, known=known, type_constrained=type_constrained, candidates=lists, progress=progress
+    )
+    return build_report(ranks, graph, split=split, known=known, hits=hits, candidates=kind)
 
 
-def build_report(ranks: Ranks, graph: Graph, *, split: Split) -> Report:
+def build_report(
+    ranks: Ranks,
+    graph: Graph,
+    *,
+    split: Split,
+    known: KnownAnswers | None = None,
+    hits: Iterable[int] = HITS,
+    candidates: str = "all entities",
+) -> Report:
     """Metrics of all ranks, of their bounds, and by direction, relation and cardinality."""
-    mean = ranks.mean
-    relation = ranks.triples[:, 1]
+    number = ranks.num_candidates
+    if number is None:
+        number = count_candidates(ranks.triples, known or KnownAnswers.of(graph))
+    mean, relation, every = ranks.mean, ranks.triples[:, 1], np.s_[:]
+
+    def of(part: Any, values: npt.NDArray[np.number] = mean) -> Metrics:
+        return Metrics.of(values[part], number[part], hits=hits)
+
     kinds = np.array(cardinalities(graph.train, graph.shape), dtype=object)[relation]
     seen = _seen_in_train(ranks, graph)
     return Report(
         graph=graph.name,
         split=split,
-        metrics=Metrics.of(mean),
-        optimistic=Metrics.of(ranks.optimistic),
-        pessimistic=Metrics.of(ranks.pessimistic),
-        without_unseen=Metrics.of(mean[:, seen]),
+        metrics=of(every),
+        optimistic=of(every, ranks.optimistic),
+        pessimistic=of(every, ranks.pessimistic),
+        without_unseen=of(np.s_[:, seen]),
         num_unseen_triples=int((~seen).sum()),
-        by_direction={name: Metrics.of(mean[row]) for row, name in enumerate(DIRECTIONS)},
-        by_relation={graph.relations[id]: Metrics.of(mean[:, relation == id]) for id in np.unique(relation).tolist()},
-        by_cardinality={kind: Metrics.of(mean[:, kinds == kind]) for kind in CARDINALITIES if (kinds == kind).any()},
+        by_direction={name: of(row) for row, name in enumerate(DIRECTIONS)},
+        by_relation={graph.relations[id]: of(np.s_[:, relation == id]) for id in np.unique(relation).tolist()},
+        by_cardinality={kind: of(np.s_[:, kinds == kind]) for kind in CARDINALITIES if (kinds == kind).any()},
         ranks=ranks,
+        candidates=candidates,
     )
 
 
@@ -214,12 +276,14 @@ def _seen_in_train(ranks: Ranks, graph: Graph) -> np.ndarray:
 
 
 def save_ranks(ranks: Ranks, path: Path) -> None:
-    """Write one row per query: the triple, the direction, the optimistic and the pessimistic rank."""
+    """Write one row per query: the triple, the direction, both ranks, and the number of candidates if restricted."""
     columns = {name: np.tile(ranks.triples[:, i], 2) for i, name in enumerate(("head", "relation", "tail"))}
     directions = pa.array(np.repeat([0, 1], len(ranks.triples)), pa.int8())
     columns["direction"] = pa.DictionaryArray.from_arrays(directions, pa.array(DIRECTIONS))
     columns["optimistic"] = ranks.optimistic.reshape(-1).astype(np.int32)
     columns["pessimistic"] = ranks.pessimistic.reshape(-1).astype(np.int32)
+    if ranks.num_candidates is not None:
+        columns["num_candidates"] = ranks.num_candidates.reshape(-1).astype(np.int32)
     with atomic_write(path) as fresh:
         pq.write_table(pa.table(columns), fresh, compression="zstd")
 
@@ -229,5 +293,9 @@ def load_ranks(path: Path) -> Ranks:
     half = table.num_rows // 2
     column = {name: table[name].to_numpy() for name in table.column_names if name != "direction"}
     triples = np.stack([column[name][:half] for name in ("head", "relation", "tail")], axis=1)
-    optimistic, pessimistic = (column[name].astype(np.int64).reshape(2, -1) for name in ("optimistic", "pessimistic"))
-    return Ranks(triples.astype(np.int32), optimistic, pessimistic)
+    counts: dict[str, Counts] = {
+        name: column[name].astype(np.int64).reshape(2, -1)
+        for name in ("optimistic", "pessimistic", "num_candidates")
+        if name in column
+    }
+    return Ranks(triples.astype(np.int32), **counts)

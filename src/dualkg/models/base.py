@@ -101,6 +101,14 @@ class Model(nn.Module, ABC):
             return self.score_tails(tails, relations + self.shape.num_relations)
         return self.score_heads(relations, tails)
 
+    def predict_candidates(self, given: Tensor, relations: Tensor, candidates: Tensor, side: Side) -> Tensor:
+        """Scores of candidates `(batch, n)` for the queries whose `side` is missing, as above, `(batch, n)`."""
+        if side == "tail":
+            return self.candidate_scores(self.factors(given, relations, None), candidates, "tail")
+        if self.reciprocal:
+            return self.predict_candidates(given, relations + self.shape.num_relations, candidates, "tail")
+        return self.candidate_scores(self.factors(None, relations, given), candidates, "head")
+
     def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
         """The vectors of a batch of triples, or of queries, where the ids to predict are None."""
         return Factors(self.embedding, heads, relations, tails)
