@@ -24,7 +24,7 @@ def dualkg(run_cli, monkeypatch, tmp_path):
     return run_cli
 
 
-QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1)
+QUICK = ("--dim", 8, "--epochs", 1, "--threads", 1, "--no-tune")
 
 
 @pytest.fixture(scope="module")
