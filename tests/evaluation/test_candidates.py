@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.filters import KnownAnswers
-from dualkg.evaluation import ranking, read_candidates, save_ranks
-from dualkg.evaluation.report import Metrics, build_report, load_ranks
+from dualkg.evaluation import ranking, read_candidates
+from dualkg.evaluation.report import Metrics, build_report, load_ranks, save_ranks
 from tests.conftest import graph_of
 from tests.evaluation.test_ranking import graphs, score_of_every_triple, whole_numbers
 
