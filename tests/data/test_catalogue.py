@@ -187,7 +187,7 @@ def test_a_damaged_download_is_downloaded_again(listed: Callable[..., Entry], se
     assert len(server.requested) == 2
 
 
-@pytest.mark.parametrize("page", [b"<html>Please log in</html>", ARCHIVE[:-20]])
+@pytest.mark.parametrize("page", [b"<html>Please log in first</html>", ARCHIVE[:-20]])
 def test_a_download_that_is_not_an_archive_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path, page: bytes
 ) -> None:
@@ -214,7 +214,7 @@ def test_a_downloaded_page_in_place_of_a_split_is_deleted(
     listed: Callable[..., Entry], server: Server, cache: Path
 ) -> None:
     server.served |= {f"/small/{name}": content for name, content in FILES.items()}
-    server.served["/small/train.txt"] = b"<html>Please log in</html>"
+    server.served["/small/train.txt"] = b"<html>Please log in first</html>"
     listed(
         address=f"{server.address}/small/{{split}}.txt",
         archive_sha256=None,

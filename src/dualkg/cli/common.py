@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,7 +36,12 @@ Threads = Annotated[int | None, Option(min=1, help="Number of CPU threads (defau
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 SplitName = Annotated[Literal["train", "valid", "test"], Option(help="Split to evaluate on.")]
 By = Annotated[Literal["relation", "direction", "cardinality"] | None, Option(help="Also report by groups.")]
-Columns = Annotated[str | None, Option(help="Columns of head, relation and tail, by name or number: s,p,o or 1,3,2.")]
+Columns = Annotated[
+    str | None, Option(help="Columns or JSON keys of head, relation and tail, by name or number: s,p,o or 1,3,2.")
+]
+Delimiter = Annotated[
+    str | None, Option(help="What separates the columns of text: tab, space, comma, semicolon, pipe, or a character.")
+]
 
 
 class Result(NamedTuple):
@@ -98,9 +104,22 @@ def load_on_device(path: Path, device: str | None) -> Run:
 def parse_columns(text: str) -> list[str | int]:
     """`s,p,o` or `1,3,2` → the columns of head, relation and tail."""
     parts = [part.strip() for part in text.split(",")]
-    if len(parts) != 3:
-        raise RequestError(f"--columns should name three columns, head,relation,tail; got '{text}'.")
+    if len(parts) != 3 or len(set(parts)) < 3:
+        raise RequestError(f"--columns should name three different columns, head,relation,tail; got '{text}'.")
     return [int(part) if part.isdecimal() else part for part in parts]
+
+
+def as_options(sentence: str) -> str:
+    """A sentence of the library with options in place of Python's keywords: `--columns 1,2,3` for `columns=(1, 2, 3)`.
+
+    Sentences are cached with a graph, so they cannot know who reads them.
+    """
+
+    def option(found: re.Match[str]) -> str:
+        value = found[2].strip("()").replace("', '", ",").replace(", ", ",").strip("'")
+        return f"--{found[1]} {shlex.quote(value)}"
+
+    return re.sub(r"\b(columns|delimiter|labels|split)=(\([^()]*\)|'[^']*')", option, sentence)
 
 
 def parse_numbers(option: str, text: str) -> list[float]:
@@ -162,7 +181,7 @@ def print_reports(run: Run) -> None:
 
 def note(text: str, *, style: str | None = "dim") -> None:
     """Print a line on stderr."""
-    stderr.print(Text(text, style=style or ""), soft_wrap=True)
+    stderr.print(Text(as_options(text), style=style or ""), soft_wrap=True)
 
 
 def note_saved(path: object, *, next_command: Sequence[str] = (), purpose: str = "") -> None:

@@ -58,7 +58,7 @@ def main(commands: typer.Typer = app) -> None:
     try:
         commands()
     except DualkgError as error:
-        _exit(str(error), error.exit_code)
+        _exit(cli.as_options(str(error)), error.exit_code)
     except KeyboardInterrupt:
         _exit("stopped. Resume a training with: dualkg resume RUN", 130)
     except OSError as error:

@@ -40,6 +40,7 @@ def train(
     changes: Annotated[list[str] | None, Option("--set", help="Change the recipe: training.batch_size=1000.")] = None,
     split: Annotated[str | None, Option(help="Split of a single file (default: 80/10/10 percent).")] = None,
     columns: cli.Columns = None,
+    delimiter: cli.Delimiter = None,
     labels: Annotated[str | None, Option(help="File with a readable label for each entity name.")] = None,
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/NAME).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing run.")] = False,
@@ -65,6 +66,7 @@ def train(
         "training.engine": engine,
         "data.split": split,
         "data.labels": labels,
+        "data.delimiter": delimiter,
         "data.columns": cli.parse_columns(columns) if columns else None,
     }
     given = {name: value for name, value in options.items() if value is not None} | parse_changes(changes or [])

@@ -22,7 +22,20 @@ import pyarrow as pa
 
 from dualkg.errors import DataError, did_you_mean
 
-TRIPLE_SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".nt", ".ttl")
+TRIPLE_SUFFIXES = (
+    ".tsv",
+    ".txt",
+    ".csv",
+    ".parquet",
+    ".jsonl",
+    ".ndjson",
+    ".json",
+    ".nt",
+    ".ttl",
+    ".nq",
+    ".trig",
+    ".rdf",
+)
 NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog", "labels")
 BUFFER_SIZE = 1 << 20
 

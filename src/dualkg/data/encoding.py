@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,13 +12,19 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dualkg.data.archives import Source
-from dualkg.data.graph import Triples
-from dualkg.data.rdf import RdfReader
-from dualkg.data.readers import ROLES, Columns, ParquetReader, Reader, check_columns
-from dualkg.data.text import TextReader
-from dualkg.errors import DataError
+from dualkg.data.rdf import FORMATS, RdfReader
+from dualkg.data.readers import ROLES, Columns, FileReader, JsonReader, ParquetReader, Reader, check_columns
+from dualkg.data.text import OpenKeReader, TextReader, read_openke_names
+from dualkg.data.triples import NO_TRIPLES, Triples
+from dualkg.errors import DataError, RequestError
 
-READERS: dict[str, type[Reader]] = {".parquet": ParquetReader, ".nt": RdfReader, ".ttl": RdfReader}  # others are text
+READERS: dict[str, type[FileReader]] = {  # others are text
+    ".parquet": ParquetReader,
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JsonReader),
+    **dict.fromkeys(FORMATS, RdfReader),
+}
+OPENKE = ("entity2id", "relation2id")
+MIN_LINES = 4  # below a first line, for its names to be told from those of a triple
 MAX_WAITING = 1_000_000  # names waiting for ids; every merge hashes all known names again, so merges must be few
 POSITIONS = 1 << 20
 Ids = npt.NDArray[np.int32]
@@ -38,10 +44,38 @@ class ReadTriples:
     remarks: list[str]
 
 
-def read_triples(sources: Mapping[str, Source], *, columns: Columns | None = None) -> ReadTriples:
-    """Read the source of each split; `columns` are the names or numbers of head, relation and tail."""
+def read_triples(
+    sources: Mapping[str, Source],
+    *,
+    columns: Columns | None = None,
+    delimiter: str | None = None,
+    find_headers: bool = False,
+) -> ReadTriples:
+    """Read the source of each split; `columns` are the names or numbers of head, relation and tail.
+
+    `find_headers` also finds headers with unknown names. The names of OpenKE's ids are sources of their own.
+    """
     check_columns(columns)
-    readers = {split: READERS.get(source.suffix, TextReader)(source, columns) for split, source in sources.items()}
+    names = {file: read_openke_names(sources[file]) for file in OPENKE if file in sources}
+    readers: dict[str, Reader] = {}
+    for split, source in sources.items():
+        if split in OPENKE:
+            continue
+        if source.file_name.lower().endswith("2id.txt"):
+            readers[split] = OpenKeReader(source, columns, names)
+        elif source.suffix not in READERS:
+            readers[split] = TextReader(source, columns, delimiter)
+        elif delimiter is not None:
+            raise RequestError(
+                f"{source.name} has no delimiter, as {source.suffix} is no text of columns. Leave it out."
+            )
+        else:
+            readers[split] = READERS[source.suffix](source, columns)
+    return encode(readers, find_headers=find_headers)
+
+
+def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optional: Container[str] = ()) -> ReadTriples:
+    """Read all triples of each split, of which those in `optional` may be empty, and give each name its id."""
     if not readers:
         raise DataError("There is no file of triples to read. Give at least one.")
     labels: dict[str, str] = {}
@@ -54,12 +88,58 @@ def read_triples(sources: Mapping[str, Source], *, columns: Columns | None = Non
                 for block in blocks:
                     encoder.add(split, block)
                     num_triples += block.num_rows
-            if not num_triples:
+            if not num_triples and split not in optional:
                 why = "".join(f" {remark}" for remark in reader.remarks)
-                raise DataError(f"{reader.source.name} holds no triples; at least one is expected.{why}")
+                raise DataError(f"{reader.name} holds no triples; at least one is expected.{why}")
             labels = reader.labels | labels
             remarks += reader.remarks
-        return ReadTriples(*encoder.finish(), labels, remarks)
+            if reader.num_stripped:
+                plural = "name was" if reader.num_stripped == 1 else "names were"
+                remarks.append(f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}.")
+        entities, relations, found = encoder.finish()
+    triples = {split: found.get(split, NO_TRIPLES) for split in readers}
+    if find_headers:
+        triples, about_headers = _without_headers(readers, triples)
+        remarks += about_headers
+    parts = list(triples.values())
+    entities = _renumber(entities, [ids[:, ::2] for ids in parts])
+    relations = _renumber(relations, [ids[:, 1:2] for ids in parts])
+    return ReadTriples(entities, relations, triples, labels, remarks)
+
+
+def _without_headers(
+    readers: Mapping[str, Reader], triples: dict[str, Triples]
+) -> tuple[dict[str, Triples], list[str]]:
+    """Triples without first lines that are headers of unknown names; and a remark on each, or on what may be one.
+
+    The names of a header occur nowhere else in their columns. So may those of a triple: a first line is a header only
+    if it is the only such line, if neither end occurs in the other's column, and if other relations have two triples
+    on average.
+    """
+    remarks = []
+    firsts = {split: reader.first_line for split, reader in readers.items() if len(triples[split])}
+    for cells in sorted({cells for cells in firsts.values() if cells and not any(cell.isdecimal() for cell in cells)}):
+        splits = [split for split, first in firsts.items() if first == cells]
+        names = triples[splits[0]][0].tolist()
+        if any(sum(int((ids[:, i] == names[i]).sum()) for ids in triples.values()) > len(splits) for i in (1, 0, 2)):
+            continue
+        rest = np.concatenate([ids[int(split in splits) :] for split, ids in triples.items()])
+        counts = [np.bincount(rest[:, column]) for column in range(3)]
+        if len(rest) < max(MIN_LINES, 2 * int(np.count_nonzero(counts[1]))):
+            continue
+        single = rest[counts[1][rest[:, 1]] == 1]
+        similar = (counts[0][single[:, 0]] == 1) & (counts[2][single[:, 2]] == 1)
+        crossed = names[0] == names[2] or (rest[:, 2] == names[0]).any() or (rest[:, 0] == names[2]).any()
+        line = f"The first line of {' and of '.join(readers[split].name for split in splits)} ({', '.join(cells)})"
+        if similar.any() or crossed or any(readers[split].columns is not None for split in splits):
+            remarks.append(f"{line} was read as a triple. If it is a header, use columns={cells!r}.")
+            continue
+        triples = triples | {split: triples[split][1:] for split in splits}
+        remarks.append(
+            f"{line} was read as a header: its names occur nowhere else in their columns. If it is a triple, use "
+            f"columns=(1, 2, 3)."
+        )
+    return triples, remarks
 
 
 class Encoder:
@@ -88,16 +168,13 @@ class Encoder:
             self._start_merging()
 
     def finish(self) -> tuple[pa.StringArray, pa.StringArray, dict[str, Triples]]:
-        """Entities, relations and the triples of each split; ids do not depend on the size of the blocks."""
+        """Entities, relations and the triples of each split, in an order that depends on the blocks."""
         self._start_merging()
         if self._merging:
             self._merging.result()
         triples = {split: _concatenate(self._ids, split) for split in list(self._ids)}
         pa.default_memory_pool().release_unused()
-        splits = list(triples.values())
-        entities = _renumber(self._entities, [ids[:, ::2] for ids in splits])
-        relations = _renumber(self._relations, [ids[:, 1:2] for ids in splits])
-        return entities, relations, triples
+        return self._entities, self._relations, triples
 
     def _start_merging(self) -> None:
         if self._merging:
@@ -140,8 +217,8 @@ def _concatenate(ids: dict[str, list[tuple[Ids, Ids, Ids]]], split: str) -> Trip
 
 
 def _renumber(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
-    """Renumber the ids in `columns`, in place, by first appearance, and return the names in that order."""
-    first = np.empty(len(names), np.int64)
+    """Renumber the ids in `columns`, in place, by first appearance, and return the names that occur in that order."""
+    first = np.full(len(names), -1, np.int64)
     position = sum(ids.size for ids in columns)
     # From the last to the first, so that the earliest position of each id is written last.
     for ids in reversed(columns):
@@ -150,8 +227,9 @@ def _renumber(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
             first[backwards] = np.arange(position - 1, position - 1 - len(backwards), -1)
             position -= len(backwards)
     order = np.argsort(first)
+    order = order[np.count_nonzero(first < 0) :]  # a header's names are left out
     renumbered = np.empty(len(names), np.int32)
-    renumbered[order] = np.arange(len(names), dtype=np.int32)
+    renumbered[order] = np.arange(len(order), dtype=np.int32)
     for ids in columns:
         for start in range(0, len(ids), POSITIONS):
             ids[start : start + POSITIONS] = renumbered[ids[start : start + POSITIONS]]

@@ -1,54 +1,75 @@
-"""A knowledge graph: triples of ids in three splits with their vocabularies, repeated triples, and saved graphs."""
+"""A knowledge graph: triples of ids in three splits with their vocabularies, from memory or saved."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from itertools import combinations
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualkg.data.inspection import Inspection
+from dualkg.data.triples import (
+    NO_TRIPLES,
+    SPLITS,
+    GraphShape,
+    Notes,
+    Split,
+    Triples,
+    count_repeats,
+    distinct_triples,
+    sorted_distinct,
+    triple_keys,
+)
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.files import atomic_folder
 
-Triples = npt.NDArray[np.int32]
-Split = Literal["train", "valid", "test"]
-SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+__all__ = [
+    "COLUMNS",
+    "FORMAT",
+    "NO_TRIPLES",
+    "SPLITS",
+    "Graph",
+    "GraphShape",
+    "MemoryOptions",
+    "Notes",
+    "Split",
+    "Triples",
+    "count_repeats",
+    "distinct_triples",
+    "load_saved_graph",
+    "relations_with_self_loops",
+    "save_graph",
+    "sorted_distinct",
+    "triple_keys",
+]
+
 COLUMNS = ("head", "relation", "tail")
 FORMAT = 1  # increased when folders of earlier versions cannot be read any more
 MIN_SELF_LOOPS = 0.01  # the least fraction of self-loops in train by which a relation may have more of them
 
 
-class GraphShape(NamedTuple):
-    """The sizes of a graph that determine the shape of a model."""
+class MemoryOptions(TypedDict, total=False):
+    """What all constructors from memory take.
 
-    num_entities: int
-    num_relations: int
+    Given `valid` and `test`, the data are train; else they are split by `split` ("80/10/10") and `seed`, as a file is.
+    `columns` are the names or numbers of head, relation and tail; `labels` are by name, or a file of them.
+    """
 
-
-@dataclass(frozen=True)
-class Notes:
-    """Repeated triples and remarks of the readers."""
-
-    duplicates: dict[str, int] = field(default_factory=dict)
-    overlaps: dict[str, int] = field(default_factory=dict)
-    remarks: tuple[str, ...] = ()
-
-    def sentences(self) -> list[str]:
-        """One sentence for each irregularity; none for a clean graph."""
-        counts = [(n, f"more than once in {split}") for split, n in self.duplicates.items()]
-        counts += [(n, f"in both {pair}") for pair, n in self.overlaps.items()]
-        found = [f"{n:,} {'triple occurs' if n == 1 else 'triples occur'} {where}." for n, where in counts if n]
-        return found + list(self.remarks)
+    valid: Any
+    test: Any
+    split: str
+    seed: int
+    columns: Sequence[str | int] | None
+    labels: Mapping[Any, str] | str | Path | None
+    name: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +85,85 @@ class Graph:
     source: str = "memory"
     fingerprint: str = ""
     catalogued: bool = False
-    notes: Notes = Notes()
+    notes: Notes = field(default_factory=Notes)
     read_options: dict[str, Any] = field(default_factory=dict)
     """The keys of a recipe's [data] table that `load_graph` was called with."""
+
+    @classmethod
+    def from_triples(
+        cls,
+        triples: Any,
+        *,
+        entities: Sequence[str] | None = None,
+        relations: Sequence[str] | None = None,
+        **options: Unpack[MemoryOptions],
+    ) -> Graph:
+        """A graph of rows (head, relation, tail): tuples, lists, dictionaries, or an array `(num_triples, 3)`.
+
+        Names are text or whole numbers. If the rows are ids from 0, `entities` and `relations` are their names.
+        """
+        from dualkg.data import memory
+
+        return cls(**memory.graph_of_triples(triples, entities, relations, **options)).with_fingerprint()
+
+    @classmethod
+    def from_dataframe(cls, frame: Any, **options: Unpack[MemoryOptions]) -> Graph:
+        """A graph of a table with one row per triple: pandas, polars, Arrow, or a dictionary of columns.
+
+        Any object with `__arrow_c_stream__` or `__dataframe__` will do.
+        """
+        from dualkg.data import memory
+
+        return cls(**memory.graph_of_table(frame, **options)).with_fingerprint()
+
+    @classmethod
+    def from_datasets(cls, dataset: Any, **options: Unpack[MemoryOptions]) -> Graph:
+        """A graph of rows of Hugging Face `datasets`: a Dataset, an IterableDataset or a DatasetDict with splits."""
+        from dualkg.data import memory
+
+        return cls(**memory.graph_of_datasets(dataset, **options)).with_fingerprint()
+
+    @classmethod
+    def from_networkx(cls, graph: Any, *, relation: str | None = None, **options: Unpack[MemoryOptions]) -> Graph:
+        """A graph of the edges of a networkx graph; `relation` is the attribute of an edge that names its relation.
+
+        Without it, a well-known name such as `relation`, `type` or `label`, or the key of a multigraph's edge.
+        """
+        from dualkg.data import memory
+
+        return cls(**memory.graph_of_networkx(graph, relation, **options)).with_fingerprint()
+
+    @classmethod
+    def from_pyg(
+        cls,
+        data: Any,
+        *,
+        entities: Sequence[str] | None = None,
+        relations: Sequence[str] | None = None,
+        **options: Unpack[MemoryOptions],
+    ) -> Graph:
+        """A graph of PyTorch Geometric: a Data with `edge_index` and `edge_type`, or a HeteroData.
+
+        `entities` and `relations` are the names of a Data's ids.
+        """
+        from dualkg.data import memory
+
+        return cls(**memory.graph_of_pyg(data, entities, relations, **options)).with_fingerprint()
+
+    def with_fingerprint(self) -> Graph:
+        """The graph with a checksum of its names and triples, in their order, however they were stored."""
+        checksum = hashlib.sha256()
+        for vocabulary in (self.entities, self.relations):
+            names = vocabulary.names.cast(pa.large_string())
+            _, offsets, content = names.buffers()
+            ends = np.frombuffer(offsets, np.int64)[names.offset : names.offset + len(names) + 1]
+            checksum.update(np.diff(ends, prepend=len(names)).astype("<i8").data)
+            checksum.update(memoryview(content or b"")[ends[0] if len(names) else 0 : ends[-1] if len(names) else 0])
+        for split in SPLITS:
+            triples = np.ascontiguousarray(self.split(split), dtype="<i4")
+            checksum.update(len(triples).to_bytes(8, "little"))
+            checksum.update(triples.data)
+        return replace(self, fingerprint=checksum.hexdigest())
 
     @property
     def shape(self) -> GraphShape:
@@ -95,64 +192,6 @@ class Graph:
     def __repr__(self) -> str:
         counts = ", ".join(f"{n:,} {name}" for name, n in self.counts.items())
         return f"Graph({self.name!r}: {counts})"
-
-
-def triple_keys(triples: Triples, shape: GraphShape) -> npt.NDArray[np.int64]:
-    """One number per triple, ordered like (head, relation, tail)."""
-    num_entities, num_relations = shape
-    if not _fits(shape):
-        _, keys = np.unique(triples, axis=0, return_inverse=True)
-        return keys.reshape(-1).astype(np.int64)
-    keys = triples[:, 0].astype(np.int64)
-    keys *= num_relations
-    keys += triples[:, 1]
-    keys *= num_entities
-    keys += triples[:, 2]
-    return keys
-
-
-def _fits(shape: GraphShape) -> bool:
-    """Whether all possible triples can be numbered by 63 bits."""
-    return shape.num_entities**2 * shape.num_relations < 2**63
-
-
-def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
-    """The distinct triples, sorted by (head, relation, tail)."""
-    if not _fits(shape):
-        return np.unique(triples, axis=0)
-    keys = sorted_distinct(triple_keys(triples, shape))
-    distinct = np.empty((len(keys), 3), dtype=np.int32)
-    keys, distinct[:, 2] = np.divmod(keys, max(shape.num_entities, 1))
-    distinct[:, 0], distinct[:, 1] = np.divmod(keys, max(shape.num_relations, 1))
-    return distinct
-
-
-def count_repeats(splits: dict[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
-    """Count the triples that occur twice in one split, or in two splits."""
-    joined = np.concatenate(list(splits.values()))
-    ends = np.cumsum([len(triples) for triples in splits.values()])[:-1]
-    keys = dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True))
-    distinct = {name: sorted_distinct(found) for name, found in keys.items()}
-    duplicates = {name: len(keys[name]) - len(distinct[name]) for name in splits}
-    overlaps = {
-        f"{one} and {other}": _num_common(distinct[one], distinct[other]) for one, other in combinations(splits, 2)
-    }
-    return Notes(duplicates, overlaps, tuple(remarks))
-
-
-def sorted_distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The distinct keys, sorted; several times faster than `np.unique`, which hashes."""
-    keys = np.sort(keys)
-    fresh = np.ones(len(keys), dtype=bool)
-    np.not_equal(keys[1:], keys[:-1], out=fresh[1:])
-    return keys[fresh]
-
-
-def _num_common(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
-    if not len(one):
-        return 0
-    position = np.minimum(np.searchsorted(one, other), len(one) - 1)
-    return int((one[position] == other).sum())
 
 
 def relations_with_self_loops(graph: Graph) -> frozenset[int]:

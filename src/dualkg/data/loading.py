@@ -12,34 +12,23 @@ from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
-import numpy as np
-
 from dualkg.data import catalogue
 from dualkg.data.archives import COMPRESSIONS, TARS, TRIPLE_SUFFIXES, Source, find_sources, holds_triples, only_triples
 from dualkg.data.catalogue import Entry, find_entry
-from dualkg.data.encoding import read_triples
-from dualkg.data.graph import (
-    FORMAT,
-    SPLITS,
-    Graph,
-    GraphShape,
-    Notes,
-    Triples,
-    count_repeats,
-    load_saved_graph,
-    save_graph,
-    sorted_distinct,
-    triple_keys,
-)
+from dualkg.data.encoding import OPENKE, read_triples
+from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
+from dualkg.data.memory import advice_for
 from dualkg.data.readers import Columns, check_columns
-from dualkg.data.splits import Fractions, split_triples
+from dualkg.data.splits import Fractions, check_seed, graph_fields, parse_split
 from dualkg.data.text import read_labels
-from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError, did_you_mean
 
 BUNDLED = "world"
 ARCHIVE_SUFFIXES = (*TARS, ".zip")
+READING = 2  # increased when the same bytes are read in another way
 SPLIT_WORDS = {"train": "train", "valid": "valid", "validation": "valid", "dev": "valid", "test": "test"}
+
+OPENKE_FILES = {f"{name}2id.txt": name for name in SPLITS} | {f"{name}.txt": name for name in OPENKE}
 
 
 def load_graph(
@@ -49,46 +38,39 @@ def load_graph(
     split: str = "80/10/10",
     seed: int = 0,
     labels: str | Path | None = None,
+    delimiter: str | None = None,
 ) -> Graph:
     """Load `world`, a graph of the catalogue, or a folder, archive or file of triples.
 
     A single file is split into train, valid and test by `split` and `seed`. A graph that was read before is loaded from
-    the cache as long as its bytes and these options stay the same.
+    the cache as long as its bytes and these options stay the same. Data in memory have constructors of their own, such
+    as `Graph.from_triples`.
     """
+    if not isinstance(graph, str | os.PathLike):
+        raise RequestError(advice_for(graph))
     check_columns(columns)
-    if seed < 0:
-        raise RequestError(f"A seed is a whole number, 0 or more; {seed} was given.")
+    check_seed(seed)
     fractions = parse_split(split)
     location = locate(graph)
     if labels is not None:
         location = replace(location, labels=_labels_source(labels))
-    fingerprint = _fingerprint(location, columns, fractions, seed)
-    cached = catalogue.cache_folder() / "graphs" / fingerprint[:32]
+    cached = catalogue.cache_folder() / "graphs" / _cache_key(location, columns, delimiter, fractions, seed)[:32]
     found = _load_cached(cached) if location.source != BUNDLED else None
     if found is None:
         labels_read = read_labels(location.labels) if location.labels else {}
         with catalogue.discard_on_error(location.entry) if location.entry and location.fetched else nullcontext():
-            found = replace(_read(location, columns, fractions, seed, labels_read), fingerprint=fingerprint)
+            found = _read(location, columns, delimiter, fractions, seed, labels_read).with_fingerprint()
         if location.source != BUNDLED:
             with suppress(OSError):  # loading works without a writable cache
                 save_graph(found, cached)
     read_options: dict[str, object] = {"split": split, "split_seed": seed} if location.single else {}
     if columns is not None:
         read_options["columns"] = tuple(columns)
+    if delimiter is not None:
+        read_options["delimiter"] = delimiter
     if labels is not None:
         read_options["labels"] = str(labels)
     return replace(found, source=location.source, read_options=read_options)
-
-
-def parse_split(split: str) -> Fractions:
-    """`80/10/10` → (0.8, 0.1, 0.1)."""
-    try:
-        parts = [float(part) for part in split.split("/")]
-    except ValueError:
-        parts = []
-    if len(parts) != 3 or min(parts) < 0 or parts[0] == 0 or not abs(sum(parts) - 100) <= 1e-6:
-        raise RequestError(f"A split is three percentages that add up to 100, as in 80/10/10; '{split}' was given.")
-    return parts[0] / 100, parts[1] / 100, parts[2] / 100
 
 
 def _labels_source(path: str | Path) -> Source:
@@ -98,12 +80,15 @@ def _labels_source(path: str | Path) -> Source:
     return sources[0]
 
 
-def _fingerprint(location: Location, columns: Columns | None, fractions: Fractions, seed: int) -> str:
+def _cache_key(
+    location: Location, columns: Columns | None, delimiter: str | None, fractions: Fractions, seed: int
+) -> str:
     """One checksum of the bytes to read and of the options that determine the graph."""
     files = {"labels": location.labels, **location.files} if location.labels else location.files
     read = {name: [source.fingerprint(), source.suffix, source.compression] for name, source in files.items()}
     entry = asdict(location.entry) if location.entry else None
-    facts = [FORMAT, location.name, entry, read, list(columns or []), [fractions, seed] if location.single else []]
+    splitting = [fractions, seed] if location.single else []
+    facts = [FORMAT, READING, location.name, entry, read, list(columns or []), delimiter, splitting]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -118,7 +103,12 @@ def _load_cached(folder: Path) -> Graph | None:
 
 
 def _read(
-    location: Location, columns: Columns | None, fractions: Fractions, seed: int, labels: dict[str, str]
+    location: Location,
+    columns: Columns | None,
+    delimiter: str | None,
+    fractions: Fractions,
+    seed: int,
+    labels: dict[str, str],
 ) -> Graph:
     """Read a graph from its files, and check or look up its catalogue entry."""
     entry, as_published = location.entry, columns is None or list(columns) == [1, 2, 3]
@@ -127,56 +117,14 @@ def _read(
             f"{entry.name} is read as it is published, and columns {tuple(columns or ())} were given. Leave them out; "
             f"if it is another graph, give {location.where} another name."
         )
-    read = read_triples(location.files, columns=columns)
-    shape = GraphShape(len(read.entities), len(read.relations))
-    if location.single:
-        splits, remarks = _split(location.single.name, read.triples["triples"], shape, fractions, seed)
-        notes = Notes(remarks=(*read.remarks, *remarks))
-    else:
-        splits = {name: read.triples[name] for name in SPLITS}
-        notes = count_repeats(splits, shape, read.remarks)
-    labels = read.labels | labels
-    graph = Graph(
-        name=location.name,
-        entities=Vocabulary(read.entities, labels or None, kind="entity"),
-        relations=Vocabulary(read.relations, labels or None, kind="relation"),
-        train=splits["train"],
-        valid=splits["valid"],
-        test=splits["test"],
-        notes=notes,
-    )
+    read = read_triples(location.files, columns=columns, delimiter=delimiter, find_headers=True)
+    where, advice = location.single.name if location.single else location.where, "a folder with train, valid and test"
+    graph = Graph(**graph_fields(read, location.name, fractions, seed=seed, labels=labels, where=where, advice=advice))
     if entry:
         catalogue.check(entry, graph, location.files, location.where)
     elif as_published:
         entry = catalogue.identify(graph, location.files)
     return replace(graph, name=entry.name, catalogued=True) if entry else graph
-
-
-def _split(
-    name: str, triples: Triples, shape: GraphShape, fractions: Fractions, seed: int
-) -> tuple[dict[str, Triples], list[str]]:
-    """Split triples after removing duplicates: a copy in test of a triple in train would be known."""
-    remarks = []
-    keys = triple_keys(triples, shape)
-    if num_repeated := len(keys) - len(sorted_distinct(keys)):
-        _, first = np.unique(keys, return_index=True)  # several times slower than `sorted_distinct`
-        remarks.append(f"{num_repeated:,} duplicate {'triple was' if num_repeated == 1 else 'triples were'} removed.")
-        triples = triples[np.sort(first)]
-    parts: dict[str, Triples] = dict(zip(SPLITS, split_triples(triples, fractions, seed=seed), strict=True))
-    for (split, part), fraction in zip(parts.items(), fractions, strict=True):
-        if fraction and not len(part):
-            raise DataError(
-                f"{name} cannot be split: of its {len(triples):,} triples none can go to {split} without leaving an "
-                f"entity or a relation unseen in train (triples of the same two entities stay together). Give more "
-                f"triples, or a folder with train, valid and test."
-            )
-    held_out, requested = len(triples) - len(parts["train"]), sum(fractions[1:]) * len(triples)
-    if held_out < 0.9 * requested:
-        remarks.append(
-            f"valid and test have {held_out:,} triples of the {requested:,.0f} requested: the others are the only ones "
-            f"of some entity or relation."
-        )
-    return parts, remarks
 
 
 # -- the files of a graph -----------------------------------------------------------------------------------
@@ -215,7 +163,9 @@ def locate(graph: str | Path) -> Location:
         return Location(entry.name, entry.name, str(found or entry.address), *files, entry)
     with suppress(OSError):  # a name too long for any file
         if path.exists():
-            return Location(stem(path), text, str(path), *_files_at(path), find_entry(stem(path)))
+            at_path, name = _files_at(path), stem(path)
+            openke = any(source.file_name.lower() in OPENKE_FILES for source in at_path[0].values())
+            return Location(name, text, str(path), *at_path, None if openke else find_entry(name))  # other bytes
     if is_name and (found := _in_data_folder(text)):
         return Location(text, text, str(found), *_files_at(found))
     known = [BUNDLED, *catalogue.catalogue(), *names_in_data_folder()]
@@ -257,7 +207,7 @@ def names_in_data_folder() -> list[str]:
 
 def _looks_like_graph(path: Path) -> bool:
     if path.is_dir():
-        return any(path.glob("train.*"))
+        return any(path.glob("train.*")) or (path / "train2id.txt").exists()
     return path.name.lower().endswith(ARCHIVE_SUFFIXES)
 
 
@@ -275,12 +225,19 @@ def _files_at(path: Path) -> tuple[dict[str, Source], Source | None]:
     if path.is_dir():
         return _files_in_folder(path)
     sources = find_sources(path)
+    in_archive = [source.file_name.lower() for source in sources]
+    if "train2id.txt" in in_archive and len(sources) > 1 and "train" not in map(_split_of, in_archive):
+        return _openke_files(sources, path)
     if len(sources) > 1 and any(_split_of(source.file_name) and holds_triples(source) for source in sources):
         return _by_split(sources, path)
     return {"triples": only_triples(sources, path)}, _find_labels(sources)
 
 
 def _files_in_folder(folder: Path) -> tuple[dict[str, Source], Source | None]:
+    names = [path.name for path in folder.iterdir()]
+    if "train" not in map(_split_of, names) and "train2id.txt" in map(str.lower, names):
+        paths = [path for path in folder.iterdir() if path.name.lower() in OPENKE_FILES or _is_labels(path.name)]
+        return _openke_files([source for path in paths for source in find_sources(path)], folder)
     paths = [path for path in sorted(folder.iterdir()) if _split_of(path.name) or _is_labels(path.name)]
     files = [path for path in paths if not path.is_dir()]
     in_files = {_split_of(path.name) for path in files}
@@ -291,6 +248,18 @@ def _files_in_folder(folder: Path) -> tuple[dict[str, Source], Source | None]:
     if not paths and len(inner) == 1:  # as an archive unpacks
         return _files_in_folder(inner[0])
     return _by_split([only_triples(find_sources(path), path) for path in files], folder)
+
+
+def _openke_files(sources: list[Source], where: str | Path) -> tuple[dict[str, Source], Source | None]:
+    """The files of OpenKE, train2id.txt and so on; those of names are optional."""
+    found = {source.file_name.lower(): source for source in sources}
+    files = {name: found[file] for file, name in OPENKE_FILES.items() if file in found}
+    if missing := [split for split in SPLITS if split not in files]:
+        raise DataError(
+            f"{where} has train2id.txt, so it should hold the files of OpenKE, and {missing[0]}2id.txt is missing. Add "
+            f"it, or name train2id.txt itself to split it."
+        )
+    return files, _find_labels(sources)
 
 
 def _by_split(sources: Iterable[Source], where: str | Path) -> tuple[dict[str, Source], Source | None]:

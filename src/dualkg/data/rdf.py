@@ -1,4 +1,4 @@
-"""The reader of N-Triples and Turtle, by pyoxigraph: IRIs are names, and literals are at most labels."""
+"""The reader of RDF, by pyoxigraph: IRIs are names, and literals are at most labels."""
 
 from __future__ import annotations
 
@@ -8,26 +8,29 @@ from typing import Any
 
 import pyarrow as pa
 
-from dualkg.data.readers import Reader, make_block
+from dualkg.data.readers import FileReader, make_block
 from dualkg.errors import DataError, RequestError
 from dualkg.extras import optional_import
 
 NUM_TRIPLES = 1 << 17
 LABEL = "http://www.w3.org/2000/01/rdf-schema#label"
+FORMATS = {".nt": "N_TRIPLES", ".ttl": "TURTLE", ".nq": "N_QUADS", ".trig": "TRIG", ".rdf": "RDF_XML"}
 SKIPPED = {"literal": "a literal", "blank": "a blank node", "quoted": "a quoted triple"}
 
 
-class RdfReader(Reader):
+class RdfReader(FileReader):
     """Triples whose three terms are IRIs; an English or untagged rdfs:label becomes a label."""
 
     def blocks(self) -> Generator[pa.RecordBatch]:
         if self.columns is not None:
-            raise RequestError(f"{self.source.name} is RDF, which has no columns to choose. Leave them out.")
+            raise RequestError(f"{self.name} is RDF, which has no columns to choose. Leave them out.")
         self._label_ranks: dict[str, int] = {}
         skipped: Counter[str] = Counter()
         found: list[tuple[str, str, str]] = []
+        named_graphs: set[str] = set()
         for triple in self._parse():
             kind = self._classify(triple)
+            named_graphs.add(str(triple.graph_name))
             if kind == "names":
                 found.append((triple.subject.value, triple.predicate.value, triple.object.value))
             elif kind != "label":
@@ -37,21 +40,23 @@ class RdfReader(Reader):
                 found = []
         if found:
             yield _block(found)
+        if len(named_graphs) > 1:
+            self.remarks.append(f"{self.name}: the triples of {len(named_graphs):,} named graphs were put together.")
         if skipped:
             counts = ", ".join(f"{skipped[kind]:,} with {text}" for kind, text in SKIPPED.items() if skipped[kind])
-            self.remarks.append(f"{self.source.name}: triples skipped: {counts}.")
+            self.remarks.append(f"{self.name}: triples skipped: {counts}.")
 
     def _parse(self) -> Iterator[Any]:
-        with optional_import("pyoxigraph", purpose=f"{self.source.name} is RDF, and reading it"):
+        with optional_import("pyoxigraph", purpose=f"{self.name} is RDF, and reading it"):
             import pyoxigraph as ox
-        rdf_format = ox.RdfFormat.TURTLE if self.source.suffix == ".ttl" else ox.RdfFormat.N_TRIPLES
+        rdf_format = getattr(ox.RdfFormat, FORMATS[self.source.suffix])
         with self.source.open() as stream:
             try:
                 yield from ox.parse(stream, format=rdf_format)
             except SyntaxError as error:
                 detail = str(error.msg).partition(": ")[2] or str(error.msg)
                 raise DataError(
-                    f"{self.source.name}, line {error.lineno or 1:,}: this is not valid "
+                    f"{self.name}, line {error.lineno or 1:,}: this is not valid "
                     f"{rdf_format.name} ({detail.rstrip('.')}). Correct the line, or remove it."
                 ) from error
 

@@ -1,10 +1,13 @@
-"""The interface of all readers of triples, the choice of columns, and the Parquet reader."""
+"""The interface of all readers of triples, the choice of columns, and the readers of tables and of JSON."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
@@ -17,26 +20,40 @@ Indices = tuple[int, ...]
 ROLES = ("head", "relation", "tail")
 # Earlier words take precedence, so that `head relation tail source` is read as intended.
 WORDS = {
-    "head": ("head", "subject", "source", "h", "s"),
-    "relation": ("relation", "predicate", "property", "rel", "r", "p", "label"),
-    "tail": ("tail", "object", "target", "t", "o"),
+    "head": ("head", "subject", "subj", "source", "src", "from", "start", "node1", "h", "s"),
+    "relation": (
+        *("relation", "predicate", "property", "relationship", "rel", "pred", "edge", "link", "type", "r", "p"),
+        "label",
+    ),
+    "tail": ("tail", "object", "obj", "target", "dst", "dest", "destination", "to", "end", "node2", "t", "o"),
 }
+ENDINGS = ("", "id", "name", "entity", "node", "type", "uri", "iri", "label")  # head_id, Head Entity, edge_type
 NAMES = pa.dictionary(pa.int32(), pa.string())
 NUM_ROWS = 1 << 17
 
 
 class Reader(ABC):
-    """Reads one source; `labels` and `remarks` are complete once all blocks are read."""
+    """Reads the triples of `name`; `labels` and `remarks` are complete once all blocks are read."""
 
-    def __init__(self, source: Source, columns: Columns | None = None) -> None:
-        self.source = source
+    def __init__(self, name: str, columns: Columns | None = None) -> None:
+        self.name = name
         self.columns = columns
         self.labels: dict[str, str] = {}
         self.remarks: list[str] = []
+        self.num_stripped = 0  # names with blanks around them
+        self.first_line: tuple[str, ...] | None = None  # three cells that may be a header of unknown names
 
     @abstractmethod
     def blocks(self) -> Generator[pa.RecordBatch]:
         """Triples in the order of the file, as columns head, relation and tail of type `NAMES`."""
+
+
+class FileReader(Reader):
+    """Reads one file, or a member of an archive."""
+
+    def __init__(self, source: Source, columns: Columns | None = None) -> None:
+        super().__init__(source.name, columns)
+        self.source = source
 
 
 def make_block(heads: pa.Array, relations: pa.Array, tails: pa.Array) -> pa.RecordBatch:
@@ -49,6 +66,26 @@ def is_empty(names: pa.Array) -> pa.BooleanArray:
     import pyarrow.compute as pc  # slow to import, and most graphs are loaded from a cache or a run
 
     return pc.equal(pc.binary_length(names), 0)
+
+
+def strip_blanks(names: pa.StringArray) -> tuple[pa.StringArray, pa.BooleanArray | None]:
+    """Names without the blanks around them, and which of them had any; None if none had."""
+    _, offsets, content = names.buffers()
+    if content is None or not len(names):
+        return names, None
+    ends = np.frombuffer(offsets, np.int32)[names.offset : names.offset + len(names) + 1]
+    filled = ends[1:] > ends[:-1]
+    letters = np.frombuffer(content, np.uint8)
+    # Only ASCII blanks and bytes of other alphabets need a closer look, which is several times slower.
+    if not any(
+        ((edge <= 32) | (edge >= 127)).any() for edge in (letters[ends[:-1][filled]], letters[ends[1:][filled] - 1])
+    ):
+        return names, None
+    import pyarrow.compute as pc
+
+    stripped = pc.utf8_trim_whitespace(names)
+    changed = pc.not_equal(stripped, names)
+    return (stripped, changed) if changed.true_count else (names, None)
 
 
 # -- choice of columns --------------------------------------------------------------------------------------
@@ -71,10 +108,15 @@ def check_columns(columns: Columns | None) -> None:
 
 def recognize_header(cells: Sequence[str]) -> Indices | None:
     """The positions of head, relation and tail in a header, or None if the cells are not one."""
-    cells = [cell.strip().casefold() for cell in cells]
-    found = [next((cells.index(word) for word in WORDS[role] if word in cells), None) for role in ROLES]
-    indices = tuple(index for index in found if index is not None)
-    return indices if len(indices) == len(ROLES) else None
+    cells = ["".join(letter for letter in cell.casefold() if letter.isalnum()) for cell in cells]
+    indices = []
+    for role in ROLES:
+        words = (word + ending for ending in ENDINGS for word in WORDS[role] if len(word) > 1 or not ending)
+        found = next((cells.index(word) for word in words if word in cells), None)
+        if found is None or found in indices:
+            return None
+        indices.append(found)
+    return tuple(indices)
 
 
 def find_columns(columns: Columns, header: Sequence[str], name: str) -> Indices:
@@ -104,53 +146,51 @@ def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
     raise DataError(f"{name} has no column named '{column}'. Its columns are {listed}.{did_you_mean(column, header)}")
 
 
-# -- Parquet ------------------------------------------------------------------------------------------------
+def choose_columns(columns: Columns | None, header: Sequence[str], name: str, *, what: str = "column") -> Indices:
+    """The positions of head, relation and tail: as chosen, as named, or the only three."""
+    if columns is not None:
+        return find_columns(columns, header, name)
+    if indices := recognize_header(header):
+        return indices
+    if len(header) == len(ROLES):
+        return 0, 1, 2
+    listed = ", ".join(f"'{cell}'" for cell in header[:20])
+    raise DataError(
+        f"{name} should have three {what}s, or some named head, relation and tail; its {what}s are {listed}. "
+        f"Choose three with columns=('…', '…', '…')."
+    )
 
 
-class ParquetReader(Reader):
+# -- tables -------------------------------------------------------------------------------------------------
+
+
+class TableReader(Reader):
     """Three columns of strings, or of integers that stand for names; errors count rows from 1."""
 
-    def blocks(self) -> Generator[pa.RecordBatch]:
-        with self.source.open() as stream:
-            seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
-            try:
-                with pa.parquet.ParquetFile(seekable) as table:
-                    yield from self._blocks(table)
-            except (pa.ArrowException, OSError) as error:
-                raise unreadable(error, self.source.path, self.source.name) from error
-
-    def _blocks(self, table: pa.parquet.ParquetFile) -> Iterator[pa.RecordBatch]:
-        schema = table.schema_arrow
-        columns = dict(zip(ROLES, (schema.names[index] for index in self._indices(schema.names)), strict=True))
-        for role, name in columns.items():
-            self._check_type(role, name, schema)
+    def table_blocks(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Blocks of batches that have at least the columns of triples."""
+        columns = dict(zip(ROLES, (schema.names[index] for index in self.indices(schema)), strict=True))
         row = 1
-        for batch in table.iter_batches(NUM_ROWS, columns=list(columns.values())):
+        for batch in batches:
             yield make_block(*(self._strings(role, batch.column(name), row) for role, name in columns.items()))
             row += batch.num_rows
 
-    def _indices(self, header: list[str]) -> Indices:
-        if self.columns is not None:
-            return find_columns(self.columns, header, self.source.name)
-        if indices := recognize_header(header):
-            return indices
-        if len(header) == len(ROLES):
-            return 0, 1, 2
-        listed = ", ".join(f"'{name}'" for name in header[:20])
-        raise DataError(
-            f"{self.source.name} should have three columns, or some named head, relation and tail; "
-            f"its columns are {listed}. Choose three with columns=('…', '…', '…')."
-        )
+    def indices(self, schema: pa.Schema) -> Indices:
+        """The positions of head, relation and tail, which hold names."""
+        indices = choose_columns(self.columns, schema.names, self.name)
+        for role, index in zip(ROLES, indices, strict=True):
+            self._check_type(role, schema.names[index], schema)
+        return indices
 
     def _check_type(self, role: str, name: str, schema: pa.Schema) -> None:
         if schema.names.count(name) > 1:
-            raise DataError(f"{self.source.name} has several columns named '{name}'. Rename all but one.")
+            raise DataError(f"{self.name} has several columns named '{name}'. Rename all but one.")
         kind = schema.field(name).type
         values = kind.value_type if pa.types.is_dictionary(kind) else kind
         strings = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
         if values not in strings and not pa.types.is_integer(values):
             raise DataError(
-                f"{self.source.name}: the {role}s should be text or whole numbers, and column '{name}' "
+                f"{self.name}: the {role}s should be text or whole numbers, and column '{name}' "
                 f"holds {kind}. Convert it, or choose another column."
             )
 
@@ -159,19 +199,131 @@ class ParquetReader(Reader):
         if column.null_count:
             raise self._bad_row(role, column.is_null(), first_row, "is missing")
         if pa.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
+            column = column.dictionary.take(column.indices)
         try:
             strings = column.cast(pa.string())
-            empty = is_empty(strings)
-            if not empty.true_count:
-                strings.validate(full=True)
-                return strings
+            strings.validate(full=True)
         except pa.ArrowInvalid:
             values = column.cast(pa.binary()).to_pylist()
             bad = pa.array([value.decode("utf-8", "ignore").encode() != value for value in values], pa.bool_())
             raise self._bad_row(role, bad, first_row, "is not valid UTF-8") from None
-        raise self._bad_row(role, empty, first_row, "is empty")
+        strings, changed = strip_blanks(strings)
+        self.num_stripped += changed.true_count if changed else 0
+        if (empty := is_empty(strings)).true_count:
+            raise self._bad_row(role, empty, first_row, "is empty")
+        return strings
 
     def _bad_row(self, role: str, bad: pa.BooleanArray, first_row: int, problem: str) -> DataError:
         row = first_row + bad.index(True).as_py()
-        return DataError(f"{self.source.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row.")
+        return DataError(f"{self.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row.")
+
+
+class ParquetReader(FileReader, TableReader):
+    """A Parquet file."""
+
+    def blocks(self) -> Generator[pa.RecordBatch]:
+        with self.source.open() as stream:
+            seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
+            try:
+                with pa.parquet.ParquetFile(seekable) as table:
+                    schema = table.schema_arrow
+                    names = [schema.names[index] for index in self.indices(schema)]
+                    yield from self.table_blocks(schema, table.iter_batches(NUM_ROWS, columns=names))
+            except (pa.ArrowException, OSError) as error:
+                raise unreadable(error, self.source.path, self.name) from error
+
+
+# -- rows ---------------------------------------------------------------------------------------------------
+
+
+class RowsReader(Reader):
+    """Rows of values with keys (mappings), or in an order (sequences)."""
+
+    @abstractmethod
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        """Each row, after its place, such as `line 3`."""
+
+    def blocks(self) -> Generator[pa.RecordBatch]:
+        found: list[list[str]] = []
+        keys: list[Any] = []
+        for place, row in self.rows():
+            if not keys:
+                keys, named, width = self._keys(place, row), isinstance(row, Mapping), len(row)
+            fits = isinstance(row, Mapping) and all(key in row for key in keys) if named else _is_row(row)
+            if not fits or (not named and len(row) != width):
+                expected = f"the keys {', '.join(map(repr, keys))}" if named else f"{width} values"
+                raise self._not_a_row(place, row, expected)
+            found.append([self._name(place, role, row[key]) for role, key in zip(ROLES, keys, strict=True)])
+            if len(found) == NUM_ROWS:
+                yield _block_of_rows(found)
+                found = []
+        if found:
+            yield _block_of_rows(found)
+
+    def _keys(self, place: str, row: Any) -> list[Any]:
+        """The keys of head, relation and tail in a mapping, or their positions in a sequence."""
+        if isinstance(row, Mapping):
+            if any(isinstance(column, int) for column in self.columns or ()):
+                raise RequestError(f"{self.name} has rows with keys. Choose columns by their names, not by number.")
+            keys = list(row)
+            indices = choose_columns(self.columns, list(map(str, keys)), self.name, what="key")
+            return [keys[index] for index in indices]
+        if not _is_row(row) or (self.columns is None and len(row) != len(ROLES)):
+            raise self._not_a_row(place, row, "head, relation and tail")
+        if any(isinstance(column, str) for column in self.columns or ()):
+            raise RequestError(f"{self.name} has rows without keys. Choose columns by number, counted from 1.")
+        return list(find_columns(self.columns or (1, 2, 3), list(map(str, row)), self.name))
+
+    def _not_a_row(self, place: str, row: Any, expected: str) -> DataError:
+        text = repr(row)
+        return DataError(
+            f"{self.name}, {place}: expected {expected}, found {text[:60]}{'…' if len(text) > 60 else ''}. "
+            f"Correct the row, or remove it."
+        )
+
+    def _name(self, place: str, role: str, value: Any) -> str:
+        if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            return str(int(value))
+        if not isinstance(value, str):
+            raise DataError(
+                f"{self.name}, {place}: the {role} should be text or a whole number, and it is {value!r}. Convert it, "
+                f"or remove the row."
+            )
+        stripped = value.strip()
+        self.num_stripped += len(stripped) < len(value)
+        if not stripped:
+            raise DataError(f"{self.name}, {place}: the {role} is empty. Give it a name, or remove the row.")
+        return str(stripped)
+
+
+def _block_of_rows(found: list[list[str]]) -> pa.RecordBatch:
+    return make_block(*(pa.array(names, pa.string()) for names in zip(*found, strict=True)))
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, Sequence | np.ndarray) and not isinstance(row, str | bytes)
+
+
+class JsonReader(FileReader, RowsReader):
+    """JSON lines, or one JSON array: objects with keys, or arrays of three names."""
+
+    def rows(self) -> Iterator[tuple[str, Any]]:
+        with self.source.open() as stream:
+            if stream.peek(1)[:1] == b"[" and self.source.suffix == ".json":
+                for number, row in enumerate(self._parse(stream.read(), "its array"), start=1):
+                    yield f"row {number:,}", row
+                return
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield f"line {number:,}", self._parse(line, f"line {number:,}")
+
+    def _parse(self, content: bytes, place: str) -> Any:
+        try:
+            return json.loads(content.decode("utf-8-sig"))
+        except UnicodeDecodeError:
+            raise DataError(f"{self.name}, {place}: this is not valid UTF-8. Save the file as UTF-8.") from None
+        except ValueError as error:
+            raise DataError(
+                f"{self.name}, {place}: this is not JSON ({error}). Each line should be an object such as "
+                '{"head": "France", "relation": "capital", "tail": "Paris"}.'
+            ) from None

@@ -2,13 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from dualkg.data.graph import Triples
+from dualkg.data.encoding import ReadTriples
+from dualkg.data.triples import SPLITS, GraphShape, Notes, Triples, count_repeats, sorted_distinct, triple_keys
+from dualkg.data.vocabulary import Vocabulary
+from dualkg.errors import DataError, RequestError
 
 Positions = npt.NDArray[np.int64]
 Fractions = tuple[float, float, float]
+
+
+def parse_split(split: str) -> Fractions:
+    """`80/10/10` → (0.8, 0.1, 0.1)."""
+    try:
+        parts = [float(part) for part in split.split("/")]
+    except ValueError:
+        parts = []
+    if len(parts) != 3 or min(parts) < 0 or parts[0] == 0 or not abs(sum(parts) - 100) <= 1e-6:
+        raise RequestError(f"A split is three percentages that add up to 100, as in 80/10/10; '{split}' was given.")
+    return parts[0] / 100, parts[1] / 100, parts[2] / 100
+
+
+def check_seed(seed: int) -> None:
+    if seed < 0:
+        raise RequestError(f"A seed is a whole number, 0 or more; {seed} was given.")
+
+
+def graph_fields(
+    read: ReadTriples, name: str, fractions: Fractions, *, seed: int, labels: Mapping[str, str], where: str, advice: str
+) -> dict[str, Any]:
+    """The fields of a graph that was read with its splits, or as `triples` to be split.
+
+    `where` and `advice` are for the error of triples that cannot be split: their name, and what to give instead.
+    """
+    shape = GraphShape(len(read.entities), len(read.relations))
+    if "triples" in read.triples:
+        splits, remarks = _split_distinct(where, read.triples["triples"], shape, fractions, seed, advice)
+        notes = Notes(remarks=(*read.remarks, *remarks))
+    else:
+        splits = {split: read.triples[split] for split in SPLITS}
+        notes = count_repeats(splits, shape, read.remarks)
+    labels = read.labels | dict(labels)
+    entities = Vocabulary(read.entities, labels or None, kind="entity")
+    relations = Vocabulary(read.relations, labels or None, kind="relation")
+    return {"name": name, "entities": entities, "relations": relations, "notes": notes, **splits}
+
+
+def _split_distinct(
+    name: str, triples: Triples, shape: GraphShape, fractions: Fractions, seed: int, advice: str
+) -> tuple[dict[str, Triples], list[str]]:
+    """Split triples after removing duplicates: a copy in test of a triple in train would be known."""
+    remarks = []
+    keys = triple_keys(triples, shape)
+    if num_repeated := len(keys) - len(sorted_distinct(keys)):
+        _, first = np.unique(keys, return_index=True)  # several times slower than `sorted_distinct`
+        remarks.append(f"{num_repeated:,} duplicate {'triple was' if num_repeated == 1 else 'triples were'} removed.")
+        triples = triples[np.sort(first)]
+    parts: dict[str, Triples] = dict(zip(SPLITS, split_triples(triples, fractions, seed=seed), strict=True))
+    for (split, part), fraction in zip(parts.items(), fractions, strict=True):
+        if fraction and not len(part):
+            raise DataError(
+                f"{name} cannot be split: of its {len(triples):,} triples none can go to {split} without leaving an "
+                f"entity or a relation unseen in train (triples of the same two entities stay together). Give more "
+                f"triples, or {advice}."
+            )
+    held_out, requested = len(triples) - len(parts["train"]), sum(fractions[1:]) * len(triples)
+    if held_out < 0.9 * requested:
+        remarks.append(
+            f"valid and test have {held_out:,} triples of the {requested:,.0f} requested: the others are the only ones "
+            f"of some entity or relation."
+        )
+    return parts, remarks
 
 
 def split_triples(triples: Triples, fractions: Fractions, *, seed: int) -> tuple[Triples, Triples, Triples]:

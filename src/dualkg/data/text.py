@@ -1,11 +1,12 @@
-"""The reader of tab- and comma-separated text: its layout, its blocks of triples, and errors that name the line."""
+"""Readers of text in columns and of OpenKE's files: layout, blocks of triples, and errors that name the line."""
 
 from __future__ import annotations
 
 import codecs
 import csv
 import io
-from collections.abc import Generator, Iterator, Sequence
+import re
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -14,32 +15,118 @@ import pyarrow as pa
 import pyarrow.csv
 
 from dualkg.data.archives import Source
-from dualkg.data.readers import NAMES, ROLES, Indices, Reader, find_columns, is_empty, recognize_header
-from dualkg.errors import DataError
+from dualkg.data.readers import (
+    NAMES,
+    ROLES,
+    Columns,
+    FileReader,
+    Indices,
+    Reader,
+    find_columns,
+    is_empty,
+    recognize_header,
+    strip_blanks,
+)
+from dualkg.errors import DataError, RequestError
 
 FIRST_BYTES = 1 << 20
 BLOCK_SIZE = 4 << 20  # small enough that the hash table of a block's names stays in the processor's cache
-SEPARATORS = {"\t": "tabs", ",": "commas", ";": "semicolons"}
+SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas", ";": "semicolons", "|": "vertical bars"}
+DELIMITERS = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "pipe": "|"}
+SNIFFED = 1 << 16  # bytes of a file that must be separated by spaces
+BLANKS = re.compile("[ \t]+")
 # This surrogate occurs in no text, so a cell that ends with it was open at the end of the file.
 END = "\ud800"
 UNCLOSED_QUOTE = "a quote is opened and not closed. Close it, or double each quote that belongs to a name."
 
 
-class TextReader(Reader):
-    """Lines of tab-separated columns without quoting; in a .csv file, of quoted columns."""
+class TextReader(FileReader):
+    """Lines of columns: separated by tabs or spaces, without quoting; in a .csv file, by commas, with quotes."""
+
+    def __init__(self, source: Source, columns: Columns | None = None, delimiter: str | None = None) -> None:
+        super().__init__(source, columns)
+        self.delimiter = delimiter and parse_delimiter(delimiter)
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        columns, (separator, first) = self.columns, _first_row_of(self.source)
+        columns, (separator, first) = self.columns, _first_row_of(self.source, self.delimiter, sniff=True)
         if first is None:
             return
+        if separator == " " and self.delimiter is None:
+            self.remarks.append(f"The columns of {self.name} are separated by spaces.")
         named = recognize_header(first.cells)
         num_columns = len(first.cells) if named or columns is not None else len(ROLES)
-        indices = named or (0, 1, 2) if columns is None else find_columns(columns, first.cells, self.source.name)
+        indices = named or (0, 1, 2) if columns is None else find_columns(columns, first.cells, self.name)
         header = named is not None or any(isinstance(column, str) for column in columns or ())
         if header and columns is None:  # a first line such as `s r t` could also be a triple
-            self.remarks.append(f"The first line of {self.source.name} was read as a header.")
+            self.remarks.append(f"The first line of {self.name} was read as a header.")
+        elif not header and tuple(columns or ()) != (1, 2, 3) and len(first.cells) == num_columns:
+            self.first_line = tuple(first.cells[index].strip() for index in indices)
         start, line = (first.end, first.next_line) if header else (first.start, first.line)
-        yield from _blocks(self.source, Layout(separator, num_columns, indices, ROLES, header, start, line))
+        yield from _blocks(self.source, Layout(separator, num_columns, indices, ROLES, header, start, line), self)
+
+
+def parse_delimiter(delimiter: str) -> str:
+    """One character, or its name."""
+    found = DELIMITERS.get(delimiter, delimiter)
+    if len(found) != 1 or not found.isascii() or found.isalnum() or found in '"\r\n':
+        raise RequestError(
+            f"A delimiter is one character such as ',' or '|', or one of tab, space, comma, semicolon and pipe; "
+            f"'{delimiter}' was given."
+        )
+    return found
+
+
+class OpenKeReader(FileReader):
+    """`train2id.txt`: the number of triples, then ids of head, tail and relation; names come from other files."""
+
+    def __init__(self, source: Source, columns: Columns | None, names: Mapping[str, Mapping[str, str]]) -> None:
+        super().__init__(source, columns)
+        self.names_of = names
+
+    def blocks(self) -> Generator[pa.RecordBatch]:
+        if self.columns is not None:
+            raise RequestError(f"{self.name} is a file of OpenKE, whose columns are known. Leave columns out.")
+        _, first = _first_row_of(self.source, " ")
+        if first is None or len(first.cells) != 1 or not first.cells[0].isdecimal():
+            found = f"'{' '.join(first.cells)}'" if first else "nothing"
+            raise DataError(
+                f"{self.name}, line 1: expected the number of triples, as in files of OpenKE, found {found}."
+            )
+        layout = Layout(" ", 3, (0, 2, 1), ROLES, True, first.end, first.next_line)
+        num_triples = 0
+        for block in _blocks(self.source, layout, self):
+            num_triples += block.num_rows
+            yield pa.RecordBatch.from_arrays([self._named(role, block.column(role)) for role in ROLES], names=ROLES)
+        if num_triples != int(first.cells[0]):
+            raise DataError(
+                f"{self.name} should have {int(first.cells[0]):,} triples, by its first line, and it has "
+                f"{num_triples:,}. Fetch it or make it again."
+            )
+
+    def _named(self, role: str, column: pa.DictionaryArray) -> pa.DictionaryArray:
+        file = "relation2id" if role == "relation" else "entity2id"
+        if (names := self.names_of.get(file)) is None:
+            return column
+        ids = column.dictionary.to_pylist()
+        if unknown := [id for id in ids if id not in names]:
+            raise DataError(f"{self.name}: the {role} {unknown[0]} is not one of the {len(names):,} ids of {file}.txt.")
+        return pa.DictionaryArray.from_arrays(column.indices, pa.array([names[id] for id in ids], pa.string()))
+
+
+def read_openke_names(source: Source) -> dict[str, str]:
+    """Names by id, from `entity2id.txt` or `relation2id.txt`: a number of lines, then a name and an id in each."""
+    names: dict[str, str] = {}
+    with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape") as text:
+        lines = ((number, line.strip()) for number, line in enumerate(text, start=1) if line.strip())
+        next(lines, None)
+        for number, line in lines:
+            name, _, id = line.rpartition("\t" if "\t" in line else " ")
+            if not name.strip() or not id.strip().isdecimal() or _bytes(line).decode("utf-8", "replace") != line:
+                raise DataError(f"{source.name}, line {number:,}: expected a name and its id, found {_quote(line)}.")
+            names[id.strip()] = name.strip()
+    if len(set(names.values())) < len(names):
+        raise DataError(f"{source.name} has ids with the same name. Give every id a name of its own.")
+    return names
 
 
 def read_labels(source: Source) -> dict[str, str]:
@@ -51,8 +138,8 @@ def read_labels(source: Source) -> dict[str, str]:
     labels: dict[str, str] = {}
     for block in _blocks(source, layout):
         for name, label in zip(*(column.to_pylist() for column in block.columns), strict=True):
-            if label:
-                labels.setdefault(name, label)
+            if label.strip():
+                labels.setdefault(name.strip(), label.strip())
     return labels
 
 
@@ -73,7 +160,7 @@ class Layout:
 
     @property
     def quoted(self) -> bool:
-        return self.separator != "\t"
+        return self.separator not in "\t "
 
 
 class _FirstRow(NamedTuple):
@@ -84,23 +171,29 @@ class _FirstRow(NamedTuple):
     next_line: int
 
 
-def _first_row_of(source: Source) -> tuple[str, _FirstRow | None]:
-    """The separator of a file, and its first row."""
+def _first_row_of(source: Source, delimiter: str | None = None, *, sniff: bool = False) -> tuple[str, _FirstRow | None]:
+    """The separator of a file, and its first row; `sniff` recognizes three columns separated by spaces."""
     with source.open() as stream:
         content = stream.read(FIRST_BYTES)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{source.name} should be UTF-8, and it is written in UTF-16. Save it as UTF-8.")
     mark = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
     text = content[mark:].decode("utf-8", "surrogateescape")
-    if source.suffix != ".csv":
-        return "\t", _first_row(text, mark, "\t")
-    found = {separator: _first_row(text, mark, separator) for separator in (",", ";")}
+    if delimiter is None and source.suffix != ".csv":
+        delimiter = " " if sniff and _separated_by_spaces(text[:SNIFFED]) else "\t"
+    found = {separator: _first_row(text, mark, separator) for separator in ([delimiter] if delimiter else (",", ";"))}
     line = text.lstrip("\r\n").partition("\n")[0]
     # A first row without cells has an unclosed quote; then the separators of its first line are counted.
     separator, first = max(found.items(), key=lambda item: (item[1] and len(item[1].cells)) or line.count(item[0]) + 1)
     if first is not None and not first.cells:
         raise DataError(f"{source.name}, line {first.line:,}: {UNCLOSED_QUOTE}")
     return separator, first
+
+
+def _separated_by_spaces(text: str) -> bool:
+    """Whether every line has three columns separated by spaces, and none has a tab."""
+    lines = [line for line in text.splitlines()[: -1 if len(text) == SNIFFED else None] if line.strip()]
+    return bool(lines) and all("\t" not in line and len(line.split()) == len(ROLES) for line in lines)
 
 
 def _first_row(text: str, mark: int, separator: str) -> _FirstRow | None:
@@ -121,10 +214,10 @@ def _rows(text: io.TextIOBase, separator: str) -> Iterator[tuple[int, list[str]]
 
     A row with an unclosed quote has no cells, and is the last.
     """
-    if separator == "\t":
+    if separator in "\t ":
         for line, content in enumerate(text, 1):
-            if cells := content.rstrip("\r\n"):
-                yield line, cells.split(separator)
+            if cells := content.rstrip("\r\n") if separator == "\t" else content.strip(" \t\r\n"):
+                yield line, cells.split("\t") if separator == "\t" else BLANKS.split(cells)
         return
     reader = csv.reader(chain(text, [END]), delimiter=separator)
     before = 0
@@ -148,17 +241,21 @@ def _bytes(text: str) -> bytes:
 # -- blocks -------------------------------------------------------------------------------------------------
 
 
-def _blocks(source: Source, layout: Layout) -> Iterator[pa.RecordBatch]:
+def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Iterator[pa.RecordBatch]:
+    """Blocks of the columns of a layout; for a reader, without the blanks around names, which it counts."""
     with source.open() as stream:
         stream.read(layout.start)
         if not stream.peek(1):
             return
         quotes = _QuoteCounter(stream)
         last: list[str] = []
+        content = quotes if layout.quoted else _TabsForSpaces(stream) if layout.separator == " " else stream
+        required = [role for role in layout.roles if role != "label"]
         try:
-            with _arrow_reader(quotes if layout.quoted else stream, layout) as reader:
-                for block in reader:
-                    required = [role for role in layout.roles if role != "label"]
+            with _arrow_reader(content, layout) as blocks:
+                for block in blocks:
+                    if reader:
+                        block = _strip(block, reader)
                     if any(is_empty(block.column(role).dictionary).true_count for role in required):
                         raise _error(source, layout, "a name is empty")
                     if layout.quoted and block.num_rows:
@@ -170,6 +267,35 @@ def _blocks(source: Source, layout: Layout) -> Iterator[pa.RecordBatch]:
         suspicious = quotes.odd or any("\n" in name or "\r" in name for name in last)
         if suspicious and (sentence := first_bad_line(source, layout)):
             raise DataError(sentence)
+
+
+def _strip(block: pa.RecordBatch, reader: Reader) -> pa.RecordBatch:
+    """A block whose names have no blanks around them."""
+    columns = []
+    for column in block.columns:
+        names, changed = strip_blanks(column.dictionary)
+        if changed is not None:
+            reader.num_stripped += changed.take(column.indices).true_count
+            encoded = names.dictionary_encode()  # two names may have become one
+            column = pa.DictionaryArray.from_arrays(encoded.indices.take(column.indices), encoded.dictionary)
+        columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, names=block.schema.names)
+
+
+class _TabsForSpaces(io.RawIOBase):
+    """A stream of whole lines, with one tab in place of the blanks between columns."""
+
+    def __init__(self, stream: io.BufferedReader) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        lines = self._stream.read(size)
+        if lines and not lines.endswith(b"\n"):
+            lines += self._stream.readline()
+        return b"\n".join(re.sub(rb"[ \t]+", b"\t", line.strip(b" \t\r")) for line in lines.split(b"\n"))
 
 
 class _QuoteCounter(io.RawIOBase):
@@ -196,7 +322,7 @@ def _arrow_reader(stream: object, layout: Layout) -> pa.csv.CSVStreamingReader:
         stream,
         pa.csv.ReadOptions(block_size=BLOCK_SIZE, column_names=names),
         pa.csv.ParseOptions(
-            delimiter=layout.separator,
+            delimiter="\t" if layout.separator == " " else layout.separator,
             quote_char='"' if layout.quoted else False,
             escape_char=False,
             newlines_in_values=layout.quoted,
@@ -234,13 +360,14 @@ def _problem(cells: Sequence[str], layout: Layout) -> str | None:
         return UNCLOSED_QUOTE
     if len(cells) != layout.num_columns:
         listed = ", ".join(_quote(cell) for cell in cells[:6]) + (", …" if len(cells) > 6 else "")
+        separators = SEPARATORS.get(layout.separator, f"'{layout.separator}'")
         return (
-            f"expected {layout.num_columns} columns separated by {SEPARATORS[layout.separator]}, "
+            f"expected {layout.num_columns} columns separated by {separators}, "
             f"found {len(cells)}: {listed}. {_advice(cells, layout)}"
         )
     for role, index in zip(layout.roles, layout.indices, strict=True):
         cell = cells[index]
-        if not cell and role != "label":
+        if not cell.strip() and role != "label":
             return f"the {role} is empty. Give it a name, or remove the line."
         if any("\ud800" <= letter <= "\udfff" for letter in cell):
             return f"the {role} is not valid UTF-8 ({_quote(cell)}). Save the file as UTF-8."
@@ -251,14 +378,16 @@ def _advice(cells: Sequence[str], layout: Layout) -> str:
     joined = layout.separator.join(cells)
     if not joined.strip():
         return "Remove the line."
-    if len(cells) > layout.num_columns and layout.roles[0] == "head" and not layout.header:
+    if layout.roles[0] != "head":
+        return "Correct the line, or remove it."
+    if len(cells) > layout.num_columns and not layout.header:
         return "Correct the line, or choose three columns with columns=(1, 2, 3)."
-    if len(cells) == 1 and layout.quoted and "\t" in joined:
-        return "If tabs separate the columns, give the file a name that ends in .tsv."
-    if len(cells) == 1 and not layout.quoted and ("," in joined or ";" in joined):
-        return "If commas separate the columns, give the file a name that ends in .csv."
-    if len(cells) == 1 and " " in joined:
-        return f"If spaces separate the columns, replace them by {SEPARATORS[layout.separator]}."
+    if len(cells) == 1:
+        if joined.lstrip().startswith(("{", "[")):
+            return "If each line is JSON, give the file a name that ends in .jsonl."
+        for separator, name in (("\t", "tab"), (",", "comma"), (";", "semicolon"), ("|", "pipe"), (" ", "space")):
+            if separator in joined:
+                return f"If {SEPARATORS[separator]} separate the columns, use delimiter='{name}'."
     return "Correct the line, or remove it."
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dualkg.data.graph import Graph, Triples
+from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.data.inspection import cardinalities
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import Ranks
@@ -127,7 +127,8 @@ def check_comparable(one: tuple[str, Graph, Triples], other: tuple[str, Graph, T
     """Refuse two runs (name, graph, ranked triples) that were not ranked on the same triples of the same graph."""
     (a, graph, triples), (b, other_graph, other_triples) = one, other
     same_names = graph.entities == other_graph.entities and graph.relations == other_graph.relations
-    if graph.fingerprint == other_graph.fingerprint and same_names and np.array_equal(triples, other_triples):
+    same_splits = all(np.array_equal(graph.split(split), other_graph.split(split)) for split in SPLITS)
+    if same_names and same_splits and np.array_equal(triples, other_triples):
         return
     if graph.name != other_graph.name:
         raise RequestError(

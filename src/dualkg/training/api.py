@@ -168,8 +168,8 @@ def train_in_folder(
 
 
 def load_recipe_graph(recipe: Recipe) -> Graph:
-    data = recipe.data
-    return load_graph(data.graph, columns=data.columns, split=data.split, seed=data.split_seed, labels=data.labels)
+    options = recipe.data.model_dump(exclude={"graph", "split_seed"})
+    return load_graph(recipe.data.graph, seed=recipe.data.split_seed, **options)
 
 
 def resume(path: str | Path, *, device: str | torch.device | None = None, on_progress: OnProgress | None = None) -> Run:

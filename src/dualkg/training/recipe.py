@@ -97,6 +97,7 @@ class Data(Section):
     split: str = "80/10/10"
     split_seed: int = 0
     labels: str | None = None
+    delimiter: str | None = None
 
 
 class ModelConfig(Section):

@@ -40,9 +40,9 @@ def test_line_ends_byte_order_marks_and_blank_lines(kit, write: Write, content: 
 
 
 def test_tsv_reads_names_verbatim(kit, write: Write) -> None:
-    content = b'"a\tr\\t\t b, c \nNA\tnull\t""\n# x\t-\t1e5\n'
+    content = b'"a\tr\\t\tb, c\nNA\tnull\t""\n# x\t-\t1e5\n'
     assert kit.named(kit.read(write("mine.tsv", content))) == [
-        ('"a', "r\\t", " b, c "),
+        ('"a', "r\\t", "b, c"),
         ("NA", "null", '""'),
         ("# x", "-", "1e5"),
     ]
@@ -88,7 +88,7 @@ def test_a_header_may_have_any_order_and_other_columns(kit, write: Write) -> Non
 
 def test_lines_inside_quotes_may_cross_blocks(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "BLOCK_SIZE", 64)
-    triples = [(f"{i}\n{i}", "r,\r\ns", f'"{i}\n') for i in range(100)]
+    triples = [(f"{i}\n{i}", "r,\r\ns", f'{i}\n"') for i in range(100)]
     rows = ['"' + '","'.join(name.replace('"', '""') for name in triple) + '"\n' for triple in triples]
     assert kit.named(kit.read(write("mine.csv", "".join(rows).encode()))) == triples
 
@@ -105,10 +105,10 @@ def test_two_of_three_header_names_are_a_triple(kit, write: Write) -> None:
     assert read.remarks == []
 
 
-@pytest.mark.parametrize("columns", [("from", "link", "to"), ("FROM", "link", "to "), (4, 2, 1), ("from", 2, "to")])
+@pytest.mark.parametrize("columns", [("von", "kante", "zu"), ("VON", "kante", "zu "), (4, 2, 1), ("von", 2, "zu")])
 def test_columns_by_name_and_number(kit, write: Write, columns: tuple[str | int, ...]) -> None:
-    content = b"to\tlink\tyear\tfrom\nb\tr\t1\ta\nd\tr\t\tc\n"
-    expected = [("from", "link", "to"), *ABC] if columns == (4, 2, 1) else ABC
+    content = b"zu\tkante\tjahr\tvon\nb\tr\t1\ta\nd\tr\t\tc\n"
+    expected = [("von", "kante", "zu"), *ABC] if columns == (4, 2, 1) else ABC
     assert kit.named(kit.read(write("mine.tsv", content), columns)) == expected
     assert kit.named(kit.read(write("mine.csv", content.replace(b"\t", b",")), columns)) == expected
 
@@ -167,19 +167,31 @@ def sentence(kit, path: Path, columns: object = None) -> str:
             "m.txt",
             b"a,r,b\n",
             "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a,r,b'. "
-            "If commas separate the columns, give the file a name that ends in .csv.",
+            "If commas separate the columns, use delimiter='comma'.",
         ),
         (
             "m.txt",
-            b"a r b\n",
+            b"a r b c\n",
+            "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a r b c'. "
+            "If spaces separate the columns, use delimiter='space'.",
+        ),
+        (
+            "m.txt",
+            b'{"head": "a"}\n',
+            'm.txt, line 1: expected 3 columns separated by tabs, found 1: \'{"head": "a"}\'. '
+            "If each line is JSON, give the file a name that ends in .jsonl.",
+        ),
+        (
+            "m.txt",
+            b"a r b\nc r d\nc\n",
             "m.txt, line 1: expected 3 columns separated by tabs, found 1: 'a r b'. "
-            "If spaces separate the columns, replace them by tabs.",
+            "If spaces separate the columns, use delimiter='space'.",
         ),
         (
             "m.csv",
             b"a\tr\tb\n",
             "m.csv, line 1: expected 3 columns separated by commas, found 1: 'a\\tr\\tb'. "
-            "If tabs separate the columns, give the file a name that ends in .tsv.",
+            "If tabs separate the columns, use delimiter='tab'.",
         ),
         (
             "m.tsv",
