@@ -34,7 +34,7 @@ class Config:
 
     def graphs(self, default: tuple[str, ...]) -> tuple[str, ...]:
         """The names of the graphs: the one of `--dataset`, or the default ones."""
-        return (graph_named(self.dataset),) if self.dataset else default
+        return (graph_named(self.dataset, default),) if self.dataset else default
 
     def trained_run(self, row: Row, graph: Graph, seed: int) -> Path:
         """The folder of a finished run with its weights, trained if it is missing."""

@@ -161,11 +161,12 @@ def rows_with_recipes(rows: Iterable[Row], graph: str) -> list[Row]:
     return [row for row in rows if recipe_path(row, graph)]
 
 
-def graph_named(name: str) -> str:
-    """The name of one of `GRAPHS` as it is written, ignoring case."""
-    found = next((graph for graph in GRAPHS if graph.casefold() == name.casefold()), None)
+def graph_named(name: str, also: Iterable[str] = ()) -> str:
+    """The name of one of `GRAPHS` or the others as it is written, ignoring case."""
+    graphs = list(dict.fromkeys((*GRAPHS, *also)))
+    found = next((graph for graph in graphs if graph.casefold() == name.casefold()), None)
     if found is None:
-        hint = did_you_mean(name, GRAPHS) or f" The graphs are {', '.join(GRAPHS)}."
+        hint = did_you_mean(name, graphs) or f" The graphs are {', '.join(graphs)}."
         raise RequestError(f"'{name}' is not a graph of these tables.{hint}")
     return found
 

@@ -37,6 +37,7 @@ from dualkg.training.run import describe_device, environment
 from dualkg.training.trainer import Trainer
 from paper import figures
 from paper.config import Config
+from paper.defaults import DEFAULT_GRAPHS, defaults_tables, measure_defaults
 from paper.explanations import study_explanations
 from paper.inductive import study_inductive
 from paper.projection import METRICS, Projection, compute_plane, find_queries, pick_query, project
@@ -90,7 +91,8 @@ class Study:
 
     def saved(self, records: Path) -> list[Path]:
         """The files of saved results, by graph."""
-        return [path for path in (self.path(records, graph) for graph in GRAPHS) if path.exists()]
+        graphs = dict.fromkeys((*GRAPHS, *self.graphs))
+        return [path for path in (self.path(records, graph) for graph in graphs) if path.exists()]
 
     def save(
         self, records: Path, graph: str, results: Results, *, drawing: Drawing | None, environment: dict[str, Any]
@@ -552,6 +554,7 @@ STUDIES = {
     for study in (
         Study("cost", measure_cost, cost_tables),
         Study("duality", measure_duality, duality_tables, several_seeds=True),
+        Study("defaults", measure_defaults, defaults_tables, graphs=DEFAULT_GRAPHS, several_seeds=True),
         Study("dura-weights", measure_dura_weights, dura_weights_tables, draw_dura_weights),
         Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
         Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237, several_seeds=True),
