@@ -69,5 +69,7 @@ def defaults_tables(results: dict[str, Any], graph: str) -> list[Table]:
             facts += [{"graph": graph, "way": way, **run} for run in runs]
     columns = ("", "valid MRR", "test MRR", "seeds", "tuning", "training")
     notes = [f"Seed {seed['seed']}: {seed['tuned']['chosen']}" for seed in results["seeds"]]
+    if results.get("shared_device"):
+        notes.append("Times are upper bounds, because other work ran on the same device.")
     title = f"Defaults: {graph}, ComplEx dim {results['dim']}, {results['epochs']} epochs"
     return [Table(title, columns, rows, facts, notes)]
