@@ -45,10 +45,11 @@ Delimiter = Annotated[
 
 
 class Result(NamedTuple):
-    """What a command returns: `data` for --json, and a function that prints it as tables."""
+    """What a command returns: `data` for --json, one document or lines of it, and a function that prints tables."""
 
     data: Any
     show: Callable[[], None]
+    json_lines: bool = False
 
 
 Command = Callable[..., Result | None]
@@ -71,7 +72,10 @@ def command(*, threads: bool = True, as_json: bool = True) -> Callable[[Command]
             values = {parameter.name: options.pop(parameter.name, parameter.default) for parameter in added}
             set_threads(values.get("threads"))
             result = function(**options)
-            if result is not None and values.get("as_json"):
+            if result is not None and values.get("as_json") and result.json_lines:
+                for line in result.data:
+                    print(json.dumps(line, ensure_ascii=False))
+            elif result is not None and values.get("as_json"):
                 print(json.dumps(result.data, indent=1, ensure_ascii=False))
             elif result is not None:
                 result.show()

@@ -21,7 +21,7 @@ from dualkg.cli import common as cli
 from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
-from dualkg.cli.predict import explain, predict, predict_entities, serve, similar
+from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
 from dualkg.cli.train import resume, train, tune
 from dualkg.errors import DualkgError
 
@@ -112,8 +112,8 @@ def demo(
         "or test triples, the others new\n"
     )
     predictor, rows = Predictor(models["with DURA"], graph), []
-    for head, relation, tail in DEMO_QUERIES:
-        predictions = predict_entities(predictor, head, relation, tail, top=5)
+    answers = predict_queries(predictor, DEMO_QUERIES, top=5)
+    for (head, relation, tail), predictions in zip(DEMO_QUERIES, answers, strict=True):
         rows.append([f"({head or '?'}, {relation}, {tail or '?'})", Text(", ").join(map(_marked, predictions))])
     cli.print_table(["query", "predictions"], rows, left=2, console=console)
     console.print(
