@@ -223,6 +223,8 @@ def test_the_public_surface():
         "fit",
         "Frobenius",
         "from_arrays",
+        "from_libkge",
+        "from_pykeen",
         "Graph",
         "GraphShape",
         "HAKE",
