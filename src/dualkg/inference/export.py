@@ -1,7 +1,5 @@
 """Export of the embeddings of a run: NumPy, TSV or safetensors, with a manifest that says how they make a score."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -105,7 +105,8 @@ def _graph(name: str, entities: Sequence[str], relations: Sequence[str], splits:
             raise RequestError(
                 f"The {split} triples have ids that are not among the {shape[0]:,} entities and {shape[1]:,} relations."
             )
-    return Graph(name, *vocabularies, **triples, notes=count_repeats(triples, shape))  # type: ignore[arg-type]
+    graph = Graph(name, *vocabularies, **triples, notes=count_repeats(triples, shape))  # type: ignore[arg-type]
+    return graph.with_fingerprint()
 
 
 def _numpy(values: Array) -> npt.NDArray[Any]:
