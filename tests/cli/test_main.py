@@ -245,7 +245,7 @@ def damaged(folder: Path) -> None:
         (["train", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["train", "good.tsv", "--split", "80/30"], "three percentages that add up to 100"),
         (["train", "good.tsv", "--columns", "1,2"], "--columns should name three columns"),
-        (["train", "good.tsv", "--model", "Complex"], "Did you mean 'ComplEx'"),
+        (["train", "good.tsv", "--model", "Complx"], "Did you mean 'ComplEx'"),
         (["train", "good.tsv", "--regularizer", "N4"], "No regularizer is named 'N4'."),
         (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
         (["train", "good.tsv", "--set", "training.epochs=-1"], "training.epochs should be greater than"),

@@ -36,6 +36,7 @@ Threads = Annotated[int | None, Option(min=1, help="Number of CPU threads (defau
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 SplitName = Annotated[Literal["train", "valid", "test"], Option(help="Split to evaluate on.")]
 By = Annotated[Literal["relation", "direction", "cardinality"] | None, Option(help="Also report by groups.")]
+Track = Annotated[list[str] | None, Option(help="Track in tensorboard, mlflow or wandb; repeatable.")]
 Columns = Annotated[
     str | None, Option(help="Columns or JSON keys of head, relation and tail, by name or number: s,p,o or 1,3,2.")
 ]
@@ -219,10 +220,7 @@ def training_progress(title: str, run: Path | None = None) -> Iterator[Callable[
             if not announced:
                 announced = True
                 note(f"Engine: {RunFolder(run or '').saved_environment.get('engine')}.")
-            best = "" if event.mrr is None else f"  best valid MRR {event.mrr:.4f}"
-            done = (event.epoch - 1) * event.steps + event.step
-            text = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}{best}"
-            update(done, event.epochs * event.steps, text)
+            update((event.epoch - 1) * event.steps + event.step, event.epochs * event.steps, event.text)
 
         yield on_progress
 

@@ -149,6 +149,9 @@ class RunFolder:
         self.map = self.path / "map.parquet"
         self.decisions = self.path / "decisions.jsonl"
         self.extension = self.path / "extension.json"
+        self.tracking = self.path / "tracking.json"
+        self.tensorboard = self.path / "tensorboard"
+        self.wandb = self.path / "wandb"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
