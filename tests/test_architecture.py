@@ -223,6 +223,7 @@ def test_the_public_surface():
         "DualkgError",
         "DURA",
         "EmbeddingModel",
+        "Ensemble",
         "evaluate",
         "evaluate_relations",
         "fit",

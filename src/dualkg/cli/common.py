@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
-RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.", show_default=False)]
+RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run or ensemble.", show_default=False)]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1 (default: a GPU if available).")]
 Threads = Annotated[int | None, Option(min=1, help="Number of CPU threads (default: all cores).")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]

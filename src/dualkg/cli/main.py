@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from dualkg import __version__
 from dualkg.cli import common as cli
 from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
-from dualkg.cli.complete import complete, export, extend, index
+from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
 from dualkg.cli.train import resume, train, tune
@@ -205,6 +205,6 @@ class SuggestingCommand(TyperCommand):
 
 for function in (
     *(demo, datasets, recipes, train, resume, tune, evaluate, compare, calibrate, predict, similar, explain),
-    *(complete, extend, index, export, sparsify, sparsity, nuclear_norm, serve),
+    *(complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
 ):
     app.command(cls=SuggestingCommand)(function)

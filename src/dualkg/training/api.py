@@ -197,10 +197,10 @@ def resume(
     """
     folder = RunFolder(path)
     folder.check_is_run()
-    recipe = load_recipe(folder.recipe)
     if folder.finished:
         folder.checkpoint.unlink(missing_ok=True)  # the run may have been killed just before this
         raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
+    recipe = load_recipe(folder.recipe)
     if not folder.checkpoint.exists():
         raise RequestError(f"The run {folder.path} cannot be resumed. {folder.resume_advice()}")
     graph = folder.load_graph()
@@ -244,6 +244,7 @@ def train_seeds(
         if exists and not folder.finished:
             resume(folder.path, **options)
         elif not exists:
+            RunFolder(out).calibration.unlink(missing_ok=True)  # of the ensemble of the seeds before
             train_recipe(one, graph=graph, out=folder.path, overwrite=overwrite, **options)
         reports[seed] = folder.saved_reports()
     return reports
