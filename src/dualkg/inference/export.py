@@ -25,7 +25,7 @@ MANIFEST_FORMAT = 1  # increased when a reader of earlier manifests would misrea
 
 COMPLEX = "h, r, t = (x[:d] + 1j * x[d:] for x in (h, r, t))"
 NORMS = {
-    1: ("‖x‖₁, the sum of the moduli", "np.abs(x).sum()"),
+    1: ("‖x‖₁ (the sum of the moduli)", "np.abs(x).sum()"),
     2: ("‖x‖₂", "np.linalg.norm(x)"),
     "squared": ("‖x‖₂²", "np.linalg.norm(x) ** 2"),
 }
@@ -142,7 +142,7 @@ def describe_score(model: Model) -> dict[str, Any]:
         formula, lines = _bilinear(config)
     elif config.name in DISTANCE:
         (difference, lines, x), (norm, by_numpy) = DISTANCE[config.name], NORMS[config.options["norm"]]
-        formula, lines = f"−{norm}, x = {difference}", [*lines, f"x = {x}", f"return -{by_numpy}"]
+        formula, lines = f"−{norm} with x = {difference}", [*lines, f"x = {x}", f"return -{by_numpy}"]
     elif config.name in OTHERS:
         formula, lines, result = OTHERS[config.name]
         lines = [*lines, f"return {result}"]
@@ -168,7 +168,7 @@ def _bilinear(config: ModelConfig) -> tuple[str, list[str]]:
         at = lines.index("times = lambda x, y: np.stack([")
         lines = [*lines[:at], "r = r / np.maximum(np.linalg.norm(r, axis=0), 1e-30)", *lines[at:]]
     if config.dual == "head":
-        return f"−‖x − h‖₂², x = {of_tail}", [*lines, f"x = {mapped_tail}", "return -(np.abs(x - h) ** 2).sum()"]
+        return f"−‖x − h‖₂² with x = {of_tail}", [*lines, f"x = {mapped_tail}", "return -(np.abs(x - h) ** 2).sum()"]
     mapped = [f"x = {mapped_head}"]
     if config.options.get("batch_norm"):
         of_head += ", with batch normalization of h and of the result"
@@ -180,10 +180,10 @@ def _bilinear(config: ModelConfig) -> tuple[str, list[str]]:
         lines = [*lines, *normalize, 'h = normalize(h, "before")']
         mapped.append('x = normalize(x, "after")')
     if config.dual == "tail":
-        return f"−‖x − t‖₂², x = {of_head}", [*lines, *mapped, "return -(np.abs(x - t) ** 2).sum()"]
+        return f"−‖x − t‖₂² with x = {of_head}", [*lines, *mapped, "return -(np.abs(x - t) ** 2).sum()"]
     product = "(x * t.conj()).sum().real" if config.name == "ComplEx" else "(x * t).sum()"
     words = "Re Σ xᵢ t̄ᵢ" if config.name == "ComplEx" else "⟨x, t⟩"
-    return f"{words}, x = {of_head}", [*lines, *mapped, f"return {product}"]
+    return f"{words} with x = {of_head}", [*lines, *mapped, f"return {product}"]
 
 
 # -- files --------------------------------------------------------------------------------------------------------
