@@ -7,7 +7,7 @@ BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile the package again
 
-.PHONY: demo test test-slow records picture world bench bench-report clean
+.PHONY: demo test test-slow test-pykeen records picture world bench bench-report clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
@@ -27,6 +27,11 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,serve,dev]'
 	touch $@
+
+# Models of PyKEEN, imported and ranked beside PyKEEN.
+test-pykeen: $(BENCH_READY)
+	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-bench.txt --editable . pytest hypothesis
+	$(BENCH)/bin/python -m pytest -m slow tests/training/test_importing.py
 
 # The results pages, made from the records, and the pictures of the README.
 records: $(READY)

@@ -18,7 +18,7 @@ import dualkg
 
 SOURCE = Path(dualkg.__file__).parent
 # A package may import only packages before it. The base modules are importable by all and import no package.
-BASE = ["errors", "files", "extras"]
+BASE = ["errors", "files", "extras", "logs"]
 PACKAGES = [
     "kernels",
     "data",
@@ -41,9 +41,10 @@ IMPORT_NAMES = {
     "faiss-cpu": "faiss",
     "prometheus-client": "prometheus_client",
     "opentsne": "openTSNE",
+    "mlflow-skinny": "mlflow",
 }
-# Declared and never imported: uvicorn loads uvloop by itself.
-NOT_IMPORTED = {"uvloop"}
+# Declared and never imported by name: uvicorn loads uvloop, PyTorch tensorboard, MLflow alembic for its database.
+NOT_IMPORTED = {"uvloop", "tensorboard", "alembic"}
 # Triton is part of PyTorch's CUDA build, and is used only where it is installed.
 NOT_DECLARED = {"triton"}
 
@@ -179,6 +180,9 @@ def test_importing_is_light():
         "uvicorn",
         "jinja2",
         "rapidfuzz",
+        "tensorboard",
+        "mlflow",
+        "wandb",
         "rich",
         "typer",
     }
@@ -206,6 +210,7 @@ def test_the_public_surface():
     assert sorted(dualkg.__all__, key=str.lower) == [
         "BasicDURA",
         "BilinearModel",
+        "Callback",
         "compare_ranks",
         "Comparison",
         "ComplEx",
@@ -218,11 +223,14 @@ def test_the_public_surface():
         "DualkgError",
         "DURA",
         "EmbeddingModel",
+        "Ensemble",
         "evaluate",
         "evaluate_relations",
         "fit",
         "Frobenius",
         "from_arrays",
+        "from_libkge",
+        "from_pykeen",
         "Graph",
         "GraphShape",
         "HAKE",
@@ -235,6 +243,7 @@ def test_the_public_surface():
         "Loss",
         "MarginRanking",
         "Metrics",
+        "MLflow",
         "ModE",
         "Model",
         "MuRP",
@@ -259,6 +268,8 @@ def test_the_public_surface():
         "Run",
         "SE",
         "SimplE",
+        "StopTraining",
+        "TensorBoard",
         "train",
         "train_recipe",
         "TransE",
@@ -266,6 +277,7 @@ def test_the_public_surface():
         "UnweightedDURA",
         "Validation",
         "Vocabulary",
+        "WandB",
     ]
     assert all(hasattr(dualkg, name) for name in dualkg.__all__)
 

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from dualkg.models.murp import MuRP
     from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
     from dualkg.training.api import train, train_recipe
-    from dualkg.training.importing import from_arrays
+    from dualkg.training.callbacks import Callback, MLflow, StopTraining, TensorBoard, WandB
+    from dualkg.training.ensemble import Ensemble
+    from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
     from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
     from dualkg.tuning.fit import fit, resume
@@ -48,8 +50,10 @@ __all__ += ["HAKE", "SE", "ModE", "MuRP", "RotatE", "TransE"]
 __all__ += ["DURA", "N3", "BasicDURA", "Frobenius", "NoRegularizer", "RegP1", "Regularizer", "UnweightedDURA"]
 __all__ += ["KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll"]
 __all__ += ["Comparison", "Metrics", "Ranks", "Report", "compare_ranks", "evaluate", "evaluate_relations", "rank"]
-__all__ += ["Optimizer", "Recipe", "Run", "Validation", "from_arrays", "list_recipes", "load_recipe", "load_run"]
+__all__ += ["Ensemble", "Optimizer", "Recipe", "Run", "Validation", "list_recipes", "load_recipe", "load_run"]
+__all__ += ["from_arrays", "from_libkge", "from_pykeen"]
 __all__ += ["fit", "resume", "train", "train_recipe"]
+__all__ += ["Callback", "MLflow", "StopTraining", "TensorBoard", "WandB"]
 __all__ += ["Prediction", "Predictor"]
 
 _PACKAGES = ("data", "errors", "evaluation", "inference", "losses", "models", "regularizers", "training", "tuning")

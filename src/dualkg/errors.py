@@ -10,6 +10,27 @@ import numpy as np
 
 MIN_SIMILARITY = 0.6  # the fraction of letters that two names must have in common
 MAX_COMPARED = 300  # names that difflib compares
+SYNONYMS = (  # words for one setting in dualkg, other libraries and the literature
+    {"lr", "learning_rate", "alpha", "step_size"},
+    {"dim", "embedding_dim", "embedding_size", "dimension", "hidden_dim", "hidden_size"},
+    {"batch_size", "batch", "batchsize", "bs"},
+    {"epochs", "num_epochs", "max_epochs", "n_epochs"},
+    {"optimizer", "optim", "optimiser"},
+    {"regularizer", "reg", "regularization", "regulariser"},
+    {"weight", "lambda", "lam", "reg_weight", "regularization_weight", "regularizer_weight"},
+    {"loss", "criterion", "objective", "loss_function"},
+    {"patience", "early_stopping", "stopper", "early_stop"},
+    {"num_negatives", "negatives", "num_neg", "num_negs", "num_negs_per_pos", "negative_sample_size"},
+    {"margin", "gamma"},
+    {"adversarial_temperature", "temperature"},
+    {"label_smoothing", "smoothing", "label_smooth"},
+    {"seed", "random_seed", "random_state"},
+    {"device", "gpu", "cuda"},
+    {"reciprocal", "inverse", "inverse_relations", "create_inverse_triples"},
+    {"out", "output", "output_dir", "save_dir", "save_path"},
+    {"top", "top_k", "topk", "k"},
+    {"track", "tracker", "result_tracker", "logger"},
+)
 
 
 class DualkgError(Exception):
@@ -75,9 +96,21 @@ def edit_distance(one: str, other: str) -> int:
     return above[-1]
 
 
+def close_settings(name: str, names: Iterable[str]) -> list[str]:
+    """The settings that a word stands for, or else those that are written alike."""
+    word, names = name.casefold().replace("-", "_"), list(names)
+    meant = {other for group in SYNONYMS if word in group for other in group}
+    return [one for one in names if one.replace("-", "_") in meant] or close_matches(name, names)
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str:
     """` Did you mean 'Paris'?`, or an empty string if no name is similar."""
-    matches = [f"'{match}'" for match in close_matches(name, names)]
+    return one_of(close_matches(name, names))
+
+
+def one_of(names: Iterable[str]) -> str:
+    """` Did you mean 'a', 'b' or 'c'?`, or an empty string without names."""
+    matches = [f"'{match}'" for match in names]
     if not matches:
         return ""
     listed = matches[0] if len(matches) == 1 else f"{', '.join(matches[:-1])} or {matches[-1]}"

@@ -20,6 +20,9 @@ EXTRAS = {
     "jinja2": "serve",
     "prometheus-client": "serve",
     "rapidfuzz": "serve",
+    "tensorboard": "tracking",
+    "mlflow": "tracking",
+    "wandb": "tracking",
 }
 
 

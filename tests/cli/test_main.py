@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from dualkg.cli.predict import predict_entities
+from dualkg.cli.predict import predict_queries
 from dualkg.inference.predictor import Prediction
 from tests.conftest import graph_of
 
@@ -149,7 +149,7 @@ def test_a_file_takes_precedence_over_a_recipe_of_the_same_name(dualkg, tmp_path
 def test_tables_keep_names_and_numbers_on_a_narrow_terminal(dualkg, world_run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "30")
     lines = dualkg("evaluate", world_run).out.splitlines()
-    assert lines[0].split() == ["MRR", "H@1", "H@3", "H@10", "MR", "queries"]
+    assert lines[0].split() == ["MRR", "H@1", "H@3", "H@10", "MR", "AMR", "AMRI", "queries"]
     assert lines[1].startswith("world test")
     assert lines[1].endswith("1,354")
 
@@ -197,11 +197,11 @@ def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
 def test_self_loops_stay_for_relations_that_have_them():
     predictor = SimpleNamespace(graph=graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)]))
     found = [Prediction("e0", "e0", 0, 1.0), Prediction("e1", "e1", 1, 0.5)]
-    predictor.tails = lambda head, relation, **options: found
-    assert predict_entities(predictor, "e0", "r0", None, top=2) == found
-    assert predict_entities(predictor, "e0", "r1", None, top=2) == found[1:]
+    predictor.predict = lambda kind, queries: [found for _ in queries]
+    assert predict_queries(predictor, [("e0", "r0", None)], top=2)[0] == found
+    assert predict_queries(predictor, [("e0", "r1", None)], top=2)[0] == found[1:]
     found[0] = replace(found[0], split="valid")
-    assert predict_entities(predictor, "e0", "r1", None, top=2) == found
+    assert predict_queries(predictor, [("e0", "r1", None)], top=2)[0] == found
 
 
 def test_similar(dualkg, world_run):
@@ -245,7 +245,7 @@ def damaged(folder: Path) -> None:
         (["train", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["train", "good.tsv", "--split", "80/30"], "three percentages that add up to 100"),
         (["train", "good.tsv", "--columns", "1,2"], "--columns should name three columns"),
-        (["train", "good.tsv", "--model", "Complex"], "Did you mean 'ComplEx'"),
+        (["train", "good.tsv", "--model", "Complx"], "Did you mean 'ComplEx'"),
         (["train", "good.tsv", "--regularizer", "N4"], "No regularizer is named 'N4'."),
         (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
         (["train", "good.tsv", "--set", "training.epochs=-1"], "training.epochs should be greater than"),

@@ -223,7 +223,8 @@ def storage_quality(run: Run, zero_shares: Sequence[float]) -> list[dict[str, An
 
 
 def exported_files(run: Run, folder: Path, file_format: str) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in export(run, folder, format=file_format)}
+    paths = export(run, folder, format=file_format)
+    return {path.name: path.read_bytes() for path in paths if path.name != "manifest.json"}  # which has a date
 
 
 def nuclear_norm_bounds(run: Run, weight_unmapped: float, weight_mapped: float) -> dict[str, Any]:

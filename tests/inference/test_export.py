@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import hashlib
 import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 import dualkg as kg
 from dualkg.inference.export import export
+from dualkg.models import BILINEAR, DISTANCE, MODELS
+from dualkg.training.recipe import ModelConfig
 
 
 @pytest.fixture
@@ -52,3 +58,117 @@ def test_refusals(run, tmp_path):
     (tmp_path / "full" / "x").touch()
     with pytest.raises(kg.RequestError, match="exists already"):
         export(run, tmp_path / "full")
+
+
+# -- the manifest: scores by NumPy alone ------------------------------------------------------------------------
+
+
+def read_arrays(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The manifest and the arrays that it lists, in any of the formats."""
+    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+    arrays = {}
+    for name, about in manifest["arrays"].items():
+        path = folder / about["file"]
+        if path.suffix == ".npy":
+            arrays[name] = np.load(path)
+        elif path.suffix == ".tsv":
+            arrays[name] = read_tsv(path)[1].reshape(about["shape"])
+        else:
+            arrays[name] = load_file(path)[name]
+        assert (list(arrays[name].shape), str(arrays[name].dtype)) == (about["shape"], about["dtype"])
+        if about["rows"]:
+            assert len(json.loads((folder / manifest["names"][about["rows"]]).read_text())) == len(arrays[name])
+    return manifest, arrays
+
+
+def score_by_numpy(manifest: dict[str, Any], arrays: dict[str, Any], triples: np.ndarray) -> list[float]:
+    """Run the function that the manifest has, with nothing but NumPy."""
+    namespace: dict[str, Any] = {}
+    exec("\n".join(manifest["score"]["numpy"]), namespace)
+    in_float64 = {name: array.astype(np.float64) for name, array in arrays.items()}
+    return [namespace["score"](in_float64, *triple) for triple in triples.tolist()]
+
+
+def random_model(name: str, shape: Any, *, reciprocal: bool, **options: Any) -> kg.Model:
+    side = options.pop("dual", None)
+    model = MODELS[name](shape, dim=3, reciprocal=reciprocal, **options)
+    random = torch.Generator().manual_seed(0)
+    for key, value in model.state_dict().items():  # parameters of batch normalization and angles too
+        value.copy_(0.1 + torch.rand(value.shape, generator=random) - (0.6 if value.dim() > 1 else 0))
+        if key == "relations" and name == "HAKE":
+            value.mul_(3)  # so that the limits of b are reached
+    return (kg.Dual(model, side) if side else model).eval()
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in MODELS),
+    *((name, {"dual": side}) for name in BILINEAR for side in ("head", "tail")),
+    *((name, {"norm": norm}) for name in DISTANCE for norm in (2, "squared") if name not in ("HAKE", "MuRP")),
+    ("QuatE", {"normalized": False}),
+    ("TuckER", {"relation_dim": 2}),
+    ("TuckER", {"batch_norm": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_triples_are_scored_by_the_manifest_and_numpy_alone(small_graph, tmp_path, name, options):
+    reciprocal = bool(options.get("batch_norm") or options.get("dual") == "head" or name == "CP")
+    model = random_model(name, small_graph.shape, reciprocal=reciprocal, **options)
+    export(kg.Run(model, small_graph, kg.Recipe()), tmp_path / "out")
+    manifest, arrays = read_arrays(tmp_path / "out")
+    random = np.random.default_rng(0)
+    num_entities, num_relations = small_graph.shape
+    rows = num_relations * (2 if reciprocal else 1)
+    triples = np.stack([random.integers(0, n, 30) for n in (num_entities, rows, num_entities)], axis=1)
+    expected = model.score(*torch.from_numpy(triples).T).detach().numpy()
+    np.testing.assert_allclose(score_by_numpy(manifest, arrays, triples), expected, rtol=1e-3, atol=1e-5)
+    assert manifest["inverse_relations"]["first_row"] == (num_relations if reciprocal else None)
+    columns = [part for about in manifest["arrays"].values() for part in about.get("columns", [])]
+    assert all(part["part"] and part["from"] < part["to"] for part in columns)
+    assert set(manifest["arrays"]) == set(model.embedding.state_dict())
+
+
+@pytest.mark.parametrize("format", ["numpy", "tsv", "safetensors"])
+def test_the_manifest_describes_every_format(small_graph, tmp_path, format):
+    model = random_model("TuckER", small_graph.shape, reciprocal=True, batch_norm=True)
+    run = kg.Run(model, small_graph, kg.Recipe(model=ModelConfig.of(model)))
+    run = kg.load_run(run.save(tmp_path / "run")) if format == "numpy" else run
+    folder = tmp_path / "out"
+    paths = export(run, folder, format=format)
+    manifest, arrays = read_arrays(folder)
+    triples = np.array([[0, 1, 2], [7, 5, 7]])
+    expected = model.score(*torch.from_numpy(triples).T).detach().numpy()
+    np.testing.assert_allclose(score_by_numpy(manifest, arrays, triples), expected, rtol=1e-4)
+    assert {path.name for path in paths} == {*manifest["files"], "manifest.json"}
+    for name, about in manifest["files"].items():
+        content = (folder / name).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (about["bytes"], about["sha256"])
+    assert manifest["exported_with"]["packages"]["numpy"] == np.__version__
+    assert (manifest["trained_with"] is None) == (format != "numpy")
+    assert manifest["model"]["options"] == {"relation_dim": 3, "batch_norm": True}
+
+
+def test_heads_are_ranked_by_the_inverse_rows_of_the_manifest(run, small_graph, tmp_path):
+    export(run, tmp_path / "out")
+    manifest, arrays = read_arrays(tmp_path / "out")
+    inverse = manifest["inverse_relations"]["first_row"] + 2
+    found = score_by_numpy(manifest, arrays, np.array([[5, inverse, head] for head in range(30)]))
+    expected = run.model.predict_heads(torch.tensor([2]), torch.tensor([5]))[0].detach()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-10)
+
+
+class Own(kg.BilinearModel):
+    """⟨h, t⟩, whatever the relation is."""
+
+    def map_head(self, head, relations):
+        return head
+
+    map_tail = map_head
+
+
+def test_the_manifest_of_an_own_model_has_its_docstring(small_graph, tmp_path):
+    model = Own(small_graph.shape, dim=2)
+    export(kg.Run(model, small_graph, kg.Recipe()), tmp_path / "out")
+    manifest, _ = read_arrays(tmp_path / "out")
+    assert manifest["score"]["formula"] == "⟨h, t⟩, whatever the relation is."
+    assert (manifest["score"]["numpy"], manifest["arrays"]["entities"]["columns"]) == (None, [])

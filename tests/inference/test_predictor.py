@@ -140,3 +140,41 @@ def test_a_run_makes_its_predictor(small_graph, tmp_path):
     found = [prediction.probability for prediction in calibrated.tails("e5", "r2")]
     assert found == pytest.approx([one.probability for one in run.predictor().tails("e5", "r2")], abs=1e-5)
     assert calibrated.recipe is run.recipe
+
+
+def test_lists_are_batches_of_queries(small_graph):
+    predictor = kg.Predictor(kg.ComplEx(small_graph.shape, dim=4, init_scale=1.0), small_graph)
+    heads, relations, tails = [["e3", 5, "e3"], ["r0", "r1", 2], np.array([1, 2, 3])]
+    for batch, one in (
+        (predictor.tails(heads, relations, k=4), predictor.tails),
+        (predictor.heads(relations, tails, k=4), predictor.heads),
+        (predictor.relations(heads, tails, k=4), predictor.relations),
+    ):
+        given = {"tails": (heads, relations), "heads": (relations, tails), "relations": (heads, tails)}[one.__name__]
+        assert [[(a.id, a.split) for a in found] for found in batch] == [
+            [(a.id, a.split) for a in one(*names, k=4)] for names in zip(*given, strict=True)
+        ]
+    assert predictor.tails(heads, "r1", known="omit") == predictor.tails(heads, ["r1"] * 3, known="omit")
+    assert predictor.heads("r1", tuple(heads)) == predictor.heads(["r1"] * 3, heads)
+    assert predictor.tails([], []) == predictor.tails([], "r0") == []
+    assert len(predictor.tails(["e1"], "r0", k=2)) == 1
+
+
+def test_bad_batches_are_refused(predictor):
+    with pytest.raises(kg.RequestError, match="the same length; got 2 heads and 1 relations"):
+        predictor.tails(["e1", "e2"], ["r0"])
+    with pytest.raises(kg.RequestError, match="Query 1 of the batch: No entity is named 'e33'"):
+        predictor.heads("r0", ["e1", "e33"])
+    with pytest.raises(kg.RequestError, match="given by its name or by its id; None was given"):
+        predictor.tails(None, "r0")
+
+
+def test_known_relations_are_those_of_all_splits(small_graph):
+    predictor = kg.Predictor(kg.ComplEx(small_graph.shape, dim=4), small_graph)
+    for head, tail in {(h, t) for split in ("train", "test") for h, _, t in small_graph.split(split).tolist()[:20]}:
+        wanted: dict[int, str] = {}
+        for split in ("train", "valid", "test"):
+            for h, r, t in small_graph.split(split).tolist():
+                if (h, t) == (head, tail):
+                    wanted.setdefault(r, split)
+        assert predictor.known_relations(head, tail) == wanted

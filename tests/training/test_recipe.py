@@ -115,7 +115,7 @@ def test_shipped_recipes_are_valid_and_name_what_exists():
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        (ModelConfig(name="Complex"), "No model is named 'Complex'. Did you mean 'ComplEx'?"),
+        (ModelConfig(name="Complx"), "No model is named 'Complx'. Did you mean 'ComplEx'?"),
         (ModelConfig(name="nowhere.at:all"), "'nowhere.at:all' cannot be imported"),
         (ModelConfig(name="dualkg.models:MODELS"), "should be a subclass of dualkg's EmbeddingModel"),
         (ModelConfig(options={"depth": 3}), "ComplEx cannot be made from .model.: .*depth"),
@@ -129,8 +129,8 @@ def test_a_model_that_cannot_be_built_is_refused(choice, sentence):
 def test_plain_and_mapped_are_settings_of_dura_only():
     with pytest.raises(kg.RequestError, match="N3 has no plain: those are DURA's"):
         RegularizerConfig(name="N3", weight=0.1, plain=1.0).build()
-    with pytest.raises(kg.RequestError, match="No regularizer is named 'dura'. Did you mean 'DURA'"):
-        RegularizerConfig(name="dura").build()
+    with pytest.raises(kg.RequestError, match="No regularizer is named 'dur'. Did you mean 'DURA'"):
+        RegularizerConfig(name="dur").build()
 
 
 def test_a_regularizer_needs_a_weight():

@@ -218,7 +218,7 @@ def test_a_checkpoint_without_weights_is_refused(small_graph, tmp_path):
 
 def test_a_failed_overwrite_keeps_the_old_run(run, small_graph):
     before = sorted(path.name for path in run.folder.rglob("*"))
-    for changes in ({"model.name": "ComplEX"}, {"model.name": "RESCAL", "regularizer.name": "N3"}):
+    for changes in ({"model.name": "ComplX"}, {"model.name": "RESCAL", "regularizer.name": "N3"}):
         recipe = Recipe().with_changes({"regularizer.weight": 0.1, **changes})
         with pytest.raises(kg.RequestError):
             kg.train_recipe(recipe, graph=small_graph, out=run.folder, overwrite=True)

@@ -65,9 +65,11 @@ class RankedRuns:
 
 
 def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
-    """The ranks of a run, of the finished runs `seed-*` in a folder, or of a record; ranks not saved are computed."""
+    """The ranks of a run or ensemble, of finished runs `seed-*` in a folder, or of a record; computed if not saved."""
     if (path / "record.json").exists():
         return _load_recorded(path, split)
+    if RunFolder(path).ensemble.exists():
+        return _load_ensemble(path, split)
     folders = run_folders(path)
     finished = [folder for folder in folders if folder.finished]
     if not finished:
@@ -83,6 +85,14 @@ def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
     seeds, num_unfinished = [recipe.training.seed for recipe in recipes], len(folders) - len(finished)
     stacked = stack_mean_ranks(ranks)
     return RankedRuns(path, _name(recipes[0]), seeds, graph, ranks[0].triples, stacked, num_unfinished)
+
+
+def _load_ensemble(path: Path, split: Split) -> RankedRuns:
+    run = load_run(path)
+    if not len(run.graph.split(split)):
+        raise RequestError(f"The graph of {path} has no {split} triples to compare.")
+    ranks = run.report_on(split).ranks
+    return RankedRuns(path, run.model_name, [0], run.graph, ranks.triples, stack_mean_ranks([ranks]))
 
 
 def _load_recorded(path: Path, split: Split) -> RankedRuns:

@@ -30,12 +30,13 @@ if TYPE_CHECKING:
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
 
-RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run.", show_default=False)]
+RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run or ensemble.", show_default=False)]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1 (default: a GPU if available).")]
 Threads = Annotated[int | None, Option(min=1, help="Number of CPU threads (default: all cores).")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 SplitName = Annotated[Literal["train", "valid", "test"], Option(help="Split to evaluate on.")]
 By = Annotated[Literal["relation", "direction", "cardinality"] | None, Option(help="Also report by groups.")]
+Track = Annotated[list[str] | None, Option(help="Track in tensorboard, mlflow or wandb; repeatable.")]
 Columns = Annotated[
     str | None, Option(help="Columns or JSON keys of head, relation and tail, by name or number: s,p,o or 1,3,2.")
 ]
@@ -45,10 +46,11 @@ Delimiter = Annotated[
 
 
 class Result(NamedTuple):
-    """What a command returns: `data` for --json, and a function that prints it as tables."""
+    """What a command returns: `data` for --json, one document or lines of it, and a function that prints tables."""
 
     data: Any
     show: Callable[[], None]
+    json_lines: bool = False
 
 
 Command = Callable[..., Result | None]
@@ -71,7 +73,10 @@ def command(*, threads: bool = True, as_json: bool = True) -> Callable[[Command]
             values = {parameter.name: options.pop(parameter.name, parameter.default) for parameter in added}
             set_threads(values.get("threads"))
             result = function(**options)
-            if result is not None and values.get("as_json"):
+            if result is not None and values.get("as_json") and result.json_lines:
+                for line in result.data:
+                    print(json.dumps(line, ensure_ascii=False))
+            elif result is not None and values.get("as_json"):
                 print(json.dumps(result.data, indent=1, ensure_ascii=False))
             elif result is not None:
                 result.show()
@@ -215,10 +220,7 @@ def training_progress(title: str, run: Path | None = None) -> Iterator[Callable[
             if not announced:
                 announced = True
                 note(f"Engine: {RunFolder(run or '').saved_environment.get('engine')}.")
-            best = "" if event.mrr is None else f"  best valid MRR {event.mrr:.4f}"
-            done = (event.epoch - 1) * event.steps + event.step
-            text = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}{best}"
-            update(done, event.epochs * event.steps, text)
+            update((event.epoch - 1) * event.steps + event.step, event.epochs * event.steps, event.text)
 
         yield on_progress
 

@@ -1,4 +1,4 @@
-"""`complete`, `extend`, `index` and `export`: make new triples, runs, indexes and files from a run."""
+"""`complete`, `extend`, `ensemble`, `index` and `export`: make new triples, runs, indexes and files from a run."""
 
 from __future__ import annotations
 
@@ -135,6 +135,44 @@ def extend(
 
     reports = {split: report.as_dict() for split, report in made.reports.items()}
     return cli.Result({"run": str(made.folder), "extension": extension, "reports": reports}, show)
+
+
+@cli.command()
+def ensemble(
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Folders of runs, or of several seeds.")],
+    out: Annotated[Path, Option(help="New folder for the ensemble.")],
+    weights: Annotated[str, Option(help="fitted (on validation), equal, or numbers such as 1,0.5.")] = "fitted",
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing ensemble.")] = False,
+    device: cli.Device = None,
+) -> cli.Result:
+    """Combine runs on one graph into one that scores by their weighted sum, and evaluate it."""
+    from dualkg.evaluation.report import COLUMNS
+    from dualkg.training.ensemble import Ensemble
+    from dualkg.training.run import RunFolder
+
+    RunFolder(out).check_free(overwrite=overwrite)
+    given: Any = None if weights == "fitted" else weights
+    if weights not in ("fitted", "equal"):
+        given = cli.parse_numbers("--weights, if not fitted or equal,", weights)
+    made = Ensemble([cli.load_on_device(path, device) for path in runs], weights=given)
+    if weights == "fitted" and not made.fit:
+        cli.note(f"{made.graph.name} has no validation triples to fit weights on; they are equal.")
+    made.save(out, overwrite=overwrite)
+    rows, data = [], []
+    for name, weight, run in [
+        *zip(made.names, made.model.weights, made.members, strict=True),
+        ("ensemble", None, made),
+    ]:
+        valid, test = (run.report_on(split).metrics for split in ("valid", "test"))
+        rows.append([name, "" if weight is None else f"{weight:.4g}", valid.row()[0], *test.row()[: len(COLUMNS)]])
+        data.append({"run": name, "weight": weight, "valid": valid.as_dict(), "test": test.as_dict()})
+
+    def show() -> None:
+        columns = [made.graph.name, "weight", "valid MRR", *(f"test {name}" for name in COLUMNS)]
+        cli.print_table(columns, rows, bold=[len(rows) - 1])
+        cli.note_saved(out, next_command=["calibrate", str(out)], purpose="Use it as a run:")
+
+    return cli.Result({"run": str(out), "fit": made.fit, "members": data[:-1], "ensemble": data[-1]}, show)
 
 
 @cli.command()

@@ -209,7 +209,7 @@ def _print_coverage(sets: CoverageReport) -> None:
     cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
 
 
-RUNS = "Folder of a run, of runs with several seeds, or of a record."
+RUNS = "Folder of a run, an ensemble, runs with several seeds, or a record."
 
 
 @cli.command()

@@ -8,6 +8,7 @@ import io
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,15 +16,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 from typer import Option
+from typer.core import TyperCommand
 
 from dualkg import __version__
 from dualkg.cli import common as cli
 from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
-from dualkg.cli.complete import complete, export, extend, index
+from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
-from dualkg.cli.predict import explain, predict, predict_entities, serve, similar
+from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
 from dualkg.cli.train import resume, train, tune
-from dualkg.errors import DualkgError
+from dualkg.errors import DualkgError, close_settings
+from dualkg.logs import log_to_stderr
 
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
 DEMO_QUERIES = (
@@ -56,7 +59,8 @@ def main(commands: typer.Typer = app) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        commands()
+        with nullcontext() if cli.stderr.is_terminal else log_to_stderr():
+            commands()
     except DualkgError as error:
         _exit(cli.as_options(str(error)), error.exit_code)
     except KeyboardInterrupt:
@@ -112,8 +116,8 @@ def demo(
         "or test triples, the others new\n"
     )
     predictor, rows = Predictor(models["with DURA"], graph), []
-    for head, relation, tail in DEMO_QUERIES:
-        predictions = predict_entities(predictor, head, relation, tail, top=5)
+    answers = predict_queries(predictor, DEMO_QUERIES, top=5)
+    for (head, relation, tail), predictions in zip(DEMO_QUERIES, answers, strict=True):
         rows.append([f"({head or '?'}, {relation}, {tail or '?'})", Text(", ").join(map(_marked, predictions))])
     cli.print_table(["query", "predictions"], rows, left=2, console=console)
     console.print(
@@ -185,8 +189,22 @@ def recipes() -> cli.Result:
     )
 
 
+class SuggestingCommand(TyperCommand):
+    """A command that names the nearest option where one is unknown: --lr for --learning-rate."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            if hasattr(error, "possibilities"):  # NoSuchOption of click, or of Typer's copy of it
+                options = [option[2:] for one in self.params for option in one.opts if option.startswith("--")]
+                near = close_settings(str(getattr(error, "option_name", "")).lstrip("-"), options)
+                error.possibilities = [f"--{option}" for option in near] or error.possibilities
+            raise
+
+
 for function in (
     *(demo, datasets, recipes, train, resume, tune, evaluate, compare, calibrate, predict, similar, explain),
-    *(complete, extend, index, export, sparsify, sparsity, nuclear_norm, serve),
+    *(complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
 ):
-    app.command()(function)
+    app.command(cls=SuggestingCommand)(function)

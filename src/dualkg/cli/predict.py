@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 from typer import Argument, Option
 
 from dualkg.cli import common as cli
-from dualkg.errors import RequestError
+from dualkg.errors import DataError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from dualkg.inference.predictor import Known, Prediction, Predictor
+    from dualkg.data.graph import Graph
+    from dualkg.inference.predictor import Known, Prediction, Predictor, QueryType
 
 Head = Annotated[str | None, Option(help="Name of the head entity.")]
 Relation = Annotated[str | None, Option(help="Name of the relation.")]
 Tail = Annotated[str | None, Option(help="Name of the tail entity.")]
+QUERIES = "Tab-separated lines of head, relation and tail, with ? or nothing for one of them; - is the standard input."
+PARTS = ("head", "relation", "tail")
+QUERIES_PER_BLOCK = 1000
+MAX_MISTAKES = 5  # bad lines that are named
+
+Given = tuple[str | int | None, str | int | None, str | int | None]
+KINDS: dict[tuple[bool, ...], QueryType] = {
+    (False, False, True): "tails",
+    (True, False, False): "heads",
+    (False, True, False): "relations",
+    (False, False, False): "triple",
+}
+"""Types of queries by which of head, relation and tail are missing."""
 
 
 @cli.command()
@@ -28,6 +43,8 @@ def predict(
     head: Head = None,
     relation: Relation = None,
     tail: Tail = None,
+    queries: Annotated[Path | None, Option(help=QUERIES)] = None,
+    out: Annotated[Path | None, Option(help="New file for the predictions of --queries: .tsv or .jsonl.")] = None,
     top: Annotated[int, Option(min=1, help="Number of predictions.")] = 10,
     new: Annotated[bool, Option("--new", help="Exclude triples that the graph already contains.")] = False,
     coverage: Annotated[float | None, Option(help="Return a prediction set with this coverage, such as 0.9.")] = None,
@@ -35,22 +52,24 @@ def predict(
     device: cli.Device = None,
 ) -> cli.Result:
     """Predict the missing one of head, relation and tail; score the triple if all three are given."""
-    predictor = load_predictor(run, device=device, calibrate=coverage is not None, index=index)
-    known: Known = "omit" if new else "mark"
+    given = (head, relation, tail)
+    if queries is None and out is not None:
+        raise RequestError("--out is for --queries. Leave it out, or redirect the output.")
+    if queries is not None and (any(given) or coverage is not None):
+        raise RequestError("--queries has the queries. Leave out --head, --relation, --tail and --coverage.")
     if coverage is not None and (relation is None or (head is None) == (tail is None)):
         raise RequestError("--coverage needs --relation and one of --head and --tail.")
-    match (head, relation, tail):
-        case (_, str(), _) if coverage is not None:
-            predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
-        case (str(), str(), str()):
-            predictions = [predictor.triple(head, relation, tail)]
-        case (str(), None, str()):
-            predictions = predictor.relations(head, tail, k=top, known=known)
-        case (_, str(), _) if head is not None or tail is not None:
-            predictions = predict_entities(predictor, head, relation, tail, top=top, known=known)
-        case _:
-            raise RequestError("A query needs at least two of --head, --relation and --tail.")
-    query = f"({head or '?'}, {relation or '?'}, {tail or '?'})"
+    if queries is None and sum(one is not None for one in given) < 2:
+        raise RequestError("A query needs at least two of --head, --relation and --tail.")
+    predictor = load_predictor(run, device=device, calibrate=coverage is not None, index=index)
+    known: Known = "omit" if new else "mark"
+    if queries is not None:
+        return _predict_file(predictor, queries, out, top=top, known=known)
+    if coverage is not None and relation is not None:
+        predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
+    else:
+        predictions = predict_queries(predictor, [given], top=top, known=known)[0]
+    query = _format_query(given)
     data = {"query": query, "predictions": [prediction.as_dict() for prediction in predictions]}
     return cli.Result(data, lambda: _print_predictions(query, predictions))
 
@@ -64,30 +83,136 @@ def load_predictor(path: Path, *, device: str | None, calibrate: bool, index: Pa
     return Predictor.of(run, calibrated=calibrate, index=load_index(index) if index else None)
 
 
-def predict_entities(
-    predictor: Predictor,
-    head: str | None,
-    relation: str,
-    tail: str | None,
-    *,
-    top: int,
-    known: Known = "mark",
-) -> list[Prediction]:
-    """The best answers to (head, relation, ?) or (?, relation, tail).
+def predict_queries(
+    predictor: Predictor, queries: Sequence[Given], *, top: int, known: Known = "mark"
+) -> list[list[Prediction]]:
+    """The best answers to queries (head, relation, tail) with None for what is missing; no None scores the triple.
 
-    The entity of the query is no answer, unless the graph contains that triple or the relation often has self-loops.
+    The entity of a query is no answer, unless the graph contains that triple or the relation often has self-loops.
     """
     from dualkg.data.graph import relations_with_self_loops
+    from dualkg.inference.predictor import Query
 
     graph = predictor.graph
-    if head is not None:
-        entity, found = head, predictor.tails(head, relation, k=top + 1, known=known)  # one may be dropped
-    else:
-        entity, found = str(tail), predictor.heads(relation, str(tail), k=top + 1, known=known)
-    if graph.relations.id(relation) not in relations_with_self_loops(graph):
-        itself = graph.entities.id(entity)
-        found = [prediction for prediction in found if prediction.id != itself or prediction.known]
-    return found[:top]
+    vocabularies, with_loops = (graph.entities, graph.relations, graph.entities), relations_with_self_loops(graph)
+    by_kind: dict[QueryType, dict[int, Query]] = {}
+    for row, given in enumerate(queries):
+        ids = [names.id(one) for names, one in zip(vocabularies, given, strict=True) if one is not None]
+        kind = KINDS[tuple(one is None for one in given)]
+        more = kind in ("tails", "heads")  # one may be dropped
+        by_kind.setdefault(kind, {})[row] = Query(tuple(ids), top + more, known)
+    found: list[list[Prediction]] = [[] for _ in queries]
+    for kind, asked in by_kind.items():
+        for (row, query), predictions in zip(asked.items(), predictor.predict(kind, list(asked.values())), strict=True):
+            if kind in ("tails", "heads"):
+                entity, relation = query.given if kind == "tails" else query.given[::-1]
+                if relation not in with_loops:
+                    predictions = [one for one in predictions if one.id != entity or one.known]
+            found[row] = predictions[:top]
+    return found
+
+
+def _format_query(given: Given) -> str:
+    return f"({', '.join('?' if one is None else str(one) for one in given)})"
+
+
+# -- a file of queries ----------------------------------------------------------------------------------------
+
+
+def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
+    """The queries of a file of tab-separated lines by ids, each with its line number; - is the standard input.
+
+    Cells are head, relation and tail, or in the order of a header that names them; ? or nothing is what is missing.
+    Blank lines are skipped.
+    """
+    if path != Path("-") and not path.is_file():
+        raise RequestError(f"{path} is not a file; lines of head, relation and tail were expected, with ? for one.")
+    content = sys.stdin.buffer.read() if path == Path("-") else path.read_bytes()
+    vocabularies = (graph.entities, graph.relations, graph.entities)
+    queries: list[tuple[int, Given]] = []
+    mistakes: list[str] = []
+    order, width = [0, 1, 2], 3
+    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
+        if not line.strip() or len(mistakes) == MAX_MISTAKES:
+            continue
+        try:
+            cells = [cell.strip() for cell in line.decode("utf-8").rstrip("\r").split("\t")]
+            folded = [cell.casefold() for cell in cells]
+            if number == 1 and set(PARTS) <= set(folded):
+                order, width = [folded.index(part) for part in PARTS], len(cells)
+                continue
+            cells += [""] * (len(cells) == width - 1)  # some editors strip a tab at the end of a line
+            if len(cells) != width:
+                raise RequestError(f"{width} cells should be separated by tabs; found {len(cells)}.")
+            given = [None if cells[place] in ("", "?") else cells[place] for place in order]
+            if given.count(None) > 1:
+                raise RequestError(f"Only one of head, relation and tail may be ? or empty; {given.count(None)} are.")
+            ids = [None if one is None else names.id(one) for names, one in zip(vocabularies, given, strict=True)]
+            queries.append((number, (ids[0], ids[1], ids[2])))
+        except UnicodeDecodeError:
+            mistakes.append(f"Line {number:,}: It is not valid UTF-8.")
+        except RequestError as error:
+            mistakes.append(f"Line {number:,}: {error}")
+    if mistakes:
+        more = " Later lines were not read." if len(mistakes) == MAX_MISTAKES else ""
+        raise DataError(f"{path} cannot be used. {' '.join(mistakes)}{more}")
+    if not queries:
+        raise RequestError(f"{path} has no queries; lines of head, relation and tail were expected, with ? for one.")
+    return queries
+
+
+def _predict_file(predictor: Predictor, path: Path, out: Path | None, *, top: int, known: Known) -> cli.Result:
+    """Predict for the queries of a file in blocks, and write lines of TSV or JSON."""
+    from dualkg.files import atomic_write
+
+    graph = predictor.graph
+    if out is not None and out.suffix.lower() not in (".tsv", ".jsonl"):
+        raise RequestError(f"Predictions go to a file that ends with .tsv or .jsonl; '{out.name}' does not.")
+    if out is not None and out.exists():
+        raise RequestError(f"{out} exists already. Name another file, or remove it.")
+    queries = read_queries(path, graph)
+
+    def answered() -> Iterator[tuple[int, Given, list[Prediction]]]:
+        for start in range(0, len(queries), QUERIES_PER_BLOCK):
+            block = queries[start : start + QUERIES_PER_BLOCK]
+            found = predict_queries(predictor, [given for _, given in block], top=top, known=known)
+            yield from ((number, given, one) for (number, given), one in zip(block, found, strict=True))
+
+    def as_objects() -> Iterator[dict[str, Any]]:
+        for number, given, predictions in answered():
+            query = dict(zip(PARTS, _names(given, graph), strict=True))
+            yield {"line": number, **query, "predictions": [one.as_dict() for one in predictions]}
+
+    def as_tsv() -> Iterator[str]:
+        labelled = any(names.labels is not None for names in (graph.entities, graph.relations))
+        numbers = ["score", "probability", "split"]
+        yield "\t".join(["line", "rank", *PARTS, *(["label"] if labelled else []), *numbers])
+        for number, given, predictions in answered():
+            for rank, one in enumerate(predictions, start=1):
+                names = [one.name if name is None else name for name in _names(given, graph)]
+                label = [" ".join(one.label.split())] if labelled else []
+                probability = "" if one.probability is None else f"{one.probability:.6g}"
+                cells = [str(number), str(rank), *names, *label, f"{one.score:.6g}", probability, one.split or ""]
+                if any(separator in cell for cell in cells for separator in "\t\n\r"):
+                    raise RequestError(
+                        f"A name in {cells[2:5]} has a tab or a line end. Use --json, or --out with .jsonl."
+                    )
+                yield "\t".join(cells)
+
+    if out is None:
+        return cli.Result(
+            as_objects(), lambda: sys.stdout.writelines(f"{line}\n" for line in as_tsv()), json_lines=True
+        )
+    lines = as_tsv() if out.suffix.lower() == ".tsv" else (json.dumps(one, ensure_ascii=False) for one in as_objects())
+    with atomic_write(out) as fresh, fresh.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    message = f"The predictions for {len(queries):,} queries are saved in {out}."
+    return cli.Result({"out": str(out), "queries": len(queries)}, lambda: cli.note(message, style=None))
+
+
+def _names(given: Given, graph: Graph) -> list[str | None]:
+    vocabularies = (graph.entities, graph.relations, graph.entities)
+    return [None if id is None else names[int(id)] for names, id in zip(vocabularies, given, strict=True)]
 
 
 def _print_predictions(

@@ -31,10 +31,15 @@ TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times 
 def train(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
     model: Annotated[str | None, Option(help="Model, such as ComplEx or RotatE, or package.module:Class.")] = None,
+    loss: Annotated[str | None, Option(help="Loss: OneVsAll, KvsAll, NegativeSampling or MarginRanking.")] = None,
     regularizer: Annotated[str | None, Option(help="Regularizer: none, DURA, N3, Frobenius, RegP1, ….")] = None,
     weight: Annotated[float | None, Option(help="Weight λ of the regularizer.")] = None,
     dim: Annotated[int | None, Option(help="Embedding dimension.")] = None,
     epochs: Annotated[int | None, Option(help="Number of epochs.")] = None,
+    batch_size: Annotated[int | None, Option(help="Triples per step.")] = None,
+    optimizer: Annotated[str | None, Option(help="Optimizer: Adagrad, Adam or SGD.")] = None,
+    lr: Annotated[float | None, Option(help="Learning rate.")] = None,
+    patience: Annotated[int | None, Option(help="Stop after N validations (epochs) without a better MRR.")] = None,
     seed: Annotated[int | None, Option(help="Random seed of the initial weights and the batches.")] = None,
     seeds: Annotated[int, Option(min=1, help="Train with this many seeds and report mean ± sd.")] = 1,
     changes: Annotated[list[str] | None, Option("--set", help="Change the recipe: training.batch_size=1000.")] = None,
@@ -47,6 +52,7 @@ def train(
     engine: Annotated[Literal["reference", "fast"] | None, Option(help="Default: fast if supported.")] = None,
     tune: Annotated[str | None, Option("--tune", metavar="TIME", help=TUNE)] = None,
     no_tune: Annotated[bool, Option("--no-tune", help="Train with default hyperparameters, without tuning.")] = False,
+    track: cli.Track = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Train a model, evaluate it, and save it as a run.
@@ -58,10 +64,15 @@ def train(
 
     options = {
         "model.name": model,
+        "loss.name": loss,
         "regularizer.name": regularizer,
         "regularizer.weight": weight,
         "model.dim": dim,
         "training.epochs": epochs,
+        "training.batch_size": batch_size,
+        "optimizer.name": optimizer,
+        "optimizer.learning_rate": lr,
+        "validation.patience": patience,
         "training.seed": seed,
         "training.engine": engine,
         "data.split": split,
@@ -74,18 +85,19 @@ def train(
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
         cli.note(sentence)
+    arguments: dict[str, Any] = {"graph": graph, "device": device, "overwrite": overwrite, "callbacks": track}
     if tune and no_tune:
         raise RequestError("--tune and --no-tune exclude each other.")
     if tune or not (no_tune or is_recipe):
         if len(graph.valid):
             search = _search(recipe, graph, given, tune=tune, is_recipe=is_recipe, device=device)
-            return _tune_and_train(search, graph, seeds, out=out, device=device, overwrite=overwrite)
+            return _tune_and_train(search, seeds, out=out, **arguments)
         cli.note(f"{graph.name} has no validation triples to tune on, so the default hyperparameters are used.")
     cli.note(describe(recipe, graph))
     if seeds > 1:
-        return _train_seeds(recipe, graph, seeds, out=out, device=device, overwrite=overwrite)
+        return _train_seeds(recipe, seeds, out=out, **arguments)
     with cli.training_progress(f"{graph.name} {recipe.model.name}", out) as on_progress:
-        run = train_recipe(recipe, graph=graph, device=device, out=out, overwrite=overwrite, on_progress=on_progress)
+        run = train_recipe(recipe, out=out, on_progress=on_progress, **arguments)
     return _trained(run)
 
 
@@ -140,7 +152,7 @@ def _search(
 
 
 def _tune_and_train(
-    search: Search, graph: Graph, seeds: int, *, out: Path, device: str | None, overwrite: bool
+    search: Search, seeds: int, *, graph: Graph, out: Path, device: str | None, overwrite: bool, **arguments: Any
 ) -> cli.Result:
     """Tune once, and train the chosen recipe with one or several seeds."""
     from dualkg.training.api import choose_device
@@ -161,6 +173,7 @@ def _tune_and_train(
                 overwrite=overwrite,
                 on_tuning=on_tuning,
                 on_progress=on_progress,
+                **arguments,
             )
         return _trained(run)
     path = out / "tuning.json"
@@ -170,7 +183,7 @@ def _tune_and_train(
     with cli.tuning_progress(name, out) as (on_tuning, _):
         recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
     cli.note(done.summary)
-    return _train_seeds(recipe, graph, seeds, out=out, device=device, overwrite=overwrite)
+    return _train_seeds(recipe, seeds, out=out, graph=graph, device=device, overwrite=overwrite, **arguments)
 
 
 def describe(recipe: Recipe, graph: Graph) -> str:
@@ -197,18 +210,14 @@ def _trained(run: Run) -> cli.Result:
     return cli.Result({"run": str(run.folder), "reports": reports}, show)
 
 
-def _train_seeds(
-    recipe: Recipe, graph: Graph, seeds: int, *, out: Path, device: str | None, overwrite: bool
-) -> cli.Result:
+def _train_seeds(recipe: Recipe, seeds: int, *, out: Path, graph: Graph, **arguments: Any) -> cli.Result:
     """Train with several seeds; write summary.json with mean and standard deviation."""
     from dualkg.evaluation.report import COLUMNS
     from dualkg.files import write_text
     from dualkg.training.api import spread, train_seeds
 
     with cli.training_progress(f"{graph.name} {recipe.model.name}") as on_progress:
-        reports = train_seeds(
-            recipe, seeds, out=out, graph=graph, device=device, overwrite=overwrite, on_progress=on_progress
-        )
+        reports = train_seeds(recipe, seeds, out=out, graph=graph, on_progress=on_progress, **arguments)
     if not len(graph.test):
         raise RequestError(f"{graph.name} has no test triples to report on; the runs are saved in {out}.")
     tests = {seed: report["test"]["metrics"] for seed, report in reports.items()}

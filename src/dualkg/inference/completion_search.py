@@ -20,6 +20,7 @@ from dualkg.inference.calibration import PriorCorrection, log_odds_of
 from dualkg.inference.scoring import Ids, check_finite
 from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel
+from dualkg.models.ensemble import EnsembleModel
 
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**26}  # of a block: few enough for a CPU's cache, enough to keep a GPU busy
 MIN_SCORES_FOR_NUMBA = 2**20  # for fewer it is not worth loading
@@ -224,6 +225,13 @@ def logsumexp(scores: Tensor) -> Tensor:
     return scores.logsumexp(-1)
 
 
+def _numbers_per_score(model: Model) -> int:
+    """Numbers held for each score of candidates: other models than bilinear ones hold a vector."""
+    if isinstance(model, EnsembleModel):
+        return max(map(_numbers_per_score, model.members))
+    return 1 if isinstance(model, BilinearModel) else model.embedding.entities.shape[1]
+
+
 class RelationQueries:
     """All queries of a relation for one side: log p(answer | query) is a score minus the query's log-normalizer.
 
@@ -262,10 +270,9 @@ class RelationQueries:
         model, relation, target = self.model, self.relation, self.target
         if target == "head" and model.reciprocal:
             relation, target = relation + model.shape.num_relations, "tail"
-        # Other models than bilinear ones hold a vector for each score.
-        width = 1 if isinstance(model, BilinearModel) else model.embedding.entities.shape[1]
         blocks = []
-        for block in torch.split(given, max(1, MAX_SCORES[model.device.type] // max(1, len(answers) * width))):
+        numbers = len(answers) * _numbers_per_score(model)
+        for block in torch.split(given, max(1, MAX_SCORES[model.device.type] // max(1, numbers))):
             relations = torch.full_like(block, relation)
             ends = (block, relations, None) if target == "tail" else (None, relations, block)
             blocks.append(model.candidate_scores(model.factors(*ends), answers, target))

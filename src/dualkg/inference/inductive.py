@@ -37,6 +37,7 @@ def with_adjoint(model: Model) -> BilinearModel:
     """Return the model if its relations are linear maps with a transpose; refuse any other."""
     if isinstance(model, BilinearModel) and model.has_adjoint:
         return model
+    _ = model.embedding  # an ensemble has none, and says so
     raise RequestError(
         f"An unseen entity can be embedded where a model scores by ⟨h R, t⟩: CP, DistMult, ComplEx, RESCAL, SimplE, "
         f"QuatE, or TuckER without batch_norm. {type(model).__name__} is none of them."

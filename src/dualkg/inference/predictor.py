@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -34,6 +35,7 @@ from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
 
 Name = str | int
+Names = list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]
 Known = Literal["mark", "omit"]
 QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
 QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
@@ -92,8 +94,9 @@ class Predictor:
     """Predicts the missing part of triples with a trained model, one query at a time or in batches.
 
     Entities and relations are given by name, label or id. Scores of one query compare with each other, not with those
-    of another query. With an `index`, tails and heads are searched in it and rescored by the model. With `cache`,
-    normalizers of queries are kept for later probabilities, which then agree up to rounding.
+    of another query. Lists of names are batches of queries. With an `index`, tails and heads are searched in it and
+    rescored by the model. With `cache`, normalizers of queries are kept for later probabilities, which then agree up to
+    rounding.
     """
 
     def __init__(
@@ -136,17 +139,38 @@ class Predictor:
             cache=cache,
         )
 
-    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Predict the tail of (head, relation, ?), best first."""
-        return self._one("tails", (self._entity(head), self._relation(relation)), k, known)
+    @overload
+    def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]: ...  # type: ignore[overload-overlap]
+    @overload
+    def tails(
+        self, head: Name | Names, relation: Name | Names, *, k: int = 10, known: Known = "mark"
+    ) -> list[list[Prediction]]: ...
+    def tails(self, head: Name | Names, relation: Name | Names, *, k: int = 10, known: Known = "mark") -> Any:
+        """Predict the tail of (head, relation, ?), best first.
 
-    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Predict the head of (?, relation, tail), best first."""
-        return self._one("heads", (self._relation(relation), self._entity(tail)), k, known)
+        Lists of the same length are a batch of queries, with a list of predictions for each; a single name is repeated.
+        """
+        return self._one_or_batch("tails", {"heads": head, "relations": relation}, k, known)
 
-    def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]:
-        """Predict the relation of (head, ?, tail) among the relations of the graph, best first."""
-        return self._one("relations", (self._entity(head), self._entity(tail)), k, known)
+    @overload
+    def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]: ...  # type: ignore[overload-overlap]
+    @overload
+    def heads(
+        self, relation: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark"
+    ) -> list[list[Prediction]]: ...
+    def heads(self, relation: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark") -> Any:
+        """Predict the head of (?, relation, tail), best first; of lists as `tails`."""
+        return self._one_or_batch("heads", {"relations": relation, "tails": tail}, k, known)
+
+    @overload
+    def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]: ...  # type: ignore[overload-overlap]
+    @overload
+    def relations(
+        self, head: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark"
+    ) -> list[list[Prediction]]: ...
+    def relations(self, head: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark") -> Any:
+        """Predict the relation of (head, ?, tail) among the relations of the graph, best first; of lists as `tails`."""
+        return self._one_or_batch("relations", {"heads": head, "tails": tail}, k, known)
 
     def triple(self, head: Name, relation: Name, tail: Name) -> Prediction:
         """Return one triple as a prediction of its tail."""
@@ -235,10 +259,9 @@ class Predictor:
     def known_relations(self, head: int, tail: int) -> dict[int, str]:
         """The known relations between two entities and the first split that contains each."""
         found: dict[int, str] = {}
-        for split in SPLITS:
-            triples = self.graph.split(split)
-            for relation in triples[(triples[:, 0] == head) & (triples[:, 2] == tail), 1].tolist():
-                found.setdefault(relation, split)
+        for split, (pairs, relations) in self._relations_by_pair.items():
+            first, last = np.searchsorted(pairs, head * self.graph.shape.num_entities + tail + np.arange(2))
+            found |= {relation: split for relation in relations[first:last].tolist() if relation not in found}
         return found
 
     def warm_up(self) -> None:
@@ -249,6 +272,31 @@ class Predictor:
 
     def _one(self, kind: QueryType, given: tuple[int, ...], k: int = 10, known: Known = "mark") -> list[Prediction]:
         return self.predict(kind, [Query(given, k, known)])[0]
+
+    def _one_or_batch(self, kind: QueryType, given: dict[str, Name | Names], k: int, known: Known) -> Any:
+        """The predictions for one query, or a list of them for each query of a batch."""
+        find = [self._relation if part == "relations" else self._entity for part in given]
+        lists = {
+            part: list(value)
+            for part, value in given.items()
+            if isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+        }
+        if not lists:
+            ids = [look_up(value) for look_up, value in zip(find, given.values(), strict=True)]  # type: ignore[arg-type]
+            return self._one(kind, tuple(ids), k, known)
+        if len({len(values) for values in lists.values()}) > 1:
+            counts = " and ".join(f"{len(values):,} {part}" for part, values in lists.items())
+            raise RequestError(f"The lists of a batch should have the same length; got {counts}.")
+        size = len(next(iter(lists.values())))
+        columns = [lists.get(part, [value] * size) for part, value in given.items()]
+        queries = []
+        for number, names in enumerate(zip(*columns, strict=True)):
+            try:
+                ids = [look_up(name) for look_up, name in zip(find, names, strict=True)]
+            except RequestError as error:
+                raise RequestError(f"Query {number} of the batch: {error}") from None
+            queries.append(Query(tuple(ids), k, known))
+        return self.predict(kind, queries)
 
     def _entity(self, name: Name) -> int:
         return self.graph.entities.id(name)
@@ -358,6 +406,17 @@ class Predictor:
     @cached_property
     def _known_by_split(self) -> dict[str, KnownAnswers]:
         return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
+
+    @cached_property
+    def _relations_by_pair(self) -> dict[str, tuple[Ids, Ids]]:
+        """For each split, a sorted number for the head and tail of every triple, and the relations in that order."""
+        found: dict[str, tuple[Ids, Ids]] = {}
+        for split in SPLITS:
+            heads, relations, tails = self.graph.split(split).astype(np.int64).T
+            pairs = heads * self.graph.shape.num_entities + tails
+            order = np.argsort(pairs, kind="stable")
+            found[split] = pairs[order], relations[order]
+        return found
 
     @cached_property
     def _domain_range(self) -> DomainRange:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from dualkg.data.graph import Graph
-from dualkg.errors import RequestError, did_you_mean
+from dualkg.errors import RequestError, close_settings, one_of
 from dualkg.models.base import Factors, Model
 
 BoundLoss = Callable[[Model, Factors], Tensor]
@@ -58,13 +58,18 @@ class Loss(BaseModel, ABC):
         return (1 if model.reciprocal else 2) * model.score_arrays * model.shape.num_entities
 
 
-def validation_sentence(error: ValidationError, known: Iterable[str], *, prefix: str = "") -> str:
-    """The first problem of a validation, in one sentence; `known` are the keys to choose from."""
+def validation_sentence(
+    error: ValidationError, known: Iterable[str], *, prefix: str = "", elsewhere: Iterable[str] = ()
+) -> str:
+    """The first problem of a validation, in one sentence; `known` are the keys to choose from.
+
+    `elsewhere` are keys of other tables, suggested where no known one is similar.
+    """
     first = error.errors()[0]
     name = (prefix + ".".join(str(part) for part in first["loc"])).removesuffix(".")
     if first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])
-        near = did_you_mean(key, known) or f" There are: {', '.join(known)}."
+        near = one_of(close_settings(key, known) or elsewhere) or f" There are: {', '.join(known)}."
         return f"{name} is not a setting of {error.title}.{near}"
     if first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")

@@ -5,6 +5,7 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
 from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
 from dualkg.models.dual import Dual
+from dualkg.models.ensemble import EnsembleModel
 from dualkg.models.hake import HAKE
 from dualkg.models.matrix import RESCAL, TuckER
 from dualkg.models.murp import MuRP
@@ -16,6 +17,6 @@ DISTANCE: dict[str, type[DistanceModel]] = {model.__name__: model for model in (
 MODELS: dict[str, type[EmbeddingModel]] = {**BILINEAR, **DISTANCE}
 
 __all__ = ["BILINEAR", "DISTANCE", "MODELS"]
-__all__ += ["BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "Model"]
+__all__ += ["BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "EnsembleModel", "Model"]
 __all__ += ["CP", "RESCAL", "ComplEx", "DistMult", "QuatE", "SimplE", "TuckER"]
 __all__ += ["HAKE", "SE", "ModE", "MuRP", "RotatE", "TransE"]

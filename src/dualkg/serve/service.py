@@ -56,7 +56,7 @@ class ServedRun:
 
     @property
     def model_name(self) -> str:
-        return type(self.run.model.embedding).__name__
+        return self.run.model_name
 
     @cached_property
     def name_search(self) -> NameSearch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import write_text
+from dualkg.logs import ProgressLog, logger
 from dualkg.losses import LOSSES, Loss, OneVsAll
 from dualkg.models import MODELS
 from dualkg.models.base import Model
 from dualkg.regularizers import REGULARIZERS, NoRegularizer, PlainAndMapped, Regularizer
+from dualkg.training.callbacks import Callback, Callbacks, TrainingInfo, find_callbacks, saved_trackers
 from dualkg.training.recipe import (
     Data,
     ModelConfig,
@@ -31,12 +33,13 @@ from dualkg.training.recipe import (
     Validation,
     check_importable,
     find_class,
+    known_name,
     load_recipe,
     name_of,
     recipe_from,
 )
 from dualkg.training.run import Run, RunFolder, environment
-from dualkg.training.trainer import OnProgress, Trainer, peak_mib
+from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer, peak_mib
 
 
 def default_batch_size(graph: Graph) -> int:
@@ -54,7 +57,7 @@ def data_of(graph: Graph) -> Data:
 def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe where none is given: ComplEx with DURA, chosen on the validation splits of several graphs.
 
-    A model that DURA is not defined for is trained without a regularizer, unless one is named.
+    A model or a loss that DURA is not defined for is trained without a regularizer, unless one is named.
     """
     base = Recipe(
         data=data,
@@ -64,9 +67,12 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
         training=Training(batch_size=default_batch_size(graph)),
     )
     changes = dict(changes or {})
-    kind = MODELS.get(changes.get("model.name", base.model.name))
-    if kind and not kind.has_adjoint:
+    kind = MODELS.get(known_name(changes.get("model.name", base.model.name), MODELS))
+    loss = LOSSES.get(known_name(changes.get("loss.name", "OneVsAll"), LOSSES))
+    if (kind and not kind.has_adjoint) or (loss and loss.examples == "queries"):
         changes.setdefault("regularizer.name", "none")
+    if str(changes.get("optimizer.name")).casefold() == "adam":  # chosen on the validation splits of world and UMLS
+        changes.setdefault("optimizer.learning_rate", 0.03 if kind is None or kind.has_adjoint else 0.001)
     regularizer = find_class(changes.get("regularizer.name", "DURA"), REGULARIZERS, Regularizer)
     if not issubclass(regularizer, PlainAndMapped):  # which alone have λ1 and λ2
         base = base.model_copy(update={"regularizer": RegularizerConfig(weight=base.regularizer.weight)})
@@ -100,6 +106,7 @@ def train(
     device: str | torch.device | None = None,
     out: str | Path | None = None,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
 ) -> Run:
     """Train a model on a graph; with `out`, in a run folder that survives interruption.
 
@@ -121,13 +128,14 @@ def train(
         "validation": validation or Validation(),
         "training": {"epochs": epochs, "batch_size": batch_size, "seed": seed},
     }
-    recipe = recipe_from(tables, source="train")
+    recipe, called = recipe_from(tables, source="train"), find_callbacks(callbacks)
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free()
         check_importable(recipe.model.name, recipe.regularizer.name, name_of(loss, LOSSES))
     model.to(choose_device(device))
-    return _start(Trainer(model, graph, recipe, regularizer, on_progress=on_progress), folder, by_seed=False)
+    trainer = Trainer(model, graph, recipe, regularizer, on_progress=on_progress, callbacks=called)
+    return _start(trainer, folder, by_seed=False)
 
 
 def train_recipe(
@@ -138,13 +146,16 @@ def train_recipe(
     out: str | Path | None = None,
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
 ) -> Run:
     """Load the graph, build the model and train it, as the recipe says."""
+    called = find_callbacks(callbacks)
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free(overwrite=overwrite)
     graph = graph or load_recipe_graph(recipe)
-    trainer = Trainer.of_recipe(recipe, graph, device=choose_device(device), on_progress=on_progress)
+    device = choose_device(device)
+    trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=called)
     return _start(trainer, folder, by_seed=True, overwrite=overwrite)
 
 
@@ -155,9 +166,10 @@ def train_in_folder(
     folder: RunFolder | None,
     *,
     on_progress: OnProgress | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train a recipe in a run folder that exists already and has no checkpoint, such as one after automatic tuning."""
-    trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress)
+    trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks)
     if folder:
         made_with = environment(device, engine=str(trainer.engine), fingerprint=graph.fingerprint)
         write_text(folder.environment, json.dumps(made_with, indent=1))
@@ -172,18 +184,29 @@ def load_recipe_graph(recipe: Recipe) -> Graph:
     return load_graph(recipe.data.graph, seed=recipe.data.split_seed, **options)
 
 
-def resume(path: str | Path, *, device: str | torch.device | None = None, on_progress: OnProgress | None = None) -> Run:
-    """Resume a run that was interrupted or killed, from its last checkpoint."""
+def resume(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
+) -> Run:
+    """Resume a run that was interrupted or killed, from its last checkpoint.
+
+    Without `callbacks`, the trackers that it was started with continue what they wrote.
+    """
     folder = RunFolder(path)
     folder.check_is_run()
-    recipe = load_recipe(folder.recipe)
     if folder.finished:
         folder.checkpoint.unlink(missing_ok=True)  # the run may have been killed just before this
         raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
+    recipe = load_recipe(folder.recipe)
     if not folder.checkpoint.exists():
         raise RequestError(f"The run {folder.path} cannot be resumed. {folder.resume_advice()}")
     graph = folder.load_graph()
-    trainer = Trainer.of_recipe(recipe, graph, device=choose_device(device), on_progress=on_progress)
+    called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
+    device = choose_device(device)
+    trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=called)
     trainer.checkpoint_path = folder.checkpoint
     trainer.restore(folder.checkpoint)
     return _finish(trainer, folder)
@@ -198,6 +221,7 @@ def train_seeds(
     device: str | torch.device | None = None,
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
 ) -> dict[int, dict[str, Any]]:
     """Train a recipe with consecutive seeds from its own, each in its own folder; return the reports by seed.
 
@@ -206,9 +230,11 @@ def train_seeds(
     graph = graph or load_recipe_graph(recipe)
     if RunFolder(out).recipe.exists():
         raise RequestError(f"{out} is a single run; runs of several seeds need another folder: use --out.")
+    options: dict[str, Any] = {"device": device, "on_progress": on_progress, "callbacks": find_callbacks(callbacks)}
     reports = {}
     for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
         one = recipe.with_changes({"training.seed": seed})
+        logger.info("%s: seed %d", graph.name, seed)
         folder = RunFolder(out / f"seed-{seed}")
         exists = folder.recipe.exists() and load_recipe(folder.recipe) == one and not overwrite
         if exists and folder.saved_environment.get("data") != graph.fingerprint:
@@ -216,9 +242,10 @@ def train_seeds(
                 f"{folder.path} was trained on other data than {graph.name} is now. Use --overwrite or --out."
             )
         if exists and not folder.finished:
-            resume(folder.path, device=device, on_progress=on_progress)
+            resume(folder.path, **options)
         elif not exists:
-            train_recipe(one, graph=graph, device=device, out=folder.path, overwrite=overwrite, on_progress=on_progress)
+            RunFolder(out).calibration.unlink(missing_ok=True)  # of the ensemble of the seeds before
+            train_recipe(one, graph=graph, out=folder.path, overwrite=overwrite, **options)
         reports[seed] = folder.saved_reports()
     return reports
 
@@ -242,23 +269,45 @@ def _start(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwri
 
 
 def _finish(trainer: Trainer, folder: RunFolder | None) -> Run:
-    """Train to the end, evaluate, and save the results."""
+    """Train to the end, evaluate and save the results; callbacks are told of the start and of either end."""
+    path, callbacks = folder.path if folder else None, trainer.callbacks
+    done, engine = trainer.progress.epoch, str(trainer.engine)
+    try:
+        callbacks.on_start(TrainingInfo(trainer.model, trainer.graph, trainer.recipe, engine, path, epoch=done))
+        run = _train_and_evaluate(trainer, path)
+        if folder:
+            folder.finish(run, trained=folder.checkpoint)
+    except BaseException:
+        callbacks.on_end(None)
+        raise
+    callbacks.on_end(run)
+    return run
+
+
+def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> Run:
+    log, show = ProgressLog(f"{trainer.graph.name} {trainer.recipe.model.name}"), trainer.on_progress
+
+    def on_progress(event: ProgressEvent) -> None:
+        show(event)
+        log(lambda: f"{event.text}  step {event.step:,}/{event.steps:,}")
+
+    trainer.on_progress = on_progress
     trainer.model.train()  # it may be in evaluation mode
     trainer.run()
     model, graph, history = trainer.model.eval(), trainer.graph, trainer.progress.history
     peak, started = peak_mib(model.device), time.perf_counter()
+    seconds = sum(entry["seconds"] for entry in history)  # without warm-up and validation
+    log(lambda: f"{len(history)} epochs in {seconds:.1f} s, loss {history[-1]['loss']:.3f}; now ranking", last=True)
     reports = evaluate_held_out(model, graph)
     costs = {  # of a resumed run, warm-up and peak are those of the last process
         "warm_up_seconds": trainer.warm_up.seconds,
-        "training_seconds": sum(entry["seconds"] for entry in history),  # without warm-up and validation
+        "training_seconds": seconds,
         "ranking_seconds": time.perf_counter() - started,
         "peak_mib": peak,
     }
+    log(lambda: ", ".join(f"{split} MRR {report.mrr:.4f}" for split, report in reports.items()), last=True)
     costs = {name: round(value, 3) for name, value in costs.items()}
-    run = Run(model, graph, trainer.recipe, history, reports, folder.path if folder else None, costs=costs)
-    if folder:
-        folder.finish(run, trained=folder.checkpoint)
-    return run
+    return Run(model, graph, trainer.recipe, history, reports, folder, costs=costs)
 
 
 def evaluate_held_out(model: Model, graph: Graph) -> dict[str, Report]:

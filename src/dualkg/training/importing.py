@@ -1,23 +1,42 @@
 """Embeddings that were trained elsewhere, as a run that can be evaluated, queried and saved."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from dualkg.data.graph import Graph
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel
+from dualkg.models.base import EmbeddingModel, skip_initialization
 from dualkg.models.diagonal import SimplE
+from dualkg.models.distance import AngleModel, RotatE
 from dualkg.training.checkpoint import load_weights
 from dualkg.training.recipe import Data, ModelConfig, Recipe, find_class
 from dualkg.training.run import Run
 
 Array = npt.ArrayLike
+ENTITY_TABLES = ("entities", "tails", "biases")  # with a row for each entity
 NO_TRIPLES = np.zeros((0, 3), dtype=np.int32)
+UNIT = 1e-3  # how far the modulus of a rotation may be from 1
+PYKEEN_MODELS = ("ComplEx", "CP", "DistMult", "QuatE", "RESCAL", "RotatE", "SE", "SimplE", "TransE", "TuckER")
+LIBKGE_MODELS = {
+    "complex": "ComplEx",
+    "cp": "CP",
+    "distmult": "DistMult",
+    "relational_tucker3": "TuckER",
+    "rescal": "RESCAL",
+    "rotate": "RotatE",
+    "simple": "SimplE",
+    "transe": "TransE",
+}
 
 
 def from_arrays(
@@ -26,6 +45,8 @@ def from_arrays(
     entities: Array,
     relations: Array,
     tails: Array | None = None,
+    parameters: Mapping[str, Array] | None = None,
+    options: Mapping[str, Any] | None = None,
     graph: Graph | None = None,
     entity_names: Sequence[str] | None = None,
     relation_names: Sequence[str] | None = None,
@@ -34,11 +55,15 @@ def from_arrays(
 
     Rows are in the order of `entity_names` and `relation_names`, or of the ids of `graph`. Complex arrays become all
     real parts, then all imaginary parts. Twice as many relation rows as relations are those with reciprocals. CP needs
-    `tails`, its second entity table.
+    `tails`, its second entity table. `parameters` are the other arrays of a model by name, such as the `core` of
+    TuckER, and `options` are those of its class, such as `norm`. Angles are in radians.
     """
     kind = find_class(model, MODELS, EmbeddingModel)
     given = {"entities": entities, "relations": relations, "tails": tails}
     tables = {name: _real(table, name, kind) for name, table in given.items() if table is not None}
+    tables |= {name: _float32(value) for name, value in (parameters or {}).items()}
+    if issubclass(kind, AngleModel):
+        tables.setdefault("half_turn", torch.tensor(math.pi))
     graph = graph or _without_triples(entity_names, relation_names)
     num_rows, num_relations = len(tables["relations"]), graph.shape.num_relations
     if num_rows not in (num_relations, 2 * num_relations):
@@ -46,16 +71,20 @@ def from_arrays(
             f"The relation table should have {num_relations:,} rows, or {2 * num_relations:,} with reciprocals; it has "
             f"{num_rows:,}."
         )
-    for name, table in tables.items():
-        names, vocabulary = (relation_names, graph.relations) if name == "relations" else (entity_names, graph.entities)
+    for names, vocabulary, own in (
+        (entity_names, graph.entities, ENTITY_TABLES),
+        (relation_names, graph.relations, ("relations",)),
+    ):
         if names is not None:
-            tables[name] = _in_graph_order(table, names, vocabulary)
+            tables |= {name: _in_graph_order(tables[name], names, vocabulary) for name in own if name in tables}
     config = ModelConfig(
         name=model,
         dim=tables["entities"].shape[1] // kind.numbers_per_coordinate,
         reciprocal=num_rows == 2 * num_relations,
+        options=dict(options or {}),
     )
-    built = config.build(graph.shape, seed=0)
+    with skip_initialization():
+        built = config.build(graph.shape, seed=0)
     load_weights(built, tables, source="The set of arrays")
     return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))
 
@@ -63,23 +92,51 @@ def from_arrays(
 def _without_triples(entity_names: Sequence[str] | None, relation_names: Sequence[str] | None) -> Graph:
     if entity_names is None or relation_names is None:
         raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
-    entities, relations = Vocabulary(list(entity_names)), Vocabulary(list(relation_names), kind="relation")
-    return Graph("imported", entities, relations, NO_TRIPLES, NO_TRIPLES, NO_TRIPLES)
+    return _graph("imported", entity_names, relation_names, {})
 
 
-def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> torch.Tensor:
-    values = np.asarray(table)
+def _graph(name: str, entities: Sequence[str], relations: Sequence[str], splits: Mapping[Any, Triples]) -> Graph:
+    """A graph whose ids are the positions of the names."""
+    triples = {split: splits.get(split, NO_TRIPLES) for split in SPLITS}
+    vocabularies = Vocabulary(list(entities)), Vocabulary(list(relations), kind="relation")
+    shape = GraphShape(len(entities), len(relations))
+    for split, found in triples.items():
+        if len(found) and (found.min() < 0 or (found.max(axis=0) >= [shape[0], shape[1], shape[0]]).any()):
+            raise RequestError(
+                f"The {split} triples have ids that are not among the {shape[0]:,} entities and {shape[1]:,} relations."
+            )
+    graph = Graph(name, *vocabularies, **triples, notes=count_repeats(triples, shape))  # type: ignore[arg-type]
+    return graph.with_fingerprint()
+
+
+def _numpy(values: Array) -> npt.NDArray[Any]:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+
+
+def _float32(values: Array) -> Tensor:
+    return torch.from_numpy(np.array(_numpy(values), dtype=np.float32))
+
+
+def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> Tensor:
+    values = _numpy(table)
     if values.ndim < 2:
         raise RequestError(f"{name} should be a table with a row for each name; its shape is {values.shape}.")
     values = values.reshape(len(values), -1)
-    if np.iscomplexobj(values):
+    if np.iscomplexobj(values) and kind is RotatE and name == "relations":
+        if (error := np.abs(np.abs(values) - 1).max(initial=0)) > UNIT:
+            raise RequestError(
+                f"The relations of RotatE are complex numbers of modulus 1, or angles in radians; there is a modulus "
+                f"that differs from 1 by {error:.2g}."
+            )
+        values = np.angle(values)
+    elif np.iscomplexobj(values):
         if kind.numbers_per_coordinate != 2 or kind is SimplE:  # one of its two numbers is for heads, one for tails
             raise RequestError(f"{name} are complex numbers; {kind.__name__} has real ones.")
         values = np.concatenate([values.real, values.imag], axis=1)
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
+    return _float32(values)
 
 
-def _in_graph_order(table: torch.Tensor, names: Sequence[str], vocabulary: Vocabulary) -> torch.Tensor:
+def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary) -> Tensor:
     row_of = {name: row for row, name in enumerate(names)}
     if len(row_of) < len(names):
         raise RequestError(f"{len(names) - len(row_of):,} of the {len(names):,} names of rows are repeated.")
@@ -90,3 +147,264 @@ def _in_graph_order(table: torch.Tensor, names: Sequence[str], vocabulary: Vocab
         raise RequestError(f"The arrays have no row for {len(missing):,} names of the graph, such as '{missing[0]}'.")
     order = torch.tensor([row_of[name] for name in vocabulary.names.to_pylist()], dtype=torch.long)
     return torch.cat([rows[order] for rows in table.split(len(names))])  # type: ignore[no-untyped-call]
+
+
+# -- PyKEEN -------------------------------------------------------------------------------------------------------
+
+
+def from_pykeen(model: Any, factory: Any, *, valid: Any = None, test: Any = None, graph: Graph | None = None) -> Run:
+    """Make a run from a model of PyKEEN and the triples factory, or the dataset, that it was trained with.
+
+    `valid` and `test` are the factories of the other splits; a dataset has them. With `graph`, rows are put in the
+    order of its names. Representations are taken as the model uses them in evaluation, after normalization.
+    """
+    if not all(hasattr(model, name) for name in ("interaction", "entity_representations", "relation_representations")):
+        raise RequestError(f"A model of PyKEEN was expected; it is {type(model).__name__}. {_supported(PYKEEN_MODELS)}")
+    if hasattr(factory, "training"):
+        dataset, factory = factory, factory.training
+        valid = dataset.validation if valid is None else valid
+        test = dataset.testing if test is None else test
+    if not hasattr(factory, "mapped_triples"):
+        raise RequestError(f"A triples factory or a dataset of PyKEEN was expected; it is {type(factory).__name__}.")
+    model.eval()
+    with torch.no_grad():
+        entities, relations = (
+            [part(indices=None).detach().cpu() for part in parts]
+            for parts in (model.entity_representations, model.relation_representations)
+        )
+        arrays = _pykeen_arrays(model, entities, _reciprocals_last(model, relations, factory.real_num_relations))
+    entity_names = _pykeen_names(factory, "entity", factory.num_entities)
+    relation_names = _pykeen_names(factory, "relation", factory.real_num_relations)
+    if len(arrays["entities"]) != factory.num_entities:
+        raise RequestError(
+            f"The model has {len(arrays['entities']):,} entities and the factory {factory.num_entities:,}. Give the "
+            f"factory that the model was trained with."
+        )
+    splits = {"train": factory, "valid": valid, "test": test}
+    splits = {name: _pykeen_triples(one, name, factory) for name, one in splits.items() if one is not None}
+    graph = graph or _graph("pykeen", entity_names, relation_names, splits)
+    return from_arrays(**arrays, graph=graph, entity_names=entity_names, relation_names=relation_names)
+
+
+def _pykeen_triples(split: Any, name: str, train: Any) -> Triples:
+    for kind in ("entity_to_id", "relation_to_id"):
+        if getattr(split, kind, None) != getattr(train, kind, None):
+            raise RequestError(
+                f"The {name} factory has other ids than that of training: its {kind} differs. Create it with "
+                f"entity_to_id=training.entity_to_id and relation_to_id=training.relation_to_id."
+            )
+    triples: Triples = split.mapped_triples.cpu().numpy().astype(np.int32)
+    return triples
+
+
+def _supported(names: Sequence[str]) -> str:
+    return f"These can be imported: {', '.join(names)}."
+
+
+def _pykeen_names(factory: Any, kind: str, num: int) -> list[str]:
+    names: Mapping[int, object] | None = getattr(factory, f"{kind}_id_to_label", None)
+    return [str(id if names is None else names[id]) for id in range(num)]
+
+
+def _reciprocals_last(model: Any, tables: Sequence[Tensor], num_relations: int) -> list[Tensor]:
+    """Rows of all relations, then of their inverses; PyKEEN alternates them."""
+    expected = num_relations * (2 if model.use_inverse_triples else 1)
+    if any(len(table) != expected for table in tables):
+        raise RequestError(
+            f"The model has {len(tables[0]):,} relation rows and the factory needs {expected:,}. Give the factory that "
+            f"the model was trained with."
+        )
+    if not model.use_inverse_triples:
+        return list(tables)
+    triples = torch.arange(num_relations).repeat(3, 1).T
+    order = torch.cat([model.relation_inverter.map(triples, invert=inverse)[:, 1] for inverse in (False, True)])
+    return [table[order] for table in tables]
+
+
+def _pykeen_arrays(model: Any, entities: list[Tensor], relations: list[Tensor]) -> dict[str, Any]:
+    """Keywords of `from_arrays` with the same scores as the interaction of the model."""
+    interaction = model.interaction
+    if type(interaction).__name__ == "ClampedInteraction":
+        if interaction.clamp_score is not None:
+            raise RequestError("Its scores are clamped, which makes ties; a model without clamp_score can be imported.")
+        interaction = interaction.base
+    name = type(interaction).__name__.removesuffix("Interaction")
+    if name not in PYKEEN_MODELS:
+        raise RequestError(f"{type(model).__name__} of PyKEEN scores by {name}. {_supported(PYKEEN_MODELS)}")
+    arrays: dict[str, Any] = {"model": name, "entities": entities[0], "relations": relations[0]}
+    if name in ("TransE", "SE"):
+        arrays["options"] = {"norm": _norm(interaction.p, squared=interaction.power_norm)}
+    if name == "RotatE":
+        arrays["options"] = {"norm": 2}  # whatever its `p` is
+    elif name == "CP":
+        arrays["tails"] = entities[1]
+    elif name == "SimplE":
+        arrays |= {"entities": torch.cat(entities, dim=1), "relations": torch.cat(relations, dim=1)}
+        first = (torch.ones(1), torch.zeros(1))
+        if interaction(first, first, first):  # PyKEEN 1.11 takes the same half of both entities: two DistMult models
+            arrays |= {"model": "DistMult", "relations": arrays["relations"] / 2}
+    elif name == "SE":  # a matrix there is multiplied by a column
+        arrays["relations"] = torch.stack([matrices.mT for matrices in relations], dim=1)
+    elif name == "QuatE":  # (dim, 4) there, and the score is −⟨h ⊗ r, t⟩
+        unit = bool((relations[0].norm(dim=-1) - 1).abs().max() < UNIT)
+        arrays |= {"entities": entities[0].mT, "relations": -relations[0].mT, "options": {"normalized": unit}}
+    elif name == "TuckER":
+        arrays |= _tucker(interaction, entities[0], relations[0], reciprocal=model.use_inverse_triples)
+    return arrays
+
+
+def _norm(p: float, *, squared: bool = False) -> int | str:
+    norms: dict[float, int | str] = {1: 1, 2: "squared" if squared else 2}
+    if p not in norms:
+        raise RequestError(f"Its distance is the {p:g}-norm; distances of norm 1, norm 2 and its square are known.")
+    return norms[p]
+
+
+def _tucker(interaction: Any, entities: Tensor, relations: Tensor, *, reciprocal: bool) -> dict[str, Any]:
+    """Batch normalization as it is, or as part of the core where heads are predicted by the same relation.
+
+    In evaluation it is x∘a + b. One more coordinate, which is 1 for every entity and relation, makes that linear.
+    """
+    core = interaction.core_tensor.detach().cpu().transpose(0, 1)  # (head, relation, tail) there
+    if interaction.head_batch_norm is None:
+        return {"parameters": {"core": core}, "options": {"relation_dim": len(core)}}
+    norms = {"before": interaction.head_batch_norm.cpu(), "after": interaction.head_relation_batch_norm.cpu()}
+    if reciprocal:
+        parts = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}
+        found = {f"{name}.{own}": getattr(norm, its) for name, norm in norms.items() for own, its in parts.items()}
+        return {"parameters": {"core": core, **found}, "options": {"relation_dim": len(core), "batch_norm": True}}
+    (a, b), (c, d) = (_affine(norm) for norm in norms.values())
+    num, dim, _ = core.shape
+    folded = torch.zeros(num + 1, dim + 1, dim + 1, dtype=torch.float64)
+    folded[:num, :dim, :dim] = a[:, None] * core * c
+    folded[:num, dim, :dim] = b @ core.double() * c
+    folded[num, dim, :dim] = d
+    with_one = (torch.cat([table, torch.ones(len(table), 1)], dim=1) for table in (entities, relations))
+    keys = ("entities", "relations")
+    return {
+        **dict(zip(keys, with_one, strict=True)),
+        "parameters": {"core": folded},
+        "options": {"relation_dim": num + 1},
+    }
+
+
+def _affine(norm: Any) -> tuple[Tensor, Tensor]:
+    """The factor and the summand of batch normalization in evaluation."""
+    factor = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
+    return factor, norm.bias - norm.running_mean * factor
+
+
+# -- LibKGE -------------------------------------------------------------------------------------------------------
+
+
+class _Config:
+    """What LibKGE's `Config` is read as: its `options` are nested tables."""
+
+    options: dict[str, Any]
+
+
+def from_libkge(path: str | Path, *, data: str | Path | None = None, graph: Graph | None = None) -> Run:
+    """Make a run from a checkpoint or a packaged model of LibKGE, which need not be installed.
+
+    `data` is the folder of the dataset in LibKGE, with names and triples in `.del` files. Without it, names come from a
+    packaged model, and the run has the triples of `graph` or none.
+    """
+    checkpoint = _load_checkpoint(Path(path))
+    try:
+        state, config = checkpoint["model"][0], checkpoint["config"]
+        options = config.options if isinstance(config, _Config) else config
+        arrays = _libkge_arrays(state, options)
+    except (KeyError, IndexError, TypeError) as error:
+        raise RequestError(f"{path} is not a checkpoint of LibKGE: {error} was not found in it.") from None
+    if data is not None:
+        found = _read_dataset(Path(data))
+        entity_names, relation_names = found.entities.names.to_pylist(), found.relations.names.to_pylist()
+        graph = graph or found
+    else:
+        try:
+            meta = checkpoint["dataset"]["meta"]
+            entity_names, relation_names = (
+                [str(name) for name in meta[f"{kind}_ids"]] for kind in ("entity", "relation")
+            )
+        except (KeyError, TypeError):
+            raise RequestError(
+                f"{path} has no names of entities and relations. Name the folder of its dataset in LibKGE with data=, "
+                f"or package the model: kge package {path}"
+            ) from None
+    return from_arrays(**arrays, graph=graph, entity_names=entity_names, relation_names=relation_names)
+
+
+def _load_checkpoint(path: Path) -> dict[str, Any]:
+    """Read a file of `torch.save` without running code of it."""
+    scalar = np._core.multiarray.scalar  # type: ignore[attr-defined]
+    numbers = [type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")]
+    allowed = [(_Config, "kge.config.Config"), (scalar, "numpy.core.multiarray.scalar"), scalar, np.dtype, *numbers]
+    try:
+        with torch.serialization.safe_globals(allowed):
+            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except Exception as error:  # a file of another kind may raise anything
+        refused = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), "")
+        raise RequestError(
+            f"{path} cannot be read as a checkpoint of LibKGE{': ' if refused else ''}{refused.strip()}."
+        ) from None
+    return found
+
+
+def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Keywords of `from_arrays` for the tables of a model; LibKGE's real and imaginary parts are halves of a row."""
+    kind = options["model"]
+    section = options.get(kind, {})
+    if reciprocal := kind == "reciprocal_relations_model":
+        section = section["base_model"]
+        kind = section["type"]
+    if kind not in LIBKGE_MODELS:
+        raise RequestError(f"It is a model of the type {kind}. {_supported([*LIBKGE_MODELS])}")
+    prefix = "_base_model." if reciprocal else ""
+    entities, relations = (_libkge_table(state, f"{prefix}_{part}_embedder.") for part in ("entity", "relation"))
+    arrays: dict[str, Any] = {"model": LIBKGE_MODELS[kind], "entities": entities, "relations": relations}
+    if kind in ("transe", "rotate"):
+        norm = section.get("l_norm", options.get(kind, {}).get("l_norm", 1))
+        arrays["options"] = {"norm": _norm(float(norm))}
+    elif kind == "cp":
+        arrays["entities"], arrays["tails"] = entities.chunk(2, dim=1)
+    elif kind == "relational_tucker3":
+        inner = f"{prefix}_relation_embedder."
+        weight, dim = state[f"{inner}projection.weight"], entities.shape[1]
+        arrays |= {
+            "relations": _libkge_table(state, f"{inner}base_embedder."),
+            "parameters": {"core": weight.T.reshape(-1, dim, dim)},
+            "options": {"relation_dim": weight.shape[1]},
+        }
+    return arrays
+
+
+def _libkge_table(state: Mapping[str, Tensor], prefix: str) -> Tensor:
+    """The rows of an embedder: a table, or the linear projection of one."""
+    if (weight := state.get(f"{prefix}projection.weight")) is not None:
+        return _libkge_table(state, f"{prefix}base_embedder.") @ weight.T
+    old = state.get(f"{prefix}embeddings.weight")  # in files of 2020
+    return state[f"{prefix}_embeddings.weight"] if old is None else old
+
+
+def _read_dataset(folder: Path) -> Graph:
+    """The names and triples of a dataset in LibKGE's format: tables of ids with the suffix `.del`."""
+    names: list[list[str]] = []
+    try:
+        for kind in ("entity", "relation"):
+            lines = (folder / f"{kind}_ids.del").read_text(encoding="utf-8").split("\n")
+            rows = sorted((int(id), name) for id, name in (line.split("\t", 1) for line in lines if line))
+            if [id for id, _ in rows] != list(range(len(rows))):
+                raise ValueError(f"the ids of {kind}_ids.del are not 0 to {len(rows) - 1:,}")
+            names.append([name for _, name in rows])
+        texts = {split: (folder / f"{split}.del").read_text(encoding="utf-8") for split in SPLITS}
+        splits = {split: np.loadtxt(StringIO(text), np.int32, ndmin=2)[:, :3] for split, text in texts.items() if text}
+    except OSError as error:
+        raise RequestError(
+            f"{error.filename} cannot be read. A dataset of LibKGE has entity_ids.del, relation_ids.del, "
+            f"train.del, valid.del and test.del."
+        ) from None
+    except ValueError as error:
+        raise RequestError(f"{folder} is not a dataset of LibKGE: {error}.") from None
+    return _graph(folder.resolve().name, names[0], names[1], splits)

@@ -6,7 +6,8 @@ import importlib
 import json
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -24,7 +25,7 @@ from pydantic import (
 )
 
 from dualkg.data.graph import GraphShape
-from dualkg.errors import RequestError, did_you_mean
+from dualkg.errors import RequestError, close_settings, did_you_mean, one_of
 from dualkg.losses import LOSSES, Loss, OneVsAll
 from dualkg.losses.base import validation_sentence
 from dualkg.models import MODELS, Dual
@@ -47,8 +48,18 @@ def name_of(instance: object, known: Mapping[str, type]) -> str:
     return next((name for name, listed in known.items() if listed is kind), f"{kind.__module__}:{kind.__qualname__}")
 
 
+def known_name(name: Any, known: Iterable[str]) -> Any:
+    """The known name that is written so but for case and hyphens (`complex`, `1-vs-all`), or the value as it is."""
+
+    def folded(text: str) -> str:
+        return "".join(text.casefold().split()).replace("-", "").replace("_", "").replace("1vs", "onevs")
+
+    return next((one for one in known if isinstance(name, str) and folded(one) == folded(name)), name)
+
+
 def find_class(name: str, known: Mapping[str, type], base: type) -> Any:
-    """The class of a short name, or of `package.module:Class` on the Python path or in the working folder."""
+    """The class of a short name in any case, or of `package.module:Class` on the Python path or in this folder."""
+    name = known_name(name, known)
     if name in known:
         return known[name]
     module_name, colon, class_name = name.partition(":")
@@ -110,6 +121,11 @@ class ModelConfig(Section):
     dual: Literal["none", "tail", "head"] = "none"
     options: dict[str, Any] = {}
 
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name_in_any_case(cls, name: Any) -> Any:
+        return known_name(name, MODELS)
+
     @classmethod
     def of(cls, model: Model) -> ModelConfig:
         """The config that builds a model like this one."""
@@ -136,6 +152,11 @@ class RegularizerConfig(Section):
     plain: float | None = Field(None, ge=0)
     mapped: float | None = Field(None, ge=0)
     options: dict[str, Any] = {}
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name_in_any_case(cls, name: Any) -> Any:
+        return known_name(name, REGULARIZERS)
 
     @classmethod
     def of(cls, regularizer: Regularizer) -> RegularizerConfig:
@@ -177,6 +198,11 @@ class Optimizer(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_from: float = Field(0.0, ge=0, lt=1)
     average_from: float = Field(1.0, ge=0, le=1)
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _name_in_any_case(cls, name: Any) -> Any:
+        return known_name(name, ("Adagrad", "Adam", "SGD"))
 
     @model_validator(mode="after")
     def _epsilon_is_used(self) -> Optimizer:
@@ -275,10 +301,7 @@ class Recipe(Section, title="recipes"):
 
     def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
         """Another recipe with some values changed, named as `training.epochs`."""
-        tables = self.model_dump(exclude_none=True)
-        for name, value in changes.items():
-            put(tables, name, value)
-        return recipe_from(tables, source="--set")
+        return recipe_from(changed(self.model_dump(exclude_none=True), changes), source="--set")
 
     def as_toml(self) -> str:
         """The recipe as TOML; values left to the model or the regularizer are left out."""
@@ -314,10 +337,20 @@ def read_tables(path: str | Path) -> dict[str, Any]:
 
 def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
     """Read and validate a recipe by its path or its name, such as `wn18rr/complex-dura`, with some values changed."""
-    tables = read_tables(path)
-    for name, value in (changes or {}).items():
+    return recipe_from(changed(read_tables(path), changes or {}), source=str(path))
+
+
+def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with some values changed; a patience alone also turns validation on, and keeps the best weights."""
+    tables = deepcopy(tables)
+    for name, value in changes.items():
         put(tables, name, value)
-    return recipe_from(tables, source=str(path))
+    validation = tables.get("validation", {})
+    if changes.get("validation.patience") and "validation.every" not in changes and not validation.get("every"):
+        put(tables, "validation.every", 1)
+        if "validation.keep" not in changes:
+            put(tables, "validation.keep", "best")
+    return tables
 
 
 def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
@@ -332,9 +365,18 @@ def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
     except ValidationError as error:
         first = error.errors()[0]["loc"]
         table = Recipe.model_fields[str(first[0])].annotation if len(first) > 1 else Recipe
-        raise RequestError(f"{source}: {validation_sentence(error, getattr(table, 'model_fields', ()))}") from None
+        known = getattr(table, "model_fields", ())
+        elsewhere = keys_like(str(first[-1])) if first else ()
+        raise RequestError(f"{source}: {validation_sentence(error, known, elsewhere=elsewhere)}") from None
     except RequestError as error:
         raise RequestError(f"{source}: {error}") from None
+
+
+def keys_like(key: str) -> list[str]:
+    """Keys of all tables that are named so, or mean the same: `lr` → [`optimizer.learning_rate`]."""
+    keys = {name: list(getattr(field.annotation, "model_fields", ())) for name, field in Recipe.model_fields.items()}
+    keys["loss"] = list(dict.fromkeys(setting for loss in LOSSES.values() for setting in loss.model_fields))
+    return [f"{name}.{near}" for name, table in keys.items() for near in close_settings(key, table)][:3]
 
 
 def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
@@ -343,7 +385,10 @@ def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
     for setting in settings:
         name, equals, text = setting.partition("=")
         if not equals or "." not in name:
-            raise RequestError(f"A change is written section.key=value, as in training.epochs=5; it is '{setting}'.")
+            near = one_of(f"{key}={text}" for key in keys_like(name.strip())) if equals else ""
+            raise RequestError(
+                f"A change is written section.key=value, as in training.epochs=5; it is '{setting}'.{near}"
+            )
         try:
             changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:

@@ -113,6 +113,20 @@ class Run:
                 self.reports[split] = evaluate(self.model, self.graph, split=split)
         return self.reports[split]
 
+    @property
+    def model_name(self) -> str:
+        """The name of the class of the model."""
+        return type(self.model.embedding).__name__
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The recipe as tables, for JSON."""
+        return self.recipe.model_dump(mode="json")
+
+    @property
+    def settings_text(self) -> str:
+        return self.recipe.as_toml()
+
     def predictor(self, **options: Any) -> dualkg.Predictor:
         """A predictor of this run, with probabilities if its folder has a calibration; options of `Predictor.of`."""
         import dualkg  # inference depends on this module
@@ -141,6 +155,7 @@ class RunFolder:
         self.tuning = self.path / "tuning.json"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.weights = self.path / "weights.safetensors"
+        self.ensemble = self.path / "ensemble.json"  # in place of recipe and weights
         self.history = self.path / "history.json"
         self.costs = self.path / "costs.json"
         self.report = self.path / "report.json"
@@ -149,13 +164,20 @@ class RunFolder:
         self.map = self.path / "map.parquet"
         self.decisions = self.path / "decisions.jsonl"
         self.extension = self.path / "extension.json"
+        self.tracking = self.path / "tracking.json"
+        self.tensorboard = self.path / "tensorboard"
+        self.wandb = self.path / "wandb"
 
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
 
     @property
     def finished(self) -> bool:
-        return self.report.exists() and self.weights.exists()
+        return self.report.exists() and (self.weights.exists() or self.ensemble.exists())
+
+    def seeds(self) -> list[Path]:
+        """The recipes of the runs `seed-*` in this folder, if it is no run itself."""
+        return [] if self.recipe.exists() else sorted(self.path.glob("seed-*/recipe.toml"))
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Refuse a folder that is not empty, unless it is a run that may be overwritten."""
@@ -185,7 +207,7 @@ class RunFolder:
             return ["no folder"]
         known = {path.name for path in vars(self).values()} | {self.ranks(split).name for split in SPLITS}
         unknown = sorted(path.name for path in self.path.iterdir() if path.name not in known)
-        is_run = self.recipe.exists() and (self.graph / "graph.json").exists()
+        is_run = (self.recipe.exists() or self.ensemble.exists()) and (self.graph / "graph.json").exists()
         return unknown if is_run else [*unknown, "no recipe.toml"]
 
     @contextmanager
@@ -218,17 +240,21 @@ class RunFolder:
         write_text(self.history, json.dumps(run.history, indent=1))
         if run.costs:
             write_text(self.costs, json.dumps(run.costs, indent=1))
+        self.save_reports(run)
+        self.checkpoint.unlink(missing_ok=True)
+
+    def save_reports(self, run: Run) -> None:
+        """Write ranks and reports, the report last."""
         for split, report in run.reports.items():
             save_ranks(report.ranks, self.ranks(split))
         reports = {split: report.as_dict() for split, report in run.reports.items()}
         write_text(self.report, json.dumps(reports, indent=1, ensure_ascii=False))
-        self.checkpoint.unlink(missing_ok=True)
 
     def check_is_run(self) -> None:
         """Refuse anything but the folder of a run."""
         if self.path.is_file():
             raise RequestError(f"{self.path} is a file; the folder of a run was expected.")
-        if not self.recipe.exists():
+        if not (self.recipe.exists() or self.ensemble.exists()):
             what = "does not exist" if not self.path.exists() else "is not a run (there is no recipe.toml)"
             raise RequestError(f"{self.path} {what}.{_runs_nearby(self.path)}")
 
@@ -255,8 +281,12 @@ class RunFolder:
 
 
 def load_run(path: str | Path) -> Run:
-    """Load a finished run."""
+    """Load a finished run, an ensemble, or a folder of several seeds as an ensemble with equal weights."""
     folder = RunFolder(path)
+    if folder.ensemble.exists() or folder.seeds():
+        import dualkg  # ensembles depend on this module
+
+        return dualkg.Ensemble.load(path)
     folder.check_is_run()
     if not folder.finished:
         raise RequestError(f"The run {folder.path} is not finished. {folder.resume_advice()}")
@@ -272,6 +302,10 @@ def load_run(path: str | Path) -> Run:
 
 def _runs_nearby(path: Path) -> str:
     parent = path.parent if path.parent.is_dir() else Path()
-    names = sorted(str(found.parent) for found in [*parent.glob("*/recipe.toml"), *Path().glob("runs/*/recipe.toml")])
+    names = sorted(str(found.parent) for found in [*_run_files(parent), *_run_files(Path("runs"))])
     names = list(dict.fromkeys(names))
     return f" Runs nearby: {', '.join(names[:5])}." if names else " Make one with: dualkg train"
+
+
+def _run_files(folder: Path) -> list[Path]:
+    return [*folder.glob("*/recipe.toml"), *folder.glob("*/ensemble.json")]

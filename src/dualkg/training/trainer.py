@@ -10,12 +10,12 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
 from dualkg.training.batches import GroupedByQuery, most_queries, one_of_each_query, shuffled
+from dualkg.training.callbacks import Callback, CallbackList, StopTraining
 from dualkg.training.checkpoint import Progress
 from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.engines import Step, build_step, choose_engine
@@ -60,6 +61,11 @@ class ProgressEvent:
     loss: float
     mrr: float | None
 
+    @property
+    def text(self) -> str:
+        best = "" if self.mrr is None else f"  best valid MRR {self.mrr:.4f}"
+        return f"epoch {self.epoch}/{self.epochs}  loss {self.loss:.3f}{best}"
+
 
 class Trainer:
     """Trains a model by a recipe, from the start or from a checkpoint.
@@ -76,6 +82,7 @@ class Trainer:
         regularizer: Regularizer,
         *,
         on_progress: OnProgress | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         model.check_shape(graph.shape)
         regularizer.check(model.embedding)
@@ -84,6 +91,7 @@ class Trainer:
         self.recipe = recipe
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
+        self.callbacks = CallbackList(callbacks)
         self.engine = choose_engine(recipe, model, regularizer)
         if model.device.type == "cuda":
             gc.collect()  # reference cycles may hold large tensors
@@ -106,12 +114,10 @@ class Trainer:
         self.stop = GracefulShutdown()
 
     @classmethod
-    def of_recipe(
-        cls, recipe: Recipe, graph: Graph, *, device: torch.device, on_progress: OnProgress | None = None
-    ) -> Trainer:
+    def of_recipe(cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any) -> Trainer:
         """A trainer of the model and the regularizer that a recipe names."""
         model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(device)
-        return cls(model, graph, recipe, recipe.regularizer.build(), on_progress=on_progress)
+        return cls(model, graph, recipe, recipe.regularizer.build(), **options)
 
     # -- training data ------------------------------------------------------------------------------------
 
@@ -235,8 +241,18 @@ class Trainer:
         if choice.every and (progress.epoch % choice.every == 0 or progress.epoch == self.recipe.training.epochs):
             entry["valid_mrr"] = self._validate()
         progress.history.append(entry)
+        done = progress.epoch / self.recipe.training.epochs - 1 / (self.num_steps * self.recipe.training.epochs)
+        rate = learning_rate(self.recipe.optimizer, done)  # of the last step
+        metrics = {key: value for key, value in entry.items() if key != "epoch"} | {"learning_rate": rate}
+        self._call(lambda: self.callbacks.on_epoch(progress.epoch, metrics))
         if self._checkpoint_due():
             self._pause()
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        try:
+            callback()
+        except StopTraining:
+            self.progress.stopped = True
 
     def _average(self) -> None:
         """Add the weights of this epoch to the running mean."""
@@ -251,7 +267,8 @@ class Trainer:
         weights = self._copy_of_weights() if self.mean else {}
         if self.mean:  # the final weights of the run
             self.model.load_state_dict(self.mean)
-        mrr = evaluate(self.model, self.graph, split="valid", known=self._known).mrr
+        report = evaluate(self.model, self.graph, split="valid", known=self._known)
+        mrr = report.mrr
         if weights:
             self.model.load_state_dict(weights)
         if mrr > progress.best_mrr:
@@ -261,6 +278,7 @@ class Trainer:
         else:
             progress.since_best += 1
             progress.stopped = bool(choice.patience) and progress.since_best >= choice.patience
+        self._call(lambda: self.callbacks.on_validation(progress.epoch, report))
         return mrr
 
     def _copy_of_weights(self) -> dict[str, Tensor]:

@@ -19,6 +19,7 @@ import torch
 
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.logs import ProgressLog
 from dualkg.losses import KvsAll, OneVsAll
 from dualkg.losses.negative_sampling import NegativeSampling
 from dualkg.training.recipe import Recipe
@@ -122,6 +123,7 @@ class AutomaticTuner:
         self.seconds = seconds
         self.on_trial = on_trial or (lambda trials: None)
         self.on_progress = on_progress or (lambda progress: None)
+        self.log = ProgressLog(f"Tuning {recipe.model.name} on {graph.name}")
 
     # -- search -------------------------------------------------------------------------------------------
 
@@ -278,6 +280,8 @@ class AutomaticTuner:
             spent, budget = self.spent_seconds, self.budget_seconds
             top = best.mrr if best else None
             self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
+            found = "" if top is None else f"  best valid MRR {top:.4f}"
+            self.log(lambda: f"trial {len(self.trials) + 1}: {text}{found}  {event.text}")
 
         return on_progress
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from dualkg.errors import RequestError
 from dualkg.files import read_json, write_text
 from dualkg.models import MODELS
 from dualkg.training import api
-from dualkg.training.recipe import Data, Recipe, recipe_from
+from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, save_trackers, saved_trackers
+from dualkg.training.recipe import Data, Recipe, known_name, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTrial, AutomaticTuner
@@ -72,7 +73,7 @@ def default_size(graph: Graph, device: torch.device, model: str) -> dict[str, in
 
 def starting_recipe(data: Data, graph: Graph, device: torch.device, changes: Mapping[str, Any]) -> Recipe:
     """The recipe at which automatic tuning begins."""
-    model = str(changes.get("model.name", "ComplEx"))
+    model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
     start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model)}
     for key, value in STARTS.get(model, {}).items():  # a loss or a regularizer of the user's comes without our settings
         if f"{key.partition('.')[0]}.name" not in changes:
@@ -165,19 +166,27 @@ def fit(
     overwrite: bool = False,
     on_tuning: OnTuning | None = None,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
 ) -> Run:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
 
     `tune` is a time such as "10m"; by default tuning takes at most three times the final training. Keys in `changes`,
     named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be resumed.
     """
+    called = find_callbacks(callbacks)
     graph = data if isinstance(data, Graph) else load_graph(str(data))
     chosen = api.choose_device(device)
     given = {"model.name": model, "training.seed": seed, **(changes or {})}
     if not tune or not len(graph.valid):
         recipe = api.default_recipe(api.data_of(graph), graph, given)
         return api.train_recipe(
-            recipe, graph=graph, device=chosen, out=out, overwrite=overwrite, on_progress=on_progress
+            recipe,
+            graph=graph,
+            device=chosen,
+            out=out,
+            overwrite=overwrite,
+            on_progress=on_progress,
+            callbacks=called,
         )
     start = starting_recipe(api.data_of(graph), graph, chosen, given)
     return tune_and_train(
@@ -188,6 +197,7 @@ def fit(
         overwrite=overwrite,
         on_tuning=on_tuning,
         on_progress=on_progress,
+        callbacks=called,
     )
 
 
@@ -200,8 +210,10 @@ def tune_and_train(
     overwrite: bool = False,
     on_tuning: OnTuning | None = None,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
 ) -> Run:
     """Search, and train the chosen recipe in the same run folder."""
+    called = find_callbacks(callbacks)
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free(overwrite=overwrite)
@@ -211,7 +223,8 @@ def tune_and_train(
         made_with = environment(device, fingerprint=graph.fingerprint)
         with folder.create(search.start, graph, made_with, overwrite=overwrite) as fresh:
             search.save(fresh.tuning)
-    return _tune_and_train(search, graph, device, folder, on_tuning, on_progress)
+            save_trackers(fresh.path, called)
+    return _tune_and_train(search, graph, device, folder, on_tuning, on_progress, called)
 
 
 def resume(
@@ -220,14 +233,16 @@ def resume(
     device: str | torch.device | None = None,
     on_tuning: OnTuning | None = None,
     on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
 ) -> Run:
     """Resume a run that was interrupted or killed: tuning from its last trial, training from its last checkpoint."""
     folder = RunFolder(path)
     folder.check_is_run()
     if folder.finished or folder.checkpoint.exists() or not folder.tuning.exists():
-        return api.resume(path, device=device, on_progress=on_progress)
-    search = Search.load(folder.tuning)
-    return _tune_and_train(search, folder.load_graph(), api.choose_device(device), folder, on_tuning, on_progress)
+        return api.resume(path, device=device, on_progress=on_progress, callbacks=callbacks)
+    search, chosen = Search.load(folder.tuning), api.choose_device(device)
+    called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
+    return _tune_and_train(search, folder.load_graph(), chosen, folder, on_tuning, on_progress, called)
 
 
 def _tune_and_train(
@@ -237,6 +252,7 @@ def _tune_and_train(
     folder: RunFolder | None,
     on_tuning: OnTuning | None,
     on_progress: OnProgress | None,
+    callbacks: Sequence[Callback],
 ) -> Run:
     try:
         recipe, _ = search.run(graph, device, path=folder.tuning if folder else None, on_tuning=on_tuning)
@@ -244,4 +260,4 @@ def _tune_and_train(
         raise InterruptedRunError(
             f"{error} Resume with: dualkg resume {folder.path}" if folder else str(error)
         ) from None
-    return api.train_in_folder(recipe, graph, device, folder, on_progress=on_progress)
+    return api.train_in_folder(recipe, graph, device, folder, on_progress=on_progress, callbacks=callbacks)

@@ -16,7 +16,7 @@ from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import Comparison, DifferingQuery, RunDetails, RunPage
 from dualkg.serve.service import Context, ServedRun, Service, service_of
 from dualkg.serve.templating import api_router
-from dualkg.training.run import RunFolder
+from dualkg.training.run import Run, RunFolder
 
 routes = api_router("runs")
 BOOTSTRAP_SAMPLES = 2000  # enough for a page, and fast
@@ -94,16 +94,24 @@ def _details(served: ServedRun) -> RunDetails:
         engine=folder.saved_environment.get("engine") if folder else None,
         graph=schemas.GraphSummary(name=graph.name, counts=graph.counts, notes=graph.notes.sentences()),
         relations=served.relations,
-        recipe=run.recipe.model_dump(mode="json"),
-        recipe_toml=run.recipe.as_toml(),
+        recipe=run.settings,
+        recipe_toml=run.settings_text,
         history=run.history,
-        reports=folder.saved_reports() if folder else {name: one.as_dict() for name, one in run.reports.items()},
+        reports=_reports(run, folder),
         costs=run.costs,
         calibrated=served.predictor.calibration is not None,
         reliability=checks.get("calibration"),
         coverage=checks.get("coverage"),
         sparsity=_sparsity(served),
     )
+
+
+def _reports(run: Run, folder: RunFolder | None) -> dict[str, Any]:
+    if folder and folder.report.exists():
+        return folder.saved_reports()
+    if folder and len(run.graph.test):  # of several seeds, which has no report of its own
+        run.report_on("test")
+    return {name: one.as_dict() for name, one in run.reports.items()}
 
 
 def _sparsity(served: ServedRun) -> dict[str, Any] | None:

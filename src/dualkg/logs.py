@@ -1,0 +1,45 @@
+"""Log lines of long computations, through the logger `dualkg` of Python's `logging`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+logger = logging.getLogger("dualkg")
+clock = time.monotonic  # replaced in tests
+SECONDS = 10.0  # between two lines of one computation
+FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+
+class ProgressLog:
+    """Logs the first line about a computation, then at most one every `SECONDS`, and always the last."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self._next = float("-inf")
+
+    def __call__(self, text: Callable[[], str], *, last: bool = False) -> None:
+        """Log `title: text()` if a line is due; the text is computed only then."""
+        if logger.isEnabledFor(logging.INFO) and (last or clock() >= self._next):
+            self._next = clock() + SECONDS
+            logger.info("%s: %s", self.title, text())
+
+    def count(self, done: int, total: int, things: str) -> None:
+        """Log `title: 1,000 of 5,000 things`."""
+        self(lambda: f"{done:,} of {total:,} {things}", last=done >= total)
+
+
+@contextmanager
+def log_to_stderr() -> Iterator[None]:
+    """Write the lines to stderr with their time, for a program whose stderr is no terminal."""
+    handler, level = logging.StreamHandler(), logger.level
+    handler.setFormatter(FORMAT)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)

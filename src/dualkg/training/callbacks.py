@@ -1,0 +1,351 @@
+"""Callbacks of a training, and the trackers built on them: TensorBoard, MLflow, Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from dualkg.data.graph import Graph
+from dualkg.errors import RequestError, did_you_mean
+from dualkg.evaluation.report import Report
+from dualkg.extras import optional_import
+from dualkg.files import read_json, write_text
+from dualkg.logs import logger
+from dualkg.models.base import Model
+from dualkg.training.recipe import Recipe
+from dualkg.training.run import Run, RunFolder
+
+
+class StopTraining(Exception):  # noqa: N818 - a request, not an error
+    """Raised by `on_epoch` or `on_validation` to end training after this epoch, as early stopping does."""
+
+
+@dataclass(frozen=True)
+class TrainingInfo:
+    """What a callback gets at the start; `epoch` counts the epochs that a resumed run has already behind it."""
+
+    model: Model
+    graph: Graph
+    recipe: Recipe
+    engine: str
+    folder: Path | None = None
+    epoch: int = 0
+
+
+class Callback:
+    """Subclass it, override the methods you need, and pass instances: `kg.train(…, callbacks=[MyCallback()])`.
+
+    `StopTraining`, raised in `on_epoch` or `on_validation`, ends training early: the run is evaluated and saved. Any
+    other exception ends it as a failure and is passed on; a run with a folder can then be resumed.
+    """
+
+    def on_start(self, training: TrainingInfo) -> None:
+        """Before the first step, also of a resumed run."""
+
+    def on_validation(self, epoch: int, report: Report) -> None:
+        """After the validation split was ranked, before `on_epoch` of the same epoch."""
+
+    def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """After an epoch, counted from 1: `loss`, `learning_rate`, `seconds`, and `valid_mrr` if it was validated."""
+
+    def on_end(self, run: Run | None) -> None:
+        """After the run was evaluated and saved; with None if training failed or was interrupted."""
+
+
+class Tracker(Callback):
+    """Writes the settings and the metrics of a training for a tool that draws them.
+
+    A training is not lost by its tracker: after the start, an exception is logged and the tracker writes no more.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
+        """Begin to write and return the id of the tracked run, which is given again when a run is resumed."""
+
+    @abstractmethod
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write metrics of an epoch."""
+
+    @abstractmethod
+    def close(self, *, failed: bool) -> None:
+        """End writing."""
+
+    def check(self) -> None:
+        """Raise how to install the package of this tracker, before a run folder is made."""
+        with optional_import(self.name, purpose=f"Tracking with {type(self).__name__}"):
+            import_module(self.name)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords that construct this tracker again."""
+        return {}
+
+    def on_start(self, training: TrainingInfo) -> None:
+        self._epoch, self._failed = training.epoch, False
+        saved = read_tracking(training.folder)
+        run_id = self.open(training, settings_of(training), saved.get(self.name, {}).get("id"))
+        if training.folder:
+            saved[self.name] = {"id": run_id, "options": self.options}
+            write_text(RunFolder(training.folder).tracking, json.dumps(saved, indent=1))
+
+    def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._epoch = epoch
+        values = {f"train/{key}": value for key, value in metrics.items() if key != "valid_mrr"}
+        self._try(lambda: self.log(values, epoch))
+
+    def on_validation(self, epoch: int, report: Report) -> None:
+        self._try(lambda: self.log(_metrics("valid", report), epoch))
+
+    def on_end(self, run: Run | None) -> None:
+        for split, report in (run.reports if run else {}).items():
+            values = _metrics(f"final/{split}", report)
+            self._try(lambda values=values: self.log(values, self._epoch))  # type: ignore[misc]
+        self._try(lambda: self.close(failed=run is None))
+
+    def _try(self, write: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            write()
+        except Exception as error:  # a server that is down, a disk that is full
+            self._failed = True
+            logger.warning("%s stopped tracking: %s: %s", self.name, type(error).__name__, error)
+
+
+def settings_of(training: TrainingInfo) -> dict[str, Any]:
+    """Recipe, sizes of the graph and engine as flat names: `model.dim`, `graph.entities`, `engine`."""
+    tables = training.recipe.model_dump(mode="json", exclude_none=True)
+    flat = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+    counts = {f"graph.{key}": number for key, number in training.graph.counts.items()}
+    return {**flat, **counts, "engine": training.engine}
+
+
+def _metrics(prefix: str, report: Report) -> dict[str, float]:
+    values = report.metrics.as_dict()
+    return {f"{prefix}/{key}": value for key, value in values.items() if value is not None and key != "num_queries"}
+
+
+def _title(training: TrainingInfo) -> str:
+    """The name of a run folder, or of graph and model where there is none."""
+    return training.folder.name if training.folder else f"{training.graph.name} {training.recipe.model.name}"
+
+
+def _local_folder(folder: Path | None, training: TrainingInfo, kind: type[Tracker]) -> Path:
+    if folder is None and training.folder is None:
+        raise RequestError(
+            f"{kind.__name__} needs a folder: {kind.__name__}('logs'), or a run folder, out='runs/mine'."
+        )
+    return Path(folder or training.folder or "")
+
+
+class TensorBoard(Tracker):
+    """Event files in `folder`, by default RUN/tensorboard. Look at all runs with `tensorboard --logdir runs`."""
+
+    name = "tensorboard"
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = Path(folder) if folder is not None else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"folder": str(self.folder)} if self.folder else {}
+
+    def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
+        from torch.utils.tensorboard import SummaryWriter
+
+        path = _local_folder(self.folder, training, TensorBoard)
+        path = path if self.folder else RunFolder(path).tensorboard
+        # A run that was killed may have written epochs after its last checkpoint, which are trained again.
+        purge = training.epoch + 1 if run_id else None
+        self._writer = SummaryWriter(str(path), purge_step=purge)
+        if not run_id:
+            rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
+            self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
+        return str(path)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        for key, value in metrics.items():
+            self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def close(self, *, failed: bool) -> None:
+        self._writer.close()
+
+
+class MLflow(Tracker):
+    """A run of an MLflow experiment at `uri`: by default MLFLOW_TRACKING_URI, or else mlflow.db in this folder."""
+
+    name = "mlflow"
+
+    def __init__(self, experiment: str = "dualkg", *, uri: str | None = None) -> None:
+        self.experiment, self.uri = experiment, uri
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"experiment": self.experiment, "uri": self.uri}
+
+    def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        from_environment = os.environ.get("MLFLOW_TRACKING_URI")  # not saved with the run: it may hold a password
+        if not self.uri and not from_environment:
+            self.uri = f"sqlite:///{Path('mlflow.db').resolve()}"
+        self._client = MlflowClient(tracking_uri=self.uri or from_environment)
+        if run_id:
+            self._run = run_id
+            self._client.update_run(run_id, status="RUNNING")
+            return run_id
+        found = self._client.get_experiment_by_name(self.experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
+        folder = {"dualkg.folder": str(training.folder.resolve())} if training.folder else {}
+        self._run = str(self._client.create_run(experiment, run_name=_title(training), tags=folder).info.run_id)
+        self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings.items()])
+        return self._run
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        self._client.log_batch(self._run, metrics=[Metric(key, value, now, step) for key, value in metrics.items()])
+
+    def close(self, *, failed: bool) -> None:
+        self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
+
+
+class WandB(Tracker):
+    """A run of Weights & Biases: offline in RUN/wandb (or `folder`/wandb), uploaded by `wandb sync`.
+
+    With WANDB_MODE=online it is uploaded while it is trained.
+    """
+
+    name = "wandb"
+
+    def __init__(self, project: str = "dualkg", *, folder: str | Path | None = None) -> None:
+        self.project, self.folder = project, Path(folder) if folder is not None else None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"project": self.project, "folder": str(self.folder) if self.folder else None}
+
+    def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
+        import wandb
+
+        path = _local_folder(self.folder, training, WandB)
+        path.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", self.project),
+            name=_title(training),
+            dir=path,
+            mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            id=run_id,
+            resume="allow" if run_id else None,
+            config=dict(settings),
+            reinit="create_new",
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        return str(self._run.id)
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log({**metrics, "epoch": step})
+
+    def close(self, *, failed: bool) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+TRACKERS: dict[str, type[TensorBoard | MLflow | WandB]] = {kind.name: kind for kind in (TensorBoard, MLflow, WandB)}
+
+
+Callbacks = Sequence[Callback | str] | None
+
+
+def find_callbacks(given: Callbacks) -> list[Callback]:
+    """Callbacks as they are, and trackers by name."""
+    if isinstance(given, (str, Callback)) or not isinstance(given, (Iterable, type(None))):
+        raise RequestError(f"callbacks is a list, such as callbacks=[kg.TensorBoard()]; {given!r} was given.")
+    found: list[Callback] = []
+    for one in given or ():
+        if isinstance(one, str):
+            if one.casefold() not in TRACKERS:
+                near = did_you_mean(one, TRACKERS) or f" There are {', '.join(TRACKERS)}."
+                raise RequestError(f"No tracker is named '{one}'.{near}")
+            found.append(TRACKERS[one.casefold()]())
+        elif isinstance(one, Callback):
+            found.append(one)
+        else:
+            raise RequestError(
+                f"A callback is an instance of a subclass of kg.Callback, or one of {', '.join(TRACKERS)}; "
+                f"{one!r} was given."
+            )
+    for one in found:
+        if isinstance(one, Tracker):
+            one.check()
+    return found
+
+
+def read_tracking(folder: Path | None) -> dict[str, Any]:
+    """The trackers that a run was started with, by name."""
+    path = RunFolder(folder).tracking if folder else None
+    saved: dict[str, Any] = read_json(path) if path and path.exists() else {}
+    return saved
+
+
+def save_trackers(folder: Path, callbacks: Sequence[Callback]) -> None:
+    """Note the trackers of a run before its training starts, which may be after tuning."""
+    trackers = {one.name: {"options": one.options} for one in callbacks if isinstance(one, Tracker)}
+    if trackers:
+        write_text(RunFolder(folder).tracking, json.dumps(trackers, indent=1))
+
+
+def saved_trackers(folder: Path) -> list[Callback]:
+    """The trackers that a run was started with, to resume it with."""
+    return [TRACKERS[name](**about["options"]) for name, about in read_tracking(folder).items()]
+
+
+class CallbackList(Callback):
+    """Calls all callbacks one after the other: a request to stop reaches all, and so does `on_end` if they started."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self.callbacks = list(callbacks)
+        self._started: list[Callback] = []
+
+    def on_start(self, training: TrainingInfo) -> None:
+        for callback in self.callbacks:
+            callback.on_start(training)
+            self._started.append(callback)
+
+    def on_validation(self, epoch: int, report: Report) -> None:
+        self._each(StopTraining, self.callbacks, lambda callback: callback.on_validation(epoch, report))
+
+    def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        self._each(StopTraining, self.callbacks, lambda callback: callback.on_epoch(epoch, metrics))
+
+    def on_end(self, run: Run | None) -> None:
+        started, self._started = self._started, []
+        try:
+            self._each(Exception, started, lambda callback: callback.on_end(run))
+        except Exception as error:
+            if run is not None:
+                raise
+            logger.warning("A callback failed after the training did: %s: %s", type(error).__name__, error)
+
+    @staticmethod
+    def _each(later: type[Exception], callbacks: Sequence[Callback], call: Callable[[Callback], None]) -> None:
+        """Call all, and raise the first exception of the type `later` at the end."""
+        raised: list[Exception] = []
+        for callback in callbacks:
+            try:
+                call(callback)
+            except later as error:
+                raised.append(error)
+        if raised:
+            raise raised[0]

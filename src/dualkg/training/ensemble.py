@@ -1,0 +1,285 @@
+"""An ensemble: several runs on one graph as one run, with weights fitted on the validation split."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualkg.data.filters import KnownAnswers, with_reciprocals
+from dualkg.data.graph import SPLITS, Graph, save_graph
+from dualkg.errors import DivergedError, RequestError
+from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
+from dualkg.files import atomic_folder, read_json, write_text
+from dualkg.models.ensemble import EnsembleModel
+from dualkg.training.run import Run, RunFolder, environment, load_run
+
+Weights = Sequence[float] | Literal["equal"]
+
+
+class Ensemble(Run):
+    """Several runs on one graph as one run, accepted wherever a run is.
+
+    Its score is the weighted sum of the scores of its `members`, which ranks as the sum of their log-softmax does.
+    Without `weights` they are fitted on the validation split; "equal" is 1 for each. Runs are given as such or by their
+    folders; an ensemble among them stands for its members. Models are moved to the device of the first.
+    """
+
+    model: EnsembleModel
+    members: list[Run]
+    fit: dict[str, Any]  # how the weights were fitted; empty if they were given
+
+    def __init__(self, runs: Sequence[Run | str | Path], *, weights: Weights | None = None) -> None:
+        if isinstance(runs, (str, Path, Run)):
+            raise RequestError("kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several seeds.")
+        loaded = [one if isinstance(one, Run) else load_run(_path(one)) for one in runs]
+        members = [member for one in loaded for member in (one.members if isinstance(one, Ensemble) else [one])]
+        if not members:
+            raise RequestError("An ensemble has at least one run; none was given.")
+        graph, device = members[0].graph, members[0].model.device
+        names = _names(members)
+        for name, member in zip(names[1:], members[1:], strict=True):
+            _check_same_graph((names[0], graph), (name, member.graph))
+            member.model.to(device)
+        given = None if weights is None or isinstance(weights, str) else weights
+        if isinstance(weights, str) and weights != "equal":
+            raise RequestError(f'weights are numbers, "equal", or None to fit them on validation; got "{weights}".')
+        model = EnsembleModel([member.model for member in members], weights=given)
+        super().__init__(model.eval(), graph, members[0].recipe)
+        self.members, self.fit = members, {}
+        if weights is None and len(graph.valid):
+            self.fit_weights()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the members' folders, or their paths if a name repeats; of a run without a folder, its model."""
+        return _names(self.members)
+
+    @property
+    def model_name(self) -> str:
+        return self.model.name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {"ensemble": dict(zip(self.names, self.model.weights, strict=True))}
+
+    @property
+    def settings_text(self) -> str:
+        recipes = zip(self.names, self.model.weights, self.members, strict=True)
+        return "\n".join(f"# {name}, weight {weight:g}\n{run.settings_text}" for name, weight, run in recipes)
+
+    def fit_weights(self) -> tuple[float, ...]:
+        """Set the weights that have the best MRR on the validation split, and return them.
+
+        A folder that the ensemble was loaded from keeps the old weights: save it to another one.
+        """
+        if not len(self.graph.valid):
+            raise RequestError(f"{self.graph.name} has no validation triples to fit weights on. Give weights instead.")
+        self.model.weights, self.fit = fit_weights(self.model, self.graph)
+        self.reports, self.folder = {}, None
+        return self.model.weights
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Evaluate the ensemble and save it: graph, weights, reports, and references to the folders of its members."""
+        folder = RunFolder(path)
+        folder.check_free(overwrite=overwrite)
+        home, members = folder.path.resolve(), []
+        for name, member in zip(self.names, self.members, strict=True):
+            if member.folder is None:
+                raise RequestError(f"The run {name} of the ensemble has no folder. Save it first: run.save(folder).")
+            if member.folder.resolve() == home:
+                raise RequestError(f"{path} is one of the runs of the ensemble. Name another folder with --out.")
+            place = os.path.relpath(member.folder.resolve(), home)
+            members.append({"run": place, "model": member.model_name, "sha256": _checksum(RunFolder(member.folder))})
+        for split in SPLITS[1:]:
+            self.report_on(split)
+        weights = [{**one, "weight": weight} for one, weight in zip(members, self.model.weights, strict=True)]
+        with atomic_folder(
+            folder.path, existing="replace" if overwrite else "refuse", last=folder.ensemble.name
+        ) as name_of_fresh:
+            fresh = RunFolder(name_of_fresh)
+            save_graph(self.graph, fresh.graph)
+            made_with = environment(self.model.device, fingerprint=self.graph.fingerprint)
+            write_text(fresh.environment, json.dumps(made_with, indent=1))
+            fresh.save_reports(self)
+            write_text(fresh.ensemble, json.dumps({"members": weights, "fit": self.fit}, indent=1, ensure_ascii=False))
+        self.folder = folder.path
+        return folder.path
+
+    @classmethod
+    def load(cls, path: str | Path) -> Ensemble:
+        """A saved ensemble, or the runs `seed-*` in a folder with equal weights."""
+        folder = RunFolder(path)
+        if not folder.ensemble.exists():
+            made = cls([file.parent for file in folder.seeds()], weights="equal")
+            made.folder = folder.path
+            return made
+        saved, again = read_json(folder.ensemble), "Make the ensemble again: dualkg ensemble RUN RUN --out FOLDER"
+        try:
+            members = [(folder.path.resolve() / one["run"], one["sha256"]) for one in saved["members"]]
+            weights, fit = [float(one["weight"]) for one in saved["members"]], dict(saved["fit"])
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+            raise RequestError(f"{folder.ensemble} is damaged: {reason}. {again}") from None
+        for place, checksum in members:
+            member = RunFolder(Path(os.path.normpath(place)))
+            if not member.finished:
+                raise RequestError(
+                    f"The ensemble {folder.path} needs the run {member.path}, which is not there. Move it back. {again}"
+                )
+            if _checksum(member) != checksum:
+                raise RequestError(
+                    f"The weights of {member.path} are not those that the ensemble {folder.path} was made of. {again}"
+                )
+        made = cls([Path(os.path.normpath(place)) for place, _ in members], weights=weights)
+        made.fit, made.folder = fit, folder.path
+        for run in made.members:
+            run.graph = made.graph  # one copy in memory
+        return made
+
+
+def _path(given: object) -> str | Path:
+    if not isinstance(given, (str, Path)):
+        kind = type(given).__name__
+        raise RequestError(f"An ensemble is made of runs or of their folders; got {kind}. kg.train returns a run.")
+    return given
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    names = [run.folder.resolve().name if run.folder else run.model_name for run in runs]
+    if len(set(names)) < len(names):
+        names = [str(run.folder or f"{number} {run.model_name}") for number, run in enumerate(runs, start=1)]
+    return names
+
+
+def _checksum(folder: RunFolder) -> str:
+    with folder.weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _check_same_graph(one: tuple[str, Graph], other: tuple[str, Graph]) -> None:
+    """Refuse runs whose ids or splits differ, by content: a graph in memory may have no fingerprint."""
+    (name, a), (other_name, b) = one, other
+    same_names = a.entities.names.equals(b.entities.names) and a.relations.names.equals(b.relations.names)
+    if a is b or (same_names and all(np.array_equal(a.split(split), b.split(split)) for split in SPLITS)):
+        return
+    which = f"{name} on {a.name} and {other_name} on {b.name}"
+    if a.name == b.name:
+        which = f"{name} and {other_name} on different triples or splits of {a.name}"
+    raise RequestError(f"The runs of an ensemble are trained on one graph; these were trained {which}.")
+
+
+# -- weights --------------------------------------------------------------------------------------------------
+
+MAX_SCORES = {"cpu": 2**26, "cuda": 2**28}  # of all members, in memory
+MAX_CANDIDATES = 2**16  # entities per query; drawn at random if there are more
+EXCLUDED = -1e15  # the margin of known answers; its square is finite in float32
+MIN_GAIN = 1e-4  # of MRR: a smaller one is no reason to change the weights
+STEPS = (0.2, 0.1, 0.05, 0.025)  # of a member's share
+
+
+def fit_weights(model: EnsembleModel, graph: Graph) -> tuple[list[float], dict[str, Any]]:
+    """Weights with the best MRR on validation queries, filtered by train and valid, and the MRR of all members.
+
+    Scores of each member are first scaled to the temperature with the best likelihood; then shares are moved between
+    pairs of members as long as the MRR grows. The result is no worse than any member alone or the unweighted sum, up to
+    `MIN_GAIN`. Test triples are not used.
+    """
+    margins = _margins(model, graph)
+    scales = torch.tensor([_temperature(one) for one in margins], device=margins.device)
+
+    def mrr(shares: Tensor) -> float:
+        return _mrr(torch.tensordot(shares * scales, margins, dims=1))
+
+    number = len(margins)
+    alone = torch.eye(number, device=margins.device)
+    found = [mrr(one) for one in alone]
+    unweighted = (1 / scales) / (1 / scales).sum()
+    shares, best = _best([torch.full_like(scales, 1 / number), unweighted, *alone], mrr)
+    for step in STEPS:
+        improved = True
+        while improved:
+            moved = [
+                shares + min(step, float(shares[giver])) * (alone[taker] - alone[giver])
+                for giver, taker in permutations(range(number), 2)
+                if shares[giver] > 0
+            ]
+            shares, after = _best([shares, *moved], mrr)
+            improved, best = after > best, after
+    shares = torch.where(shares < 1e-6, 0.0, shares)  # of rounding
+    weights = [float(f"{weight:.4g}") for weight in (shares * scales).tolist()]
+    about = {"split": "valid", "num_queries": margins.shape[1], "mrr": round(best, 6)}
+    return weights, {**about, "mrr_of_members": [round(one, 6) for one in found]}
+
+
+def _best(candidates: list[Tensor], mrr: Callable[[Tensor], float]) -> tuple[Tensor, float]:
+    """The candidate with the largest MRR; one must be better by `MIN_GAIN` than those before it."""
+    best, value = candidates[0], mrr(candidates[0])
+    for one in candidates[1:]:
+        if (other := mrr(one)) > value + MIN_GAIN:
+            best, value = one, other
+    return best, value
+
+
+@torch.no_grad()
+def _margins(model: EnsembleModel, graph: Graph) -> Tensor:
+    """Scores of candidates minus the score of the answer, `(num_members, num_queries, 1 + num_candidates)`.
+
+    Queries are of the validation split in both directions, or as many of them as fit in memory. The first column is the
+    answer itself; known answers are `EXCLUDED`.
+    """
+    random, device = np.random.default_rng(0), model.device
+    num_entities, num_relations = graph.shape
+    columns = np.arange(num_entities)
+    if num_entities > MAX_CANDIDATES:
+        columns = np.sort(random.choice(num_entities, MAX_CANDIDATES, replace=False))
+    queries = with_reciprocals(graph.valid, num_relations)
+    most = max(1, MAX_SCORES[device.type] // (len(model.members) * len(columns)))
+    if len(queries) > most:
+        queries = queries[np.sort(random.choice(len(queries), most, replace=False))]
+    known = KnownAnswers.of(graph, ("train", "valid"))
+    kept = torch.from_numpy(columns).to(device)
+    margins = torch.zeros(len(model.members), len(queries), 1 + len(columns), device=device)
+    num_forward = int((queries[:, 1] < num_relations).sum())
+    size = max(1, BLOCK_ELEMENTS // num_entities)
+    starts = [*range(0, num_forward, size), *range(num_forward, len(queries), size)]
+    with full_precision(), eval_mode(model):
+        for start, stop in zip(starts, [*starts[1:], len(queries)], strict=True):
+            block = queries[start:stop]
+            given, relations, answers = torch.from_numpy(block).long().to(device).unbind(1)
+            places = tuple(torch.from_numpy(ids).to(device) for ids in known(block[:, 0], block[:, 1]))
+            for member, found in zip(model.members, margins, strict=True):
+                if start < num_forward:
+                    scores = member.predict_tails(given, relations)
+                else:
+                    scores = member.predict_heads(relations - num_relations, given)
+                if not bool(scores.isfinite().all()):
+                    raise DivergedError("A run of the ensemble scores NaN or infinity, so its training has diverged.")
+                scores = scores - scores.gather(1, answers[:, None])
+                scores[places] = EXCLUDED
+                found[start:stop, 1:] = scores[:, kept]
+    return margins
+
+
+def _temperature(margins: Tensor) -> float:
+    """The factor of scores with the best likelihood of the answers, by bisection between 2⁻¹⁰ and 2¹⁰."""
+    low, high = -10.0, 10.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        slope = ((2**middle * margins).softmax(-1) * margins).sum(-1).mean()  # of the loss, which is convex
+        low, high = (middle, high) if slope < 0 else (low, middle)
+    return float(2 ** ((low + high) / 2))
+
+
+def _mrr(margins: Tensor) -> float:
+    """By realistic ranks; the answer is one of the ties."""
+    better, tied = (margins > 0).sum(-1), (margins == 0).sum(-1)
+    return float((1 / (better + (1 + tied) / 2)).mean())

@@ -1,0 +1,259 @@
+"""Ensembles of runs: fitted weights, saved folders, folders of several seeds."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import dualkg as kg
+from dualkg.inference.calibration import calibration_for
+from dualkg.models import EnsembleModel
+from dualkg.training.api import train_seeds
+from dualkg.training.ensemble import fit_weights
+from tests.conftest import graph_of
+
+
+@pytest.fixture(scope="module")
+def graph() -> kg.Graph:
+    """Heads and tails agree modulo 5, in three relations."""
+    triples = [(i, r, 30 + (i + r) % 5) for i in range(30) for r in range(3)]
+    order = np.random.default_rng(0).permutation(len(triples))
+    shuffled = [triples[i] for i in order]
+    return graph_of(shuffled[30:], shuffled[:15], shuffled[15:30])
+
+
+@pytest.fixture(scope="module")
+def folder(graph, tmp_path_factory):
+    """Runs `complex` and `transe`, and `seeds` with two seeds."""
+    folder = tmp_path_factory.mktemp("ensemble")
+    kg.train(
+        kg.ComplEx(graph.shape, dim=6),
+        graph,
+        regularizer=kg.DURA(0.01),
+        epochs=8,
+        batch_size=20,
+        out=folder / "complex",
+    )
+    model = kg.TransE(graph.shape, dim=6, reciprocal=False)
+    kg.train(model, graph, epochs=4, batch_size=20, out=folder / "transe")
+    recipe = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 4, "training.batch_size": 20})
+    train_seeds(recipe, 2, graph=graph, out=folder / "seeds")
+    return folder
+
+
+@pytest.fixture
+def saved(folder, tmp_path):
+    """A copy of the folder, with the ensemble `both`."""
+    copy = shutil.copytree(folder, tmp_path / "runs")
+    kg.Ensemble([copy / "complex", copy / "transe"], weights=[1.0, 0.25]).save(copy / "both")
+    return copy
+
+
+def half_blind(graph, *, scale: float, tails: bool, seed: int) -> kg.Model:
+    """A model of random scores, of which those of valid answers are higher for one side, tails or heads."""
+    random = np.random.default_rng(seed)
+    shape = (graph.shape.num_relations, len(graph.entities), len(graph.entities))
+    forward, backward = (torch.from_numpy(random.normal(size=shape)).float() for _ in range(2))
+    heads, relations, tails_ = torch.from_numpy(graph.valid).long().unbind(1)
+    if tails:
+        forward[relations, heads, tails_] += 3
+    else:
+        backward[relations, tails_, heads] += 3
+    model = kg.DistMult(graph.shape, dim=1)
+    model.predict_tails = lambda heads, relations: scale * forward[relations, heads]
+    model.predict_heads = lambda relations, tails: scale * backward[relations, tails]
+    return model
+
+
+def test_fitted_weights_use_what_each_member_knows():
+    """One predicts tails and the other heads, by scores that are 100 times as large."""
+    random = np.random.default_rng(0)
+    triples = np.unique(np.stack([random.integers(0, n, 300) for n in (40, 2, 40)], axis=1), axis=0)
+    random.shuffle(triples)
+    graph = graph_of(triples[:100], triples[100:], num_entities=40)
+    models = [half_blind(graph, scale=1.0, tails=True, seed=1), half_blind(graph, scale=100.0, tails=False, seed=2)]
+    weights, about = fit_weights(EnsembleModel(models), graph)
+    assert 30 < weights[0] / weights[1] < 300
+    assert about["mrr"] > max(about["mrr_of_members"]) + 0.1
+    assert about["num_queries"] == 2 * len(graph.valid)
+
+
+def test_a_useless_member_gets_little_weight_and_does_not_hurt(graph, folder):
+    good, noise = (
+        kg.load_run(folder / "complex"),
+        kg.from_arrays(
+            "ComplEx",
+            entities=np.random.default_rng(0).normal(size=(35, 8)),
+            relations=np.random.default_rng(1).normal(size=(6, 8)),
+            graph=graph,
+        ),
+    )
+    ensemble = kg.Ensemble([good, noise])
+    assert ensemble.fit["mrr"] >= max(ensemble.fit["mrr_of_members"])
+    assert ensemble.fit["mrr_of_members"][0] > ensemble.fit["mrr_of_members"][1]
+    assert ensemble.report_on("valid").mrr >= good.report_on("valid").mrr - 0.05
+
+
+def test_the_test_split_has_no_part_in_the_weights(graph, folder):
+    runs = [kg.load_run(folder / name) for name in ("complex", "transe")]
+    other = graph_of(graph.train, graph.valid, graph.test[:1], num_entities=35)
+    without = [kg.Run(run.model, other, run.recipe) for run in runs]
+    assert kg.Ensemble(runs).model.weights == kg.Ensemble(without).model.weights
+
+
+def test_weights_are_equal_or_given_or_fitted_later(graph, folder):
+    runs = [kg.load_run(folder / name) for name in ("complex", "transe")]
+    ensemble = kg.Ensemble(runs, weights="equal")
+    assert (ensemble.model.weights, ensemble.fit) == ((1.0, 1.0), {})
+    before = ensemble.report_on("valid")
+    assert kg.Ensemble(runs, weights=(1, 3)).model.weights == (1.0, 3.0)
+    assert ensemble.fit_weights() == ensemble.model.weights == kg.Ensemble(runs).model.weights
+    assert ensemble.report_on("valid") is not before
+    unvalidated = graph_of(graph.train, test=graph.test, num_entities=35)
+    blind = kg.Ensemble([kg.Run(run.model, unvalidated, run.recipe) for run in runs])
+    assert blind.model.weights == (1.0, 1.0)
+    with pytest.raises(kg.RequestError, match="no validation triples to fit weights on"):
+        blind.fit_weights()
+
+
+def test_fits_on_a_sample_where_scores_do_not_fit_in_memory(graph, folder, monkeypatch):
+    monkeypatch.setattr("dualkg.training.ensemble.MAX_SCORES", {"cpu": 2 * 20 * 10})
+    monkeypatch.setattr("dualkg.training.ensemble.MAX_CANDIDATES", 20)
+    ensemble = kg.Ensemble([folder / "complex", folder / "transe"])
+    assert ensemble.fit["num_queries"] == 10
+    assert 0 < ensemble.fit["mrr"] <= 1
+
+
+def test_one_run_has_the_ranks_of_the_run(folder):
+    run = kg.load_run(folder / "complex")
+    ensemble = kg.Ensemble([run])
+    assert np.array_equal(ensemble.report.ranks.mean, run.report.ranks.mean)
+    assert ensemble.model_name == "ComplEx"
+
+
+def test_an_ensemble_is_a_run(graph, folder):
+    ensemble = kg.Ensemble([folder / "complex", folder / "transe"], weights="equal")
+    assert isinstance(ensemble, kg.Run)
+    assert kg.evaluate(ensemble.model, graph).mrr == ensemble.report.mrr
+    predictor = ensemble.predictor(calibrated=True)
+    predictions = predictor.tails("e1", "r1", k=35)
+    assert sum(one.probability or 0 for one in predictions) > 0
+    by_model = ensemble.model.predict_tails(torch.tensor([1]), torch.tensor([1]))[0]
+    assert [one.id for one in predictions] == by_model.argsort(descending=True).tolist()
+    assert calibration_for(ensemble).calibration.slopes.shape == (3,)
+    with pytest.raises(kg.RequestError, match="has no embeddings of its own"):
+        predictor.add("new", triples=[("new", "r0", "e31")])
+    with pytest.raises(kg.RequestError, match="has no embeddings of its own"):
+        predictor.explain("e1", "r1", "e32")
+
+
+def test_cached_probabilities_agree(graph, folder):
+    """With members of both kinds, reciprocal and not: the score of a triple is that of its query."""
+    ensemble = kg.Ensemble([folder / "complex", folder / "transe"], weights="equal")
+    for kind, given in (("tails", ("e1", "r1")), ("heads", ("r1", "e32"))):
+        plain, cached = (
+            getattr(ensemble.predictor(calibrated=True, cache=cache), kind)(*given) for cache in (False, True)
+        )
+        assert [one.id for one in plain] == [one.id for one in cached]
+        for one, other in zip(plain, cached, strict=True):
+            assert (one.probability or 0) == pytest.approx(other.probability or 0, rel=1e-4)
+        assert any(one.probability for one in plain)
+
+
+def test_saved_and_loaded(saved):
+    loaded = kg.load_run(saved / "both")
+    assert isinstance(loaded, kg.Ensemble)
+    assert loaded.model.weights == (1.0, 0.25)
+    assert loaded.names == ["complex", "transe"]
+    again = kg.evaluate(loaded.model, loaded.graph)
+    assert np.array_equal(loaded.report.ranks.mean, again.ranks.mean)
+    assert json.loads((saved / "both" / "report.json").read_text())["test"]["metrics"]["mrr"] == again.mrr
+
+
+def test_a_moved_folder_finds_its_members(saved, tmp_path):
+    moved = saved.rename(tmp_path / "elsewhere")
+    assert kg.load_run(moved / "both").model.weights == (1.0, 0.25)
+
+
+def test_fitted_weights_are_saved(saved):
+    made = kg.Ensemble([saved / "complex", saved / "transe"])
+    made.save(saved / "fitted")
+    loaded = kg.load_run(saved / "fitted")
+    assert (loaded.model.weights, loaded.fit) == (made.model.weights, made.fit)
+
+
+def test_members_of_ensembles_are_members(saved):
+    made = kg.Ensemble([saved / "both", saved / "seeds"], weights="equal")
+    assert made.names == ["complex", "transe", "seed-0", "seed-1"]
+    assert made.model_name == "3 × ComplEx + TransE"
+
+
+def test_a_folder_of_several_seeds_is_an_ensemble(saved):
+    loaded = kg.load_run(saved / "seeds")
+    assert isinstance(loaded, kg.Ensemble)
+    assert loaded.model.weights == (1.0, 1.0)
+    calibration_for(loaded)
+    assert (saved / "seeds" / "calibration.json").exists()
+    recipe = kg.Recipe().with_changes({"training.epochs": 2, "model.dim": 4, "training.batch_size": 20})
+    train_seeds(recipe, 2, graph=loaded.graph, out=saved / "seeds")
+    assert (saved / "seeds" / "calibration.json").exists()
+    train_seeds(recipe, 3, graph=loaded.graph, out=saved / "seeds")  # another ensemble, and not yet calibrated
+    assert not (saved / "seeds" / "calibration.json").exists()
+    assert len(kg.load_run(saved / "seeds").members) == 3
+
+
+def test_a_member_that_is_missing_or_changed_or_unfinished(saved):
+    shutil.move(saved / "transe", saved / "away")
+    with pytest.raises(kg.RequestError, match=r"needs the run .*transe, which is not there\. Move it back"):
+        kg.load_run(saved / "both")
+    shutil.copytree(saved / "complex", saved / "transe")
+    with pytest.raises(kg.RequestError, match=r"The weights of .*transe are not those that the ensemble"):
+        kg.load_run(saved / "both")
+    (saved / "seeds" / "seed-1" / "report.json").unlink()
+    with pytest.raises(kg.RequestError, match="seed-1 is not finished"):
+        kg.load_run(saved / "seeds")
+
+
+@pytest.mark.parametrize("text", ["{}", '{"members": [{"run": "../complex"}], "fit": {}}', '{"members": 3}', "no JSON"])
+def test_a_damaged_file(saved, text):
+    (saved / "both" / "ensemble.json").write_text(text)
+    with pytest.raises(kg.RequestError, match=r"ensemble\.json is damaged: "):
+        kg.load_run(saved / "both")
+
+
+def test_wrong_requests(graph, folder, tmp_path):
+    run = kg.load_run(folder / "complex")
+    other = graph_of(graph.train, graph.test, graph.valid, num_entities=35)
+    with pytest.raises(kg.RequestError, match="ComplEx on different triples or splits of made"):
+        kg.Ensemble([run, kg.Run(run.model, other, run.recipe)])
+    world = kg.load_graph("world")
+    with pytest.raises(kg.RequestError, match="trained complex on made and CP on world"):
+        kg.Ensemble([run, kg.Run(kg.CP(world.shape, dim=2), world, run.recipe)])
+    with pytest.raises(kg.RequestError, match="takes a list of runs"):
+        kg.Ensemble(folder / "complex")
+    with pytest.raises(kg.RequestError, match="at least one run"):
+        kg.Ensemble([])
+    with pytest.raises(kg.RequestError, match="made of runs or of their folders; got ComplEx"):
+        kg.Ensemble([run.model])
+    with pytest.raises(kg.RequestError, match='"equal", or None to fit them on validation; got "best"'):
+        kg.Ensemble([run], weights="best")
+    unsaved = kg.Run(run.model, graph, run.recipe)
+    with pytest.raises(kg.RequestError, match="The run ComplEx of the ensemble has no folder"):
+        kg.Ensemble([run, unsaved], weights="equal").save(tmp_path / "made")
+    with pytest.raises(kg.RequestError, match="is a finished run"):
+        kg.Ensemble([run]).save(folder / "transe")
+    with pytest.raises(kg.RequestError, match="is one of the runs of the ensemble"):
+        kg.Ensemble([run]).save(folder / "complex", overwrite=True)
+    assert not (tmp_path / "made").exists()
+
+
+def test_a_member_that_diverged(graph, folder):
+    run = kg.load_run(folder / "complex")
+    with torch.no_grad():
+        run.model.entities[3] = torch.nan
+    with pytest.raises(kg.DivergedError, match="scores NaN or infinity"):
+        kg.Ensemble([run, folder / "transe"])
