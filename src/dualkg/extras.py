@@ -1,7 +1,5 @@
 """Optional dependencies: a missing one raises an error with the line that installs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

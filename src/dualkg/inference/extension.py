@@ -20,8 +20,7 @@ from dualkg.data.readers import Columns
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import check_new_folder, read_json, write_text
-from dualkg.inference.inductive import FrozenContext, with_adjoint
-from dualkg.inference.inductive_solver import embed_entities
+from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
 from dualkg.models.base import skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.training.api import choose_device, evaluate_held_out
