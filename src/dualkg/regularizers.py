@@ -211,15 +211,8 @@ def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) ->
     return plain * of_plain + mapped * of_mapped
 
 
-REGULARIZERS: dict[str, type[Regularizer]] = {
-    "none": NoRegularizer,
-    "Frobenius": Frobenius,
-    "N3": N3,
-    "BasicDURA": BasicDURA,
-    "DURA": DURA,
-    "UnweightedDURA": UnweightedDURA,
-    "RegP1": RegP1,
-}
+REGULARIZERS: dict[str, type[Regularizer]] = {"none": NoRegularizer}
+REGULARIZERS |= {kind.__name__: kind for kind in (Frobenius, N3, BasicDURA, DURA, UnweightedDURA, RegP1)}
 
 
 def is_power_sum(regularizer: Regularizer) -> TypeGuard[PowerSum]:
