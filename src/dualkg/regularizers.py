@@ -81,10 +81,7 @@ class PowerSum(Regularizer):
         return sum(terms[1:], start=terms[0]) if terms else f.head.new_zeros(len(f.head))
 
     def gradients(self, f: Factors) -> dict[str, Tensor]:
-        """Gradients of `weight` times the mean with respect to h, r, t, hR and tRᵀ as if these were independent.
-
-        Only for diagonal models: for others the gradient of a relation is a matrix per triple.
-        """
+        """Gradients of `weight` times the mean in h, r, t, hR and tRᵀ as if independent, for diagonal models alone."""
         found: dict[str, Tensor] = {}
         for name, term_weight in self.term_weights.items():
             vectors = getattr(f, name)

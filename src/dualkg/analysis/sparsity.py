@@ -122,10 +122,7 @@ def sparsify(
     out: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Run:
-    """Save a sparse copy of a finished run: a share of its entity entries set to zero, evaluated, stored as CSR.
-
-    With `rotate`, RESCAL is first rotated into the axes in which that costs least.
-    """
+    """Save a copy of a run with a share of entity entries set to zero; `rotate` picks the axes where it costs least."""
     check_share(share)
     folder = Path(path).resolve()
     target = folder.with_name(f"{folder.name}-sparse-{share:g}") if out is None else Path(out)
@@ -165,10 +162,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Storage:
-    """Sizes by layout of the entity tables and of the whole model, whose other tables are always dense.
-
-    `on_disk` has the bytes of both in a weights file.
-    """
+    """Sizes by layout of the entity tables and of the model, whose other tables are dense; bytes in a weights file."""
 
     share: float
     entity_tables: dict[Layout, Size]

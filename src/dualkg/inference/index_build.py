@@ -235,10 +235,7 @@ def least_effort(index: FaissIndex, queries: Tensor, best: Tensor, *, recall: fl
 def tuned(
     table: Tensor, metric: Metric, *, kind: FaissKind, queries: Tensor, best: Tensor, recall: float
 ) -> FaissIndex:
-    """Build a FAISS index with the least effort that reaches a recall on these queries.
-
-    Inner products are searched as such or by distances, whichever takes less effort for a sample of the rows.
-    """
+    """A FAISS index with the least effort that reaches a recall, by products or distances, whichever takes less."""
     if not 0 < recall < 1:
         raise RequestError(f"The recall must be above 0 and below 1, such as 0.95; got {recall:g}.")
     by_distance = metric == "inner product" and _less_effort_by_distance(table, kind, queries, recall)

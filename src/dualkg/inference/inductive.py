@@ -141,10 +141,7 @@ def num_examples(model: BilinearModel) -> int:
 
 
 def training_queries(model: BilinearModel, train: Triples, *, most: int | None = None) -> Iterator[TrainingQueries]:
-    """Tail queries of both directions, or tail and head queries for a model without reciprocal relations.
-
-    At most `most` examples are sampled, and weighted to stand for all.
-    """
+    """Queries of at most `most` sampled examples: tails in both directions, or both sides without reciprocals."""
     examples = with_reciprocals(train, model.shape.num_relations) if model.reciprocal else train
     sample, most = torch.from_numpy(examples).long(), most or num_examples(model)
     if len(sample) > most:
