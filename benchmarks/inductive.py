@@ -46,14 +46,14 @@ def plain_autograd() -> Iterator[None]:
     """Solve problems meanwhile through the log-sum-exp of PyTorch, and to a tenth of the gradient."""
     import torch
 
-    from dualkg.inference import inductive, inductive_solver
+    from dualkg.inference import inductive
 
     def log_normalizers(images: Any, candidates: Any) -> Any:
         return (images @ candidates.T).logsumexp(-1)
 
     with (
         mock.patch.object(inductive, "log_normalizers", log_normalizers),
-        mock.patch.dict(inductive_solver.TOLERANCE, {torch.float32: PLAIN_TOLERANCE}),
+        mock.patch.dict(inductive.TOLERANCE, {torch.float32: PLAIN_TOLERANCE}),
     ):
         yield
 

@@ -21,7 +21,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.evaluation.report import evaluate
-from dualkg.extras import check_figure_packages
+from dualkg.extras import optional_import
 from dualkg.files import read_json, write_text
 from dualkg.inference.calibration import calibration_for
 from dualkg.inference.completion import check_completion
@@ -76,7 +76,10 @@ class Study:
 
     def run(self, config: Config) -> list[Table]:
         """Measure it on the graphs of the configuration, and save results and figure."""
-        check_figure_packages()
+        with optional_import("matplotlib", purpose="A figure"):  # before a long computation
+            import matplotlib.figure  # noqa: F401
+        with optional_import("scikit-learn", purpose="A figure"):
+            import sklearn.manifold  # noqa: F401
         tables = []
         for name in config.graphs(self.graphs):
             graph = load_graph(name)

@@ -7,8 +7,6 @@ run = kg.train(kg.ComplEx(graph.shape, dim=100), graph, regularizer=kg.DURA(0.05
 kg.Predictor(run.model, graph).tails("France", "capital")
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING
 

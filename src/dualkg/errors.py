@@ -1,7 +1,5 @@
 """Errors, whose messages say what was expected, what was found and what to do; and suggestions of similar names."""
 
-from __future__ import annotations
-
 import difflib
 from collections import Counter
 from collections.abc import Iterable

@@ -1,29 +1,14 @@
 """Optional dependencies: a missing one raises an error with the line that installs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dualkg.errors import RequestError
 
-EXTRAS = {
-    "pyoxigraph": "rdf",
-    "optuna": "search",
-    "faiss": "index",
-    "matplotlib": "analysis",
-    "scikit-learn": "analysis",
-    "scipy": "analysis",
-    "openTSNE": "analysis",
-    "fastapi": "serve",
-    "uvicorn": "serve",
-    "jinja2": "serve",
-    "prometheus-client": "serve",
-    "rapidfuzz": "serve",
-    "tensorboard": "tracking",
-    "mlflow": "tracking",
-    "wandb": "tracking",
-}
+EXTRAS = {"pyoxigraph": "rdf", "optuna": "search", "faiss": "index"}
+EXTRAS |= dict.fromkeys(("matplotlib", "scikit-learn", "scipy", "openTSNE"), "analysis")
+EXTRAS |= dict.fromkeys(("fastapi", "uvicorn", "jinja2", "prometheus-client", "rapidfuzz"), "serve")
+EXTRAS |= dict.fromkeys(("tensorboard", "mlflow", "wandb"), "tracking")
 
 
 @contextmanager
@@ -34,11 +19,3 @@ def optional_import(package: str, *, purpose: str) -> Iterator[None]:
     except ImportError:
         line = f"pip install 'dualkg[{EXTRAS[package]}]'"
         raise RequestError(f"{purpose} needs {package}. Install it: {line}") from None
-
-
-def check_figure_packages() -> None:
-    """Raise before a long computation if the packages that draw its figure are missing."""
-    with optional_import("matplotlib", purpose="A figure"):
-        import matplotlib.figure  # noqa: F401
-    with optional_import("scikit-learn", purpose="A figure"):
-        import sklearn.manifold  # noqa: F401

@@ -1,7 +1,5 @@
 """Atomic writes of files and folders: a reader never sees an incomplete one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

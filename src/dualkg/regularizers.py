@@ -81,10 +81,7 @@ class PowerSum(Regularizer):
         return sum(terms[1:], start=terms[0]) if terms else f.head.new_zeros(len(f.head))
 
     def gradients(self, f: Factors) -> dict[str, Tensor]:
-        """Gradients of `weight` times the mean with respect to h, r, t, hR and tRᵀ as if these were independent.
-
-        Only for diagonal models: for others the gradient of a relation is a matrix per triple.
-        """
+        """Gradients of `weight` times the mean in h, r, t, hR and tRᵀ as if independent, for diagonal models alone."""
         found: dict[str, Tensor] = {}
         for name, term_weight in self.term_weights.items():
             vectors = getattr(f, name)
@@ -211,15 +208,8 @@ def dura_of_all_triples(model: BilinearModel, *, plain: float, mapped: float) ->
     return plain * of_plain + mapped * of_mapped
 
 
-REGULARIZERS: dict[str, type[Regularizer]] = {
-    "none": NoRegularizer,
-    "Frobenius": Frobenius,
-    "N3": N3,
-    "BasicDURA": BasicDURA,
-    "DURA": DURA,
-    "UnweightedDURA": UnweightedDURA,
-    "RegP1": RegP1,
-}
+REGULARIZERS: dict[str, type[Regularizer]] = {"none": NoRegularizer}
+REGULARIZERS |= {kind.__name__: kind for kind in (Frobenius, N3, BasicDURA, DURA, UnweightedDURA, RegP1)}
 
 
 def is_power_sum(regularizer: Regularizer) -> TypeGuard[PowerSum]:

@@ -168,7 +168,7 @@ def test_principal_components_keep_distances():
 def test_a_damaged_map_is_reported(tmp_path):
     path = tmp_path / "map.parquet"
     path.write_text("no table")
-    with pytest.raises(kg.RequestError, match="is damaged .* Remove it, and the map is computed again."):
+    with pytest.raises(kg.RequestError, match="is damaged: .* Remove it, and the map is computed again."):
         load_map(path, 30)
     save_map(np.zeros((29, 2)), path)
     with pytest.raises(kg.RequestError, match="has 29 positions and the graph 30 entities. Remove it"):

@@ -10,8 +10,7 @@ import torch
 
 import dualkg as kg
 from dualkg.inference.explanation import conjugate_gradients, explain, influence, score_drops, score_gradient
-from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
-from dualkg.inference.inductive_solver import minimize
+from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, minimize
 from tests.conftest import graph_of
 
 DURA = kg.DURA(0.05, plain=0.5, mapped=1.5)

@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.inference import inductive, inductive_solver
-from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
-from dualkg.inference.inductive_solver import embed_entities, minimize
+from dualkg.inference import inductive
+from dualkg.inference.inductive import EmbeddingProblem, FrozenContext, embed_entities, minimize
 from dualkg.training.recipe import RegularizerConfig
 from tests.conftest import graph_of
 
@@ -91,7 +90,7 @@ def test_the_size_of_batches_does_not_matter(kind, reciprocal, graph, monkeypatc
     """Also where an entity is connected through another new one only, and where one has a triple with itself."""
     context = context_of(kind, graph, reciprocal=reciprocal)
     expected = embed_entities(TRIPLES, context)
-    monkeypatch.setattr(inductive_solver, "MAX_BATCH", 1)
+    monkeypatch.setattr(inductive, "MAX_BATCH", 1)
     torch.testing.assert_close(embed_entities(TRIPLES, context), expected, rtol=1e-6, atol=1e-7)
 
 
@@ -169,7 +168,7 @@ def test_minimize_finds_a_minimum_between_flat_sides():
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=25))
 def test_no_two_entities_of_an_independent_set_share_a_triple(pairs):
     triples = torch.tensor([(one, 0, other) for one, other in pairs], dtype=torch.long).reshape(-1, 3)
-    sets = [set(entities.tolist()) for entities in inductive_solver._independent_sets(triples, 3)]
+    sets = [set(entities.tolist()) for entities in inductive._independent_sets(triples, 3)]
     joined = {(one, other) for one, other in pairs if one != other and min(one, other) >= 3}
     assert sorted(one for entities in sets for one in entities) == sorted({end for pair in joined for end in pair})
     assert not any({one, other} <= entities for one, other in joined for entities in sets)

@@ -135,11 +135,8 @@ def load_map(path: Path, num_entities: int) -> Vectors:
     try:
         table = pq.ParquetFile(path).read()
         positions = np.stack([table[name].to_numpy() for name in ("x", "y")], axis=1).astype(np.float64)
-    except (OSError, KeyError, pa.ArrowException) as error:
-        raise RequestError(f"{path} is damaged ({error}). Remove it, and the map is computed again.") from None
-    if len(positions) != num_entities:
-        raise RequestError(
-            f"{path} has {len(positions):,} positions and the graph {num_entities:,} entities. Remove it, and the map "
-            f"is computed again."
-        )
-    return positions
+        if len(positions) != num_entities:
+            raise ValueError(f"it has {len(positions):,} positions and the graph {num_entities:,} entities")
+        return positions
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise RequestError(f"{path} is damaged: {error}. Remove it, and the map is computed again.") from None

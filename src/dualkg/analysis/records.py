@@ -28,13 +28,8 @@ def read_record(folder: Path) -> dict[str, Any]:
     """record.json: the graph, the fingerprint of its `data`, and the `runs`, one per seed."""
     path = folder / "record.json"
     saved: dict[str, Any] = read_json(path)
-    try:
-        valid = (
-            {"graph", "data"} <= saved.keys() and saved["runs"] and all(run.keys() >= RUN_KEYS for run in saved["runs"])
-        )
-    except (KeyError, TypeError, AttributeError):
-        valid = False
-    if not valid:
+    runs = saved["runs"] if isinstance(saved, dict) and saved.keys() >= {"graph", "data", "runs"} else None
+    if not runs or not all(isinstance(run, dict) and run.keys() >= RUN_KEYS for run in runs):
         raise RequestError(f"{path} is not a record in the current format. Move it away and record the runs again.")
     return saved
 

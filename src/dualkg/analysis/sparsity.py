@@ -28,10 +28,9 @@ def find_thresholds(tables: Iterable[Tensor], shares: Sequence[float]) -> list[f
 
     With N entries and k = ⌊share · N⌋, exactly k entries lie below λ, or fewer where magnitudes equal to λ tie.
     """
-    tables = list(tables)
-    # A share is taken as written: 0.29 of 100 is 29, although 0.29 * 100 is a little less in binary.
-    indices = [int(Fraction(str(float(check_share(share)))) * num_entries(tables)) for share in shares]
     magnitudes = np.concatenate([table.detach().abs().cpu().numpy().ravel() for table in tables])
+    # A share is taken as written: 0.29 of 100 is 29, although 0.29 * 100 is a little less in binary.
+    indices = [int(Fraction(str(float(check_share(share)))) * len(magnitudes)) for share in shares]
     magnitudes.partition(sorted(set(indices)))
     return [float(magnitudes[index]) for index in indices]
 
@@ -41,10 +40,6 @@ def check_share(share: float) -> float:
     if not 0 <= share < 1:
         raise RequestError(f"A share of zeros must be at least 0 and below 1; it is {share:g}. 70 % is written 0.7.")
     return share
-
-
-def num_entries(tables: Iterable[Tensor]) -> int:
-    return sum(table.numel() for table in tables)
 
 
 MAX_ROUNDS = 100
@@ -127,10 +122,7 @@ def sparsify(
     out: str | Path | None = None,
     device: str | torch.device | None = None,
 ) -> Run:
-    """Save a sparse copy of a finished run: a share of its entity entries set to zero, evaluated, stored as CSR.
-
-    With `rotate`, RESCAL is first rotated into the axes in which that costs least.
-    """
+    """Save a copy of a run with a share of entity entries set to zero; `rotate` picks the axes where it costs least."""
     check_share(share)
     folder = Path(path).resolve()
     target = folder.with_name(f"{folder.name}-sparse-{share:g}") if out is None else Path(out)
@@ -151,7 +143,7 @@ def sparsify(
 def share_of_zeros(model: Model) -> float:
     """The share of entity entries that are exactly zero."""
     tables = entity_tables(model).values()
-    return 1 - sum(int(table.count_nonzero()) for table in tables) / num_entries(tables)
+    return 1 - sum(int(table.count_nonzero()) for table in tables) / sum(table.numel() for table in tables)
 
 
 Layout = Literal["dense", "CSR", "CSC"]
@@ -170,10 +162,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Storage:
-    """Sizes by layout of the entity tables and of the whole model, whose other tables are always dense.
-
-    `on_disk` has the bytes of both in a weights file.
-    """
+    """Sizes by layout of the entity tables and of the model, whose other tables are dense; bytes in a weights file."""
 
     share: float
     entity_tables: dict[Layout, Size]

@@ -29,10 +29,7 @@ BLOCK_ELEMENTS = 250_000  # triples drawn at a time by a thread: 10 MB
 
 @dataclass(frozen=True)
 class Difference:
-    """A metric of both runs, `a` − `b`, its 95 % interval, and the two-sided p-value of no difference.
-
-    The interval and the p-value are NaN for fewer than `MIN_TRIPLES` triples.
-    """
+    """A metric of both runs, `a` − `b`, its 95 % interval and two-sided p-value (NaN below `MIN_TRIPLES` triples)."""
 
     a: float
     b: float

@@ -214,10 +214,7 @@ def _rank_bands(num_entities: int) -> list[int]:
 
 
 def _draw_ranks(num_false: Ids, bands: list[int], random: np.random.Generator) -> tuple[Ids, Floats]:
-    """Ranks `(batch, n)` drawn among the false candidates of each query, and the number that each represents.
-
-    In a band, draws are equally spaced from a random start, so that all ranks are equally likely.
-    """
+    """Ranks `(batch, n)` of false candidates and the number each represents; equally spaced within a band."""
     ranks = [np.broadcast_to(np.arange(NUM_BEST), (len(num_false), NUM_BEST))]
     weights = [ranks[0] < num_false[:, None]]
     for start, stop in pairwise(bands):
@@ -347,10 +344,7 @@ def _sigmoid(logits: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class PriorCorrection:
-    """Probabilities of arbitrary triples: a calibration, and priors that a query has a missing answer at all.
-
-    A calibration assumes a missing answer, as queries of the valid split have one.
-    """
+    """Probabilities of any triples: a calibration, which assumes a missing answer, and priors that there is one."""
 
     calibration: Calibration
     domain_range: DomainRange

@@ -330,10 +330,7 @@ def check_completion(
 
 
 def _degree_products(candidates: CandidateFilter, test: Ids) -> tuple[Ids, Ids, Ids, Ids]:
-    """The test triples that are candidates and the products of their degrees; all products and the number of each.
-
-    Candidates are counted without listing them: all pairs of a head and a tail, minus the excluded ones.
-    """
+    """The candidates in test and the products of their degrees; all products and how many candidates have each."""
     chosen, degrees, products, counts = [test[:0]], [test[:0, 0]], [test[:0, 0]], [test[:0, 0]]
     num_entities = candidates.graph.shape.num_entities
     for relation in candidates.relations.tolist():

@@ -105,10 +105,7 @@ def _by_relation(triples: Triples, num_relations: int) -> list[Ids]:
 
 @dataclass(frozen=True)
 class SearchPart:
-    """Queries of a relation that give entities of one side, and the answers that are candidates.
-
-    Both are restricted to entities that are known on their side of the relation in train (0), new to it (1), or either.
-    """
+    """Queries of a relation from one side and candidate answers, each by whether it is new (1) to its side in train."""
 
     relation: int
     given: int  # 0: heads, to find tails; 1: tails, to find heads
@@ -180,10 +177,7 @@ class TopTriples:
     triples: NewTriples = field(default_factory=lambda: np.empty(0, NEW_TRIPLE))
 
     def required(self, part: SearchPart) -> Tensor:
-        """The log-probability that triples of a part need, `(2,)`: with a known answer, and with a new one.
-
-        It is infinite for answers that are no candidates. Log-probabilities are never above 0.
-        """
+        """The log-probability that triples need, `(2,)`, by whether the answer is new; infinite without candidates."""
         last = float(self.triples["sort_key"].min()) if len(self.triples) >= self.size else -inf
         required = torch.full((2, 2), last, dtype=torch.float64)  # by head, then by tail
         if self.prior_correction is not None:

@@ -39,10 +39,7 @@ class Decision:
 
 
 class DecisionStore:
-    """The decisions of one file in the order in which they were made; the file is written atomically.
-
-    Several processes may write it: each waits for the one before it and updates what that one wrote.
-    """
+    """The decisions of one file, oldest first; processes that write it wait for each other, and write it atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,10 +91,7 @@ class DecisionStore:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which ends with the process; without effect where folders cannot be locked.
-
-    The folder itself is locked, so that no lock file is left among the files of a run.
-    """
+    """Hold the lock of a folder, where that is possible: no lock file is left among the files of a run."""
     if sys.platform == "win32":
         yield
         return

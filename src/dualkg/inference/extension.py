@@ -20,8 +20,7 @@ from dualkg.data.readers import Columns
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import check_new_folder, read_json, write_text
-from dualkg.inference.inductive import FrozenContext, with_adjoint
-from dualkg.inference.inductive_solver import embed_entities
+from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
 from dualkg.models.base import skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.training.api import choose_device, evaluate_held_out
@@ -155,10 +154,7 @@ def extend_run(
 
 
 def _new_triples(read: ReadTriples, graph: Graph, *, source: str) -> tuple[list[str], Triples, list[str]]:
-    """Names of new entities, their triples by id, and remarks on the triples of a file that are left out.
-
-    A triple is used if it connects a new entity to the graph, directly or through other new entities.
-    """
+    """Names of new entities, the triples by id that connect them to the graph, and remarks on triples left out."""
     remarks, num_known = list(read.remarks), len(graph.entities)
     names, relations = read.entities.to_pylist(), read.relations.to_pylist()
     ids = np.array([-1 if (id := _find(graph.entities, name)) is None else id for name in names], dtype=np.int64)

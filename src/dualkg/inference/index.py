@@ -145,10 +145,7 @@ def _as_int8(table: Tensor) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class StoragePoint:
-    """The bytes of the entity tables in a storage format, and the metrics of the model with them.
-
-    `share` is the target share of zeros of a sparse format. Relations stay float32 and are not counted.
-    """
+    """The bytes of entity tables in a storage format, with a `share` of zeros if sparse, and the metrics with them."""
 
     storage: StorageFormat
     share: float
@@ -171,10 +168,7 @@ def measure_storage_formats(
     shares: Sequence[float] = SHARES,
     split: Split = "test",
 ) -> list[StoragePoint]:
-    """Evaluate a model in dense formats, then in sparse ones with each share of zeros; the model is not changed.
-
-    Queries and candidates are both read from the stored tables, as by an exact index in the same format.
-    """
+    """Evaluate a model with entity tables in dense formats, then in sparse ones; the model is not changed."""
     if not len(graph.split(split)):
         raise RequestError(f"{graph.name} has no {split} triples to rank.")
     known = KnownAnswers.of(graph)
@@ -212,10 +206,7 @@ class SearchResult(NamedTuple):
 
 
 class Index(ABC):
-    """Finds the rows x of a table `(num_rows, width)` with the best scores for a query q.
-
-    The score is ⟨q, x⟩ for the metric "inner product", and −‖q − x‖² for "euclidean".
-    """
+    """Finds the rows x of a table with the best ⟨q, x⟩ ("inner product") or −‖q − x‖² ("euclidean") for a query q."""
 
     kind: str
 
@@ -330,10 +321,7 @@ def best_of(scores: Tensor, k: int) -> SearchResult:
 
 @dataclass(frozen=True, eq=False)
 class QueryBatch:
-    """Queries (head, relation, ?) or (?, relation, tail) as vectors to search an index with.
-
-    Head queries use the inverse relation if the model has it, and otherwise the mapped tail.
-    """
+    """Queries as vectors to search an index with: mapped heads, or mapped tails if a model has no inverse relations."""
 
     model: Model
     factors: Factors

@@ -86,8 +86,6 @@ class FaissIndex(Index):
         cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", by_distance: bool = False
     ) -> Self:
         """Build an index; `by_distance` searches inner products by distances. Only blocks of rows are copied."""
-        if kind not in FAISS_KINDS:
-            raise RequestError(f"The kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}; got '{kind}'.")
         table = check_table(table)
         max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table)) if by_distance else None
         index = cls(None, metric, (table.shape[0], table.shape[1]), kind=kind, max_norm=max_norm)
@@ -237,10 +235,7 @@ def least_effort(index: FaissIndex, queries: Tensor, best: Tensor, *, recall: fl
 def tuned(
     table: Tensor, metric: Metric, *, kind: FaissKind, queries: Tensor, best: Tensor, recall: float
 ) -> FaissIndex:
-    """Build a FAISS index with the least effort that reaches a recall on these queries.
-
-    Inner products are searched as such or by distances, whichever takes less effort for a sample of the rows.
-    """
+    """A FAISS index with the least effort that reaches a recall, by products or distances, whichever takes less."""
     if not 0 < recall < 1:
         raise RequestError(f"The recall must be above 0 and below 1, such as 0.95; got {recall:g}.")
     by_distance = metric == "inner product" and _less_effort_by_distance(table, kind, queries, recall)

@@ -134,10 +134,7 @@ def quantile(values: Floats, coverage: float) -> float:
 def filtered_log_probabilities(
     model: Model, triples: Ids, side: Side, known: KnownAnswers
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Blocks of triples: which, log p(entity | query) `(batch, num_entities)`, and the answers `(batch,)`.
-
-    Other known answers of the query are excluded before the softmax, and are −∞.
-    """
+    """Blocks of triples: which, log p(entity | query) with −∞ for other known answers, and the answers `(batch,)`."""
     entities, relations = _queries(triples, side, known.shape.num_relations)
     column = torch.from_numpy(triples[:, 2 if side == "tail" else 0]).to(model.device)
     for block, scores in score_blocks(model, entities, relations):

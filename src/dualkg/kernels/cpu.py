@@ -1,7 +1,5 @@
 """numba kernels, run by as many threads as PyTorch uses; plain forms of those of a training step run without numba."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

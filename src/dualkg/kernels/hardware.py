@@ -1,7 +1,5 @@
 """What this machine can compute with: Triton kernels, bfloat16 products, TF32 products."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sysconfig

@@ -1,7 +1,5 @@
 """SplitMix64: random numbers that depend on a seed and on ids alone, the same on every device."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ A coordinate is one number or two; a row holds the first numbers of all coordina
 functions are even, so one kernel computes the gradients of both sides.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any
 

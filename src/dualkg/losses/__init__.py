@@ -4,11 +4,6 @@ from dualkg.losses.base import Loss
 from dualkg.losses.negative_sampling import MarginRanking, NegativeSampling
 from dualkg.losses.softmax import KvsAll, OneVsAll
 
-LOSSES: dict[str, type[Loss]] = {
-    "OneVsAll": OneVsAll,
-    "KvsAll": KvsAll,
-    "NegativeSampling": NegativeSampling,
-    "MarginRanking": MarginRanking,
-}
+LOSSES: dict[str, type[Loss]] = {loss.__name__: loss for loss in (OneVsAll, KvsAll, NegativeSampling, MarginRanking)}
 
 __all__ = ["LOSSES", "KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll"]

@@ -1,7 +1,5 @@
 """The interface of losses: validated settings, and `bind`, which makes the function that training minimizes."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable

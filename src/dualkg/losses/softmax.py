@@ -107,10 +107,7 @@ class Dropout:
         self.seed = seed
 
     def mask(self, f: Factors, like: Tensor, *, backward: bool = False, groups: QueryGroups | None = None) -> Tensor:
-        """Factors 0 or 1 / (1 − share) for vectors `like` these, `(batch, width)`; `backward` for head prediction.
-
-        With `groups`, the vectors are those of queries, `(queries, width)`.
-        """
+        """Factors 0 or 1 / (1 − share) for vectors `like` these, or those of query `groups`; `backward` for heads."""
         positions = torch.arange(len(f.heads), device=like.device) if groups is None else groups.first
         start = hash_columns(2 * self.seed + backward, positions, f.heads[positions], f.tails[positions])
         drawn = splitmix64(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
@@ -196,10 +193,7 @@ class BoundOneVsAll:
 
 @dataclass
 class BoundKvsAll:
-    """K-vs-all of a batch of queries with at most `max_answers` answers in total.
-
-    The tails of the batch are not used, except for dropout masks.
-    """
+    """K-vs-all of queries with at most `max_answers` answers in total; their tails only determine dropout masks."""
 
     answers: TrainingAnswers
     max_answers: int

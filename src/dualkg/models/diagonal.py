@@ -105,10 +105,7 @@ class RealDiagonalModel(DiagonalModel):
 
 
 class ComplEx(DiagonalModel):
-    """A relation scales and rotates each complex coordinate (Trouillon et al., 2016).
-
-    A row holds all real parts, then all imaginary parts. `dim` counts complex coordinates.
-    """
+    """Relations scale and rotate complex coordinates (Trouillon et al., 2016); rows are real, then imaginary parts."""
 
     numbers_per_coordinate = 2
 

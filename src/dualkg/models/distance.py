@@ -25,10 +25,7 @@ DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
 
 
 def chunked_distances(distance: Callable[[Tensor, Tensor], Tensor], one: Tensor, other: Tensor) -> Tensor:
-    """Distances from each of `(batch, width)` to each of `(n, width)`, a chunk of the second at a time: `(batch, n)`.
-
-    The backward pass recomputes the differences of each chunk instead of keeping batch × n × width of them.
-    """
+    """Distances `(batch, n)` of two sets of rows; the backward pass computes the differences of each chunk again."""
     size = max(1, DIFFERENCES[one.device.type] // max(one.numel(), 1))
     parts = other.split(size)  # type: ignore[no-untyped-call]
     return torch.cat([checkpointed(distance, one.unsqueeze(1), part) for part in parts], dim=-1)
@@ -128,10 +125,7 @@ class DistanceModel(EmbeddingModel):
 
 
 class NormModel(DistanceModel):
-    """A model whose distance is a norm of the difference: `norm` 1, 2, or the square of 2.
-
-    Norm 1 adds up the modulus of each coordinate, which is a complex number in some models.
-    """
+    """The distance is a norm of the difference: 1 (a sum of moduli if coordinates are complex), 2, or 2 "squared"."""
 
     def __init__(self, shape: GraphShape, *, norm: Norm = 1, **config: Any) -> None:
         super().__init__(shape, **config)
@@ -203,10 +197,7 @@ class AngleModel(DistanceModel):
 
 
 class ModE(NormModel):
-    """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020).
-
-    It is the dual of DistMult, with a norm in place of the squared norm.
-    """
+    """A relation scales each coordinate: −‖h∘r − t‖ (Zhang et al., 2020), the dual of DistMult, without the square."""
 
     has_adjoint = True
     capturable = True
@@ -273,10 +264,7 @@ class RotatE(NormModel, AngleModel):
 
 
 class SE(NormModel):
-    """Structured embeddings: a relation has a matrix for heads and one for tails, −‖h R₁ − t R₂‖ (Bordes et al., 2011).
-
-    A row of a relation holds both matrices.
-    """
+    """Structured embeddings: −‖h R₁ − t R₂‖ (Bordes et al., 2011); a row of a relation holds both matrices."""
 
     maps_both_sides = True
 
@@ -329,10 +317,7 @@ def _squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
 
 
 class TransE(NormModel):
-    """A relation is a translation from the head to the tail: −‖h + r − t‖ (Bordes et al., 2013).
-
-    A translation has no transpose; `map_tail` is its inverse, t − r, and DURA uses that.
-    """
+    """A translation: −‖h + r − t‖ (Bordes et al., 2013); it has no transpose, and DURA uses its inverse, t − r."""
 
     has_adjoint = True
     capturable = True

@@ -99,10 +99,7 @@ class HAKE(AngleModel):
         return torch.cat([modulus, phase - turn], dim=-1), scale + bias
 
     def _distances_to_scaled(self, points: Tensor, scale: Tensor, table: Tensor) -> Tensor:
-        """From each point to every row of a table with its moduli scaled; angles are not scaled.
-
-        ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y², so that no row is scaled for each point.
-        """
+        """Distances to all rows with scaled moduli, without scaling one: ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y²."""
         (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), table.chunk(2, dim=-1)
         added = modulus.square().sum(-1, keepdim=True) + scale.square() @ moduli.square().T
         squared = added - 2 * (modulus * scale) @ moduli.T

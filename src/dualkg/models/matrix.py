@@ -144,19 +144,13 @@ class TuckER(MatrixModel):
 
 
 def through_core(head: Tensor, relation: Tensor, core: Tensor) -> Tensor:
-    """h Σₖ rₖ Wₖ as Σₖ rₖ (h Wₖ), `(batch, dim)`: without a matrix per relation, so a GPU need not report their number.
-
-    It takes batch × relation_dim × dim numbers, which fit for a training batch.
-    """
+    """h Σₖ rₖ Wₖ as Σₖ rₖ (h Wₖ), `(batch, dim)`: a matrix per relation would need their number from the GPU."""
     products = (head @ core.transpose(0, 1).flatten(1)).view(len(head), len(core), -1)
     return (relation.unsqueeze(1) @ products).squeeze(1)
 
 
 class BatchNorm(nn.Module):
-    """Batch normalization with learned scale and shift.
-
-    A batch of one has no variance: it is normalized by the running mean and variance, as in evaluation.
-    """
+    """Batch normalization with learned scale and shift; a batch of one is normalized as in evaluation."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -27,10 +27,7 @@ class PendingQuery:
 
 
 class MicroBatcher:
-    """Collects pending queries and answers those of the same run and kind by one call, in a worker thread.
-
-    With `max_predictions=1` every query is a call of its own, the baseline of tests and benchmarks.
-    """
+    """Answers pending queries of one run and kind by one call in a thread; with `max_predictions=1`, one by one."""
 
     def __init__(self, *, max_pending: int, metrics: Metrics, max_predictions: int = MAX_BATCH_PREDICTIONS) -> None:
         self._max_pending, self._metrics, self._max_predictions = max_pending, metrics, max_predictions

@@ -10,10 +10,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 
 
 class Metrics:
-    """Requests by route and status, their latency by route, and the micro-batches that served them.
-
-    A route is one of the OpenAPI description, never an address as it was sent: the number of labels is bounded.
-    """
+    """Requests and latency by route, never by address, so that the number of labels is bounded; and micro-batches."""
 
     def __init__(self, num_entities: dict[str, int]) -> None:
         self._registry = registry = CollectorRegistry()

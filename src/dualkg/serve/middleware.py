@@ -125,10 +125,7 @@ def _is_same_origin(headers: Headers) -> bool:
 
 
 class RequestMiddleware:
-    """The only middleware: checks, limits of body and time, security headers, metrics, access log and failures.
-
-    A query that is still queued when the time of its request is over is never computed.
-    """
+    """The only middleware: checks, limits of body and time, security headers, metrics, access log and failures."""
 
     def __init__(self, app: ASGIApp, *, service: Service, checks: Sequence[Check]) -> None:
         self._app, self._service, self._checks = app, service, checks

@@ -1,8 +1,4 @@
-"""Schemas of requests and responses.
-
-Models are filled from the objects of `inference` and `evaluation` by their attributes; those that need no other form
-are used as they are.
-"""
+"""Schemas of requests and responses, filled from the objects of `inference` and `evaluation` by their attributes."""
 
 from typing import Annotated, Any, Literal, Self
 

@@ -136,10 +136,7 @@ class Service:
         return self._decisions.setdefault(run.name, DecisionStore(RunFolder(run.run.folder).decisions))
 
     def entity_map(self, run: ServedRun) -> Future[Vectors]:
-        """The entity map of a run: read from its folder, or computed and stored there; one that failed, again.
-
-        A large map takes a minute or two. Its thread is a daemon, so that the server stops without waiting for it.
-        """
+        """The map of a run: read, or computed by a daemon thread, which takes minutes; after a failure, again."""
         future = self._maps.get(run.name)
         if future is None or (future.done() and future.exception() is not None):
             future = self._maps[run.name] = Future()

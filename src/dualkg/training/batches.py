@@ -12,10 +12,7 @@ MAX_GROUP = 16  # answers of a query that stand together: more would leave a bat
 
 
 def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tensor:
-    """The integers below `size` in an order that depends on seed and epoch alone, `(size,)`.
-
-    Integers are hashed and sorted, so the order is the same on every device.
-    """
+    """The integers below `size` in an order by hashes of seed and epoch, the same on every device, `(size,)`."""
     return torch.argsort(_hashed(torch.arange(size, device=device), seed=seed, epoch=epoch))
 
 

@@ -27,12 +27,6 @@ from dualkg.training.reference_step import ReferenceStep
 
 Step = Callable[[Tensor, float], Tensor]
 StepName = Literal["autograd", "captured", "fused", "kernels"]
-PHRASES: dict[StepName, str] = {
-    "autograd": "autograd",
-    "captured": "autograd in a CUDA graph",
-    "fused": "fused kernels",
-    "kernels": "fused kernels",
-}
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
 MAX_FORMED = 2**28  # numbers in the matrices that a step forms for all relations
 
@@ -57,7 +51,8 @@ class Engine:
         device = f"{threads} CPU thread{'' if threads == 1 else 's'}"
         if self.device.type == "cuda":
             device = f"one {torch.cuda.get_device_name(self.device)}"
-        return f"{PHRASES[self.step]}, {products[self.precision]}, {device}"
+        step = "fused kernels" if self.fast else f"autograd{' in a CUDA graph' * (self.step == 'captured')}"
+        return f"{step}, {products[self.precision]}, {device}"
 
 
 class Job(NamedTuple):

@@ -287,10 +287,7 @@ class FusedStep:
         return tails.loss + heads.loss, [tails.images, heads.images]
 
     def _cross_entropy(self, f: Factors, side: Side, *, accumulate: bool) -> LossAndGradient:
-        """The cross entropy of predicting one side; dropped coordinates have no gradient.
-
-        If triples are grouped by query, each query is scored once, and its gradient is that of its first triple.
-        """
+        """The cross entropy of predicting one side. A query of several triples is scored once, for its first triple."""
         loss, backward = self.loss, side == "head"
         images, entities = (f.mapped_tail, f.heads) if backward else (f.mapped_head, f.tails)
         images = images.detach()

@@ -27,10 +27,7 @@ LIBRARY_BYTES = 200 * 2**20  # that matrix products and compiled kernels allocat
 
 
 class Need(NamedTuple):
-    """Bytes in addition to the model's tables: `fixed`, and those of each example in a batch.
-
-    An example also has `scores`, but at most `at_once` examples have theirs at the same time.
-    """
+    """Bytes in addition to the tables: `fixed`, `per_example`, and `scores` of at most `at_once` examples."""
 
     fixed: float
     per_example: float

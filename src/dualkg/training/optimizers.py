@@ -63,10 +63,7 @@ AnyOptimizer = torch.optim.Optimizer | Adagrad
 def build_optimizer(
     choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False, captured: bool = False
 ) -> AnyOptimizer:
-    """PyTorch's optimizer of that name; with `one_pass`, the faster Adagrad.
-
-    `captured` is Adam for a CUDA graph, which reads its learning rate on the device.
-    """
+    """PyTorch's optimizer of that name, `captured` as Adam for a CUDA graph; with `one_pass`, the faster Adagrad."""
     keywords: dict[str, Any] = {"lr": choice.learning_rate}
     if choice.epsilon is not None:
         keywords["eps"] = choice.epsilon

@@ -1,7 +1,5 @@
 """The reference step: autograd on loss plus regularizer, which faster steps are tested against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
