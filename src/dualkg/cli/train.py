@@ -253,7 +253,7 @@ def tune(
     from dualkg.tuning import tune as run_search
 
     search = load_space(space)
-    folder = out or Path("runs") / f"tune-{search.name}"
+    folder = out or search.folder
     cli.note(
         f"{search.num_trials:,} trials ({search.settings.method}) of {search.base.model.name} on "
         f"{search.base.data.graph}, saved in {folder}."
