@@ -85,6 +85,8 @@ def train(
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
         cli.note(sentence)
+    for sentence in graph.inspect().warnings():
+        cli.note(f"{sentence} See: dualkg inspect {shlex.quote(graph.source)}", style="yellow")
     arguments: dict[str, Any] = {"graph": graph, "device": device, "overwrite": overwrite, "callbacks": track}
     if tune and no_tune:
         raise RequestError("--tune and --no-tune exclude each other.")
