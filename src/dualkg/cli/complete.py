@@ -34,12 +34,8 @@ def complete(
     check: Annotated[bool, Option("--check", help="Write no file; count the test triples found.")] = False,
     device: cli.Device = None,
 ) -> cli.Result:
-<<<<<<< HEAD
     """Print or write the most probable triples that the graph does not contain; with --out, it resumes after Ctrl-C."""
     from dualkg.inference.api import complete as complete_run
-=======
-    """Write the most probable triples that the graph does not contain; run again, it resumes."""
->>>>>>> d8edd8a (dualkg inspect: tables, JSON and a figure; train warns of leakage)
     from dualkg.inference.calibration import calibration_for
     from dualkg.inference.completion import check_completion, sizes_up_to
 
