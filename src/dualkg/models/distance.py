@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dualkg.data.graph import GraphShape
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
 from dualkg.kernels import pairwise as kernels
 from dualkg.models.base import EmbeddingModel, Factors, InitScale, ScoreForm, Side, skip_initialization
@@ -133,7 +133,7 @@ class NormModel(DistanceModel):
     Norm 1 adds up the modulus of each coordinate, which is a complex number in some models.
     """
 
-    def __init__(self, shape: GraphShape, *, norm: Norm = 1, **config: Any) -> None:
+    def __init__(self, shape: Graph | GraphShape, *, norm: Norm = 1, **config: Any) -> None:
         super().__init__(shape, **config)
         self.norm: Norm = norm
         if isinstance(norm, bool) or norm not in (1, 2, "squared"):
