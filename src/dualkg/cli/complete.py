@@ -215,7 +215,7 @@ def export(
     out: Annotated[Path, Option(help="New folder.")],
     format: Annotated[Literal["numpy", "tsv", "safetensors"], Option(help="File format.")] = "numpy",
 ) -> cli.Result:
-    """Write the embeddings to files for other programs."""
+    """Write the embeddings to files for other programs, with a manifest that explains them."""
     from dualkg.inference.export import export as write
     from dualkg.training.run import load_run
 
