@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dualkg.evaluation.comparison import Comparison, compare_ranks
     from dualkg.evaluation.ranking import Ranks, rank
     from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations
+    from dualkg.inference.api import calibrate, complete
     from dualkg.inference.predictor import Prediction, Predictor
     from dualkg.losses import KvsAll, Loss, MarginRanking, NegativeSampling, OneVsAll
     from dualkg.models.base import EmbeddingModel, Model
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
     from dualkg.tuning.fit import fit, resume
+    from dualkg.tuning.tune import search
 
 __version__ = "0.2.0"
 
@@ -50,9 +52,9 @@ __all__ += ["KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll"]
 __all__ += ["Comparison", "Metrics", "Ranks", "Report", "compare_ranks", "evaluate", "evaluate_relations", "rank"]
 __all__ += ["Ensemble", "Optimizer", "Recipe", "Run", "Validation", "list_recipes", "load_recipe", "load_run"]
 __all__ += ["from_arrays", "from_libkge", "from_pykeen"]
-__all__ += ["fit", "resume", "train", "train_recipe"]
+__all__ += ["fit", "resume", "search", "train", "train_recipe"]
 __all__ += ["Callback", "MLflow", "StopTraining", "TensorBoard", "WandB"]
-__all__ += ["Prediction", "Predictor"]
+__all__ += ["Prediction", "Predictor", "calibrate", "complete"]
 
 _PACKAGES = ("data", "errors", "evaluation", "inference", "losses", "models", "regularizers", "training", "tuning")
 

@@ -31,6 +31,20 @@ def test_the_triples_are_written_and_the_best_are_printed(run_cli, run, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["new.tsv"]
 
 
+def test_without_a_file_the_triples_are_printed(run_cli, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = run_cli("complete", run, "--top", 20)
+    assert result.code == 0, result.err
+    assert [line.split()[0] for line in result.out.splitlines()] == ["rank", *map(str, range(1, 21))]
+    facts = run_cli("complete", run, "--top", 20, "--json").json
+    assert (facts["out"], facts["triples"]) == (None, 20)
+    wanted = kg.complete(run, top=20).table().to_pylist()
+    assert facts["best"] == wanted
+    assert [row["head"] for row in wanted] == [line.split()[1] for line in result.out.splitlines()[1:]]
+    assert run_cli("complete", run, "--json").json["triples"] == 20
+    assert not list(tmp_path.iterdir())
+
+
 def test_options_restrict_the_candidates(run_cli, run, tmp_path):
     out = tmp_path / "new.parquet"
     words = ("--relation", "r1", "--head", "e3", "--head", "e4", "--types", "--min-probability", 0.0001, "--json")
@@ -55,7 +69,7 @@ def test_check_prints_a_table_or_json(run_cli, run):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ((), "Name a file for the new triples, such as --out new.tsv"),
+        (("--top", "0"), "At least one triple must be requested; top is 0"),
         (("--out", "new.doc"), "that ends with .tsv or .parquet; 'new.doc' does not"),
         (("--out", "new.tsv", "--relation", "r7"), "No relation is named 'r7' among the 3 known"),
         (("--out", "new.tsv", "--head", "e33"), "No entity is named 'e33' among the 20 known. Did you mean"),

@@ -188,7 +188,9 @@ def pykeen_model(name: str, entities: Rows, relations: Rows, *, inverse: bool = 
         relation_representations=[representation(table) for table in relations],
         use_inverse_triples=inverse,
         relation_inverter=AlternatingIds(),
+        training=True,
         eval=lambda: None,
+        train=lambda mode: None,
     )
 
 
@@ -324,6 +326,8 @@ def test_pykeen_ranks(name, options, inverse):
     )
     run = kg.from_pykeen(model, dataset)
     assert run.report.mrr == pytest.approx(ranked.get_metric("both.realistic.inverse_harmonic_mean_rank"), abs=1e-4)
+    assert kg.from_pykeen(model.train(), dataset).report.mrr == run.report.mrr
+    assert model.training
     triples = dataset.testing.mapped_triples
     expected = model.predict_hrt(triples).squeeze(1).detach()
     torch.testing.assert_close(run.model.score(*triples.T).detach(), expected, rtol=1e-3, atol=1e-4)

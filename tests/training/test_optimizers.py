@@ -5,8 +5,8 @@ import sys
 
 import pytest
 import torch
-from pydantic import ValidationError
 
+from dualkg.errors import RequestError
 from dualkg.training.optimizers import Adagrad, build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Optimizer
 
@@ -59,7 +59,7 @@ def test_epsilon_is_added_to_the_denominator(name, one_pass):
 
 
 def test_sgd_has_no_epsilon():
-    with pytest.raises(ValidationError, match="epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'"):
+    with pytest.raises(RequestError, match="epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'"):
         Optimizer(name="SGD", epsilon=1e-4)
 
 

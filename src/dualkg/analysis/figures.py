@@ -1,4 +1,4 @@
-"""Figures: their common style, saving as PNG and SVG, and the reliability diagram."""
+"""Figures: their common style, saving as PNG and SVG, the reliability diagram, and the picture of a graph."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from dualkg.files import atomic_write
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from dualkg.data.inspection import Inspection
 
 
 INK, QUIET, FAINT, PAPER = "#1f2933", "#6b7782", "#e4e8eb", "#ffffff"
@@ -39,6 +41,7 @@ STYLE: dict[str, Any] = {
     "xtick.major.size": 3,
     "ytick.major.size": 0,
     "lines.solid_capstyle": "round",
+    "text.parse_math": False,  # a name may contain $
     "svg.fonttype": "none",  # text stays text
     "svg.hashsalt": "dualkg",
 }
@@ -143,3 +146,111 @@ def _plot_bins(axes: Axes, points: Sequence[Point], low: float) -> None:
     for x, y, point in zip(predicted, observed, points, strict=True):  # hollow where no candidate was true
         face = ACCENT if point[1] > 0 else PAPER
         axes.scatter(x, y, s=34, color=face, edgecolors=ACCENT, zorder=4, clip_on=False)
+
+
+# -- the picture of a graph ---------------------------------------------------------------------------------
+
+NUM_BARS = 12  # relations that are drawn
+MAX_LETTERS = 38  # of the name of a relation
+CARDINALITY_COLORS = {"1-1": "#7fb8a4", "1-N": "#8ec1e3", "N-1": CONTRAST, "N-N": ACCENT, "unseen": FAINT}
+SHARES = {
+    "unseen_triples": "unseen entity\nor relation",
+    "leaked": "leaked by copies or\nredundant relations",
+    "reverse": "any reverse\nin train",
+    "parallel": "another relation\nin train",
+}
+
+
+def draw_inspection(found: Inspection) -> Drawing:
+    """Degrees, unseen and leaked triples, and the largest relations coloured by cardinality."""
+    with optional_import("matplotlib", purpose="A figure"):
+        from matplotlib.figure import Figure
+        from matplotlib.layout_engine import ConstrainedLayoutEngine
+    top, bottom = 3.3, 1.0 + 0.24 * min(len(found.relations), NUM_BARS)  # inches
+    sizes = {split: len(part) for split, part in found.triples.items()}
+    leaks = [f"{facts.leaked / max(sizes[split], 1):.1%} of {split}" for split, facts in found.held_out.items()]
+    counts = (len(found.entities), "entities"), (len(found.relations), "relations"), (sum(sizes.values()), "triples")
+    title = f"{found.graph}: {', '.join(f'{number:,} {kind}' for number, kind in counts)}"
+    with figure_style():
+        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+        figure = Figure(figsize=(WIDTH, 0.4 + top + bottom), layout=layout, facecolor=PAPER)
+        figure.suptitle(title, x=0.0125, horizontalalignment="left", fontsize=13, fontweight="bold")
+        above, below = figure.subfigures(2, 1, height_ratios=(top, bottom), squeeze=False)[:, 0]
+        left, right = above.subfigures(1, 2, width_ratios=(0.46, 0.54), squeeze=False)[0]
+        _draw_degrees(left.subplots(), found)
+        _draw_shares(right.subplots(), found)
+        _draw_relations(below.subplots(), found)
+    return Drawing(figure, f"Degrees, relations and leakage of {found.graph}. Train leaks {' and '.join(leaks)}.")
+
+
+def _draw_degrees(axes: Axes, found: Inspection) -> None:
+    degrees, bins = found.degrees, found.degrees.distribution
+    set_titles(axes, "Degrees in train", f"median {degrees.median:g}, mean {degrees.mean:.1f}, maximum {degrees.max:,}")
+    axes.bar(range(len(bins)), [one["entities"] for one in bins], width=0.86, color=ACCENT)
+    labelled = range(0, len(bins), 1 + len(bins) // 8)
+    axes.set_xticks(labelled, [_degree_label(bins[place]["from"], bins[place]["to"]) for place in labelled])
+    axes.set(xlabel="triples per entity", ylabel="entities")
+    axes.grid(True, axis="y")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.spines["left"].set_visible(False)
+
+
+def _degree_label(low: int, high: int) -> str:
+    """`1`, `4–7`, `64+`, `4k+`, `1M+`."""
+    if high < 32:
+        return str(low) if low == high else f"{low}–{high}"
+    return f"{low}+" if low < 2**10 else f"{low // 2**10}k+" if low < 2**20 else f"{low // 2**20}M+"
+
+
+def _draw_shares(axes: Axes, found: Inspection) -> None:
+    set_titles(axes, "Unseen or leaked", "share of triples")
+    for offset, (split, color) in enumerate((("valid", "#9cc3df"), ("test", ACCENT))):
+        shares = [getattr(found.held_out[split], name) / max(len(found.triples[split]), 1) for name in SHARES]
+        places = [row + 0.38 * (offset - 0.5) for row in range(len(SHARES))]
+        axes.barh(places, shares, height=0.34, color=color, label=split)
+        for place, share in zip(places, shares, strict=True):
+            _annotate_bar(axes, share, place, f"{share:.1%}" if share else "0")
+    axes.set_yticks(range(len(SHARES)), list(SHARES.values()))
+    axes.set_xticks((0, 0.25, 0.5, 0.75, 1), ("0", "25%", "50%", "75%", "100%"))
+    axes.set_xlim(0, 1.14)
+    axes.grid(True, axis="x")
+    _list_downwards(axes)
+
+
+def _draw_relations(axes: Axes, found: Inspection) -> None:
+    from matplotlib.patches import Patch
+
+    rows = sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_BARS]
+    subtitle = (
+        f"largest {NUM_BARS} of {len(found.relations):,}" if len(found.relations) > NUM_BARS else "by cardinality"
+    )
+    set_titles(axes, "Training triples by relation", subtitle)
+    names = [found.relations.label(found.relations.id(name)) for name, _ in rows]
+    # Of a long path the end says more than the beginning.
+    names = [name if len(name) <= MAX_LETTERS else f"…{name[1 - MAX_LETTERS :]}" for name in names]
+    colors = [CARDINALITY_COLORS[row.cardinality] for _, row in rows]
+    axes.barh(range(len(rows)), [row.train for _, row in rows], height=0.74, color=colors)
+    for place, (_, row) in enumerate(rows):
+        _annotate_bar(axes, row.train, place, f"{row.train:,}")
+    axes.set_yticks(range(len(rows)), names)
+    axes.set_xticks([])
+    axes.margins(x=0.1, y=0.01)
+    axes.spines["bottom"].set_visible(False)
+    total = max(len(found.triples["train"]), 1)
+    labels = {kind: f"{kind}: {facts['train'] / total:.0%}" for kind, facts in found.by_cardinality.items()}
+    _list_downwards(axes, [Patch(color=CARDINALITY_COLORS[kind], label=label) for kind, label in labels.items()])
+
+
+def _annotate_bar(axes: Axes, length: float, place: float, text: str) -> None:
+    axes.annotate(
+        text, (length, place), (4, 0), textcoords="offset points", verticalalignment="center", fontsize=8, color=QUIET
+    )
+
+
+def _list_downwards(axes: Axes, patches: Sequence[Any] | None = None) -> None:
+    """The first bar on top, no axis line beside the names, and the legend right above."""
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.spines["left"].set_visible(False)
+    options: dict[str, Any] = {"ncols": 5, "handlelength": 1, "handleheight": 1, "columnspacing": 1.2}
+    axes.legend(handles=patches, loc="lower right", bbox_to_anchor=(1, 1), **options)

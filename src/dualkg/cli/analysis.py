@@ -1,16 +1,116 @@
-"""`sparsify`, `sparsity` and `nuclear-norm`: properties of a trained model."""
+"""`inspect`: properties of a graph; `sparsify`, `sparsity` and `nuclear-norm`: of a trained model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from dualkg.cli import common as cli
 
 if TYPE_CHECKING:
     from dualkg.analysis.sparsity import Storage
+    from dualkg.data.inspection import Inspection
+    from dualkg.data.vocabulary import Vocabulary
+
+NUM_ROWS = 15  # relations, and redundant relations, that a table lists
+COUNTS = ("triples", "duplicates", "self_loops", "entities", "relations")
+HELD_OUT = {
+    "unseen_entities": "entities unseen in train",
+    "unseen_relations": "relations unseen in train",
+    "unseen_triples": "triples with unseen ones",
+    "leaked": "triples leaked by train",
+    "copies": "  by a copy",
+    "duplicate": "  by a duplicate relation",
+    "inverse": "  by an inverse relation",
+    "symmetric": "  by a symmetric relation",
+    "reverse": "triples with any reverse in train",
+    "parallel": "triples with another relation in train",
+}
+"""The rows that compare valid and test with train."""
+
+
+@cli.command(threads=False)
+def inspect(
+    data: Annotated[str, Argument(metavar="DATA", help="Graph: a name, file, folder or archive.", show_default=False)],
+    columns: cli.Columns = None,
+    delimiter: cli.Delimiter = None,
+    split: Annotated[str, Option(help="Split of a single file, in percent.")] = "80/10/10",
+    labels: Annotated[str | None, Option(help="File with a readable label for each entity name.")] = None,
+    picture: Annotated[Path | None, Option("--picture", "--figure", help="Draw a figure (PNG and SVG).")] = None,
+) -> cli.Result:
+    """Show counts, degrees, cardinalities, components, unseen entities and leakage of a graph."""
+    from dualkg.data.loading import load_graph
+
+    wanted = cli.parse_columns(columns) if columns else None
+    found = load_graph(data, columns=wanted, delimiter=delimiter, split=split, labels=labels).inspect()
+    figures = []
+    if picture:
+        from dualkg.analysis.figures import draw_inspection
+
+        figures = draw_inspection(found).save(picture)
+
+    def show() -> None:
+        _print_inspection(found)
+        for path in figures:
+            cli.note(f"Figure: {path}", style=None)
+
+    return cli.Result({**found.as_dict(), "figures": [str(path) for path in figures]}, show)
+
+
+def _print_inspection(found: Inspection) -> None:
+    """Tables of splits, cardinalities, relations and redundant relations; names are printed as labels."""
+
+    def label(names: Vocabulary, name: str) -> str:
+        return names.label(names.id(name))
+
+    def share(number: int, split: str) -> str:
+        return f"{number:,} ({number / len(found.triples[split]):.1%})" if number else "0"
+
+    splits, degrees, components = list(found.counts), found.degrees, found.components
+    rows = [[name.replace("_", "-"), *(f"{counts[name]:,}" for counts in found.counts.values())] for name in COUNTS]
+    for name, title in HELD_OUT.items():
+        numbers = {split: getattr(facts, name) for split, facts in found.held_out.items()}
+        if any(numbers.values()) or not title.startswith(" "):
+            of_triples = name not in ("unseen_entities", "unseen_relations")
+            rows.append([title, "", *(share(n, split) if of_triples else f"{n:,}" for split, n in numbers.items())])
+    cli.print_table([found.graph, *splits], rows)
+
+    hubs = ", ".join(f"{label(found.entities, hub['entity'])} ({hub['degree']:,})" for hub in degrees.hubs)
+    lines = [
+        f"Degrees in train: mean {degrees.mean:.1f}, median {degrees.median:g}, maximum {degrees.max:,}.",
+        f"Highest degrees: {hubs}.",
+        f"Connected components of train: {components.number:,}; the largest has {components.largest:,} entities "
+        f"({components.share:.1%}).",
+    ]
+    cli.stdout.print("", *lines, "", sep="\n", markup=False, soft_wrap=True)
+    rows = [[kind, *(f"{number:,}" for number in numbers.values())] for kind, numbers in found.by_cardinality.items()]
+    cli.print_table(["cardinality", "relations", *splits], rows)
+
+    rows = []
+    for name, row in sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_ROWS]:
+        means = (f"{row.tails_per_head:.1f}", f"{row.heads_per_tail:.1f}", f"{row.symmetry:.0%}")
+        rows.append([label(found.relations, name), f"{row.train:,}", f"{row.test:,}", row.cardinality, *means])
+    cli.stdout.print()
+    cli.print_table(["relation", "train", "test", "cardinality", "tails/head", "heads/tail", "symmetry"], rows)
+    _note_more(len(found.relations), "relations")
+    rows = []
+    for pair in found.redundant[:NUM_ROWS]:
+        names = " / ".join(label(found.relations, name) for name in dict.fromkeys((pair.relation, pair.other)))
+        rows.append([names, pair.kind, f"{min(pair.overlap):.0%}", *(f"{number:,}" for number in pair.leaked.values())])
+    if rows:
+        cli.stdout.print()
+        titles = (f"leaked {split}" for split in found.held_out)
+        cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
+        _note_more(len(found.redundant), "redundant relations")
+    for sentence in found.warnings():
+        cli.note(f"\n{sentence}", style="yellow")
+
+
+def _note_more(number: int, kind: str) -> None:
+    if number > NUM_ROWS:
+        cli.note(f"{number - NUM_ROWS:,} more {kind}: --json lists all.")
 
 
 @cli.command()

@@ -15,14 +15,17 @@ if TYPE_CHECKING:
     from dualkg.inference.completion import CompletionCheck
 
 NUM_PRINTED = 10
+TOP = "Number of triples (default: 20; 10,000 with --out; 100,000 with --check)."
 StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
 
 
 @cli.command()
 def complete(
     run: cli.RunPath,
-    out: Annotated[Path | None, Option(help="New file for the triples: .tsv or .parquet.")] = None,
-    top: Annotated[int | None, Option(help="Number of triples (default: 10,000; with --check 100,000).")] = None,
+    out: Annotated[
+        Path | None, Option(help="New file for the triples: .tsv or .parquet (default: print them).")
+    ] = None,
+    top: Annotated[int | None, Option(help=TOP)] = None,
     relation: Annotated[list[str] | None, Option(help="Only triples with this relation; repeatable.")] = None,
     head: Annotated[list[str] | None, Option(help="Only triples with this head; repeatable.")] = None,
     min_probability: Annotated[float, Option(help="Minimum probability of a triple.")] = 0.0,
@@ -31,46 +34,36 @@ def complete(
     check: Annotated[bool, Option("--check", help="Write no file; count the test triples found.")] = False,
     device: cli.Device = None,
 ) -> cli.Result:
-    """Write the most probable triples that the graph does not contain; run again after an interrupt, it resumes."""
+    """Print or write the most probable triples that the graph does not contain; with --out, it resumes after Ctrl-C."""
+    from dualkg.inference.api import complete as complete_run
     from dualkg.inference.calibration import calibration_for
-    from dualkg.inference.completion import check_completion, check_file, sizes_up_to
-    from dualkg.inference.completion import complete as complete_graph
+    from dualkg.inference.completion import check_completion, sizes_up_to
 
     if check and (out is not None or min_probability):
         raise RequestError("--check writes no file. Leave out --out and --min-probability.")
-    if not check and out is None:
-        raise RequestError("Name a file for the new triples, such as --out new.tsv.")
     loaded = cli.load_on_device(run, device)
-    if out is not None:
-        check_file(out, loaded.graph)
     arguments: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
-    arguments["calibration"] = calibration_for(loaded).calibration
     with cli.progress_bar(f"Completing {loaded.graph.name}") as arguments["on_progress"]:
-        if out is None:
+        if check:
+            arguments["calibration"] = calibration_for(loaded).calibration
             checked = check_completion(
                 loaded.model, loaded.graph, sizes=sizes_up_to(100_000 if top is None else top), **arguments
             )
             return cli.Result(checked.as_dict(), lambda: _print_check(checked))
         try:
-            made = complete_graph(
-                loaded.model,
-                loaded.graph,
-                top=10_000 if top is None else top,
-                min_probability=min_probability,
-                checkpoint=out.with_name(f"{out.name}.checkpoint"),
-                **arguments,
-            )
+            top = (20 if out is None else 10_000) if top is None else top
+            made = complete_run(loaded, top=top, out=out, min_probability=min_probability, **arguments)
         except KeyboardInterrupt:
-            cli.note("dualkg: stopped. Run the same command again to resume.", style=None)
+            cli.note(f"dualkg: stopped.{' Run the same command again to resume.' * (out is not None)}", style=None)
             raise typer.Exit(130) from None
-    made.save(out)
-    best = made.table().slice(0, NUM_PRINTED).to_pylist()
+    best = made.table().slice(0, len(made) if out is None else NUM_PRINTED).to_pylist()
 
     def show() -> None:
         _print_triples(best)
-        cli.note(f"\n{len(made):,} new triples are saved in {out}.", style=None)
+        if out is not None:
+            cli.note(f"\n{len(made):,} new triples are saved in {out}.", style=None)
 
-    return cli.Result({"out": str(out), "triples": len(made), "best": best}, show)
+    return cli.Result({"out": None if out is None else str(out), "triples": len(made), "best": best}, show)
 
 
 def _print_triples(rows: list[dict[str, Any]]) -> None:
@@ -222,7 +215,7 @@ def export(
     out: Annotated[Path, Option(help="New folder.")],
     format: Annotated[Literal["numpy", "tsv", "safetensors"], Option(help="File format.")] = "numpy",
 ) -> cli.Result:
-    """Write the embeddings to files for other programs."""
+    """Write the embeddings to files for other programs, with a manifest that explains them."""
     from dualkg.inference.export import export as write
     from dualkg.training.run import load_run
 

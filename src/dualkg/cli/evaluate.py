@@ -153,15 +153,10 @@ def calibrate(
     device: cli.Device = None,
 ) -> cli.Result:
     """Fit probabilities and prediction sets on valid, save them with the run, and check them on test."""
-    from dualkg.inference.calibration import calibration_for, save_calibration
-    from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
+    from dualkg.inference.api import calibrate as calibrate_run
 
-    loaded = cli.load_on_device(run, device)
-    saved = calibration_for(loaded, overwrite=overwrite)
-    report = evaluate_calibration(saved.calibration, loaded.model, loaded.graph)
-    sets = evaluate_coverage(saved.prediction_sets, loaded.model, loaded.graph, coverage=coverage)
-    checks = {"calibration": report.as_dict(), "coverage": sets.as_dict()}
-    save_calibration(replace(saved, checks=checks), run)
+    checked = calibrate_run(run, coverage=coverage, overwrite=overwrite, device=device)
+    report, sets = checked.report, checked.coverage
     figures = []
     if figure:
         from dualkg.analysis.figures import draw_reliability
@@ -176,7 +171,7 @@ def calibrate(
         for path in figures:
             cli.note(f"Figure: {path}", style=None)
 
-    return cli.Result({"run": str(run), **checks, "figures": [str(path) for path in figures]}, show)
+    return cli.Result({"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}, show)
 
 
 def _print_calibration(report: CalibrationReport) -> None:

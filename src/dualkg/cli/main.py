@@ -20,7 +20,7 @@ from typer.core import TyperCommand
 
 from dualkg import __version__
 from dualkg.cli import common as cli
-from dualkg.cli.analysis import nuclear_norm, sparsify, sparsity
+from dualkg.cli.analysis import inspect, nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
@@ -204,7 +204,7 @@ class SuggestingCommand(TyperCommand):
 
 
 for function in (
-    *(demo, datasets, recipes, train, resume, tune, evaluate, compare, calibrate, predict, similar, explain),
+    *(demo, datasets, inspect, recipes, train, resume, tune, evaluate, compare, calibrate, predict, similar, explain),
     *(complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
 ):
     app.command(cls=SuggestingCommand)(function)

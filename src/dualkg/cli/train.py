@@ -85,6 +85,8 @@ def train(
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
         cli.note(sentence)
+    for sentence in graph.inspect().warnings():
+        cli.note(f"{sentence} See: dualkg inspect {shlex.quote(graph.source)}", style="yellow")
     arguments: dict[str, Any] = {"graph": graph, "device": device, "overwrite": overwrite, "callbacks": track}
     if tune and no_tune:
         raise RequestError("--tune and --no-tune exclude each other.")
@@ -253,7 +255,7 @@ def tune(
     from dualkg.tuning import tune as run_search
 
     search = load_space(space)
-    folder = out or Path("runs") / f"tune-{search.name}"
+    folder = out or search.folder
     cli.note(
         f"{search.num_trials:,} trials ({search.settings.method}) of {search.base.model.name} on "
         f"{search.base.data.graph}, saved in {folder}."

@@ -227,8 +227,9 @@ class Inspection:
             sentences.append(f"Leakage: {share:.1%} of the {split} triples {reason}; metrics are too optimistic.")
         if unseen:
             split, share = unseen
-            numbers = {kind: getattr(self.held_out[split], f"unseen_{kind}") for kind in ("entities", "relations")}
-            listed = " and ".join(f"{number:,} {kind}" for kind, number in numbers.items() if number)
+            facts = self.held_out[split]
+            numbers = (facts.unseen_entities, "entity", "entities"), (facts.unseen_relations, "relation", "relations")
+            listed = " and ".join(f"{n:,} {one if n == 1 else many}" for n, one, many in numbers if n)
             sentences.append(
                 f"Unseen: {share:.1%} of the {split} triples contain entities or relations that train lacks ({listed})."
             )

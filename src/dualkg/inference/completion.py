@@ -13,7 +13,6 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet
 import torch
 from safetensors import SafetensorError, safe_open
@@ -85,6 +84,8 @@ class Completion:
 
     def table(self) -> pa.Table:
         """Names with rank and numbers, and labels where the graph has any."""
+        import pyarrow.compute as pc  # slow to import, and `import dualkg` loads this module
+
         entities, relations = self.graph.entities, self.graph.relations
         ids = {"head": (entities, self.heads), "relation": (relations, self.relations), "tail": (entities, self.tails)}
         columns: dict[str, pa.Array] = {"rank": pa.array(np.arange(1, len(self) + 1))}
@@ -108,6 +109,8 @@ class Completion:
 
 def check_file(path: str | Path, graph: Graph) -> Path:
     """Refuse, before the search, a file that could not be written after it."""
+    import pyarrow.compute as pc  # slow to import, and `import dualkg` loads this module
+
     path = Path(path)
     if path.suffix.lower() not in WRITERS:
         raise RequestError(f"New triples go to a file that ends with .tsv or .parquet; '{path.name}' does not.")
@@ -131,6 +134,8 @@ def check_file(path: str | Path, graph: Graph) -> Path:
 
 def _write_tsv(table: pa.Table, path: Path) -> None:
     """Write lines of tab-separated columns without quotes."""
+    import pyarrow.compute as pc  # slow to import, and `import dualkg` loads this module
+
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\t".join(table.column_names) + "\n")
         for batch in table.to_batches(LINES_PER_BATCH):

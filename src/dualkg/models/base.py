@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from dualkg.data.graph import GraphShape
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
 from dualkg.models.grouping import lookup
 
@@ -42,6 +43,16 @@ def overridden(instance: object) -> set[str]:
     return {name for name in names if not name.startswith(("__", "_abc_"))}
 
 
+def _shape_of(graph: Graph | GraphShape) -> GraphShape:
+    """The shape of a graph, or a shape as it is."""
+    shape = graph.shape if isinstance(graph, Graph) else graph
+    if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(size, int) for size in shape)):
+        name = isinstance(graph, (str, Path))
+        given = f"'{graph}' was given. Load it: kg.load_graph('{graph}')" if name else f"{type(graph)} was given"
+        raise RequestError(f"A model is built for a graph or its shape, as in kg.ComplEx(graph, dim=100); {given}.")
+    return GraphShape(*shape)
+
+
 class Model(nn.Module, ABC):
     """Scores triples of ids; a higher score is a more plausible triple.
 
@@ -51,9 +62,9 @@ class Model(nn.Module, ABC):
 
     score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
 
-    def __init__(self, shape: GraphShape, *, reciprocal: bool = True) -> None:
+    def __init__(self, shape: Graph | GraphShape, *, reciprocal: bool = True) -> None:
         super().__init__()
-        self.shape = GraphShape(*shape)
+        self.shape = _shape_of(shape)
         self.reciprocal = reciprocal
 
     def check_shape(self, shape: GraphShape) -> None:
@@ -184,7 +195,7 @@ class EmbeddingModel(Model):
 
     def __init__(
         self,
-        shape: GraphShape,
+        shape: Graph | GraphShape,
         *,
         dim: int,
         reciprocal: bool = True,

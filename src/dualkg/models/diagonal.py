@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import GraphShape
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.grouping import lookup
@@ -137,7 +137,7 @@ class QuatE(DiagonalModel):
 
     numbers_per_coordinate = 4
 
-    def __init__(self, shape: GraphShape, *, normalized: bool = True, **config: Any) -> None:
+    def __init__(self, shape: Graph | GraphShape, *, normalized: bool = True, **config: Any) -> None:
         super().__init__(shape, **config)
         self.normalized = normalized
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dualkg.data.graph import GraphShape
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
 from dualkg.kernels import pairwise as kernels
 from dualkg.models.base import EmbeddingModel, Factors, InitScale, ScoreForm, Side, skip_initialization
@@ -127,7 +127,7 @@ class DistanceModel(EmbeddingModel):
 class NormModel(DistanceModel):
     """The distance is a norm of the difference: 1 (a sum of moduli if coordinates are complex), 2, or 2 "squared"."""
 
-    def __init__(self, shape: GraphShape, *, norm: Norm = 1, **config: Any) -> None:
+    def __init__(self, shape: Graph | GraphShape, *, norm: Norm = 1, **config: Any) -> None:
         super().__init__(shape, **config)
         self.norm: Norm = norm
         if isinstance(norm, bool) or norm not in (1, 2, "squared"):

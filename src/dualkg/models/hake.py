@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualkg.data.graph import GraphShape
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.kernels import pairwise as kernels
 from dualkg.models.base import Factors, Side
 from dualkg.models.distance import AngleModel, chunked_distances
@@ -30,7 +30,7 @@ class HAKE(AngleModel):
     numbers_per_coordinate = 2
 
     def __init__(
-        self, shape: GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **config: Any
+        self, shape: Graph | GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **config: Any
     ) -> None:
         super().__init__(shape, **config)
         self.initial_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dualkg.data.graph import GraphShape
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
 from dualkg.models.base import Factors, InitScale
 from dualkg.models.bilinear import BilinearModel
@@ -72,7 +72,7 @@ class TuckER(MatrixModel):
 
     def __init__(
         self,
-        shape: GraphShape,
+        shape: Graph | GraphShape,
         *,
         dim: int,
         relation_dim: int | None = None,

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualkg.data.graph import GraphShape
+from dualkg.data.graph import Graph, GraphShape
 from dualkg.models.base import Factors, Side
 from dualkg.models.distance import DistanceModel
 from dualkg.models.grouping import lookup
@@ -28,7 +28,7 @@ class MuRP(DistanceModel):
     capturable = True
     score_arrays = 20
 
-    def __init__(self, shape: GraphShape, *, signs: bool = False, **config: Any) -> None:
+    def __init__(self, shape: Graph | GraphShape, *, signs: bool = False, **config: Any) -> None:
         self.signs = signs  # used by `relation_table`, which `super` calls
         super().__init__(shape, **config)
         self.biases = nn.Parameter(torch.zeros(self.shape.num_entities, 2))  # as head, as tail

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,9 +18,10 @@ from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate
 from dualkg.files import write_text
 from dualkg.logs import ProgressLog, logger
-from dualkg.losses import LOSSES, Loss, OneVsAll
+from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
-from dualkg.models.base import Model
+from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.distance import DistanceModel
 from dualkg.regularizers import REGULARIZERS, NoRegularizer, PlainAndMapped, Regularizer
 from dualkg.training.callbacks import Callback, Callbacks, TrainingInfo, find_callbacks, saved_trackers
 from dualkg.training.recipe import (
@@ -41,6 +42,8 @@ from dualkg.training.recipe import (
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer, peak_mib
 
+OPTIMIZERS: Mapping[str, None] = dict.fromkeys(("Adagrad", "Adam", "SGD"))
+
 
 def default_batch_size(graph: Graph) -> int:
     """Small for small graphs, which need many steps; larger for efficient matrix products."""
@@ -54,7 +57,9 @@ def data_of(graph: Graph) -> Data:
     )
 
 
-def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None = None) -> Recipe:
+def default_recipe(
+    data: Data, graph: Graph, changes: Mapping[str, Any] | None = None, *, source: str = "--set"
+) -> Recipe:
     """The recipe where none is given: ComplEx with DURA, chosen on the validation splits of several graphs.
 
     A model or a loss that DURA is not defined for is trained without a regularizer, unless one is named.
@@ -72,11 +77,11 @@ def default_recipe(data: Data, graph: Graph, changes: Mapping[str, Any] | None =
     if (kind and not kind.has_adjoint) or (loss and loss.examples == "queries"):
         changes.setdefault("regularizer.name", "none")
     if str(changes.get("optimizer.name")).casefold() == "adam":  # chosen on the validation splits of world and UMLS
-        changes.setdefault("optimizer.learning_rate", 0.03 if kind is None or kind.has_adjoint else 0.001)
+        changes.setdefault("optimizer.learning_rate", 0.001 if kind and issubclass(kind, DistanceModel) else 0.03)
     regularizer = find_class(changes.get("regularizer.name", "DURA"), REGULARIZERS, Regularizer)
     if not issubclass(regularizer, PlainAndMapped):  # which alone have λ1 and λ2
         base = base.model_copy(update={"regularizer": RegularizerConfig(weight=base.regularizer.weight)})
-    return base.with_changes(changes)
+    return base.with_changes(changes, source=source)
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -93,12 +98,12 @@ def choose_device(device: str | torch.device | None) -> torch.device:
 
 
 def train(
-    model: Model,
-    graph: Graph,
+    model: Model | str,
+    graph: Graph | str | Path,
     *,
-    regularizer: Regularizer | None = None,
-    loss: Loss | None = None,
-    optimizer: Optimizer | None = None,
+    regularizer: Regularizer | str | None = None,
+    loss: Loss | str | None = None,
+    optimizer: Optimizer | str | None = None,
     validation: Validation | None = None,
     epochs: int = 20,
     batch_size: int | None = None,
@@ -111,20 +116,40 @@ def train(
     """Train a model on a graph; with `out`, in a run folder that survives interruption.
 
     The model is trained in place and moved to the device. What is left out is as in `dualkg train --no-tune`: 1-vs-all
-    with DURA where it is defined for the model, Adagrad with a learning rate that decreases to 0.
+    with DURA where it is defined for the model, Adagrad with a learning rate that decreases to 0. Model, loss,
+    regularizer and optimizer may be names, and then have the settings of `dualkg train --no-tune`, too.
     """
-    loss = loss or OneVsAll()
-    defaults = default_recipe(data_of(graph), graph)
-    if regularizer is None:
+    if isinstance(graph, Model):
+        raise RequestError("The model comes first, then the graph: kg.train(model, graph).")
+    graph = graph if isinstance(graph, Graph) else load_graph(graph)
+    named = {
+        "model.name": _name_or_instance(model, Model, "The model", "kg.ComplEx(graph, dim=100)", MODELS),
+        "regularizer.name": _name_or_instance(
+            regularizer, Regularizer, "regularizer", "kg.DURA(0.05, plain=0.5, mapped=1.5)", REGULARIZERS
+        ),
+        "loss.name": _name_or_instance(loss, Loss, "loss", "kg.OneVsAll()", LOSSES),
+        "optimizer.name": _name_or_instance(
+            optimizer, Optimizer, "optimizer", 'kg.Optimizer(name="Adam", learning_rate=0.03)', OPTIMIZERS
+        ),
+    }
+    _name_or_instance(validation, Validation, "validation", "kg.Validation(every=1, patience=3)", {})
+    if isinstance(model, Model):
+        named["model.name"] = name_of(model.embedding, MODELS)
+    given = {key: name for key, name in named.items() if name}
+    defaults = default_recipe(data_of(graph), graph, given, source="train")
+    model = model if isinstance(model, Model) else defaults.model.build(graph.shape, seed=seed)
+    loss = loss if isinstance(loss, Loss) else defaults.loss
+    if not isinstance(regularizer, Regularizer):
         has_default = loss.examples == "triples" and getattr(model.embedding, "has_adjoint", False)
-        regularizer = defaults.regularizer.build() if has_default else NoRegularizer()
+        regularizer = defaults.regularizer.build() if has_default or regularizer else NoRegularizer()
+    optimizer = optimizer if isinstance(optimizer, Optimizer) else defaults.optimizer
     batch_size = default_batch_size(graph) if batch_size is None else batch_size
     tables: dict[str, Any] = {
         "data": defaults.data,
         "model": ModelConfig.of(model),
         "regularizer": RegularizerConfig.of(regularizer),
         "loss": loss,
-        "optimizer": optimizer or defaults.optimizer,
+        "optimizer": optimizer,
         "validation": validation or Validation(),
         "training": {"epochs": epochs, "batch_size": batch_size, "seed": seed},
     }
@@ -136,6 +161,26 @@ def train(
     model.to(choose_device(device))
     trainer = Trainer(model, graph, recipe, regularizer, on_progress=on_progress, callbacks=called)
     return _start(trainer, folder, by_seed=False)
+
+
+def _name_or_instance(
+    value: object, base: type, what: str, example: str, known: Mapping[str, type | None]
+) -> str | None:
+    """The name that was given in place of an instance, or None; refuse anything else with the right call."""
+    if (value is None and known is not MODELS) or isinstance(value, base):
+        return None
+    if isinstance(value, str) and known:
+        if known is OPTIMIZERS:
+            return Optimizer(name=value).name  # refuses an unknown name
+        find_class(value, cast("Mapping[str, type]", known), EmbeddingModel if base is Model else base)
+        return value
+    names = f", or a name: {', '.join(known)}" if known else ""
+    raise RequestError(f"{what} should be an instance, such as {example}{names}; {_short(value)} was given.")
+
+
+def _short(value: object) -> str:
+    kind = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
+    return kind if len(kind) <= 80 else f"{kind[:77]}…"
 
 
 def train_recipe(

@@ -166,13 +166,15 @@ def from_pykeen(model: Any, factory: Any, *, valid: Any = None, test: Any = None
         test = dataset.testing if test is None else test
     if not hasattr(factory, "mapped_triples"):
         raise RequestError(f"A triples factory or a dataset of PyKEEN was expected; it is {type(factory).__name__}.")
-    model.eval()
+    training = model.training
+    model.eval()  # without dropout, and with the statistics of batch normalization
     with torch.no_grad():
         entities, relations = (
             [part(indices=None).detach().cpu() for part in parts]
             for parts in (model.entity_representations, model.relation_representations)
         )
         arrays = _pykeen_arrays(model, entities, _reciprocals_last(model, relations, factory.real_num_relations))
+    model.train(training)
     entity_names = _pykeen_names(factory, "entity", factory.num_entities)
     relation_names = _pykeen_names(factory, "relation", factory.real_num_relations)
     if len(arrays["entities"]) != factory.num_entities:
@@ -268,7 +270,7 @@ def _tucker(interaction: Any, entities: Tensor, relations: Tensor, *, reciprocal
     core = interaction.core_tensor.detach().cpu().transpose(0, 1)  # (head, relation, tail) there
     if interaction.head_batch_norm is None:
         return {"parameters": {"core": core}, "options": {"relation_dim": len(core)}}
-    norms = {"before": interaction.head_batch_norm.cpu(), "after": interaction.head_relation_batch_norm.cpu()}
+    norms = {"before": interaction.head_batch_norm, "after": interaction.head_relation_batch_norm}
     if reciprocal:
         parts = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}
         found = {f"{name}.{own}": getattr(norm, its) for name, norm in norms.items() for own, its in parts.items()}
@@ -290,8 +292,11 @@ def _tucker(interaction: Any, entities: Tensor, relations: Tensor, *, reciprocal
 
 def _affine(norm: Any) -> tuple[Tensor, Tensor]:
     """The factor and the summand of batch normalization in evaluation."""
-    factor = norm.weight.double() / (norm.running_var.double() + norm.eps).sqrt()
-    return factor, norm.bias - norm.running_mean * factor
+    weight, bias, mean, variance = (
+        getattr(norm, name).detach().cpu().double() for name in ("weight", "bias", "running_mean", "running_var")
+    )
+    factor = weight / (variance + norm.eps).sqrt()
+    return factor, bias - mean * factor
 
 
 # -- LibKGE -------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from copy import deepcopy
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -31,6 +31,11 @@ from dualkg.losses.base import validation_sentence
 from dualkg.models import MODELS, Dual
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 RENAMED_KEYS = {
     "loss.kind": "loss.name, which is OneVsAll, KvsAll, NegativeSampling or MarginRanking",
@@ -94,7 +99,18 @@ def check_importable(*names: str) -> None:
             )
 
 
-class Section(BaseModel):
+class _Sentences(ModelMetaclass):
+    """Raises a sentence where a user constructs a table with wrong settings; tables of a recipe are not called."""
+
+    def __call__(self, *args: Any, **settings: Any) -> Any:
+        try:
+            return super().__call__(*args, **settings)
+        except ValidationError as error:
+            known = getattr(self, "model_fields", ())
+            raise RequestError(validation_sentence(error, known, prefix=f"{self.__name__.lower()}.")) from None
+
+
+class Section(BaseModel, metaclass=_Sentences):
     """A table of a recipe: unknown keys are refused, and it is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -299,9 +315,9 @@ class Recipe(Section, title="recipes"):
         self.loss.check_training(reciprocal=self.model.reciprocal, batch_size=self.training.batch_size)
         return self
 
-    def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
+    def with_changes(self, changes: Mapping[str, Any], *, source: str = "--set") -> Recipe:
         """Another recipe with some values changed, named as `training.epochs`."""
-        return recipe_from(changed(self.model_dump(exclude_none=True), changes), source="--set")
+        return recipe_from(changed(self.model_dump(exclude_none=True), changes), source=source)
 
     def as_toml(self) -> str:
         """The recipe as TOML; values left to the model or the regularizer are left out."""

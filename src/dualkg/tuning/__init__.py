@@ -5,7 +5,7 @@ from __future__ import annotations
 from dualkg.tuning.fit import fit, resume
 from dualkg.tuning.results import TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from
-from dualkg.tuning.tune import tune
+from dualkg.tuning.tune import search, tune
 
 __all__ = [
     "SearchSpace",
@@ -15,6 +15,7 @@ __all__ = [
     "fit",
     "load_space",
     "resume",
+    "search",
     "space_from",
     "tune",
 ]

@@ -54,6 +54,11 @@ class SearchSpace:
     settings: SearchSettings
 
     @property
+    def folder(self) -> Path:
+        """Where a search is saved unless another folder is named."""
+        return Path("runs") / f"tune-{self.name}"
+
+    @property
     def num_points(self) -> int | None:
         """Number of different recipes, or None if a dimension is a range."""
         sizes = [len(values) for values in self.dimensions.values() if isinstance(values, tuple)]

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,16 +23,16 @@ from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.results import TuningProgress, TuningResult
-from dualkg.tuning.space import SearchSpace, load_space
+from dualkg.tuning.space import SearchSpace, load_space, space_from
 
 if TYPE_CHECKING:
     from dualkg.tuning.study import Worker
 
 
 def tune(
-    space: SearchSpace | str | Path,
+    space: SearchSpace | str | Path | Mapping[str, Any],
     *,
-    out: str | Path,
+    out: str | Path | None = None,
     graph: Graph | None = None,
     device: str | torch.device | None = None,
     storage: str | None = None,
@@ -41,7 +41,8 @@ def tune(
 ) -> TuningResult:
     """Search a space for the recipe with the best validation MRR; called again, it resumes.
 
-    The study is stored in `out`/study.db, or in the database with the URL `storage`, which several machines may share.
+    `space` is a file, a `SearchSpace`, or the tables of a file as a mapping. `out` is runs/tune-NAME by default. The
+    study is stored in `out`/study.db, or in the database with the URL `storage`, which several machines may share.
     `jobs` processes train in parallel. The test split is never used.
     """
     try:
@@ -50,11 +51,17 @@ def tune(
         from dualkg.tuning.study import Worker, collect, sqlite_url
     except ImportError:
         raise RequestError("Tuning needs Optuna. Install it: pip install 'dualkg[search]'") from None
-    space = space if isinstance(space, SearchSpace) else load_space(space)
+    if isinstance(space, Mapping):
+        space = space_from(space, source="The search space")
+    elif isinstance(space, (str, Path)):
+        space = load_space(space)
+    elif not isinstance(space, SearchSpace):
+        kind = type(space).__name__
+        raise RequestError(f"A search space is a .toml file, a mapping of its tables, or a SearchSpace; got {kind}.")
     graph = graph or load_recipe_graph(space.base)
     if not len(graph.valid):
         raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
-    out, device = Path(out), str(choose_device(device))
+    out, device = Path(out or space.folder), str(choose_device(device))
     if RunFolder(out).recipe.exists():
         raise RequestError(f"{out} contains a run; tuning needs a folder of its own: use --out.")
     out.mkdir(parents=True, exist_ok=True)
@@ -80,6 +87,9 @@ def tune(
     if interrupted:
         raise InterruptedRunError(f"Stopped; {result.num_done} of {space.num_trials} trials are done and saved.")
     return result
+
+
+search = tune  # `kg.search`
 
 
 def _run_processes(worker: Worker, url: str, num_jobs: int) -> None:

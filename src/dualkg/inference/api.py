@@ -1,0 +1,97 @@
+"""Entry points for a run or its folder: calibrate it, and complete its graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dualkg.errors import RequestError
+from dualkg.inference.calibration import Calibration, calibration_for, save_calibration
+from dualkg.inference.completion import Completion, check_file
+from dualkg.inference.completion import complete as complete_graph
+from dualkg.inference.prediction_sets import PredictionSets
+from dualkg.inference.reliability import CalibrationReport, CoverageReport, evaluate_calibration, evaluate_coverage
+from dualkg.training.api import choose_device
+from dualkg.training.run import Run, load_run
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedCalibration:
+    """Calibration and prediction sets of a run, fitted on valid, and their evaluation on test."""
+
+    calibration: Calibration
+    prediction_sets: PredictionSets
+    report: CalibrationReport
+    coverage: CoverageReport
+
+    def as_dict(self) -> dict[str, Any]:
+        """The evaluation, for JSON."""
+        return {"calibration": self.report.as_dict(), "coverage": self.coverage.as_dict()}
+
+
+def calibrate(
+    run: Run | str | Path,
+    *,
+    coverage: float = 0.9,
+    overwrite: bool = False,
+    device: str | torch.device | None = None,
+) -> CheckedCalibration:
+    """Fit probabilities and prediction sets on valid, save them in the folder of the run, and check them on test.
+
+    An existing calibration is read and checked again, unless `overwrite` replaces it. `coverage` is that of the
+    prediction sets to check.
+    """
+    run = open_run(run, device=device)
+    saved = calibration_for(run, overwrite=overwrite)
+    checked = CheckedCalibration(
+        saved.calibration,
+        saved.prediction_sets,
+        evaluate_calibration(saved.calibration, run.model, run.graph),
+        evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
+    )
+    if run.folder:
+        save_calibration(replace(saved, checks=checked.as_dict()), run.folder)
+    return checked
+
+
+def complete(
+    run: Run | str | Path,
+    *,
+    top: int = 10_000,
+    out: str | Path | None = None,
+    device: str | torch.device | None = None,
+    **options: Any,
+) -> Completion:
+    """Find the `top` most probable triples that the graph of a run does not contain, and write them to a new file.
+
+    `options` are those of `dualkg.inference.completion.complete`: relations, heads, types, loops, min_probability and
+    on_progress. A run that is not calibrated is calibrated first. With `out`, .tsv or .parquet, the same call resumes
+    after an interrupt.
+    """
+    run = open_run(run, device=device)
+    path = None if out is None else check_file(out, run.graph)
+    if path is not None:
+        options["checkpoint"] = path.with_name(f"{path.name}.checkpoint")
+    found = complete_graph(run.model, run.graph, top=top, calibration=calibration_for(run).calibration, **options)
+    if path is not None:
+        found.save(path)
+    return found
+
+
+def open_run(run: Run | str | Path, *, device: str | torch.device | None = None) -> Run:
+    """A run as it is, on another device if one is given; or loaded from its folder, on a GPU if available."""
+    if isinstance(run, Run):
+        if device is not None:
+            run.model.to(choose_device(device))
+        return run
+    if not isinstance(run, (str, Path)):
+        kind = type(run).__name__
+        raise RequestError(
+            f"A run or the folder of one was expected, such as 'runs/world'; got an object of type {kind}."
+        )
+    loaded = load_run(run)
+    loaded.model.to(choose_device(device))
+    return loaded

@@ -1,0 +1,94 @@
+"""`kg.calibrate`, `kg.complete` and `kg.search`: from a run, from its folder, and with wrong arguments."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+import dualkg as kg
+from dualkg.inference.calibration import calibration_for
+from dualkg.inference.completion import complete as complete_graph
+from tests.conftest import graph_of
+
+
+@pytest.fixture(scope="module")
+def graph() -> kg.Graph:
+    random = np.random.default_rng(0)
+    triples = np.unique(np.stack([random.integers(0, n, 200) for n in (20, 3, 20)], axis=1), axis=0)
+    random.shuffle(triples)
+    return graph_of(triples[40:], triples[:20], triples[20:40], num_entities=20, num_relations=3)
+
+
+@pytest.fixture
+def run(graph, tmp_path) -> kg.Run:
+    return kg.train(kg.ComplEx(graph.shape, dim=4, init_scale=0.5), graph, epochs=1, out=tmp_path / "run")
+
+
+def test_calibrate_fits_saves_and_checks(run):
+    checked = kg.calibrate(run.folder, coverage=0.8)
+    saved = json.loads((run.folder / "calibration.json").read_text())
+    assert saved["checks"] == json.loads(json.dumps(checked.as_dict()))
+    assert checked.coverage.target_coverage == 0.8
+    assert checked.report.overall.num_true == 40
+    again = kg.calibrate(run)
+    assert again.calibration.as_dict() == checked.calibration.as_dict()
+    (run.folder / "calibration.json").write_text("{")
+    with pytest.raises(kg.RequestError, match="is damaged"):
+        kg.calibrate(run)
+    assert kg.calibrate(run, overwrite=True).calibration.as_dict() == checked.calibration.as_dict()
+    assert all(
+        one.probability is not None for one in kg.load_run(run.folder).predictor().tails("e1", "r0", known="omit")
+    )
+
+
+def test_calibrate_a_run_without_a_folder(graph):
+    run = kg.train(kg.ComplEx(graph.shape, dim=4, init_scale=0.5), graph, epochs=1)
+    assert 0 <= kg.calibrate(run).coverage.overall.coverage <= 1
+
+
+def test_complete_is_the_completion_of_the_model_with_its_calibration(run, tmp_path):
+    found = kg.complete(run.folder, top=30, out=tmp_path / "new.parquet", types=True)
+    wanted = complete_graph(
+        run.model, run.graph, top=30, calibration=calibration_for(run).calibration, types=True
+    ).table()
+    assert found.table().to_pylist() == wanted.to_pylist() == pq.read_table(tmp_path / "new.parquet").to_pylist()
+    assert kg.complete(run, top=30, types=True).table().equals(wanted)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.parquet", "run"]
+    with pytest.raises(kg.RequestError, match="exists already"):
+        kg.complete(run, out=tmp_path / "new.parquet")
+
+
+def test_search_takes_a_mapping_and_has_a_folder_of_its_own(graph, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tables = {
+        "model": {"name": "DistMult", "dim": 2},
+        "training": {"epochs": 1},
+        "space": {"regularizer.weight": [0.0, 0.1]},
+    }
+    result = kg.search(tables, graph=graph)
+    assert result.num_done == 2
+    assert result.recipe is not None
+    assert (tmp_path / "runs" / "tune-search" / "best.toml").exists()
+    assert kg.search is kg.tuning.tune
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "sentence"),
+    [
+        (kg.calibrate, 3, "A run or the folder of one was expected, such as 'runs/world'; got an object of type int"),
+        (
+            kg.complete,
+            None,
+            "A run or the folder of one was expected, such as 'runs/world'; got an object of type NoneType",
+        ),
+        (kg.calibrate, "nowhere", "nowhere does not exist"),
+        (kg.search, 3, "a .toml file, a mapping of its tables, or a SearchSpace; got int"),
+        (kg.search, {"spaces": {}}, "The search space: spaces is not a table of a search space. Did you mean 'space'"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(function, given, sentence):
+    with pytest.raises(kg.RequestError, match=sentence):
+        function(given)
