@@ -164,20 +164,28 @@ def _graph(
         one, other = ("valid", "test") if test is None else ("test", "valid")
         raise RequestError(f"{one} was given without {other}. Give both, or {other}=[] for none.")
     parts = {"triples": data} if valid is None else {"train": data, "valid": valid, "test": test}
-    readers = {key: _reader(part, f"the {kind}" if key == "triples" else key, columns) for key, part in parts.items()}
+    place = "the list" if kind == "triples" else f"the {kind}"
+    readers = {key: _reader(part, place if key == "triples" else key, columns) for key, part in parts.items()}
     read = _renamed(encode(readers, optional=("valid", "test")), entities, relations)
     if isinstance(labels, str | os.PathLike):
         labels = {name: label for source in find_sources(labels) for name, label in read_labels(source).items()}
     by_name = {str(name).strip(): label for name, label in (labels or {}).items()}
-    where, advice = f"The {kind}" if kind != "triples" else "This list of triples", "valid= and test= as well"
-    return graph_fields(read, name or kind, fractions, seed=seed, labels=by_name, where=where, advice=advice)
+    return graph_fields(
+        read,
+        name or kind,
+        fractions,
+        seed=seed,
+        labels=by_name,
+        where=place.capitalize(),
+        advice="valid= and test= as well",
+    )
 
 
 def _reader(data: Any, name: str, columns: Columns | None) -> Reader:
     if isinstance(data, str | bytes | os.PathLike):
         raise RequestError(f"Data in memory were expected, and {data!r} was given. Load a file with kg.load_graph.")
     if _is_datasets(data):
-        if not hasattr(data, "__getitem__"):  # an IterableDataset
+        if not hasattr(data, "num_rows"):  # an IterableDataset
             return _Rows(data, name, columns)
         data = data.with_format("arrow")[:]  # with the rows that `select` and `shuffle` chose
     if _is_table(data):
@@ -187,13 +195,12 @@ def _reader(data: Any, name: str, columns: Columns | None) -> Reader:
     if hasattr(data, "__array__"):
         array = np.asarray(data)
         if array.ndim != 2 or (array.shape[1] != len(ROLES) and columns is None):
-            raise DataError(f"An array of triples has the shape (num_triples, 3); {name} has {array.shape}.")
+            raise DataError(f"An array of triples has the shape (num_triples, 3); {array.shape} was given.")
         if array.dtype.kind not in "iuUO":
-            raise DataError(
-                f"An array of triples holds names or whole numbers; {name} holds {array.dtype}. Convert it."
-            )
+            raise DataError(f"An array of triples holds names or whole numbers; {array.dtype} was given. Convert it.")
         if array.dtype.kind in "iu":
-            return _Table(pa.table({str(i + 1): array[:, i] for i in range(array.shape[1])}), name, columns)
+            names = ROLES if array.shape[1] == len(ROLES) else map(str, range(1, array.shape[1] + 1))
+            return _Table(pa.table(dict(zip(names, array.T, strict=True))), name, columns)
         data = array.tolist()
     if not isinstance(data, Iterable):
         raise RequestError(f"Rows of head, relation and tail were expected; {_described(data)} was given.")
@@ -208,7 +215,7 @@ class _Table(TableReader):
         self.table = table
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        yield from self.table_blocks(self.table.schema, self.table.to_batches(NUM_ROWS))
+        yield from self.table_blocks(self.column_names(self.table.schema), self.table.to_batches(NUM_ROWS))
 
 
 class _Rows(RowsReader):
@@ -235,7 +242,7 @@ def _as_arrow(data: Any, name: str) -> pa.Table:
             table = pyarrow.interchange.from_dataframe(data)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(
-            f"{name} cannot be read as a table ({str(error).rstrip('.')}). Convert its columns to text."
+            f"{name} cannot be read as a table ({str(error.args[0]).rstrip('.')}). Convert its columns to text."
         ) from None
     # pandas adds its index, which a filtered frame has.
     return table.drop_columns([column for column in table.column_names if column.startswith("__index_level_")])

@@ -47,6 +47,22 @@ class Reader(ABC):
     def blocks(self) -> Generator[pa.RecordBatch]:
         """Triples in the order of the file, as columns head, relation and tail of type `NAMES`."""
 
+    def choose(self, header: Sequence[str], *, what: str = "column") -> Indices:
+        """The positions of head, relation and tail among names: as chosen, as recognized, or the only three."""
+        if self.columns is not None:
+            return find_columns(self.columns, header, self.name)
+        if indices := recognize_header(header):
+            return indices
+        if len(header) == len(ROLES):
+            self.remarks.append(f"Head, relation and tail of {self.name} are its {what}s {', '.join(header)}.")
+            return 0, 1, 2
+        listed = ", ".join(f"'{cell}'" for cell in header[:20])
+        example = tuple(header[:3]) if len(header) > len(ROLES) else ROLES
+        raise DataError(
+            f"{self.name} should have three {what}s, or some named head, relation and tail; its {what}s are {listed}. "
+            f"Choose three, such as columns={example!r}."
+        )
+
 
 class FileReader(Reader):
     """Reads one file, or a member of an archive."""
@@ -146,41 +162,26 @@ def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
     raise DataError(f"{name} has no column named '{column}'. Its columns are {listed}.{did_you_mean(column, header)}")
 
 
-def choose_columns(columns: Columns | None, header: Sequence[str], name: str, *, what: str = "column") -> Indices:
-    """The positions of head, relation and tail: as chosen, as named, or the only three."""
-    if columns is not None:
-        return find_columns(columns, header, name)
-    if indices := recognize_header(header):
-        return indices
-    if len(header) == len(ROLES):
-        return 0, 1, 2
-    listed = ", ".join(f"'{cell}'" for cell in header[:20])
-    raise DataError(
-        f"{name} should have three {what}s, or some named head, relation and tail; its {what}s are {listed}. "
-        f"Choose three with columns=('…', '…', '…')."
-    )
-
-
 # -- tables -------------------------------------------------------------------------------------------------
 
 
 class TableReader(Reader):
     """Three columns of strings, or of integers that stand for names; errors count rows from 1."""
 
-    def table_blocks(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Blocks of batches that have at least the columns of triples."""
-        columns = dict(zip(ROLES, (schema.names[index] for index in self.indices(schema)), strict=True))
+    def table_blocks(self, names: Sequence[str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Blocks of batches with these columns of head, relation and tail."""
         row = 1
         for batch in batches:
-            yield make_block(*(self._strings(role, batch.column(name), row) for role, name in columns.items()))
+            columns = zip(ROLES, names, strict=True)
+            yield make_block(*(self._strings(role, batch.column(name), row) for role, name in columns))
             row += batch.num_rows
 
-    def indices(self, schema: pa.Schema) -> Indices:
-        """The positions of head, relation and tail, which hold names."""
-        indices = choose_columns(self.columns, schema.names, self.name)
+    def column_names(self, schema: pa.Schema) -> list[str]:
+        """The columns of head, relation and tail, which hold names."""
+        indices = self.choose(schema.names)
         for role, index in zip(ROLES, indices, strict=True):
             self._check_type(role, schema.names[index], schema)
-        return indices
+        return [schema.names[index] for index in indices]
 
     def _check_type(self, role: str, name: str, schema: pa.Schema) -> None:
         if schema.names.count(name) > 1:
@@ -199,7 +200,8 @@ class TableReader(Reader):
         if column.null_count:
             raise self._bad_row(role, column.is_null(), first_row, "is missing")
         if pa.types.is_dictionary(column.type):
-            column = column.dictionary.take(column.indices)
+            values = column.dictionary  # of polars, views, which Arrow cannot take from
+            column = (values.cast(pa.string()) if values.type == pa.string_view() else values).take(column.indices)
         try:
             strings = column.cast(pa.string())
             strings.validate(full=True)
@@ -226,9 +228,8 @@ class ParquetReader(FileReader, TableReader):
             seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
             try:
                 with pa.parquet.ParquetFile(seekable) as table:
-                    schema = table.schema_arrow
-                    names = [schema.names[index] for index in self.indices(schema)]
-                    yield from self.table_blocks(schema, table.iter_batches(NUM_ROWS, columns=names))
+                    names = self.column_names(table.schema_arrow)
+                    yield from self.table_blocks(names, table.iter_batches(NUM_ROWS, columns=names))
             except (pa.ArrowException, OSError) as error:
                 raise unreadable(error, self.source.path, self.name) from error
 
@@ -266,7 +267,7 @@ class RowsReader(Reader):
             if any(isinstance(column, int) for column in self.columns or ()):
                 raise RequestError(f"{self.name} has rows with keys. Choose columns by their names, not by number.")
             keys = list(row)
-            indices = choose_columns(self.columns, list(map(str, keys)), self.name, what="key")
+            indices = self.choose(list(map(str, keys)), what="key")
             return [keys[index] for index in indices]
         if not _is_row(row) or (self.columns is None and len(row) != len(ROLES)):
             raise self._not_a_row(place, row, "head, relation and tail")

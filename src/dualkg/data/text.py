@@ -92,6 +92,10 @@ class OpenKeReader(FileReader):
             raise DataError(
                 f"{self.name}, line 1: expected the number of triples, as in files of OpenKE, found {found}."
             )
+        if not self.names_of:
+            self.remarks.append(
+                f"{self.name} is read without entity2id.txt and relation2id.txt: its ids are the names."
+            )
         layout = Layout(" ", 3, (0, 2, 1), ROLES, True, first.end, first.next_line)
         num_triples = 0
         for block in _blocks(self.source, layout, self):

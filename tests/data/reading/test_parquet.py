@@ -92,7 +92,7 @@ def test_ambiguous_or_unusable_columns_are_refused(kit, table: Table) -> None:
         kit.read(path)
     assert str(caught.value) == (
         f"{path} should have three columns, or some named head, relation and tail; its columns are "
-        "'a', 'b', 'c', 'd'. Choose three with columns=('…', '…', '…')."
+        "'a', 'b', 'c', 'd'. Choose three, such as columns=('a', 'b', 'c')."
     )
     with pytest.raises(DataError, match=r"mine.parquet has no column named 'e'\. Its columns are 'a', 'b'"):
         kit.read(path, ("a", "b", "e"))
