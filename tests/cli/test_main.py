@@ -56,6 +56,33 @@ def test_help_fits_a_screen_and_names_every_command(dualkg):
         assert f" {command} " in result.out
 
 
+@pytest.mark.parametrize(
+    ("content", "options", "sentence"),
+    [
+        ("a\tr\tb\tc\n", [], "choose three columns with --columns 1,2,3."),
+        ("a|r|b\n", [], "If vertical bars separate the columns, use --delimiter pipe."),
+        ("a|r|b\n", ["--delimiter", "||"], "A delimiter is one character such as ',' or '|'"),
+        ("a\tr\tb\n", ["--columns", "1,1,2"], "--columns should name three columns, all different"),
+    ],
+)
+def test_messages_about_data_name_options(dualkg, content, options, sentence):
+    Path("mine.txt").write_text(content)
+    result = dualkg("train", "mine.txt", *options)
+    assert result.code == 2
+    assert sentence in result.err
+    assert "columns=" not in result.err
+
+
+def test_a_header_and_a_delimiter_on_the_command_line(dualkg):
+    rows = [("von", "kante", "nach"), *((f"e{h}", f"r{(h + t) % 2}", f"e{t}") for h in range(9) for t in range(h))]
+    Path("mine.dat").write_text("".join("|".join(row) + "\n" for row in rows))
+    result = dualkg("train", "mine.dat", "--delimiter", "|", "--no-tune", *QUICK)
+    assert result.code == 0
+    assert "(von, kante, nach) was read as a header: its names occur nowhere else in their columns." in result.err
+    assert "If it is a triple, use --columns 1,2,3." in result.err
+    assert 'delimiter = "|"' in Path("runs/mine.dat/recipe.toml").read_text()
+
+
 def test_version(dualkg):
     assert dualkg("--version").out.strip() == kg.__version__
 

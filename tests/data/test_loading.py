@@ -379,6 +379,21 @@ def test_the_same_bytes_under_another_suffix_are_read_again(tmp_path: Path, unre
         load_graph(tmp_path / "mine.tsv")
 
 
+def test_equal_triples_have_equal_fingerprints(tmp_path: Path, folder: Callable[..., Path]) -> None:
+    content = {"a.tsv": lines(DENSE), "b.csv": lines(DENSE, ","), "c.tsv.gz": compressed(lines(DENSE), ".gz")}
+    content |= {"d.zip": zipped({"x.tsv": lines(DENSE)}), "e.tsv": b"h\tr\tt\n" + lines(DENSE)}
+    for name, stored in content.items():
+        (tmp_path / name).write_bytes(stored)
+    (tmp_path / "labels.tsv").write_bytes(b"e1\tOne\n")
+    found = {load_graph(tmp_path / name).fingerprint for name in content}
+    assert found == {load_graph(tmp_path / "a.tsv", labels=tmp_path / "labels.tsv").fingerprint}
+    for other in (DENSE[:-1], DENSE[::-1], [*DENSE[:-1], ("e29", "r0", "e0")]):
+        (tmp_path / "other.tsv").write_bytes(lines(other))
+        assert load_graph(tmp_path / "other.tsv").fingerprint not in found
+    one, other = folder(), folder({"valid.tsv": lines(TEST), "test.tsv": lines(VALID)}, name="swapped")
+    assert load_graph(one).fingerprint != load_graph(other).fingerprint
+
+
 @pytest.mark.parametrize("damage", ["graph.json", "train.parquet", "entities.parquet"])
 def test_a_damaged_cache_entry_is_written_again(
     folder: Callable[..., Path], cache: Path, unreadable: Callable, damage: str

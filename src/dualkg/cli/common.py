@@ -110,7 +110,7 @@ def parse_columns(text: str) -> list[str | int]:
     """`s,p,o` or `1,3,2` → the columns of head, relation and tail."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 3 or len(set(parts)) < 3:
-        raise RequestError(f"--columns should name three different columns, head,relation,tail; got '{text}'.")
+        raise RequestError(f"--columns should name three columns, all different, head,relation,tail; got '{text}'.")
     return [int(part) if part.isdecimal() else part for part in parts]
 
 

@@ -90,7 +90,8 @@ def graph_of_networkx(
         **options,
     )
     if num_isolated := sum(1 for node in graph.nodes if not graph.degree(node)):
-        fields["notes"] = _with_remark(fields["notes"], f"{num_isolated:,} nodes without edges were left out.")
+        nodes = "node without edges was" if num_isolated == 1 else "nodes without edges were"
+        fields["notes"] = _with_remark(fields["notes"], f"{num_isolated:,} {nodes} left out.")
     if not graph.is_directed():
         sentence = "The graph is undirected: every edge became two triples, one in each direction."
         fields["notes"] = _with_remark(fields["notes"], sentence)

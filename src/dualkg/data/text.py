@@ -45,7 +45,7 @@ class TextReader(FileReader):
 
     def __init__(self, source: Source, columns: Columns | None = None, delimiter: str | None = None) -> None:
         super().__init__(source, columns)
-        self.delimiter = delimiter and parse_delimiter(delimiter)
+        self.delimiter = None if delimiter is None else parse_delimiter(delimiter)
 
     def blocks(self) -> Generator[pa.RecordBatch]:
         columns, (separator, first) = self.columns, _first_row_of(self.source, self.delimiter, sniff=True)

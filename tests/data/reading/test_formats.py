@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,10 @@ def as_rdf(triples: list[tuple[str, str, str]]) -> bytes:
     return "".join(f"<{h}> <{r}> <{t}> .\n" for h, r, t in triples).encode()
 
 
+def as_json(triples: list[tuple[str, str, str]]) -> bytes:
+    return "".join(json.dumps(dict(zip(("s", "p", "o"), triple, strict=True))) + "\n" for triple in triples).encode()
+
+
 FORMATS = {
     ".tsv": as_tsv,
     ".txt": as_tsv,
@@ -56,6 +61,11 @@ FORMATS = {
     ".parquet": as_parquet,
     ".nt": as_rdf,
     ".ttl": as_rdf,
+    ".nq": as_rdf,
+    ".trig": as_rdf,
+    ".jsonl": as_json,
+    ".ndjson": as_json,
+    ".json": lambda triples: json.dumps(triples).encode(),
 }
 
 
@@ -79,7 +89,7 @@ def test_an_archive_of_one_file_reads_as_that_file(kit, write: Write, suffix: st
     assert kit.named(kit.read(write(f"mine{archive}", content))) == TRIPLES
 
 
-@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".parquet", ".nt"])
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".parquet", ".nt", ".nq", ".jsonl", ".json"])
 def test_ids_follow_first_appearance_in_every_format(kit, write: Write, suffix: str) -> None:
     read = kit.read(write(f"mine{suffix}", FORMATS[suffix](TRIPLES)))
     assert read.entities.to_pylist() == ["http://a/France", "http://a/Paris", "http://a/Île"]
@@ -141,7 +151,9 @@ def tables(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[str, s
     return st.lists(st.tuples(names, names, names)).map(lambda rows: [("x", "y", "z"), *rows])
 
 
-@pytest.mark.parametrize(("suffix", "names"), [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES)])
+@pytest.mark.parametrize(
+    ("suffix", "names"), [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES), (".jsonl", ANY_NAMES)]
+)
 def test_any_names_are_read_as_written(kit, suffix: str, names: st.SearchStrategy[str]) -> None:
     @settings(max_examples=150)
     @given(tables(names))

@@ -1,4 +1,4 @@
-"""N-Triples and Turtle: IRIs as names, labels, and notes of skipped triples."""
+"""RDF: IRIs as names, labels, and notes of skipped triples."""
 
 from __future__ import annotations
 
@@ -98,3 +98,19 @@ def test_without_pyoxigraph_the_install_line_is_given(kit, write: Write, monkeyp
 def test_rdf_has_no_columns_to_choose(kit, write: Write) -> None:
     with pytest.raises(RequestError, match="is RDF, which has no columns to choose"):
         kit.read(write("mine.nt", b"<http://x/a> <http://x/r> <http://x/b> .\n"), (1, 2, 3))
+
+
+def test_named_graphs_are_put_together(kit, write: Write) -> None:
+    content = b"<a:a> <a:r> <a:b> <a:g> .\n<a:b> <a:r> <a:c> <a:h> .\n<a:c> <a:r> <a:a> .\n"
+    path = write("mine.nq", content)
+    read = kit.read(path)
+    assert kit.named(read) == [("a:a", "a:r", "a:b"), ("a:b", "a:r", "a:c"), ("a:c", "a:r", "a:a")]
+    assert read.remarks == [f"{path}: the triples of 3 named graphs were put together."]
+    with pytest.raises(DataError, match=r"mine.nt, line 1: this is not valid N-Triples"):
+        kit.read(write("mine.nt", content))
+
+
+def test_rdf_xml(kit, write: Write) -> None:
+    content = b"""<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:x="a:">
+    <rdf:Description rdf:about="a:a"><x:r rdf:resource="a:b"/></rdf:Description></rdf:RDF>"""
+    assert kit.named(kit.read(write("mine.rdf", content))) == [("a:a", "a:r", "a:b")]
