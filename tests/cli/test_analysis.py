@@ -12,11 +12,11 @@ import dualkg as kg
 
 @pytest.fixture
 def inverse_folder(monkeypatch, tmp_path):
-    """Given splits whose test triples are inverses of training triples: `part$1 of` and `has`, named with markup."""
+    """Given splits whose test triples are inverses of training triples: `part$1 [of]$` and `含`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     whole = [f"part{i}\tpart$1 [of]$\twhole{i // 3}" for i in range(30)]
-    parts = [f"whole{i // 3}\thas\tpart{i}" for i in range(30)]
+    parts = [f"whole{i // 3}\t含\tpart{i}" for i in range(30)]
     for split, lines in {"train": whole + parts[:20], "valid": parts[20:25], "test": parts[25:]}.items():
         (tmp_path / "mine" / f"{split}.tsv").write_text("\n".join(lines))
     return "mine"
@@ -34,7 +34,7 @@ def test_inspect(run_cli, inverse_folder):
     assert "Connected components of train: 10; the largest has 4 entities (10.0%)." in lines
     assert "N-1 1 30 0 0" in lines
     assert "part$1 [of]$ 30 0 N-1 1.0 3.0 0%" in lines
-    assert "part$1 [of]$ / has inverse 100% 5 5" in lines
+    assert "part$1 [of]$ / 含 inverse 100% 5 5" in lines
     assert "Leakage: 100.0% of the test triples follow from train by duplicate, inverse or symmetric relations" in err
     about = run_cli("inspect", inverse_folder, "--json").json
     assert about["held_out"]["test"]["inverse"] == 5
@@ -59,7 +59,7 @@ def test_the_picture_of_a_graph(run_cli, inverse_folder, tmp_path):
     assert "Figure: graph.svg" in err
     assert (tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "graph.svg").read_text()
-    for text in ("mine: 40 entities, 2 relations, 60 triples", "100.0%", "part$1 [of]$", "N-1: 60%", "2–3"):
+    for text in ("mine: 40 entities, 2 relations, 60 triples", "100.0%", "part$1 [of]$", "含", "N-1: 60%", "2–3"):
         assert f">{text}<" in drawn
     assert "Train leaks 100.0% of valid and 100.0% of test." in drawn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,8 @@ class Drawing:
         stem = path.stem if path.suffix in (".png", ".svg") else path.name
         metadata: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
         targets = []
-        with figure_style():
+        with figure_style(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # the SVG keeps text as text, for any font
             for format_, fields in metadata.items():
                 targets.append(path.with_name(f"{stem}.{format_}"))
                 fields["Description"] = self.caption

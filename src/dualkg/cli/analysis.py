@@ -104,8 +104,10 @@ def _print_inspection(found: Inspection) -> None:
         titles = (f"leaked {split}" for split in found.held_out)
         cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
         _note_more(len(found.redundant), "redundant relations")
+    for sentence in found.notes:
+        cli.note(sentence)
     for sentence in found.warnings():
-        cli.note(f"\n{sentence}", style="yellow")
+        cli.note(sentence, style="yellow")
 
 
 def _note_more(number: int, kind: str) -> None:
