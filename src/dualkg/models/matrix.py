@@ -71,13 +71,7 @@ class TuckER(MatrixModel):
     relation_kernel = "mixtures"
 
     def __init__(
-        self,
-        shape: GraphShape,
-        *,
-        dim: int,
-        relation_dim: int | None = None,
-        batch_norm: bool = False,
-        **config: Any,
+        self, shape: GraphShape, *, dim: int, relation_dim: int | None = None, batch_norm: bool = False, **config: Any
     ) -> None:
         if relation_dim is not None and relation_dim < 1:
             raise RequestError(f"relation_dim must be at least 1; it is {relation_dim}.")

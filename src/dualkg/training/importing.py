@@ -39,7 +39,11 @@ def from_arrays(
     kind = find_class(model, MODELS, EmbeddingModel)
     given = {"entities": entities, "relations": relations, "tails": tails}
     tables = {name: _real(table, name, kind) for name, table in given.items() if table is not None}
-    graph = graph or _without_triples(entity_names, relation_names)
+    if graph is None:
+        if entity_names is None or relation_names is None:
+            raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
+        vocabularies = Vocabulary(list(entity_names)), Vocabulary(list(relation_names), kind="relation")
+        graph = Graph("imported", *vocabularies, NO_TRIPLES, NO_TRIPLES, NO_TRIPLES)
     num_rows, num_relations = len(tables["relations"]), graph.shape.num_relations
     if num_rows not in (num_relations, 2 * num_relations):
         raise RequestError(
@@ -58,13 +62,6 @@ def from_arrays(
     built = config.build(graph.shape, seed=0)
     load_weights(built, tables, source="The set of arrays")
     return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))
-
-
-def _without_triples(entity_names: Sequence[str] | None, relation_names: Sequence[str] | None) -> Graph:
-    if entity_names is None or relation_names is None:
-        raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
-    entities, relations = Vocabulary(list(entity_names)), Vocabulary(list(relation_names), kind="relation")
-    return Graph("imported", entities, relations, NO_TRIPLES, NO_TRIPLES, NO_TRIPLES)
 
 
 def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> torch.Tensor:
