@@ -1,8 +1,8 @@
 """The decision store: new facts that people accepted or rejected, saved with a run as JSON lines."""
 
+import fcntl
 import json
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -13,9 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from dualkg.errors import RequestError
 from dualkg.files import write_text
-
-if sys.platform != "win32":
-    import fcntl
 
 Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
@@ -92,9 +89,6 @@ class DecisionStore:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, where that is possible: no lock file is left among the files of a run."""
-    if sys.platform == "win32":
-        yield
-        return
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:

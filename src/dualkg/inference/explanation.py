@@ -73,7 +73,9 @@ def score_drops(entity: int, triples: Triples, score_gradient: Tensor, context: 
     if not problem.groups:
         return np.zeros(len(triples))
     with torch.enable_grad():
-        rows = without_zeros(context.rows_of(entity)[None]).requires_grad_()
+        rows = context.rows_of(entity)[None]
+        # At exact zeros, autograd misses the second derivative of the third power of a modulus.
+        rows = torch.where(rows == 0, 1e-12, rows.detach()).requires_grad_()
         (gradient,) = torch.autograd.grad(problem(rows), rows, create_graph=True)
 
         def hessian_product(direction: Tensor) -> Tensor:
@@ -86,11 +88,6 @@ def score_drops(entity: int, triples: Triples, score_gradient: Tensor, context: 
         (summed,) = torch.autograd.grad(losses, rows, weights, create_graph=True)
         (changes,) = torch.autograd.grad((summed * solution).sum(), weights)
     return -changes.double().cpu().numpy()
-
-
-def without_zeros(rows: Tensor) -> Tensor:
-    """Replace exact zeros, where autograd misses the second derivative of the third power of a modulus."""
-    return torch.where(rows == 0, 1e-12, rows.detach())
 
 
 def conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor) -> Tensor:

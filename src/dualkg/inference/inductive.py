@@ -3,13 +3,11 @@
 A bilinear score is linear in the row of either entity, so the training loss of an entity's triples is convex in it.
 `docs/inductive.md` has the derivation. Batched L-BFGS minimizes the loss."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -122,7 +120,7 @@ class TrainingQueries:
     answers: Tensor
     weight: float
 
-    def without(self, entity: int, context: FrozenContext) -> NegativeQueries:
+    def without(self, entity: int, context: "FrozenContext") -> "NegativeQueries":
         """The queries as negative ones of an entity: a known one is neither in them nor in their normalizers."""
         others = (self.answers != entity) & (self.given[self.queries] != entity)
         weights = self.weight * context.weights_of(self.answers) * others
@@ -170,7 +168,7 @@ class Penalty:
     ridge: float
 
     @classmethod
-    def of(cls, regularizer: Regularizer) -> Penalty:
+    def of(cls, regularizer: Regularizer) -> Self:
         """Squares of both heads and tails make the problem strongly convex; other regularizers get a ridge.
 
         RegP1 is not smooth and UnweightedDURA is no sum over examples: the ridge replaces them.
@@ -209,7 +207,7 @@ class FrozenContext:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, model: Model, graph: Graph, *, recipe: Recipe | None = None) -> FrozenContext:
+    def of(cls, model: Model, graph: Graph, *, recipe: Recipe | None = None) -> Self:
         """The context of a model trained by a recipe; without one, by 1-vs-all and DURA with the usual weights."""
         bilinear = with_adjoint(model)
         bilinear.check_shape(graph.shape)
@@ -225,7 +223,7 @@ class FrozenContext:
         )
         return context.with_new_entities(0, graph.train)
 
-    def with_new_entities(self, num_new: int, train: Triples) -> FrozenContext:
+    def with_new_entities(self, num_new: int, train: Triples) -> Self:
         """The context with zero rows for new entities; `train` includes their triples."""
         new_rows, answer_weights = self.new_rows.new_zeros(num_new, *self.new_rows.shape[1:]), self.answer_weights
         if self.frequency_weight:  # over the mean, since training divides by the sum of a batch
@@ -319,7 +317,7 @@ class ExampleGroup:
             f.head, f.tail, f.mapped_head = zero, own, zero
         return f
 
-    def select(self, kept: Tensor) -> ExampleGroup:
+    def select(self, kept: Tensor) -> Self:
         """The examples of some entities of the batch, `kept` `(batch,)` boolean."""
         of_pairs = kept[self.positions]
         of_examples = of_pairs[self.pairs]
@@ -328,11 +326,8 @@ class ExampleGroup:
             positions=(kept.cumsum(0) - 1)[self.positions[of_pairs]],
             relations=self.relations[of_pairs],
             pairs=(of_pairs.cumsum(0) - 1)[self.pairs[of_examples]],
-            triples=self.triples[of_examples],
-            vectors=self.vectors[of_examples],
-            is_extra=self.is_extra[of_examples],
-            weights=self.weights[of_examples],
             normalizers=self.normalizers[of_examples] if self.candidates is None else self.normalizers,
+            **{name: getattr(self, name)[of_examples] for name in ("triples", "vectors", "is_extra", "weights")},
         )
 
 
@@ -370,7 +365,7 @@ class EmbeddingProblem:
         *,
         embedded: Tensor | None = None,
         negative_weight: float | None = None,
-    ) -> EmbeddingProblem:
+    ) -> Self:
         """The problem of entities by those of the triples `(num_triples, 3)` that join one of them to an embedded one.
 
         No triple may join two of the entities. All are new, or there is a single known one, which is then excluded from
@@ -433,7 +428,7 @@ class EmbeddingProblem:
             row_of(counts, group.side).index_add_(0, positions, torch.ones_like(group.vectors[:, :1]))
         return rows / counts.clamp(min=1)
 
-    def select(self, kept: Tensor) -> EmbeddingProblem:
+    def select(self, kept: Tensor) -> Self:
         """The problem of some entities of the batch, `kept` `(batch,)` boolean."""
         return replace(
             self,
@@ -571,8 +566,10 @@ def embed_entities(triples: Triples, context: FrozenContext) -> Tensor:
             positions = batch - context.num_known
             rows[positions] = minimize(problem, rows[positions] if again else problem.start())
 
+    ends = ids[:, [0, 2]]
     while not bool(embedded.all()):
-        ready = _adjacent(ids, embedded)
+        has_row = embedded[ends]
+        ready = torch.unique(ends[~has_row & has_row.flip(1)])  # without a row, in a triple with an entity that has one
         if not len(ready):
             raise ValueError("some inductive entities have no triples that connect them to a known entity")
         embed(ready, again=False)
@@ -585,14 +582,6 @@ def embed_entities(triples: Triples, context: FrozenContext) -> Tensor:
         if float((rows - before).norm()) <= ROUND_TOLERANCE * float(before.norm()):
             break
     return rows
-
-
-def _adjacent(triples: Tensor, embedded: Tensor) -> Tensor:
-    """The entities without a row that have a triple with one that has."""
-    ends = triples[:, [0, 2]]
-    has_row = embedded[ends]
-    adjacent: Tensor = torch.unique(ends[~has_row & has_row.flip(1)])
-    return adjacent
 
 
 def _independent_sets(triples: Tensor, num_known: int) -> list[Tensor]:

@@ -2,8 +2,6 @@
 
 `cpu.py` and `gpu/scores.py` have the compiled forms."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -20,11 +18,11 @@ class Targets(NamedTuple):
     starts: Tensor
 
     @staticmethod
-    def one_each(entities: Tensor, weights: Tensor) -> Targets:
+    def one_each(entities: Tensor, weights: Tensor) -> "Targets":
         """One target for each query."""
         return Targets(entities, weights, torch.arange(len(entities) + 1, device=entities.device))
 
-    def part(self, first: int, last: int) -> Targets:
+    def part(self, first: int, last: int) -> "Targets":
         """The targets of the queries `first` to `last` − 1."""
         begin, end = int(self.starts[first]), int(self.starts[last])
         return Targets(self.entities[begin:end], self.weights[begin:end], self.starts[first : last + 1] - begin)

@@ -1,7 +1,5 @@
 """Queries of a batch: triples that answer the same query, and the answers of a query in train."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +22,7 @@ class QueryGroups(NamedTuple):
     rows: Tensor
 
     @staticmethod
-    def of(heads: Tensor, relations: Tensor, *, capacity: int | None = None) -> QueryGroups:
+    def of(heads: Tensor, relations: Tensor, *, capacity: int | None = None) -> "QueryGroups":
         """The queries of a batch, padded to `capacity` by queries without an answer."""
         rows = (starts_query(heads, relations).cumsum(0) - 1).contiguous()
         num = int(rows[-1]) + 1 if capacity is None else capacity

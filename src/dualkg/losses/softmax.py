@@ -1,7 +1,5 @@
 """Softmax losses over all entities: 1-vs-all with one answer at a time, K-vs-all with all answers of a query."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -37,7 +35,7 @@ class OneVsAll(Loss):
 
     def bind(
         self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
-    ) -> BoundOneVsAll:
+    ) -> "BoundOneVsAll":
         weights = None
         if self.frequency_weight:
             weights = frequency_weights(graph.train, graph.shape.num_entities, self.frequency_weight)
@@ -75,7 +73,7 @@ class KvsAll(Loss):
 
     def bind(
         self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
-    ) -> BoundKvsAll:
+    ) -> "BoundKvsAll":
         answers = TrainingAnswers(graph.train, graph.shape, device=model.device)
         return BoundKvsAll(
             answers,
@@ -130,7 +128,7 @@ class Dropouts:
         self.given = Dropout(given, seed=-1 - seed) if given else None  # a seed that no mapped vector uses
 
     @classmethod
-    def of(cls, model: Model, loss: OneVsAll | KvsAll, *, seed: int) -> Dropouts:
+    def of(cls, model: Model, loss: OneVsAll | KvsAll, *, seed: int) -> "Dropouts":
         """The dropouts of a loss, refused for models whose parameters are not coordinates."""
         for key in ("dropout", "head_dropout"):
             if getattr(loss, key) and not model.embedding.euclidean:

@@ -308,12 +308,8 @@ class SE(NormModel):
 def squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
     """‖t R‖² of each row of `(n, width)` and each of `(num_matrices, width, width)`: `(num_matrices, n)`."""
     size = max(1, DIFFERENCES[table.device.type] // max(table.numel(), 1))
-    parts = [checkpointed(_squared_lengths, table, part) for part in matrices.split(size)]  # type: ignore[no-untyped-call]
-    return torch.cat(parts)
-
-
-def _squared_lengths(table: Tensor, matrices: Tensor) -> Tensor:
-    return torch.matmul(table, matrices).square().sum(-1)
+    parts = matrices.split(size)  # type: ignore[no-untyped-call]
+    return torch.cat([checkpointed(lambda rows, part: (rows @ part).square().sum(-1), table, part) for part in parts])
 
 
 class TransE(NormModel):

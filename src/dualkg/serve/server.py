@@ -1,7 +1,5 @@
 """Running an application: on a port by uvicorn, or for one request in this process."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -106,7 +104,7 @@ def address_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def server_for(app: FastAPI, *, limits: Limits) -> uvicorn.Server:
+def server_for(app: FastAPI, *, limits: Limits) -> "uvicorn.Server":
     """uvicorn with limits on the number of connections and on what it holds of an incomplete request."""
     with optional_import("uvicorn", purpose="Serving a run"):
         import uvicorn

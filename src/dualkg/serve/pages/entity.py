@@ -1,7 +1,5 @@
 """The page of an entity: its facts, and its neighbourhood as a drawing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from fastapi import Response
@@ -62,7 +60,7 @@ class Group:
     def neighbour(self, fact: Fact) -> Item:
         return fact.tail if self.outwards else fact.head
 
-    def shortened(self, num_known: int, num_predicted: int) -> Group:
+    def shortened(self, num_known: int, num_predicted: int) -> "Group":
         num_omitted = max(0, len(self.known) - num_known)
         if num_omitted == 1:  # "1 more" takes as much space as the neighbour itself
             num_known, num_omitted = num_known + 1, 0

@@ -55,11 +55,7 @@ async def entity(context: Context, name: EntityName) -> Entity:
     )
 
 
-@routes.get(
-    "/api/map",
-    response_model=EntityMap,
-    responses={202: {"description": "Still being computed."}},
-)
+@routes.get("/api/map", response_model=EntityMap, responses={202: {"description": "Still being computed."}})
 @routes.get("/map.json", include_in_schema=False)
 async def entity_map(context: Context) -> Response:
     """The t-SNE position of each entity; computed once, which may take minutes, and stored. Until then 202."""

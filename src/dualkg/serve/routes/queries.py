@@ -81,11 +81,7 @@ async def prediction_set(
         lambda: run.predictor.prediction_set(head, ids["relation"], tail, coverage=coverage)
     )
     return schemas.PredictionSet(
-        run=run.name,
-        query=schemas.Query.of(run.graph, ids),
-        predictions=found[:k],
-        coverage=coverage,
-        size=len(found),
+        run=run.name, query=schemas.Query.of(run.graph, ids), predictions=found[:k], coverage=coverage, size=len(found)
     )
 
 
