@@ -14,11 +14,14 @@ FORMAT = logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
 
 class ProgressLog:
-    """Logs the first line about a computation, then at most one every `SECONDS`, and always the last."""
+    """Logs the first line about a computation, then at most one every `SECONDS`, and always the last.
 
-    def __init__(self, title: str) -> None:
+    Without `first`, a computation that is shorter than `SECONDS` logs nothing but what is marked as last.
+    """
+
+    def __init__(self, title: str, *, first: bool = True) -> None:
         self.title = title
-        self._next = float("-inf")
+        self._next = float("-inf") if first else clock() + SECONDS
 
     def __call__(self, text: Callable[[], str], *, last: bool = False) -> None:
         """Log `title: text()` if a line is due; the text is computed only then."""

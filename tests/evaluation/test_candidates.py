@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.data.filters import KnownAnswers
-from dualkg.evaluation import ranking, read_candidates
+from dualkg.evaluation import candidates, ranking, read_candidates
 from dualkg.evaluation.report import Metrics, build_report, load_ranks, save_ranks
+from dualkg.models.ensemble import EnsembleModel
 from tests.conftest import graph_of
 from tests.evaluation.test_ranking import graphs, score_of_every_triple, whole_numbers
 
@@ -65,12 +66,12 @@ def test_type_constrained_ranks_are_those_of_brute_force(graph, form, seed):
     model = whole_numbers(kind(graph.shape, dim=2, reciprocal=reciprocal), seed)
     column = {"tail": 2, "head": 0}
 
-    def candidates(direction: str, number: int) -> list[int]:
+    def seen_in_train(direction: str, number: int) -> list[int]:
         relation = graph.test[number, 1]
         seen = np.unique(graph.train[graph.train[:, 1] == relation, column[direction]]).tolist()
         return seen or list(range(graph.shape.num_entities))
 
-    assert_ranks(kg.rank(model, graph, type_constrained=True), brute_force(model, graph, candidates))
+    assert_ranks(kg.rank(model, graph, type_constrained=True), brute_force(model, graph, seen_in_train))
 
 
 @settings(max_examples=25)
@@ -134,6 +135,35 @@ def test_blocks_of_lists_cover_all_queries_in_bounded_memory(monkeypatch, small_
     np.testing.assert_array_equal(blocked.mean, whole.mean)
     assert len(done) > 4
     assert done[-1] == 40
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
+def test_ranks_on_a_gpu_are_those_on_a_cpu(small_graph):
+    model = whole_numbers(kg.ComplEx(small_graph.shape, dim=4))
+    random = np.random.default_rng(0)
+    lists = kg.evaluation.CandidateLists(random.integers(0, 30, 400).astype(np.int32), np.arange(0, 401, 10))
+    for options in ({"type_constrained": True}, {"candidates": lists}):
+        wanted, found = kg.rank(model.cpu(), small_graph, **options), kg.rank(model.cuda(), small_graph, **options)
+        assert_ranks(found, (wanted.optimistic, wanted.pessimistic, wanted.num_candidates))
+
+
+def test_columns_in_several_chunks(graph):
+    table = pa.table({name: list(values) for name, values in OGB.items()})
+    chunked = pa.concat_tables([table.slice(0, 1), table.slice(1, 1)])
+    assert chunked.column("tail_neg").num_chunks == 2
+    lists = candidates._from_table(chunked, graph, "test", source="chunks")
+    assert lists.entities.tolist() == [3, 4, 0, 1, 2, 4, 0, 0]
+
+
+def test_an_ensemble_is_ranked_among_lists(small_graph):
+    members = [
+        whole_numbers(kg.ComplEx(small_graph.shape, dim=2), 1),
+        whole_numbers(kg.CP(small_graph.shape, dim=2), 2),
+    ]
+    model = EnsembleModel(members, weights=[1.0, 2.0])
+    every = np.tile(np.arange(30), 40).astype(np.int32)
+    ranks = kg.rank(model, small_graph, candidates=kg.evaluation.CandidateLists(every, np.arange(41) * 30))
+    np.testing.assert_array_equal(ranks.mean, kg.rank(model, small_graph).mean)
 
 
 def test_nan_in_a_list_raises(small_graph):

@@ -15,6 +15,7 @@ from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, distinct_tripl
 
 Ids = npt.NDArray[np.int64]
 IdsT = TypeVar("IdsT", Ids, Tensor)
+KEY_STRIDE = 2**31  # above all ids
 
 
 def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
@@ -38,18 +39,17 @@ class KnownAnswerTensors:
         return self.offsets[first], self.offsets[last]
 
     def contains(self, first: Tensor, last: Tensor, entities: Tensor) -> Tensor:
-        """Whether each entity is among the answers `first` to `last` − 1, by binary search; shapes are broadcast."""
-        if not len(self.answers) or not entities.numel():
+        """Whether entities `(batch, n)` are among the answers `first` to `last` − 1 of their rows, `(batch, n)`."""
+        starts, rows = torch.unique(first, return_inverse=True)
+        counts = torch.zeros_like(starts).scatter_reduce(0, rows, last - first, "amax")
+        which = torch.repeat_interleave(counts)
+        if not len(which):
             return torch.zeros_like(entities, dtype=torch.bool)
-        low, high = (ends.expand(entities.shape) for ends in (first, last))
-        for _ in range(int((last - first).max()).bit_length()):
-            middle = (low + high) // 2
-            smaller = self.answers[middle.clamp(max=len(self.answers) - 1)] < entities
-            low, high = (
-                torch.where((low < high) & smaller, middle + 1, low),
-                torch.where((low < high) & ~smaller, middle, high),
-            )
-        return (low < last) & (self.answers[low.clamp(max=len(self.answers) - 1)] == entities)
+        within = torch.arange(len(which), device=first.device) - (counts.cumsum(0) - counts)[which]
+        known = which * KEY_STRIDE + self.answers[starts[which] + within]
+        wanted = rows[:, None] * KEY_STRIDE + entities
+        found = known[torch.searchsorted(known, wanted).clamp(max=len(known) - 1)] == wanted
+        return found & (first < last)[:, None]  # a query without answers starts where the next one does
 
 
 class KnownAnswers:

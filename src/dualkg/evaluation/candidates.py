@@ -161,7 +161,8 @@ def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
     for name in wanted & columns.keys():
         values = np.asarray(columns[name]) if hasattr(columns[name], "__array__") else columns[name]
         if isinstance(values, np.ndarray) and values.ndim == 2:
-            arrays[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
+            kind = pa.large_string() if values.dtype.kind == "U" else None  # shorter offsets end at 2 GiB
+            arrays[name] = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1), kind), values.shape[1])
             continue
         try:
             arrays[name] = pa.array(values)
@@ -240,11 +241,13 @@ def _lists(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, r
 
 def _ids(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Any) -> Ids:
     """The ids of names; each distinct one is looked up once. `rows(n)` are the rows of the values, for errors."""
-    encoded = pa.chunked_array(column.chunks, column.type).combine_chunks().dictionary_encode()
+    encoded = column.dictionary_encode().unify_dictionaries()
     if encoded.null_count:
-        row = rows(len(encoded))[encoded.indices.is_null().index(True).as_py()] + 1
+        row = rows(len(encoded))[encoded.is_null().index(True).as_py()] + 1
         raise DataError(f"{source}, row {row:,}: a name of {name} is missing.")
-    values = encoded.dictionary
+    parts = [chunk.indices.to_numpy() for chunk in encoded.chunks]
+    indices = np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    values = encoded.chunk(0).dictionary if parts else pa.array([], pa.string())
     if len(values) and not (pa.types.is_integer(values.type) or values.type in (pa.string(), pa.large_string())):
         raise DataError(f"{source}: {name} should be text or whole numbers; it holds {values.type}.")
     ids = np.empty(len(values), dtype=np.int64)
@@ -252,9 +255,9 @@ def _ids(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, row
         try:
             ids[position] = names.id(text)
         except RequestError as error:
-            row = rows(len(encoded))[encoded.indices.index(position).as_py()] + 1
+            row = rows(len(encoded))[int(np.argmax(indices == position))] + 1
             raise DataError(f"{source}, row {row:,}, {name}: {error}") from None
-    found: Ids = ids[encoded.indices.to_numpy()]
+    found: Ids = ids[indices]
     return found
 
 

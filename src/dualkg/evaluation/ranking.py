@@ -109,11 +109,11 @@ def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> R
 def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
     """The number of candidates of each query, `(2, num_triples)`: all entities but the other known answers."""
     heads, relations, tails = torch.from_numpy(triples).long().unbind(1)
-    given, answers = torch.stack([heads, tails]), torch.stack([tails, heads])
+    given, answers = torch.cat([heads, tails]), torch.cat([tails, heads])
     tensors = known.on(torch.device("cpu"))
-    first, last = tensors.ranges(known.keys(given, torch.stack([relations, relations + known.shape.num_relations])))
-    others = last - first - tensors.contains(first, last, answers).long()
-    found: Counts = (known.shape.num_entities - others).numpy()
+    first, last = tensors.ranges(known.keys(given, torch.cat([relations, relations + known.shape.num_relations])))
+    others = last - first - tensors.contains(first, last, answers[:, None])[:, 0].long()
+    found: Counts = (known.shape.num_entities - others).numpy().reshape(2, -1)
     return found
 
 
@@ -147,7 +147,7 @@ def _rank_lists(
                 first, last = tensors.ranges(known.keys(entity, relation + backward * known.shape.num_relations))
                 listed = torch.from_numpy(ids).to(device).long()
                 counted = (listed >= 0) & (listed != answer)
-                counted &= ~tensors.contains(first[:, None], last[:, None], listed)
+                counted &= ~tensors.contains(first, last, listed)
                 scores = model.predict_candidates(entity, relation, torch.cat([answer, listed.clamp(min=0)], 1), side)
                 target, others = scores[:, :1], scores[:, 1:]
                 better, tied = (((others > target) & counted).sum(1), ((others == target) & counted).sum(1))

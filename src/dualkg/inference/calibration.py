@@ -24,6 +24,7 @@ from dualkg.errors import RequestError
 from dualkg.files import read_json, write_text
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.scoring import Floats, Ids, check_finite, score_blocks, triple_log_probabilities
+from dualkg.logs import ProgressLog
 from dualkg.models.base import Model, Side
 from dualkg.training.run import Run, RunFolder
 
@@ -230,10 +231,14 @@ def _draw_ranks(num_false: Ids, bands: list[int], random: np.random.Generator) -
 
 def calibrate(model: Model, graph: Graph, *, seed: int = 0) -> Calibration:
     """Fit a calibration on the valid split; `seed` draws the false candidates."""
+    log = ProgressLog(f"Calibrating {graph.name}")
+    log(lambda: f"sampling candidates of the {len(graph.valid):,} validation triples")
     drawn = sample_candidates(model, graph, "valid", seed=seed)
+    log(lambda: f"scoring {len(drawn.true):,} candidates", last=True)
     log_probability = triple_log_probabilities(model, drawn.triples).double().cpu().numpy()
     patterns = DomainRange.of(graph)(drawn.triples)
     lines, relation_specific = fit_relation_lines(log_probability, patterns, drawn, graph.shape.num_relations)
+    log(lambda: f"{len(lines):,} relations are fitted, {int(relation_specific.sum()):,} by their own line", last=True)
     log_odds = line_values(lines[drawn.relations], log_probability, patterns)
     return Calibration(
         slopes=torch.from_numpy(lines[:, 0].astype(np.float32)),

@@ -36,6 +36,7 @@ from dualkg.inference.completion_search import (
     run_search,
 )
 from dualkg.inference.scoring import Ids
+from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
 
 SAVE_INTERVAL = 5.0  # seconds between two checkpoints
@@ -190,11 +191,13 @@ def complete(
     if checkpoint is not None:
         saved = CompletionCheckpoint(Path(checkpoint), _options(model, candidates, state.top))
         state = saved.load(state)
+    log = ProgressLog(f"Completing {graph.name}")
     with full_precision(), eval_mode(model):
         try:
             for state in run_search(model, candidates, parts, state):  # noqa: B020
                 if saved and time.monotonic() >= saved.saved_at + SAVE_INTERVAL:
                     saved.save(state)
+                log.count(state.num_done, num_queries, "queries")
                 if on_progress:
                     on_progress(state.num_done, num_queries)
         except KeyboardInterrupt:

@@ -35,6 +35,7 @@ from dualkg.inference.index import (
     metric_of,
     tables_of,
 )
+from dualkg.logs import ProgressLog
 from dualkg.models.base import Model, Side
 
 Vectors = npt.NDArray[np.float32]
@@ -288,7 +289,9 @@ def build_index(
     metric = metric_of(model)
     model.check_shape(graph.shape)
     built = ModelIndex(type(model.embedding).__name__, metric, indexes={}, stats={}, fingerprints={})
+    log = ProgressLog(f"Index {kind} of {graph.name}")
     for side, table in tables_of(model).items():
+        log(lambda table=table: f"building, {len(table):,} entities", last=True)  # type: ignore[misc]
         exact = ExactIndex.build(table, metric)
         with eval_mode(model):
             queries, held_out = tuning_queries(model, graph, side, exact, seed=seed)
@@ -299,6 +302,7 @@ def build_index(
             best = exact.search(queries, max(DEPTHS)).ids
             index = tuned(exact.table.whole(), metric, kind=kind, queries=queries, best=best, recall=recall)
         build_seconds = time.perf_counter() - started
+        log(lambda seconds=build_seconds: f"built in {seconds:.1f} s, now measured", last=True)  # type: ignore[misc]
         built.indexes[side], built.fingerprints[side] = index, fingerprint(table)
         built.stats[side] = IndexStats(
             recall=recalls(index, held_out, exact.search(held_out, max(DEPTHS)).ids),

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dualkg.errors import DivergedError
 from dualkg.evaluation.ranking import eval_mode, full_precision
+from dualkg.logs import ProgressLog
 from dualkg.models.base import Model
 
 Ids = npt.NDArray[np.int64]
@@ -49,10 +50,11 @@ def score_queries(model: Model, entities: Ids, relations: Ids) -> Tensor:
 
 def score_blocks(model: Model, entities: Ids, relations: Ids) -> Iterator[tuple[slice, Tensor]]:
     """Score queries `(num_queries,)` block by block: which queries, and the scores `(block, num_entities)`."""
-    size = query_block_size(model)
+    size, log = query_block_size(model), ProgressLog("Scoring", first=False)
     for start in range(0, len(entities), size):
         block = slice(start, min(start + size, len(entities)))
         yield block, score_queries(model, entities[block], relations[block])
+        log(lambda done=block.stop: f"{done:,} of {len(entities):,} queries")  # type: ignore[misc]
 
 
 def check_finite(scores: Tensor) -> None:

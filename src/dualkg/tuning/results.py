@@ -25,6 +25,12 @@ class TuningProgress:
     best: float | None
     training: ProgressEvent | None = None
 
+    @property
+    def text(self) -> str:
+        best = "" if self.best is None else f"  best valid MRR {self.best:.4f}"
+        now = f"  {self.training.text}" if self.training else ""
+        return f"{self.num_done:,} of {self.num_trials:,} trials{best}{now}"
+
 
 @dataclass(frozen=True)
 class TrialResult:

@@ -19,6 +19,7 @@ import torch
 
 from dualkg.data.graph import Graph, load_saved_graph, save_graph
 from dualkg.errors import DualkgError, RequestError
+from dualkg.logs import ProgressLog
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
@@ -67,7 +68,14 @@ def tune(
     out.mkdir(parents=True, exist_ok=True)
     graph = dataclasses.replace(graph, test=np.empty((0, 3), dtype=np.int32))  # not even to filter by
     url, where = storage or sqlite_url(out / "study.db"), "The storage" if storage else str(out)
-    worker = Worker(space, graph, url, device, where=where, on_progress=on_progress)
+    log = ProgressLog(f"Tuning {space.base.model.name} on {graph.name}")
+
+    def report(event: TuningProgress) -> None:
+        if on_progress:
+            on_progress(event)
+        log(lambda: event.text, last=event.num_done >= event.num_trials)
+
+    worker = Worker(space, graph, url, device, where=where, on_progress=report)
     started, before = time.monotonic(), collect(worker.study, space, graph=graph.name).num_done
     interrupted = False
     try:

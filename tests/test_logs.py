@@ -1,0 +1,114 @@
+"""Log lines of long computations: how often, what they say, and where the command line writes them."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg import logs
+from dualkg.inference.calibration import calibrate
+from dualkg.inference.completion import complete
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(logs, "clock", made)
+    return made
+
+
+@pytest.fixture
+def lines(caplog):
+    caplog.set_level(logging.INFO, logger="dualkg")
+    return lambda: [record.getMessage() for record in caplog.records if record.name == "dualkg"]
+
+
+def test_the_first_line_then_one_in_ten_seconds_and_the_last(clock, lines):
+    log = logs.ProgressLog("Task")
+    for done in range(1, 41):  # an event every second
+        log.count(done, 40, "steps")
+        clock.now += 1
+    assert lines() == [f"Task: {done} of 40 steps" for done in (1, 11, 21, 31, 40)]
+
+
+@given(st.lists(st.integers(0, 30), max_size=30))
+def test_two_lines_are_never_closer_than_ten_seconds(waits):
+    written, clock = [], Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logs, "clock", clock)
+        patch.setattr(logs.logger, "isEnabledFor", lambda level: True)
+        patch.setattr(logs.logger, "info", lambda *words: written.append(clock.now))
+        log = logs.ProgressLog("Task")
+        for wait in waits:
+            log(lambda: "")
+            clock.now += wait
+    assert all(later - earlier >= logs.SECONDS for earlier, later in pairwise(written))
+    assert bool(written) == bool(waits)
+
+
+def test_a_short_computation_without_a_first_line_is_silent(clock, lines):
+    log = logs.ProgressLog("Task", first=False)
+    log(lambda: "at once")
+    clock.now = 10.0
+    log(lambda: "after ten seconds")
+    assert lines() == ["Task: after ten seconds"]
+
+
+def test_a_text_is_not_computed_where_nobody_listens(caplog):
+    caplog.set_level(logging.WARNING, logger="dualkg")
+    logs.ProgressLog("Task")(lambda: pytest.fail("computed"), last=True)
+
+
+def test_training_logs_its_start_its_end_and_its_result(small_graph, clock, lines):
+    run = kg.train(kg.ComplEx(small_graph, dim=4), small_graph, epochs=3, batch_size=100)
+    first, trained, ranked = lines()
+    assert first.startswith("made ComplEx: epoch 1/3  loss ")
+    assert trained.startswith("made ComplEx: 3 epochs in ")
+    assert ranked == f"made ComplEx: valid MRR {run.reports['valid'].mrr:.4f}, test MRR {run.report.mrr:.4f}"
+
+
+def test_a_slow_training_logs_within_an_epoch(small_graph, clock, lines):
+    def slow(event: object) -> None:
+        clock.now += 5
+
+    kg.train(kg.ComplEx(small_graph, dim=4), small_graph, epochs=1, batch_size=100, on_progress=slow)
+    steps = [line.rpartition("step ")[2] for line in lines() if "step " in line]
+    assert steps[:2] == ["1/5", "3/5"]
+
+
+def test_completion_and_calibration_log(small_graph, clock, lines):
+    model = kg.ComplEx(small_graph, dim=4, init_scale=0.5)
+    complete(model, small_graph, top=5)
+    calibrate(model, small_graph)
+    found = lines()
+    assert any(line.startswith("Completing made: ") and line.endswith("queries") for line in found)
+    assert found[-1].startswith("Calibrating made: 4 relations are fitted")
+
+
+def test_commands_write_lines_to_stderr_where_there_is_no_terminal(run_cli, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.tsv").write_text("\n".join(f"{i % 20}\t{i % 3}\t{i % 7}" for i in range(200)))
+    result = run_cli("train", "mine.tsv", "--no-tune", "--dim", 4, "--epochs", 1, "--out", "runs/a", "--json")
+    assert result.code == 0
+    assert "mine ComplEx: 1 epochs in " in result.err
+    assert result.json["run"] == "runs/a"
+    assert logs.logger.handlers == []
+    assert logs.logger.level == logging.NOTSET
+    monkeypatch.setattr("dualkg.cli.common.stderr._force_terminal", True)
+    shown = run_cli("train", "mine.tsv", "--no-tune", "--dim", 4, "--epochs", 1, "--out", "runs/b")
+    assert "epochs in" not in shown.err  # the progress bar is there
