@@ -48,7 +48,7 @@ class KnownAnswerTensors:
         within = torch.arange(len(which), device=first.device) - (counts.cumsum(0) - counts)[which]
         known = which * KEY_STRIDE + self.answers[starts[which] + within]
         wanted = rows[:, None] * KEY_STRIDE + entities
-        found = known[torch.searchsorted(known, wanted).clamp(max=len(known) - 1)] == wanted
+        found: Tensor = known[torch.searchsorted(known, wanted).clamp(max=len(known) - 1)] == wanted
         return found & (first < last)[:, None]  # a query without answers starts where the next one does
 
 
