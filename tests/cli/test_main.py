@@ -143,6 +143,18 @@ def test_columns_by_number_from_a_csv(dualkg, tmp_path):
     assert result.json["reports"]["test"]["by_relation"].keys() == {"has"}
 
 
+def test_options_of_the_usual_choices_in_any_case(dualkg, tmp_path):
+    write_triples(tmp_path / "mine.tsv")
+    options = ("--model", "distmult", "--loss", "1-vs-all", "--regularizer", "frobenius", "--optimizer", "adam")
+    more = ("--lr", 0.02, "--batch-size", 32, "--patience", 2, "--dim", 4, "--epochs", 2)
+    assert dualkg("train", "mine.tsv", "--no-tune", *options, *more).code == 0
+    recipe = kg.load_recipe(tmp_path / "runs" / "mine" / "recipe.toml")
+    assert (recipe.model.name, recipe.loss, recipe.regularizer.name) == ("DistMult", kg.OneVsAll(), "Frobenius")
+    assert (recipe.optimizer.name, recipe.optimizer.learning_rate, recipe.training.batch_size) == ("Adam", 0.02, 32)
+    assert recipe.validation == kg.Validation(every=1, patience=2, keep="best")
+    assert dualkg("train", "mine.tsv", "--no-tune", "--loss", "KvsAll", *QUICK, "--out", "runs/k").code == 0
+
+
 def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     (tmp_path / "quick.toml").write_text('[model]\nname = "CP"\ndim = 4\n[training]\nepochs = 9\n')
     result = dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3, "--json")
@@ -288,6 +300,10 @@ def damaged(folder: Path) -> None:
         ),
         (["train", "good.tsv", "--set", "training.epoch=1"], "--set: training.epoch is not a setting of recipes"),
         (["train", "good.tsv", "--dim", "99999999999"], "GiB for its tables"),
+        (["train", "good.tsv", "--learning-rate", "1"], "No such option: --learning-rate (Possible options: --lr)"),
+        (["train", "good.tsv", "--set", "optimizer.lr=1"], "optimizer.lr is not a setting of recipes. Did you mean"),
+        (["train", "good.tsv", "--set", "lr=1"], "Did you mean 'optimizer.learning_rate=1'?"),
+        (["train", "good.tsv", "--no-tune", "--track", "mlfow"], "No tracker is named 'mlfow'. Did you mean 'mlflow'"),
         (["resume", "nowhere"], "nowhere does not exist"),
         (["evaluate", "nowhere"], "nowhere does not exist"),
         (["predict", "nowhere", "--head", "a", "--relation", "b"], "nowhere does not exist"),

@@ -143,3 +143,43 @@ def test_a_regularizer_needs_a_weight():
 def test_patience_and_keep_need_validation(table):
     with pytest.raises(kg.RequestError, match="validation: .* so every should be at least 1; it is 0"):
         recipe_from(tomllib.loads(f"[validation]\n{table}"), source="recipe.toml")
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda graph, model: kg.train(graph, model), "The model comes first, then the graph"),
+        (
+            lambda graph, model: kg.train(model, graph, regularizer=0.05),
+            "float 0.05 was given",
+        ),
+        (
+            lambda graph, model: kg.train(model, graph, loss=kg.OneVsAll),
+            "the class OneVsAll was given",
+        ),
+        (lambda graph, model: kg.train(model, graph, optimizer="adamw"), "should be 'Adagrad', 'Adam' or 'SGD'"),
+        (lambda graph, model: kg.train(model, graph, validation=True), "validation should be an instance"),
+        (lambda graph, model: kg.train("ComplX", graph), "No model is named 'ComplX'. Did you mean 'ComplEx'"),
+        (lambda graph, model: kg.ComplEx("WN18RR", dim=2), r"Load it: kg.load_graph\('WN18RR'\)"),
+        (lambda graph, model: kg.ComplEx(graph.train, dim=2), "'numpy.ndarray'> was given"),
+        (
+            lambda graph, model: kg.Optimizer(lr=0.1),
+            "a setting of Optimizer. Did you mean .learning_rate",
+        ),
+        (lambda graph, model: kg.Validation(patience=2), "patience and keep use the validation split"),
+    ],
+)
+def test_a_wrong_type_gets_a_sentence(small_graph, call, sentence):
+    with pytest.raises(kg.RequestError, match=sentence):
+        call(small_graph, kg.ComplEx(small_graph, dim=2))
+
+
+def test_names_in_place_of_objects(small_graph):
+    run = kg.train("complex", small_graph, regularizer="dura", optimizer="adam", loss="onevsall", epochs=1)
+    assert (run.recipe.model.name, run.recipe.regularizer.name, run.recipe.optimizer.name) == (
+        "ComplEx",
+        "DURA",
+        "Adam",
+    )
+    assert run.recipe.optimizer.learning_rate == 0.03
+    assert kg.train("TransE", small_graph, optimizer="Adam", epochs=1).recipe.optimizer.learning_rate == 0.001
