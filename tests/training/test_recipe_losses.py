@@ -237,7 +237,8 @@ class ScaledOneVsAll(kg.OneVsAll):
 @pytest.mark.parametrize("loss", [SquaredLoss(target=0.5), ScaledOneVsAll(dropout=0.1)])
 def test_a_loss_of_your_own_trains_from_python_and_from_a_recipe(small_graph, tmp_path, loss):
     model = kg.ComplEx(small_graph.shape, dim=4, init_scale=0.1)
-    run = kg.train(model, small_graph, loss=loss, epochs=3, out=tmp_path / "run")
+    plain = {"regularizer": kg.NoRegularizer(), "optimizer": kg.Optimizer()}  # the defaults of a recipe
+    run = kg.train(model, small_graph, loss=loss, **plain, epochs=3, out=tmp_path / "run")
     assert run.history[-1]["loss"] < run.history[0]["loss"]
     loaded = kg.load_run(tmp_path / "run")
     assert loaded.recipe.loss == loss
