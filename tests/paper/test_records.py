@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -48,7 +49,8 @@ def test_a_record_has_the_rank_of_every_query(runs, tmp_path):
     for number, seed in enumerate(record.seeds):
         report = kg.load_run(runs / f"seed-{seed}").report
         np.testing.assert_array_equal(record.ranks[number], report.ranks.mean)
-        assert record.test_metrics[number] == report.metrics
+        unadjusted = dataclasses.replace(report.metrics, amr=None, amri=None)  # a record has no numbers of candidates
+        assert record.test_metrics[number] == unadjusted
 
 
 def test_a_sparsified_run_is_not_recorded(runs, tmp_path):

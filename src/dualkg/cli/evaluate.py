@@ -73,7 +73,7 @@ def evaluate(
         metrics = evaluate_relations(loaded.model, loaded.graph, split=split, hits=ks)
         data = {"graph": loaded.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
         rows = {f"{loaded.graph.name} {split}, (head, ?, tail)": metrics}
-        return cli.Result(data, lambda: cli.print_metrics(rows, hits=ks, adjusted=True))
+        return cli.Result(data, lambda: cli.print_metrics(rows, hits=ks))
     report = rank(
         loaded.model, loaded.graph, split=split, hits=ks, candidates=candidates, type_constrained=type_constrained
     )

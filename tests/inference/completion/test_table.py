@@ -18,7 +18,7 @@ from tests.inference.completion.brute_force import MODELS, random_calibration, r
 @pytest.fixture
 def graph() -> kg.Graph:
     """Names with quotes, commas, spaces and letters of several scripts."""
-    names = ['"q"', "a,b", " c ", "d'e", "é", "名", "{x}", "[bold]", "#z"]
+    names = ['"q"', "a,b", "c c", "d'e", "é", "名", "{x}", "[bold]", "#z"]
     return dataclasses.replace(random_graph(0), entities=kg.Vocabulary(names))
 
 
