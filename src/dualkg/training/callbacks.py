@@ -242,11 +242,12 @@ class WandB(Tracker):
 
         path = _local_folder(self.folder, training, WandB)
         path.mkdir(parents=True, exist_ok=True)
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", self.project),
             name=_title(training),
             dir=path,
-            mode=os.environ.get("WANDB_MODE", "offline"),  # type: ignore[arg-type]
+            mode=mode,
             id=run_id,
             resume="allow" if run_id else None,
             config=dict(settings),
