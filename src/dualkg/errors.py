@@ -1,6 +1,7 @@
 """Errors, whose messages say what was expected, what was found and what to do; and suggestions of similar names."""
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Iterable
 
@@ -31,10 +32,29 @@ SYNONYMS = (  # words for one setting in dualkg, other libraries and the literat
 )
 
 
+MAX_WORD, MAX_SENTENCE = 400, 2000  # characters
+
+
+def shortened(text: str) -> str:
+    """A text whose words, and which itself, are not longer than a reader can use."""
+    text = re.sub(rf"\S{{{MAX_WORD + 1},}}", lambda found: _cut(found[0], MAX_WORD), text)
+    return _cut(text, MAX_SENTENCE)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most * 3 // 4]}…{text[-most // 4 + 1 :]}"
+
+
 class DualkgError(Exception):
-    """The run failed. The command line prints the sentence and exits with `exit_code`."""
+    """The run failed. The command line prints the sentence and exits with `exit_code`.
+
+    Long words and long sentences are cut in their middle: they quote what somebody wrote.
+    """
 
     exit_code = 1
+
+    def __init__(self, sentence: object = "") -> None:
+        super().__init__(shortened(str(sentence)))
 
 
 class RequestError(DualkgError):

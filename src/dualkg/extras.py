@@ -1,7 +1,9 @@
-"""Optional dependencies: a missing one raises an error with the line that installs it."""
+"""Optional dependencies, whose errors have the line that installs them; and trust in the classes that files name."""
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from dualkg.errors import RequestError
 
@@ -9,6 +11,7 @@ EXTRAS = {"pyoxigraph": "rdf", "optuna": "search", "faiss": "index"}
 EXTRAS |= dict.fromkeys(("matplotlib", "scikit-learn", "scipy", "openTSNE"), "analysis")
 EXTRAS |= dict.fromkeys(("fastapi", "uvicorn", "jinja2", "prometheus-client", "rapidfuzz"), "serve")
 EXTRAS |= dict.fromkeys(("tensorboard", "mlflow", "wandb"), "tracking")
+_trusted: ContextVar[bool] = ContextVar("trusted", default=False)
 
 
 @contextmanager
@@ -19,3 +22,23 @@ def optional_import(package: str, *, purpose: str) -> Iterator[None]:
     except ImportError:
         line = f"pip install 'dualkg[{EXTRAS[package]}]'"
         raise RequestError(f"{purpose} needs {package}. Install it: {line}") from None
+
+
+@contextmanager
+def trusted_code(trust: bool) -> Iterator[None]:
+    """Let files that are read in the block name classes to import; without trust, what was allowed before holds."""
+    before = _trusted.set(trust or _trusted.get())
+    try:
+        yield
+    finally:
+        _trusted.reset(before)
+
+
+def check_trusted(names: Iterable[object], *, source: object) -> None:
+    """Refuse `package.module:Class` in a file, unless it is trusted or the program has imported that module."""
+    for name in names:
+        if isinstance(name, str) and ":" in name and not _trusted.get() and name.partition(":")[0] not in sys.modules:
+            raise RequestError(
+                f"{source} names the class {name}, which is not part of dualkg, and importing it runs its code. If you "
+                f"trust those who wrote both, use trust_code=True."
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
@@ -31,20 +31,22 @@ HELD_OUT = {
 """The rows that compare valid and test with train."""
 
 
-@cli.command(threads=False)
+@cli.command(threads=False, trust_code=False)
 def inspect(
     data: Annotated[str, Argument(metavar="DATA", help="Graph: a name, file, folder or archive.", show_default=False)],
     columns: cli.Columns = None,
     delimiter: cli.Delimiter = None,
     split: Annotated[str, Option(help="Split of a single file, in percent.")] = "80/10/10",
     labels: Annotated[str | None, Option(help="File with a readable label for each entity name.")] = None,
+    max_size: cli.MaxSize = None,
     picture: Annotated[Path | None, Option("--picture", "--figure", help="Draw a figure (PNG and SVG).")] = None,
 ) -> cli.Result:
     """Show counts, degrees, cardinalities, components, unseen entities and leakage of a graph."""
     from dualkg.data.loading import load_graph
 
     wanted = cli.parse_columns(columns) if columns else None
-    found = load_graph(data, columns=wanted, delimiter=delimiter, split=split, labels=labels).inspect()
+    options: dict[str, Any] = {"delimiter": delimiter, "split": split, "labels": labels, "max_size": max_size}
+    found = load_graph(data, columns=wanted, **options).inspect()
     figures = []
     if picture:
         from dualkg.analysis.figures import draw_inspection

@@ -20,6 +20,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from dualkg.errors import RequestError
+from dualkg.extras import trusted_code
 
 if TYPE_CHECKING:
     from dualkg.evaluation.report import Metrics
@@ -33,6 +34,7 @@ stderr = Console(stderr=True, highlight=False)
 RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run or ensemble.", show_default=False)]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1 (default: a GPU if available).")]
 Threads = Annotated[int | None, Option(min=1, help="Number of CPU threads (default: all cores).")]
+TrustCode = Annotated[bool, Option("--trust-code", help="Import classes that the files name and dualkg does not have.")]
 Json = Annotated[bool, Option("--json", help="Print JSON.")]
 SplitName = Annotated[Literal["train", "valid", "test"], Option(help="Split to evaluate on.")]
 By = Annotated[Literal["relation", "direction", "cardinality"] | None, Option(help="Also report by groups.")]
@@ -42,6 +44,10 @@ Columns = Annotated[
 ]
 Delimiter = Annotated[
     str | None, Option(help="What separates the columns of text: tab, space, comma, semicolon, pipe, or a character.")
+]
+
+MaxSize = Annotated[
+    str | None, Option(help="Size that a compressed file may expand to (default: 16G, and 100 times its own size).")
 ]
 
 
@@ -56,12 +62,18 @@ class Result(NamedTuple):
 Command = Callable[..., Result | None]
 
 
-def command(*, threads: bool = True, as_json: bool = True) -> Callable[[Command], Callable[..., None]]:
-    """Add --threads and --json to a command; set the threads, run it, and print its result."""
+def command(
+    *, trust_code: bool = True, threads: bool = True, as_json: bool = True
+) -> Callable[[Command], Callable[..., None]]:
+    """Add --trust-code, --threads and --json to a command; set trust and threads, run it, and print its result."""
 
     def wrap(function: Command) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
-        shared = {"threads": (threads, Threads, None), "as_json": (as_json, Json, False)}
+        shared: dict[str, tuple[bool, Any, Any]] = {
+            "trust_code": (trust_code, TrustCode, False),
+            "threads": (threads, Threads, None),
+            "as_json": (as_json, Json, False),
+        }
         added = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for name, (wanted, annotation, default) in shared.items()
@@ -72,14 +84,15 @@ def command(*, threads: bool = True, as_json: bool = True) -> Callable[[Command]
         def run(**options: Any) -> None:
             values = {parameter.name: options.pop(parameter.name, parameter.default) for parameter in added}
             set_threads(values.get("threads"))
-            result = function(**options)
-            if result is not None and values.get("as_json") and result.json_lines:
-                for line in result.data:
-                    print(json.dumps(line, ensure_ascii=False))
-            elif result is not None and values.get("as_json"):
-                print(json.dumps(result.data, indent=1, ensure_ascii=False))
-            elif result is not None:
-                result.show()
+            with trusted_code(bool(values.get("trust_code"))):
+                result = function(**options)
+                if result is not None and values.get("as_json") and result.json_lines:
+                    for line in result.data:
+                        print(json.dumps(line, ensure_ascii=False))
+                elif result is not None and values.get("as_json"):
+                    print(json.dumps(result.data, indent=1, ensure_ascii=False))
+                elif result is not None:
+                    result.show()
 
         parameters = [*signature.parameters.values(), *added]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -122,9 +135,10 @@ def as_options(sentence: str) -> str:
 
     def option(found: re.Match[str]) -> str:
         value = found[2].strip("()").replace("', '", ",").replace(", ", ",").strip("'")
-        return f"--{found[1]} {shlex.quote(value)}"
+        return f"--{found[1].replace('_', '-')} {shlex.quote(value)}"
 
-    return re.sub(r"\b(columns|delimiter|labels|split)=(\([^()]*\)|'[^']*')", option, sentence)
+    sentence = sentence.replace("trust_code=True", "--trust-code")
+    return re.sub(r"\b(columns|delimiter|labels|split|max_size)=(\([^()]*\)|'[^']*')", option, sentence)
 
 
 def parse_numbers(option: str, text: str) -> list[float]:

@@ -101,14 +101,14 @@ def extend(
     file: Annotated[Path, Argument(metavar="FILE", help="Triples of the new entities.", show_default=False)],
     out: Annotated[Path, Option(help="New folder for the extended run.")],
     columns: cli.Columns = None,
+    max_size: cli.MaxSize = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Add unseen entities to a trained run by a few triples of each (inductive, without training)."""
     from dualkg.inference.extension import extend_run
 
-    made, extension = extend_run(
-        run, file, out=out, columns=cli.parse_columns(columns) if columns else None, device=device
-    )
+    wanted = cli.parse_columns(columns) if columns else None
+    made, extension = extend_run(run, file, out=out, columns=wanted, max_size=max_size, device=device)
 
     def show() -> None:
         for sentence in extension["remarks"]:

@@ -41,6 +41,7 @@ def evaluate(
     task: Annotated[Task, Option(help=TASK)] = "link",
     negatives: Annotated[Path | None, Option(help="False triples for classification (default: sampled).")] = None,
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
+    max_size: cli.MaxSize = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another task."""
@@ -68,7 +69,7 @@ def evaluate(
     if storage:
         return _evaluate_storage(loaded, split, storage)
     if task == "classification":
-        return _classify(loaded, split, by, negatives)
+        return _classify(loaded, split, by, negatives, max_size)
     if task == "relation":
         metrics = evaluate_relations(loaded.model, loaded.graph, split=split, hits=ks)
         data = {"graph": loaded.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
@@ -96,7 +97,7 @@ def _print_report(report: Report, by: str | None, hits: tuple[int, ...]) -> None
         cli.stdout.print(f"[dim]Candidates: {report.candidates}, without known answers.[/dim]")
 
 
-def _classify(run: Run, split: Split, by: str | None, negatives: Path | None) -> cli.Result:
+def _classify(run: Run, split: Split, by: str | None, negatives: Path | None, max_size: str | None) -> cli.Result:
     from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
 
     valid_file = matching_valid_file(negatives, split) if negatives else None
@@ -104,8 +105,8 @@ def _classify(run: Run, split: Split, by: str | None, negatives: Path | None) ->
         run.model,
         run.graph,
         split=split,
-        negatives=read_negatives(negatives, run.graph) if negatives else None,
-        valid_negatives=read_negatives(valid_file, run.graph) if valid_file else None,
+        negatives=read_negatives(negatives, run.graph, max_size=max_size) if negatives else None,
+        valid_negatives=read_negatives(valid_file, run.graph, max_size=max_size) if valid_file else None,
     )
     return cli.Result({"task": "classification", **report.as_dict()}, lambda: _print_classification(report, by))
 

@@ -25,7 +25,7 @@ from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
 from dualkg.cli.train import resume, train, tune
-from dualkg.errors import DualkgError, close_settings
+from dualkg.errors import DualkgError, close_settings, shortened
 from dualkg.logs import log_to_stderr
 
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
@@ -66,7 +66,7 @@ def main(commands: typer.Typer = app) -> None:
     except KeyboardInterrupt:
         _exit("stopped. Resume a training with: dualkg resume RUN", 130)
     except OSError as error:
-        _exit(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}.", 1)
+        _exit(shortened(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}."), 1)
 
 
 def _exit(sentence: str, status: int) -> None:
@@ -81,7 +81,7 @@ def callback(version: Annotated[bool, Option("--version", help="Show the version
         raise typer.Exit
 
 
-@cli.command(as_json=False)
+@cli.command(as_json=False, trust_code=False)
 def demo(
     picture: Annotated[Path | None, Option(help="Also save the output as this SVG file.", hidden=True)] = None,
     device: cli.Device = None,
@@ -140,7 +140,7 @@ def _marked(prediction: Any) -> Text:
     return Text(f"{prediction.label} ★", style="bold cyan") if prediction.known else Text(prediction.label)
 
 
-@cli.command(threads=False)
+@cli.command(threads=False, trust_code=False)
 def datasets() -> cli.Result:
     """List the graphs that can be loaded by name."""
     from dualkg.data.catalogue import catalogue
@@ -172,7 +172,7 @@ def datasets() -> cli.Result:
     return cli.Result(rows, show)
 
 
-@cli.command(threads=False)
+@cli.command(threads=False, trust_code=False)
 def recipes() -> cli.Result:
     """List the recipes that ship with dualkg; train one with: dualkg train fb15k-237/complex-dura."""
     from dualkg.training.recipe import list_recipes, load_recipe

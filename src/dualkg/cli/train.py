@@ -47,6 +47,7 @@ def train(
     columns: cli.Columns = None,
     delimiter: cli.Delimiter = None,
     labels: Annotated[str | None, Option(help="File with a readable label for each entity name.")] = None,
+    max_size: cli.MaxSize = None,
     out: Annotated[Path | None, Option(help="Folder of the run (default: runs/NAME).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing run.")] = False,
     engine: Annotated[Literal["reference", "fast"] | None, Option(help="Default: fast if supported.")] = None,
@@ -78,6 +79,7 @@ def train(
         "data.split": split,
         "data.labels": labels,
         "data.delimiter": delimiter,
+        "data.max_size": max_size,
         "data.columns": cli.parse_columns(columns) if columns else None,
     }
     given = {name: value for name, value in options.items() if value is not None} | parse_changes(changes or [])

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import re
 import struct
 import tarfile
 import zipfile
@@ -20,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dualkg.errors import DataError, did_you_mean
+from dualkg.errors import DataError, RequestError, did_you_mean
 
 TRIPLE_SUFFIXES = (
     ".tsv",
@@ -38,6 +39,9 @@ TRIPLE_SUFFIXES = (
 )
 NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog", "labels")
 BUFFER_SIZE = 1 << 20
+MAX_SIZE, MAX_RATIO = 16 << 30, 100  # bytes that a file may expand to, in all and for each byte that is stored
+FREE_SIZE = 16 << 20  # bytes that any file may expand to
+IN_MEMORY = 256 << 20  # larger archives are read again for each of their members
 
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
@@ -56,7 +60,9 @@ UNREADABLE = (
     tarfile.TarError,
     zipfile.BadZipFile,
     struct.error,
-    UnicodeDecodeError,
+    ValueError,  # numbers in the headers of tar and zip
+    OverflowError,
+    IndexError,
     RuntimeError,
     pa.ArrowException,
 )
@@ -64,13 +70,24 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Source:
-    """A file or a member of an archive; `name` is what errors call it."""
+    """A file or a member of an archive; `name` is what errors call it, `limit` the bytes it may expand to."""
 
     name: str
     file_name: str
     compression: str
     path: Path
     opener: Callable[[], Any] = field(repr=False, compare=False)
+    limit: int = MAX_SIZE
+    in_archive: bool = False
+
+    def check_size(self, size: int) -> None:
+        """Refuse more bytes than the limit."""
+        if size > self.limit:
+            most, times = f"{self.limit / 2**20:,.0f} MiB", self.limit // _size_of(self.path)
+            raise DataError(
+                f"{self.name} expands to more than {most}, {times:,} times the size of {self.path.name}. "
+                f"If you expect that, allow more with max_size='{max(1, (8 * self.limit) >> 30)}G'."
+            )
 
     def open(self) -> io.BufferedReader:
         """The decompressed bytes from their beginning."""
@@ -96,8 +113,9 @@ class _Guarded(io.RawIOBase):
     """A stream whose failures, while opening or reading, are errors that name its source."""
 
     def __init__(self, source: Source, compression: str) -> None:
-        self._source = source
+        self._source, self._expands = source, bool(compression) or source.in_archive
         self._open: list[Any] = []
+        self._num_read = 0
         try:
             self._open.append(source.opener())
             if compression:
@@ -110,7 +128,7 @@ class _Guarded(io.RawIOBase):
         return True
 
     def seekable(self) -> bool:
-        return bool(self._open[-1].seekable())
+        return not self._expands and bool(self._open[-1].seekable())
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         return int(self._open[-1].seek(offset, whence))
@@ -120,9 +138,13 @@ class _Guarded(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         try:
-            return int(self._open[-1].readinto(buffer))
+            num_read = int(self._open[-1].readinto(buffer))
         except UNREADABLE as error:
             raise unreadable(error, self._source.path, self._source.name) from error
+        self._num_read += num_read
+        if self._expands:
+            self._source.check_size(self._num_read)
+        return num_read
 
     def close(self) -> None:
         for stream in reversed(self._open):
@@ -153,22 +175,41 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
     )
 
 
-def find_sources(path: str | Path) -> list[Source]:
-    """The source of a file, or those of the files inside a .zip or .tar archive."""
+def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list[Source]:
+    """The source of a file, or those of the files inside a .zip or .tar archive.
+
+    A file that is decompressed may have `max_size` bytes, or by default `MAX_SIZE` and `MAX_RATIO` times its size.
+    """
     path = Path(path)
+    limit = min(MAX_SIZE, max(FREE_SIZE, MAX_RATIO * _size_of(path))) if max_size is None else parse_size(max_size)
     lowered = path.name.lower()
     if lowered.endswith(".zip"):
-        return _members(path, _zip_members)
+        return _members(path, limit, _zip_members)
     if lowered.endswith(tuple(TARS)):
-        return _members(path, _tar_members)
-    source = Source(str(path), *_uncompressed(path.name), path, partial(path.open, "rb"))
+        return _members(path, limit, _tar_members)
+    source = Source(str(path), *_uncompressed(path.name), path, partial(path.open, "rb"), limit)
     source.open().close()
     return [source]
 
 
-def one_source(path: str | Path) -> Source:
+def _size_of(path: Path) -> int:
+    try:
+        return max(1, path.stat().st_size)
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise unreadable(error, path, str(path)) from None
+
+
+def parse_size(size: int | str) -> int:
+    """A number of bytes, or text such as `500M` or `16G`."""
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", str(size).strip().lower())
+    if not found or not float(found[1]):
+        raise RequestError(f"A size is a number of bytes such as 500M or 16G; '{size}' was given.")
+    return int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+
+
+def one_source(path: str | Path, *, max_size: int | str | None = None) -> Source:
     """A file, or the only file of triples in an archive."""
-    return only_triples(find_sources(path), path)
+    return only_triples(find_sources(path, max_size=max_size), path)
 
 
 def only_triples(sources: list[Source], path: str | Path) -> Source:
@@ -194,9 +235,9 @@ def _uncompressed(file_name: str) -> tuple[str, str]:
     return (file_name.removesuffix(suffix), suffix.lower()) if suffix.lower() in COMPRESSIONS else (file_name, "")
 
 
-def _members(path: Path, list_members: Callable[[Path], dict[str, Callable[[], Any]]]) -> list[Source]:
+def _members(path: Path, limit: int, list_members: Callable[[Path, int], dict[str, Callable[[], Any]]]) -> list[Source]:
     try:
-        members = list_members(path)
+        members = list_members(path, limit)
     except UNREADABLE as error:
         raise unreadable(error, path, str(path)) from error
     sources = []
@@ -206,11 +247,11 @@ def _members(path: Path, list_members: Callable[[Path], dict[str, Callable[[], A
         # The path of a member is only printed: the archive may hold any name.
         printable = "".join(letter if letter.isprintable() else "?" for letter in name)
         file_name = PurePosixPath(printable.replace("\\", "/")).name
-        sources.append(Source(f"{path}:{printable}", *_uncompressed(file_name), path, opener))
+        sources.append(Source(f"{path}:{printable}", *_uncompressed(file_name), path, opener, limit, True))
     return sources
 
 
-def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
+def _zip_members(path: Path, _: int) -> dict[str, Callable[[], Any]]:
     def open_member(member: zipfile.ZipInfo) -> Any:
         with zipfile.ZipFile(path) as archive:
             return archive.open(member)
@@ -219,17 +260,58 @@ def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
         return {member.filename: partial(open_member, member) for member in archive.infolist() if not member.is_dir()}
 
 
-def _tar_members(path: Path) -> dict[str, Callable[[], Any]]:
+def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
     compression = next(kind for suffix, kind in TARS.items() if path.name.lower().endswith(suffix))
-    with Source(str(path), path.name, compression, path, partial(path.open, "rb")).open() as stream:
-        content = stream.read()
+    whole = Source(str(path), path.name, compression, path, partial(path.open, "rb"), limit)
+    with whole.open() as stream:
+        content = stream.read(min(IN_MEMORY, limit + 1))
+        fits = not stream.peek(1)
     members: dict[str, Callable[[], Any]] = {}
-    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+    with (
+        io.BytesIO(content) if fits else whole.open() as file,
+        tarfile.open(fileobj=file, mode="r:" if fits else "r|") as archive,
+    ):
         for member in archive:
-            end = member.offset_data + member.size
+            start, end = member.offset_data, member.offset_data + member.size
             if member.isreg() and not member.issparse():
-                members[member.name] = partial(pa.BufferReader, memoryview(content)[member.offset_data : end])
-        # tarfile reads a broken header as the end; a true end is followed by zeros alone.
-        if content[archive.offset :].strip(b"\0"):
-            raise tarfile.ReadError("a broken header inside the archive")
+                in_memory = partial(pa.BufferReader, memoryview(content)[start:end])
+                members[member.name] = in_memory if fits else partial(_Member, whole, start, member.size)
+        end = archive.offset
+    # tarfile reads a broken header as the end; a true end is followed by zeros alone.
+    with io.BytesIO(content) if fits else whole.open() as file:
+        _skip(file, end)
+        while block := file.read(BUFFER_SIZE):
+            if block.strip(b"\0"):
+                raise tarfile.ReadError("a broken header inside the archive")
     return members
+
+
+class _Member(io.RawIOBase):
+    """A member of a tar archive too large for memory: the archive is read up to it."""
+
+    def __init__(self, archive: Source, start: int, size: int) -> None:
+        self._stream, self._left = archive.open(), size
+        _skip(self._stream, start)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        content = self._stream.read(min(len(buffer), self._left))
+        if not content and self._left and len(buffer):
+            raise EOFError("it ends early")
+        buffer[: len(content)] = content
+        self._left -= len(content)
+        return len(content)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _skip(stream: Any, size: int) -> None:
+    if stream.seekable():
+        stream.seek(size)
+        return
+    while size and (block := stream.read(min(size, BUFFER_SIZE))):
+        size -= len(block)

@@ -13,7 +13,16 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 
 from dualkg.data import catalogue
-from dualkg.data.archives import COMPRESSIONS, TARS, TRIPLE_SUFFIXES, Source, find_sources, holds_triples, only_triples
+from dualkg.data.archives import (
+    COMPRESSIONS,
+    TARS,
+    TRIPLE_SUFFIXES,
+    Source,
+    find_sources,
+    holds_triples,
+    one_source,
+    only_triples,
+)
 from dualkg.data.catalogue import Entry, find_entry
 from dualkg.data.encoding import OPENKE, read_triples
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
@@ -39,21 +48,23 @@ def load_graph(
     seed: int = 0,
     labels: str | Path | None = None,
     delimiter: str | None = None,
+    max_size: int | str | None = None,
 ) -> Graph:
     """Load `world`, a graph of the catalogue, or a folder, archive or file of triples.
 
     A single file is split into train, valid and test by `split` and `seed`. A graph that was read before is loaded from
     the cache as long as its bytes and these options stay the same. Data in memory have constructors of their own, such
-    as `Graph.from_triples`.
+    as `Graph.from_triples`. `max_size`, such as "64G", is the size that a compressed file may expand to (default: 16
+    GiB, and 100 times its own size).
     """
     if not isinstance(graph, str | os.PathLike):
         raise RequestError(advice_for(graph))
     check_columns(columns)
     check_seed(seed)
     fractions = parse_split(split)
-    location = locate(graph)
+    location = locate(graph, max_size=max_size)
     if labels is not None:
-        location = replace(location, labels=_labels_source(labels))
+        location = replace(location, labels=_labels_source(labels, max_size))
     cached = catalogue.cache_folder() / "graphs" / _cache_key(location, columns, delimiter, fractions, seed)[:32]
     found = _load_cached(cached) if location.source != BUNDLED else None
     if found is None:
@@ -70,11 +81,13 @@ def load_graph(
         read_options["delimiter"] = delimiter
     if labels is not None:
         read_options["labels"] = str(labels)
+    if max_size is not None:
+        read_options["max_size"] = max_size
     return replace(found, source=location.source, read_options=read_options)
 
 
-def _labels_source(path: str | Path) -> Source:
-    sources = find_sources(path)
+def _labels_source(path: str | Path, max_size: int | str | None) -> Source:
+    sources = find_sources(path, max_size=max_size)
     if len(sources) != 1:
         raise DataError(f"One file of labels was expected in {path}, and it holds {len(sources)}. Name one file.")
     return sources[0]
@@ -150,29 +163,37 @@ class Location:
         return self.entry is not None and self.where == self.entry.address
 
 
-def locate(graph: str | Path) -> Location:
+def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
     """Find a graph by its name, or by the path of a folder, an archive or a file of triples."""
     text = str(graph)
-    path = Path(text).expanduser()
+    path = Path(text)
+    with suppress(RuntimeError):  # `~nobody/x`: there is no such user
+        path = path.expanduser()
     is_name = os.sep not in text and not text.startswith("~")
     if is_name and text == BUNDLED:
         return Location(BUNDLED, BUNDLED, BUNDLED, *_files_at(Path(str(resources.files("dualkg.data") / BUNDLED))))
     if is_name and (entry := find_entry(text)):
         found = _in_data_folder(entry.name)
-        files = _files_at(found) if found else _by_split(catalogue.fetch(entry), entry.address)
+        files = _files_at(found, max_size) if found else _by_split(catalogue.fetch(entry), entry.address)
         return Location(entry.name, entry.name, str(found or entry.address), *files, entry)
-    with suppress(OSError):  # a name too long for any file
-        if path.exists():
-            at_path, name = _files_at(path), stem(path)
-            openke = any(source.file_name.lower() in OPENKE_FILES for source in at_path[0].values())
-            return Location(name, text, str(path), *at_path, None if openke else find_entry(name))  # other bytes
+    if _exists(path):
+        at_path, name = _files_at(path, max_size), stem(path)
+        openke = any(source.file_name.lower() in OPENKE_FILES for source in at_path[0].values())
+        return Location(name, text, str(path), *at_path, None if openke else find_entry(name))  # other bytes
     if is_name and (found := _in_data_folder(text)):
-        return Location(text, text, str(found), *_files_at(found))
+        return Location(text, text, str(found), *_files_at(found, max_size))
     known = [BUNDLED, *catalogue.catalogue(), *names_in_data_folder()]
     suggestion = did_you_mean(text, known)
-    if not suggestion and path.parent.is_dir():
+    if not suggestion and _exists(path.parent) and path.parent.is_dir():
         suggestion = did_you_mean(path.name, [found.name for found in path.parent.iterdir()])
     raise RequestError(f"There is no graph, file or folder '{text}'.{suggestion} See: dualkg datasets")
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # a name too long for any file, or with a null character
+        return False
 
 
 def stem(path: Path) -> str:
@@ -220,11 +241,11 @@ def _in_data_folder(name: str) -> Path | None:
     return next((paths[file_name] for file_name in wanted if file_name in paths), None)
 
 
-def _files_at(path: Path) -> tuple[dict[str, Source], Source | None]:
+def _files_at(path: Path, max_size: int | str | None = None) -> tuple[dict[str, Source], Source | None]:
     """The files of triples and the file of labels in a folder or an archive, or a single file."""
     if path.is_dir():
-        return _files_in_folder(path)
-    sources = find_sources(path)
+        return _files_in_folder(path, max_size)
+    sources = find_sources(path, max_size=max_size)
     in_archive = [source.file_name.lower() for source in sources]
     if "train2id.txt" in in_archive and len(sources) > 1 and "train" not in map(_split_of, in_archive):
         return _openke_files(sources, path)
@@ -233,11 +254,11 @@ def _files_at(path: Path) -> tuple[dict[str, Source], Source | None]:
     return {"triples": only_triples(sources, path)}, _find_labels(sources)
 
 
-def _files_in_folder(folder: Path) -> tuple[dict[str, Source], Source | None]:
+def _files_in_folder(folder: Path, max_size: int | str | None) -> tuple[dict[str, Source], Source | None]:
     names = [path.name for path in folder.iterdir()]
     if "train" not in map(_split_of, names) and "train2id.txt" in map(str.lower, names):
         paths = [path for path in folder.iterdir() if path.name.lower() in OPENKE_FILES or _is_labels(path.name)]
-        return _openke_files([source for path in paths for source in find_sources(path)], folder)
+        return _openke_files([source for path in paths for source in find_sources(path, max_size=max_size)], folder)
     paths = [path for path in sorted(folder.iterdir()) if _split_of(path.name) or _is_labels(path.name)]
     files = [path for path in paths if not path.is_dir()]
     in_files = {_split_of(path.name) for path in files}
@@ -246,8 +267,8 @@ def _files_in_folder(folder: Path) -> tuple[dict[str, Source], Source | None]:
             raise DataError(f"{path} is a folder; a file of triples was expected. Name the file {path.name}.tsv.")
     inner = [path for path in folder.iterdir() if path.is_dir() and _looks_like_graph(path)]
     if not paths and len(inner) == 1:  # as an archive unpacks
-        return _files_in_folder(inner[0])
-    return _by_split([only_triples(find_sources(path), path) for path in files], folder)
+        return _files_in_folder(inner[0], max_size)
+    return _by_split([one_source(path, max_size=max_size) for path in files], folder)
 
 
 def _openke_files(sources: list[Source], where: str | Path) -> tuple[dict[str, Source], Source | None]:

@@ -228,6 +228,9 @@ class ParquetReader(FileReader, TableReader):
             seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
             try:
                 with pa.parquet.ParquetFile(seekable) as table:
+                    about = table.metadata  # a few bytes can stand for any number of rows
+                    sizes = (about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+                    self.source.check_size(max(about.num_rows * 8 * len(ROLES), sum(sizes)))
                     names = self.column_names(table.schema_arrow)
                     yield from self.table_blocks(names, table.iter_batches(NUM_ROWS, columns=names))
             except (pa.ArrowException, OSError) as error:

@@ -38,13 +38,14 @@ def calibrate(
     coverage: float = 0.9,
     overwrite: bool = False,
     device: str | torch.device | None = None,
+    trust_code: bool = False,
 ) -> CheckedCalibration:
     """Fit probabilities and prediction sets on valid, save them in the folder of the run, and check them on test.
 
     An existing calibration is read and checked again, unless `overwrite` replaces it. `coverage` is that of the
     prediction sets to check.
     """
-    run = open_run(run, device=device)
+    run = open_run(run, device=device, trust_code=trust_code)
     saved = calibration_for(run, overwrite=overwrite)
     checked = CheckedCalibration(
         saved.calibration,
@@ -63,6 +64,7 @@ def complete(
     top: int = 10_000,
     out: str | Path | None = None,
     device: str | torch.device | None = None,
+    trust_code: bool = False,
     **options: Any,
 ) -> Completion:
     """Find the `top` most probable triples that the graph of a run does not contain, and write them to a new file.
@@ -71,7 +73,7 @@ def complete(
     on_progress. A run that is not calibrated is calibrated first. With `out`, .tsv or .parquet, the same call resumes
     after an interrupt.
     """
-    run = open_run(run, device=device)
+    run = open_run(run, device=device, trust_code=trust_code)
     path = None if out is None else check_file(out, run.graph)
     if path is not None:
         options["checkpoint"] = path.with_name(f"{path.name}.checkpoint")
@@ -81,7 +83,7 @@ def complete(
     return found
 
 
-def open_run(run: Run | str | Path, *, device: str | torch.device | None = None) -> Run:
+def open_run(run: Run | str | Path, *, device: str | torch.device | None = None, trust_code: bool = False) -> Run:
     """A run as it is, on another device if one is given; or loaded from its folder, on a GPU if available."""
     if isinstance(run, Run):
         if device is not None:
@@ -92,6 +94,6 @@ def open_run(run: Run | str | Path, *, device: str | torch.device | None = None)
         raise RequestError(
             f"A run or the folder of one was expected, such as 'runs/world'; got an object of type {kind}."
         )
-    loaded = load_run(run)
+    loaded = load_run(run, trust_code=trust_code)
     loaded.model.to(choose_device(device))
     return loaded

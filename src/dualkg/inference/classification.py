@@ -75,9 +75,9 @@ def is_known(graph: Graph, triples: Ids) -> Flags:
     return found
 
 
-def read_negatives(path: str | Path, graph: Graph) -> Ids:
+def read_negatives(path: str | Path, graph: Graph, *, max_size: int | str | None = None) -> Ids:
     """Read negative triples by the names of a graph, in any format of triples."""
-    read = read_triples({"negatives": one_source(path)})
+    read = read_triples({"negatives": one_source(path, max_size=max_size)})
     try:
         entities, relations = (
             np.array(vocabulary.ids(names.to_pylist()), dtype=np.int64)

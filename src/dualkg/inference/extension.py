@@ -125,14 +125,20 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
 
 
 def extend_run(
-    path: str | Path, file: str | Path, *, out: str | Path, columns: Columns | None = None, device: str | None = None
+    path: str | Path,
+    file: str | Path,
+    *,
+    out: str | Path,
+    columns: Columns | None = None,
+    max_size: int | str | None = None,
+    device: str | None = None,
 ) -> tuple[Run, dict[str, Any]]:
     """Make a run with a row for each new entity of a file, and the contents of its extension.json."""
     out = Path(out)
     check_new_folder(out)
     run = load_run(path)
     model = with_adjoint(run.model)
-    read = read_triples({"triples": one_source(file)}, columns=columns)
+    read = read_triples({"triples": one_source(file, max_size=max_size)}, columns=columns)
     names, triples, remarks = _new_triples(read, run.graph, source=str(file))
     context = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
     extension = extend_by_ids(context, names, triples, labels=read.labels)

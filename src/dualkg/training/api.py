@@ -235,6 +235,7 @@ def resume(
     device: str | torch.device | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Callbacks = None,
+    trust_code: bool = False,
 ) -> Run:
     """Resume a run that was interrupted or killed, from its last checkpoint.
 
@@ -245,7 +246,7 @@ def resume(
     if folder.finished:
         folder.checkpoint.unlink(missing_ok=True)  # the run may have been killed just before this
         raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
-    recipe = load_recipe(folder.recipe)
+    recipe = load_recipe(folder.recipe, trust_code=trust_code)
     if not folder.checkpoint.exists():
         raise RequestError(f"The run {folder.path} cannot be resumed. {folder.resume_advice()}")
     graph = folder.load_graph()
@@ -281,7 +282,8 @@ def train_seeds(
         one = recipe.with_changes({"training.seed": seed})
         logger.info("%s: seed %d", graph.name, seed)
         folder = RunFolder(out / f"seed-{seed}")
-        exists = folder.recipe.exists() and load_recipe(folder.recipe) == one and not overwrite
+        own = ":" in f"{one.model.name}{one.regularizer.name}{name_of(one.loss, LOSSES)}"  # which are trusted here
+        exists = folder.recipe.exists() and load_recipe(folder.recipe, trust_code=own) == one and not overwrite
         if exists and folder.saved_environment.get("data") != graph.fingerprint:
             raise RequestError(
                 f"{folder.path} was trained on other data than {graph.name} is now. Use --overwrite or --out."

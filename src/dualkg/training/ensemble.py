@@ -30,17 +30,20 @@ class Ensemble(Run):
 
     Its score is the weighted sum of the scores of its `members`, which ranks as the sum of their log-softmax does.
     Without `weights` they are fitted on the validation split; "equal" is 1 for each. Runs are given as such or by their
-    folders; an ensemble among them stands for its members. Models are moved to the device of the first.
+    folders; an ensemble among them stands for its members. Models are moved to the device of the first. Folders may
+    name classes that are not part of dualkg with `trust_code`.
     """
 
     model: EnsembleModel
     members: list[Run]
     fit: dict[str, Any]  # how the weights were fitted; empty if they were given
 
-    def __init__(self, runs: Sequence[Run | str | Path], *, weights: Weights | None = None) -> None:
+    def __init__(
+        self, runs: Sequence[Run | str | Path], *, weights: Weights | None = None, trust_code: bool = False
+    ) -> None:
         if isinstance(runs, (str, Path, Run)):
             raise RequestError("kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several seeds.")
-        loaded = [one if isinstance(one, Run) else load_run(_path(one)) for one in runs]
+        loaded = [one if isinstance(one, Run) else load_run(_path(one), trust_code=trust_code) for one in runs]
         members = [member for one in loaded for member in (one.members if isinstance(one, Ensemble) else [one])]
         if not members:
             raise RequestError("An ensemble has at least one run; none was given.")
@@ -115,11 +118,11 @@ class Ensemble(Run):
         return folder.path
 
     @classmethod
-    def load(cls, path: str | Path) -> Ensemble:
+    def load(cls, path: str | Path, *, trust_code: bool = False) -> Ensemble:
         """A saved ensemble, or the runs `seed-*` in a folder with equal weights."""
         folder = RunFolder(path)
         if not folder.ensemble.exists():
-            made = cls([file.parent for file in folder.seeds()], weights="equal")
+            made = cls([file.parent for file in folder.seeds()], weights="equal", trust_code=trust_code)
             made.folder = folder.path
             return made
         saved, again = read_json(folder.ensemble), "Make the ensemble again: dualkg ensemble RUN RUN --out FOLDER"
@@ -139,7 +142,7 @@ class Ensemble(Run):
                 raise RequestError(
                     f"The weights of {member.path} are not those that the ensemble {folder.path} was made of. {again}"
                 )
-        made = cls([Path(os.path.normpath(place)) for place, _ in members], weights=weights)
+        made = cls([Path(os.path.normpath(place)) for place, _ in members], weights=weights, trust_code=trust_code)
         made.fit, made.folder = fit, folder.path
         for run in made.members:
             run.graph = made.graph  # one copy in memory

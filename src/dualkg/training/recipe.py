@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -26,6 +26,7 @@ from pydantic import (
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError, close_settings, did_you_mean, one_of
+from dualkg.extras import check_trusted, trusted_code
 from dualkg.losses import LOSSES, Loss, OneVsAll
 from dualkg.losses.base import validation_sentence
 from dualkg.models import MODELS, Dual
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 else:
     ModelMetaclass = type(BaseModel)
 
+MAX_DEPTH = 20  # of nested tables and lists
 RENAMED_KEYS = {
     "loss.kind": "loss.name, which is OneVsAll, KvsAll, NegativeSampling or MarginRanking",
     "loss.count_power": "loss.count_exponent",
@@ -125,6 +127,7 @@ class Data(Section):
     split_seed: int = 0
     labels: str | None = None
     delimiter: str | None = None
+    max_size: int | str | None = None
 
 
 class ModelConfig(Section):
@@ -335,7 +338,10 @@ def list_recipes() -> list[str]:
 
 
 def read_tables(path: str | Path) -> dict[str, Any]:
-    """Tables of a TOML file, or of a recipe that ships with dualkg by its name; not yet validated."""
+    """Tables of a TOML file, or of a recipe that ships with dualkg by its name; not yet validated.
+
+    Classes that it names must be trusted.
+    """
     file: Traversable = Path(path)
     if not str(path).endswith(".toml") and not file.is_file():
         names = list_recipes()
@@ -344,16 +350,45 @@ def read_tables(path: str | Path) -> dict[str, Any]:
             raise RequestError(f"{path} is neither a file nor the name of a recipe.{near}")
         file = files("dualkg").joinpath("recipes", f"{path}.toml")
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is not TOML: {error}.") from None
+        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        if _nested(tables):
+            raise RecursionError
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}.") from None
+    except RecursionError:
+        raise RequestError(f"{path} is no recipe: its tables or lists are nested too deeply.") from None
+    except ValueError as error:  # also text that is not UTF-8, a number with thousands of digits, a null in the path
+        raise RequestError(f"{path} is not TOML: {error}.") from None
+    return check_tables(tables, source=path)
 
 
-def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Read and validate a recipe by its path or its name, such as `wn18rr/complex-dura`, with some values changed."""
-    return recipe_from(changed(read_tables(path), changes or {}), source=str(path))
+def check_tables(tables: dict[str, Any], *, source: object) -> dict[str, Any]:
+    """Refuse tables of a file that name classes which are not trusted."""
+    check_trusted(_named_classes(tables), source=source)
+    return tables
+
+
+def _nested(value: Any, depth: int = MAX_DEPTH) -> bool:
+    """Whether tables and lists are nested deeper than any recipe needs."""
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < 0 or any(_nested(one, depth - 1) for one in inside)
+
+
+def _named_classes(tables: Any, place: str = "") -> Iterator[object]:
+    """Values of `model.name`, `loss.name` and `regularizer.name`, also in lists of values to search."""
+    for key, value in tables.items() if isinstance(tables, dict) and place.count(".") < MAX_DEPTH else ():
+        yield from _named_classes(value, f"{place}.{key}")
+        if f"{place}.{key}".endswith((".model.name", ".loss.name", ".regularizer.name")):
+            yield from value if isinstance(value, list) else [value]
+
+
+def load_recipe(path: str | Path, *, changes: Mapping[str, Any] | None = None, trust_code: bool = False) -> Recipe:
+    """Read and validate a recipe by its path or its name, such as `wn18rr/complex-dura`, with some values changed.
+
+    A class of your own, `package.module:Class`, is imported if the recipe may name it: with `trust_code`.
+    """
+    with trusted_code(trust_code):
+        return recipe_from(changed(read_tables(path), changes or {}), source=str(path))
 
 
 def changed(tables: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -280,17 +280,20 @@ class RunFolder:
         return found
 
 
-def load_run(path: str | Path) -> Run:
-    """Load a finished run, an ensemble, or a folder of several seeds as an ensemble with equal weights."""
+def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
+    """Load a finished run, an ensemble, or a folder of several seeds as an ensemble with equal weights.
+
+    A class that is not part of dualkg is imported only with `trust_code`.
+    """
     folder = RunFolder(path)
     if folder.ensemble.exists() or folder.seeds():
         import dualkg  # ensembles depend on this module
 
-        return dualkg.Ensemble.load(path)
+        return dualkg.Ensemble.load(path, trust_code=trust_code)
     folder.check_is_run()
     if not folder.finished:
         raise RequestError(f"The run {folder.path} is not finished. {folder.resume_advice()}")
-    recipe, graph = load_recipe(folder.recipe), folder.load_graph()
+    recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
     load_weights(model, read_weights(folder.weights), source=folder.weights)

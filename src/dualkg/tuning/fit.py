@@ -14,11 +14,12 @@ import torch
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
+from dualkg.extras import trusted_code
 from dualkg.files import read_json, write_text
 from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, save_trackers, saved_trackers
-from dualkg.training.recipe import Data, Recipe, known_name, recipe_from
+from dualkg.training.recipe import Data, Recipe, check_tables, known_name, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 from dualkg.tuning.automatic import AutomaticProgress, AutomaticTrial, AutomaticTuner
@@ -117,7 +118,7 @@ class Search:
         saved = read_json(path)
         try:
             trials = tuple(AutomaticTrial(**trial) for trial in saved["trials"])
-            start = recipe_from(saved["start"], source=str(path))
+            start = recipe_from(check_tables(saved["start"], source=path), source=str(path))
             return cls(start, tuple(saved["fixed"]), saved["seconds"], trials, saved["summary"])
         except (KeyError, TypeError) as error:
             raise RequestError(
@@ -234,13 +235,18 @@ def resume(
     on_tuning: OnTuning | None = None,
     on_progress: OnProgress | None = None,
     callbacks: Callbacks = None,
+    trust_code: bool = False,
 ) -> Run:
-    """Resume a run that was interrupted or killed: tuning from its last trial, training from its last checkpoint."""
+    """Resume a run that was interrupted or killed: tuning from its last trial, training from its last checkpoint.
+
+    Classes that its recipe names and that are not part of dualkg are imported only with `trust_code`.
+    """
     folder = RunFolder(path)
     folder.check_is_run()
     if folder.finished or folder.checkpoint.exists() or not folder.tuning.exists():
-        return api.resume(path, device=device, on_progress=on_progress, callbacks=callbacks)
-    search, chosen = Search.load(folder.tuning), api.choose_device(device)
+        return api.resume(path, device=device, on_progress=on_progress, callbacks=callbacks, trust_code=trust_code)
+    with trusted_code(trust_code):
+        search, chosen = Search.load(folder.tuning), api.choose_device(device)
     called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
     return _tune_and_train(search, folder.load_graph(), chosen, folder, on_tuning, on_progress, called)
 

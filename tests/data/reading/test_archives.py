@@ -1,8 +1,10 @@
-"""Errors of files that are missing, unreadable, damaged or truncated."""
+"""Errors of files that are missing, unreadable, damaged, truncated or too large once they are decompressed."""
 
 from __future__ import annotations
 
+import hashlib
 import io
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import dualkg as kg
+from dualkg.data import archives
 from dualkg.data.archives import find_sources, one_source
 from dualkg.data.encoding import read_triples
-from dualkg.errors import DataError
+from dualkg.errors import DataError, RequestError
 
 Write = Callable[[str, bytes], Path]
 # Names without a pattern, so that the compressed bytes are spread over the whole file.
@@ -156,3 +160,91 @@ def test_an_archive_of_several_files_is_not_one_source(kit, write: Write) -> Non
         one_source(write("empty.zip", kit.zipped({})))
     with pytest.raises(DataError, match="There is no file of triples to read"):
         read_triples({})
+
+
+# -- decompressed size ----------------------------------------------------------------------------------------
+
+LINES = b"a\tr\tb\n" * 200_000  # 1.2 MB, which compress to a few kB
+
+
+@pytest.fixture
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "FREE_SIZE", 1 << 20)
+
+
+@pytest.mark.parametrize("name", [f"mine.tsv{kind}" for kind in archives.COMPRESSIONS])
+def test_a_file_that_expands_too_much_is_refused(kit, write: Write, small_limits, name: str) -> None:
+    path = write(name, kit.compressed(LINES, name.removeprefix("mine.tsv")))
+    with pytest.raises(DataError, match=rf"{name} expands to more than 1 MiB, .* allow more with max_size='1G'\."):
+        kit.read(path)
+    assert one_source(path, max_size="1.2M").checksum() == hashlib.sha256(LINES).hexdigest()
+
+
+def test_archives_that_expand_too_much_are_refused(kit, write: Write, small_limits) -> None:
+    with pytest.raises(DataError, match=r"mine\.zip:x\.tsv expands to more than 1 MiB"):
+        kg.load_graph(write("mine.zip", kit.zipped({"x.tsv": LINES})))
+    path = write("mine.tar.gz", kit.tarred({"x.tsv": LINES}, ".gz"))
+    with pytest.raises(DataError, match=r"mine\.tar\.gz expands to more than 1 MiB"):
+        kg.load_graph(path)
+    assert kg.load_graph(path, max_size="4M", split="100/0/0").read_options["max_size"] == "4M"
+    inner = write("inner.tar", kit.tarred({"x.tsv.gz": kit.compressed(LINES, ".gz")}))
+    with pytest.raises(DataError, match=r"inner\.tar:x\.tsv\.gz expands to more than 1 MiB"):
+        kg.load_graph(inner)
+
+
+def test_a_parquet_file_of_few_bytes_and_many_rows_is_refused(kit, write: Write, small_limits) -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array(bytes(200_000), pa.uint8()).cast(pa.int32()), pa.array(["a"]))
+    sink = io.BytesIO()
+    pq.write_table(pa.table(dict.fromkeys("hrt", column)), sink)
+    with pytest.raises(DataError, match="expands to more than 1 MiB"):
+        kit.read(write("mine.parquet", sink.getvalue()))
+
+
+def test_an_ordinary_file_of_any_size_is_read(kit, write: Write, small_limits) -> None:
+    assert one_source(write("mine.tsv", LINES), max_size=1).checksum() == hashlib.sha256(LINES).hexdigest()
+
+
+@pytest.mark.parametrize("compression", ["", *archives.COMPRESSIONS])
+def test_a_large_tar_is_read_as_a_small_one_is(kit, write: Write, monkeypatch, compression: str) -> None:
+    members = {"train.tsv": TSV, "empty.txt": b"", "more/valid.tsv.gz": kit.compressed(TSV[:60], ".gz")}
+    path = write(f"mine.tar{compression}", kit.tarred(members, compression))
+    small = {source.name: source.checksum() for source in find_sources(path)}
+    monkeypatch.setattr(archives, "IN_MEMORY", 1000)
+    assert {source.name: source.checksum() for source in find_sources(path)} == small
+    cut = path.read_bytes()[: -len(path.read_bytes()) // 2]
+    with pytest.raises(DataError, match=DAMAGED):
+        [source.checksum() for source in find_sources(write(f"cut.tar{compression}", cut))]
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), ("1.5k", 1536), ("2 MiB", 2 << 20), ("16GB", 16 << 30), (7, 7)])
+def test_sizes(text: str, size: int) -> None:
+    assert archives.parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1e99", "G", "1 apple", "9" * 5000, "nan"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(RequestError, match="A size is a number of bytes such as 500M or 16G"):
+        archives.parse_size(text)
+
+
+def test_a_tar_with_a_bad_sparse_map_is_an_error(write: Write) -> None:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        member = tarfile.TarInfo("x.tsv")
+        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+        member.size = 512
+        archive.addfile(member, io.BytesIO(b"one\n" + bytes(508)))
+    with pytest.raises(DataError, match=DAMAGED):
+        find_sources(write("mine.tar", sink.getvalue()))
+
+
+@pytest.mark.parametrize("suffix", archives.COMPRESSIONS)
+def test_a_damaged_compressed_parquet_file_is_an_error(kit, write: Write, suffix: str) -> None:
+    sink = io.BytesIO()
+    names = [f"e{number}" for number in range(2000)]
+    pq.write_table(pa.table({"h": names, "r": names, "t": names}), sink)
+    whole = kit.compressed(sink.getvalue(), suffix)
+    assert len(kit.named(kit.read(write(f"mine.parquet{suffix}", whole)))) == 2000
+    for content in (whole[: len(whole) // 2], whole[:40] + whole[60:]):
+        with pytest.raises(DataError, match=DAMAGED):
+            kit.read(write(f"mine.parquet{suffix}", content))
