@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import Floats
-from dualkg.evaluation.report import Metrics, load_ranks
-from dualkg.files import atomic_folder, read_json, write_text
+from dualkg.evaluation.report import Metrics
+from dualkg.files import atomic_folder, locks, read_json, write_text
 from dualkg.training.api import spread
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import RunFolder
@@ -72,6 +72,7 @@ def load_record(folder: Path) -> Record:
     return Record(folder, load_recipe(folder / "recipe.toml"), **record)
 
 
+@locks("folder")
 def record_runs(
     runs: Sequence[Path], folder: Path, *, earlier: Record | None = None, shared_device: bool = False
 ) -> Record:
@@ -86,7 +87,7 @@ def record_runs(
     recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
     _check(folders, seeds)
-    ranks = {seed: load_ranks(run.ranks("test")).mean for run, seed in zip(folders, seeds, strict=True)}
+    ranks = {seed: run.load_ranks("test").mean for run, seed in zip(folders, seeds, strict=True)}
     summaries = {
         seed: _summary(run, seed, shared_device=shared_device) for run, seed in zip(folders, seeds, strict=True)
     }

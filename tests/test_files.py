@@ -1,13 +1,34 @@
-"""Files and folders that appear whole or not at all."""
+"""Files and folders that appear whole or not at all, locks, and checksums."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dualkg.files import atomic_folder, atomic_write, link_or_copy, write_text
+from dualkg import files
+from dualkg.errors import LockedError, RequestError
+from dualkg.files import (
+    atomic_folder,
+    atomic_write,
+    file_damage,
+    file_record,
+    folder_lock,
+    link_or_copy,
+    locked,
+    read_json,
+    recover,
+    write_json,
+    write_text,
+)
 
 
 @pytest.fixture
@@ -145,3 +166,238 @@ def test_a_second_name_has_the_same_content(tmp_path: Path, monkeypatch: pytest.
     link_or_copy(tmp_path / "old", tmp_path / "other")
     (tmp_path / "old").unlink()
     assert (tmp_path / "other").read_text() == "new"
+
+
+def test_a_target_stays_if_its_source_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("good")
+    with pytest.raises(FileNotFoundError):
+        link_or_copy(tmp_path / "checkpoint", tmp_path / "weights")
+    assert {found.name: found.read_text() for found in tmp_path.iterdir()} == {"weights": "good"}
+
+
+def test_a_file_that_is_linked_to_itself_stays(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text("good")
+    for _ in range(2):
+        link_or_copy(tmp_path / "checkpoint", tmp_path / "weights")
+    assert sorted(found.name for found in tmp_path.iterdir()) == ["checkpoint", "weights"]
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, atomic_write(tmp_path / "report.json") as fresh:
+        raise OSError(28, "No space left on device", str(fresh))
+    assert caught.value.filename == str(tmp_path / "report.json")
+
+
+# -- replacing a folder -------------------------------------------------------------------------------------------
+
+
+def folder_of(path: Path, **contents: str) -> Path:
+    path.mkdir()
+    for name, text in contents.items():
+        (path / name).write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_a_replaced_folder_keeps_what_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, atomic: bool) -> None:
+    if not atomic:
+        monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
+    path = folder_of(tmp_path / "run", old="1", decisions="2")
+    with atomic_folder(path, existing="replace", keep=["decisions", "nothing"]) as fresh:
+        (fresh / "new").write_text("3")
+    assert {found.name: found.read_text() for found in path.iterdir()} == {"new": "3", "decisions": "2"}
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+
+
+def test_the_old_folder_stays_if_the_new_one_cannot_take_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder_of(tmp_path / "run", old="1")
+    rename = Path.rename
+
+    def fail(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp":
+            raise OSError(5, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
+    monkeypatch.setattr(Path, "rename", fail)
+    with pytest.raises(OSError, match="Input/output"), atomic_folder(path, existing="replace") as fresh:
+        (fresh / "new").write_text("2")
+    assert [found.name for found in path.iterdir()] == ["old"]
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_is_found_again_after_a_kill_between_two_renames(tmp_path: Path) -> None:
+    folder_of(tmp_path / ".run.old", old="1")
+    recover(tmp_path / "run")
+    assert [found.name for found in (tmp_path / "run").iterdir()] == ["old"]
+    folder_of(tmp_path / ".run.old", older="1")  # killed after the second rename
+    with locked(tmp_path / "run"):
+        pass
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+    assert [found.name for found in (tmp_path / "run").iterdir()] == ["old"]
+
+
+def test_a_folder_that_was_half_filled_is_filled(tmp_path: Path) -> None:
+    folder_of(tmp_path / "run", graph="1")
+    folder_of(tmp_path / "run" / ".run.abcd1234.full", recipe="2", weights="3")
+    recover(tmp_path / "run")
+    contents = {found.name: found.read_text() for found in (tmp_path / "run").iterdir()}
+    assert contents == {"graph": "1", "recipe": "2", "weights": "3"}
+
+
+# -- locks --------------------------------------------------------------------------------------------------------
+
+HOLD = """
+import sys
+from pathlib import Path
+from dualkg.files import atomic_write, locked
+path = Path(sys.argv[1])
+with locked(path), atomic_write(path / "weights") as fresh:
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def holder(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock of a folder and is writing a file in it."""
+    words = [sys.executable, "-c", HOLD, str(path)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "run", other="1")
+    with holder(path) as process:
+        with (
+            pytest.raises(LockedError, match=f"run is being written by process {process.pid} on .*since"),
+            locked(path),
+        ):
+            pass
+        with pytest.raises(LockedError), locked(tmp_path / "run" / ".." / "run"):
+            pass
+        files.remove_strays(path)  # the file that is being written is not taken for a stray one
+        assert len(list(path.iterdir())) == 2
+        process.kill()
+        process.wait()
+        assert len(list(path.iterdir())) == 2
+        with locked(path):
+            assert [found.name for found in path.iterdir()] == ["other"]
+            assert (tmp_path / ".run.lock").read_text().startswith(f"{os.getpid()}\n")
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_thread_may_hold_a_lock_twice_and_another_thread_may_not(tmp_path: Path) -> None:
+    refused: list[Exception] = []
+
+    def try_it() -> None:
+        try:
+            with locked(tmp_path / "run"):
+                pass
+        except LockedError as error:
+            refused.append(error)
+
+    with locked(tmp_path / "run"):
+        with locked(tmp_path / "run"):
+            pass
+        thread = threading.Thread(target=try_it)
+        thread.start()
+        thread.join()
+    assert f"process {os.getpid()}" in str(refused[0])
+    try_it()
+    assert len(refused) == 1
+
+
+def test_a_lock_leaves_nothing(tmp_path: Path) -> None:
+    with locked(tmp_path / "new" / "deep" / "run"), locked(None):
+        assert (tmp_path / "new" / "deep" / ".run.lock").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_names_that_are_too_long_to_add_to_are_locked_and_written(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 250)
+    with locked(path):
+        write_text(path, "text")
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody can write in /proc on Linux")
+def test_a_folder_in_a_place_that_cannot_be_written_is_locked_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_hidden", lambda path, suffix: Path("/proc/none", f".{path.name}.{suffix}"))
+    path = folder_of(tmp_path / "run")
+    with locked(path):
+        assert [found.name for found in path.iterdir()] == [".lock"]
+        with atomic_folder(path) as fresh:
+            (fresh / "recipe").write_text("1")
+    assert [found.name for found in path.iterdir()] == ["recipe"]
+    with locked(tmp_path / "none"):  # writing it will fail for its own reason
+        pass
+
+
+def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: Path) -> None:
+    path = folder_of(tmp_path / "run", old="1")
+    waiting, written = threading.Event(), threading.Event()
+
+    def write() -> None:
+        waiting.set()
+        with folder_lock(path):
+            (path / "decisions").write_text("2")
+        written.set()
+
+    with folder_lock(path):
+        thread = threading.Thread(target=write)
+        thread.start()
+        waiting.wait()
+        path.rename(tmp_path / "former")
+        folder_of(path, new="1")
+        assert not written.is_set()
+    thread.join()
+    assert sorted(found.name for found in path.iterdir()) == ["decisions", "new"]
+
+
+# -- checksums ----------------------------------------------------------------------------------------------------
+
+
+@given(data=st.data())
+def test_any_flipped_bit_is_found(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("flip") / "report.json"
+    write_json(path, {"mrr": 0.1 + 0.2, "names": ["Ü", None], "by": {1: [1e-30]}})
+    assert read_json(path, checksum=True) == {"mrr": 0.1 + 0.2, "names": ["Ü", None], "by": {"1": [1e-30]}}
+    record, content = file_record(path), bytearray(path.read_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(content)
+    assert "its content has changed" in (file_damage(path, record) or "")
+    try:
+        read_json(path, checksum=True)
+    except (RequestError, UnicodeDecodeError):
+        return
+    # A blank between two words, or the name of the checksum itself, may change unseen by the reader of JSON.
+    assert b'"sha256"' not in content or read_json(path, checksum=True)["names"] == ["Ü", None]
+
+
+def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "REMEMBERED_BYTES", 3)
+    path, memory = tmp_path / "weights", tmp_path / "cache" / "verified"
+    path.write_text("good")
+    record = file_record(path)
+    assert file_damage(path, record, memory=memory) is None
+    monkeypatch.setattr(files, "file_record", None)  # a second hash would fail
+    assert file_damage(path, record, memory=memory) is None
+    monkeypatch.undo()
+    stamp = path.stat().st_mtime_ns + 10**9
+    path.write_text("bad!")
+    os.utime(path, ns=(stamp, stamp))
+    assert "its content has changed" in (file_damage(path, record, memory=memory) or "")
+    path.write_text("longer")
+    assert file_damage(path, record, memory=memory) == "it has 6 bytes in place of 4"
+    path.unlink()
+    assert file_damage(path, record, memory=memory) == "it is missing"

@@ -63,6 +63,10 @@ class RequestError(DualkgError):
     exit_code = 2
 
 
+class LockedError(RequestError):
+    """Another process is writing the file or folder."""
+
+
 class DataError(RequestError):
     """The triples cannot be read, or are not those of the named graph."""
 

@@ -102,9 +102,18 @@ def test_folders_that_are_not_runs_are_refused(tmp_path, run):
         kg.resume(run.folder)
 
 
+def forget_checksums(run: kg.Run) -> None:
+    """Make it a run of an earlier version, whose report has no checksums."""
+    folder = RunFolder(run.folder)
+    folder.report.write_text(json.dumps(folder.saved_reports()))
+
+
 @pytest.mark.parametrize("content", [b"", b"not weights at all, really"])
 def test_damaged_weights_are_refused(run, content):
     RunFolder(run.folder).weights.write_bytes(content)
+    with pytest.raises(kg.RequestError, match=rf"is damaged: it has {len(content)} bytes in place of [\d,]+. To see"):
+        kg.load_run(run.folder)
+    forget_checksums(run)
     with pytest.raises(kg.RequestError, match="cannot be read as a file of weights"):
         kg.load_run(run.folder)
 
@@ -112,6 +121,9 @@ def test_damaged_weights_are_refused(run, content):
 def test_weights_of_another_model_are_refused(run):
     folder = RunFolder(run.folder)
     folder.recipe.write_text(folder.recipe.read_text().replace("dim = 4", "dim = 5"))
+    with pytest.raises(kg.RequestError, match="recipe.toml is damaged: its content has changed"):
+        kg.load_run(run.folder)
+    forget_checksums(run)
     with pytest.raises(kg.RequestError, match="does not fit the model"):
         kg.load_run(run.folder)
 

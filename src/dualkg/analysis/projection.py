@@ -107,7 +107,7 @@ def entity_map(run: Run) -> Vectors:
     if path and path.exists():
         return load_map(path, len(run.graph.entities))
     positions = compute_map(run.model)
-    if path:
+    if path and run.is_current:
         save_map(positions, path)
     return positions
 

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import Floats, stack_mean_ranks
-from dualkg.evaluation.report import load_ranks
 from dualkg.files import read_json
 from dualkg.training.api import load_recipe_graph
 from dualkg.training.recipe import Recipe, load_recipe
@@ -74,7 +73,7 @@ def load_ranked_runs(path: Path, split: Split) -> RankedRuns:
     if not len(graph.split(split)):
         raise RequestError(f"The graph of {path} has no {split} triples to compare.")
     ranks = [
-        load_ranks(file) if (file := folder.ranks(split)).exists() else load_run(folder.path).report_on(split).ranks
+        folder.load_ranks(split) if folder.ranks(split).exists() else load_run(folder.path).report_on(split).ranks
         for folder in finished
     ]
     seeds, num_unfinished = [recipe.training.seed for recipe in recipes], len(folders) - len(finished)

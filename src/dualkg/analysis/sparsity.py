@@ -15,7 +15,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Metrics, evaluate
-from dualkg.files import check_new_folder
+from dualkg.files import check_new_folder, locked
 from dualkg.models.base import Model
 from dualkg.models.matrix import RESCAL
 from dualkg.training.api import choose_device, evaluate_held_out
@@ -126,17 +126,18 @@ def sparsify(
     check_share(share)
     folder = Path(path).resolve()
     target = folder.with_name(f"{folder.name}-sparse-{share:g}") if out is None else Path(out)
-    check_new_folder(target)
-    run = load_run(path)
-    model = run.model.to(choose_device(device))
-    model = rotated(model, share=share) if rotate else model
-    tables = entity_tables(model)
-    [threshold] = find_thresholds(tables.values(), [share])
-    model = sparsified(model, threshold)
-    about = {"source": str(path), "target_share": share, "share": share_of_zeros(model), "threshold": threshold}
-    about |= {"rotated": rotate, "tables": list(tables)}
-    sparse = Run(model, run.graph, run.recipe, run.history, evaluate_held_out(model, run.graph), sparsity=about)
-    sparse.save(target)
+    with locked(target):
+        check_new_folder(target)
+        run = load_run(path)
+        model = run.model.to(choose_device(device))
+        model = rotated(model, share=share) if rotate else model
+        tables = entity_tables(model)
+        [threshold] = find_thresholds(tables.values(), [share])
+        model = sparsified(model, threshold)
+        about = {"source": str(path), "target_share": share, "share": share_of_zeros(model), "threshold": threshold}
+        about |= {"rotated": rotate, "tables": list(tables)}
+        sparse = Run(model, run.graph, run.recipe, run.history, evaluate_held_out(model, run.graph), sparsity=about)
+        sparse.save(target)
     return sparse
 
 

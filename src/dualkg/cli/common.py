@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import typer
 from rich.console import Console
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -57,6 +58,7 @@ class Result(NamedTuple):
     data: Any
     show: Callable[[], None]
     json_lines: bool = False
+    status: int = 0  # with which the command exits
 
 
 Command = Callable[..., Result | None]
@@ -93,6 +95,8 @@ def command(
                     print(json.dumps(result.data, indent=1, ensure_ascii=False))
                 elif result is not None:
                     result.show()
+            if result is not None and result.status:
+                raise typer.Exit(result.status)
 
         parameters = [*signature.parameters.values(), *added]
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]

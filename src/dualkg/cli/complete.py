@@ -140,17 +140,19 @@ def ensemble(
 ) -> cli.Result:
     """Combine runs on one graph into one that scores by their weighted sum, and evaluate it."""
     from dualkg.evaluation.report import COLUMNS
+    from dualkg.files import locked
     from dualkg.training.ensemble import Ensemble
     from dualkg.training.run import RunFolder
 
-    RunFolder(out).check_free(overwrite=overwrite)
     given: Any = None if weights == "fitted" else weights
     if weights not in ("fitted", "equal"):
         given = cli.parse_numbers("--weights, if not fitted or equal,", weights)
-    made = Ensemble([cli.load_on_device(path, device) for path in runs], weights=given)
-    if weights == "fitted" and not made.fit:
-        cli.note(f"{made.graph.name} has no validation triples to fit weights on; they are equal.")
-    made.save(out, overwrite=overwrite)
+    with locked(out):
+        RunFolder(out).check_free(overwrite=overwrite)
+        made = Ensemble([cli.load_on_device(path, device) for path in runs], weights=given)
+        if weights == "fitted" and not made.fit:
+            cli.note(f"{made.graph.name} has no validation triples to fit weights on; they are equal.")
+        made.save(out, overwrite=overwrite)
     rows, data = [], []
     for name, weight, run in [
         *zip(made.names, made.model.weights, made.members, strict=True),
@@ -177,16 +179,17 @@ def index(
     out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
 ) -> cli.Result:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
-    from dualkg.files import check_new_folder
+    from dualkg.files import check_new_folder, locked
     from dualkg.inference.index_build import build_index, describe_index, save_index
     from dualkg.training.run import load_run
 
     folder = out or run.resolve().with_name(f"{run.resolve().name}-index")
-    check_new_folder(folder)
-    loaded = load_run(run)
-    storage = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
-    built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)
-    facts = describe_index(save_index(built, folder))
+    with locked(folder):
+        check_new_folder(folder)
+        loaded = load_run(run)
+        storage = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
+        built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)
+        facts = describe_index(save_index(built, folder))
 
     def show() -> None:
         _print_index(facts)

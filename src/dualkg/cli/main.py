@@ -24,7 +24,7 @@ from dualkg.cli.analysis import inspect, nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
-from dualkg.cli.train import resume, train, tune
+from dualkg.cli.train import check, resume, train, tune
 from dualkg.errors import DualkgError, close_settings, shortened
 from dualkg.logs import log_to_stderr
 
@@ -204,7 +204,7 @@ class SuggestingCommand(TyperCommand):
 
 
 for function in (
-    *(demo, datasets, inspect, recipes, train, resume, tune, evaluate, compare, calibrate, predict, similar, explain),
-    *(complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
+    *(demo, datasets, inspect, recipes, train, resume, check, tune, evaluate, compare, calibrate, predict, similar),
+    *(explain, complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
 ):
     app.command(cls=SuggestingCommand)(function)

@@ -1,4 +1,4 @@
-"""`train`, `resume` and `tune`."""
+"""`train`, `resume`, `check` and `tune`."""
 
 from __future__ import annotations
 
@@ -118,6 +118,34 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
         return _trained(resume_run(run, device=device, on_tuning=on_tuning, on_progress=on_progress))
 
 
+@cli.command(threads=False, trust_code=False)
+def check(run: cli.RunPath) -> cli.Result:
+    """Check every file of a run by its checksum, and say what can be saved. Exit with 1 if a file is damaged."""
+    from dualkg.inference.integrity import check_run
+
+    checks = check_run(run)
+    ok = all(one.ok for one in checks)
+
+    def show() -> None:
+        for one in checks:
+            rows = [[file.file, file.state, file.reason] for file in one.files]
+            cli.print_table([one.run, "state", ""], rows, left=3, bold=[i for i, row in enumerate(rows) if row[2]])
+            for sentence in one.advice:
+                cli.stdout.print(f"\n{sentence}", soft_wrap=True, markup=False)
+            if one.written_by:
+                cli.note(f"{one.run} is being written by {one.written_by}.")
+            if one.temporary:
+                cli.note(
+                    f"Temporary files of killed processes, removed by the next training or calibration here: "
+                    f"{', '.join(one.temporary)}."
+                )
+            if not one.finished:
+                cli.note(f"The run {one.run} is not finished.")
+        cli.note("All files are good." if ok else "Files are damaged.", style=None)
+
+    return cli.Result({"ok": ok, "runs": [one.as_dict() for one in checks]}, show, status=0 if ok else 1)
+
+
 def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, str, bool]:
     """The recipe and the graph that SOURCE stands for, the name of its run, and whether SOURCE is a recipe."""
     from dualkg.data.loading import stem
@@ -159,6 +187,7 @@ def _tune_and_train(
     search: Search, seeds: int, *, graph: Graph, out: Path, device: str | None, overwrite: bool, **arguments: Any
 ) -> cli.Result:
     """Tune once, and train the chosen recipe with one or several seeds."""
+    from dualkg.files import locked
     from dualkg.training.api import choose_device
     from dualkg.tuning.fit import Search, tune_and_train
 
@@ -184,10 +213,11 @@ def _tune_and_train(
     saved = Search.load(path) if path.exists() and not overwrite else search
     if (saved.start, saved.fixed, saved.seconds) != (search.start, search.fixed, search.seconds):
         raise RequestError(f"{path} is of another search. Use --overwrite, or another folder with --out.")
-    with cli.tuning_progress(name, out) as (on_tuning, _):
-        recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
-    cli.note(done.summary)
-    return _train_seeds(recipe, seeds, out=out, graph=graph, device=device, overwrite=overwrite, **arguments)
+    with locked(out):
+        with cli.tuning_progress(name, out) as (on_tuning, _):
+            recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
+        cli.note(done.summary)
+        return _train_seeds(recipe, seeds, out=out, graph=graph, device=device, overwrite=overwrite, **arguments)
 
 
 def describe(recipe: Recipe, graph: Graph) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dualkg.errors import RequestError
+from dualkg.files import locked, locks
 from dualkg.inference.calibration import Calibration, calibration_for, save_calibration
 from dualkg.inference.completion import Completion, check_file
 from dualkg.inference.completion import complete as complete_graph
@@ -46,18 +47,22 @@ def calibrate(
     prediction sets to check.
     """
     run = open_run(run, device=device, trust_code=trust_code)
-    saved = calibration_for(run, overwrite=overwrite)
-    checked = CheckedCalibration(
-        saved.calibration,
-        saved.prediction_sets,
-        evaluate_calibration(saved.calibration, run.model, run.graph),
-        evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
-    )
-    if run.folder:
-        save_calibration(replace(saved, checks=checked.as_dict()), run.folder)
+    with locked(run.folder):
+        saved = calibration_for(run, overwrite=overwrite)
+        checked = CheckedCalibration(
+            saved.calibration,
+            saved.prediction_sets,
+            evaluate_calibration(saved.calibration, run.model, run.graph),
+            evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
+        )
+        if run.folder:
+            if not run.is_current:
+                raise RequestError(f"{run.folder} was replaced after it was loaded. Run the command again.")
+            save_calibration(replace(saved, checks=checked.as_dict()), run.folder)
     return checked
 
 
+@locks("out")
 def complete(
     run: Run | str | Path,
     *,

@@ -4,8 +4,8 @@ A candidate is an answer to a query of a split that no other split contains. Its
 function of its log-probability, with a slope for its relation and an offset for its relation and domain/range pattern.
 """
 
-import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
-from dualkg.errors import RequestError
-from dualkg.files import read_json, write_text
+from dualkg.errors import LockedError, RequestError
+from dualkg.files import locked, read_json, write_json
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.scoring import Floats, Ids, check_finite, score_blocks, triple_log_probabilities
 from dualkg.logs import ProgressLog
@@ -436,13 +436,13 @@ def save_calibration(saved: SavedCalibration, folder: str | Path) -> None:
         "prediction_sets": saved.prediction_sets.as_dict(),
         "checks": saved.checks,
     }
-    write_text(RunFolder(folder).calibration, json.dumps(content, ensure_ascii=False))
+    write_json(RunFolder(folder).calibration, content, indent=None)
 
 
 def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
     """Read `calibration.json` from the folder of a run on this graph; a damaged file is refused."""
     path, num_relations = RunFolder(folder).calibration, graph.shape.num_relations
-    found = read_json(path)
+    found = read_json(path, checksum=True)
     try:
         calibration = Calibration.from_dict(found["calibration"])
         expected = (num_relations,), (num_relations, NUM_PATTERNS), (num_relations,)
@@ -464,7 +464,15 @@ def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
     """Read the calibration of a run from its folder, or fit it now and save it if the run has a folder."""
     if run.folder and RunFolder(run.folder).calibration.exists() and not overwrite:
         return load_calibration(run.folder, run.graph)
-    made = SavedCalibration(calibrate(run.model, run.graph), PredictionSets.fit(run.model, run.graph))
-    if run.folder:
-        save_calibration(made, run.folder)
+    with ExitStack() as stack:
+        folder = run.folder
+        try:
+            stack.enter_context(locked(folder))
+        except LockedError:
+            if overwrite:
+                raise
+            folder = None  # another process is about to save one, and this one is used once
+        made = SavedCalibration(calibrate(run.model, run.graph), PredictionSets.fit(run.model, run.graph))
+        if folder and run.is_current:
+            save_calibration(made, folder)
     return made

@@ -1,10 +1,7 @@
 """The decision store: new facts that people accepted or rejected, saved with a run as JSON lines."""
 
-import fcntl
 import json
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,7 +9,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dualkg.errors import RequestError
-from dualkg.files import write_text
+from dualkg.files import folder_lock, write_text
 
 Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
@@ -53,7 +50,8 @@ class DecisionStore:
 
     def update(self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()) -> dict[Triple, Decision]:
         """Remove and add decisions, replacing earlier ones on the same triple; return all."""
-        with locked(self.path.parent):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with folder_lock(self.path.parent):
             decisions = self.load()
             for triple in removed:
                 decisions.pop(triple, None)
@@ -84,19 +82,6 @@ class DecisionStore:
                 raise RequestError(
                     f"Line {number:,} of {self.path} is no decision ({reason}). Correct or remove it."
                 ) from None
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder, where that is possible: no lock file is left among the files of a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:

@@ -1,6 +1,5 @@
 """Export of the embeddings of a run: NumPy, TSV or safetensors, with a manifest that says how they make a score."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import numpy.typing as npt
 from safetensors.numpy import save_file
 
 from dualkg.errors import RequestError
-from dualkg.files import atomic_folder, check_new_folder
+from dualkg.files import atomic_folder, check_new_folder, file_record, locks
 from dualkg.models import MODELS
 from dualkg.models.base import Model
 from dualkg.training.importing import ENTITY_TABLES
@@ -189,6 +188,7 @@ def _bilinear(config: ModelConfig) -> tuple[str, list[str]]:
 # -- files --------------------------------------------------------------------------------------------------------
 
 
+@locks("folder")
 def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]:
     """Write all tables of a model, rows in the order of ids, the names of the rows as JSON, and the manifest."""
     folder = Path(folder)
@@ -241,7 +241,7 @@ def _manifest(run: Run, tables: dict[str, npt.NDArray[Any]], format: str, folder
         "inverse_relations": {"first_row": num_relations if model.reciprocal else None, "meaning": about},
         "arrays": {name: _describe(name, table, model, format) for name, table in tables.items()},
         "names": {name: f"{name}.json" for name in ("entities", "relations")},
-        "files": {path.name: _checksum(path) for path in sorted(folder.iterdir())},
+        "files": {path.name: file_record(path) for path in sorted(folder.iterdir())},
         "exported_with": {key: made[key] for key in versions},
         "trained_with": {key: trained.get(key) for key in versions} if trained else None,
     }
@@ -269,11 +269,6 @@ def _describe(name: str, table: npt.NDArray[Any], model: Model, format: str) -> 
             {"part": part, "from": width * number, "to": width * (number + 1)} for number, part in enumerate(parts)
         ]
     return found
-
-
-def _checksum(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _write_tsv(table: npt.NDArray[np.float32], names: list[str] | None, path: Path) -> None:

@@ -1,7 +1,6 @@
 """Adding inductive entities to a trained model and its graph, by name, by id, or from a file to a run."""
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from dualkg.data.graph import Graph, GraphShape, Triples, distinct_triples
 from dualkg.data.readers import Columns
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError, did_you_mean
-from dualkg.files import check_new_folder, read_json, write_text
+from dualkg.files import check_new_folder, locks, read_json
 from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoint
 from dualkg.models.base import skip_initialization
 from dualkg.models.bilinear import BilinearModel
@@ -124,6 +123,7 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     return larger.eval()
 
 
+@locks("out")
 def extend_run(
     path: str | Path,
     file: str | Path,
@@ -143,8 +143,6 @@ def extend_run(
     context = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
     extension = extend_by_ids(context, names, triples, labels=read.labels)
     reports = evaluate_held_out(extension.model, extension.graph)
-    larger = Run(extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity)
-    larger.save(out)
     note: dict[str, Any] = {
         "source": str(path),
         "file": str(file),
@@ -155,7 +153,9 @@ def extend_run(
     }
     if (Path(path) / FILE).exists():
         note["previous"] = read_json(Path(path) / FILE)
-    write_text(out / FILE, json.dumps(note, indent=1, ensure_ascii=False))
+    larger = Run(extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity)
+    larger.extension = note
+    larger.save(out)
     return larger, note
 
 

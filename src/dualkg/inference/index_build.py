@@ -19,7 +19,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode
 from dualkg.extras import optional_import
-from dualkg.files import atomic_folder, check_new_folder, read_json, write_text
+from dualkg.files import atomic_folder, check_new_folder, locks, read_json, write_text
 from dualkg.inference.index import (
     ExactIndex,
     Index,
@@ -358,6 +358,7 @@ def check_agreement(queries: QueryBatch, best: Tensor) -> None:
 # -- files ------------------------------------------------------------------------------------------------------
 
 
+@locks("folder")
 def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
     """Write an index atomically; return it with the number of bytes of its files."""
     folder = Path(folder)

@@ -16,7 +16,7 @@ from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate
-from dualkg.files import write_text
+from dualkg.files import locks, write_text
 from dualkg.logs import ProgressLog, logger
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
@@ -97,6 +97,7 @@ def choose_device(device: str | torch.device | None) -> torch.device:
     return chosen
 
 
+@locks("out")
 def train(
     model: Model | str,
     graph: Graph | str | Path,
@@ -183,6 +184,7 @@ def _short(value: object) -> str:
     return kind if len(kind) <= 80 else f"{kind[:77]}…"
 
 
+@locks("out")
 def train_recipe(
     recipe: Recipe,
     *,
@@ -229,6 +231,7 @@ def load_recipe_graph(recipe: Recipe) -> Graph:
     return load_graph(recipe.data.graph, seed=recipe.data.split_seed, **options)
 
 
+@locks("path")
 def resume(
     path: str | Path,
     *,
@@ -239,25 +242,31 @@ def resume(
 ) -> Run:
     """Resume a run that was interrupted or killed, from its last checkpoint.
 
-    Without `callbacks`, the trackers that it was started with continue what they wrote.
+    A finished run whose results are damaged is evaluated again. Without `callbacks`, the trackers that it was started
+    with continue what they wrote.
     """
     folder = RunFolder(path)
     folder.check_is_run()
-    if folder.finished:
+    damage = folder.damage() if folder.finished else {}
+    if folder.finished and not damage:
         folder.checkpoint.unlink(missing_ok=True)  # the run may have been killed just before this
         raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
-    if not folder.checkpoint.exists():
+    start = folder.checkpoint
+    if folder.finished and not folder.checkpoint.exists() and folder.weights.name not in damage:
+        start = folder.weights
+    if not start.exists():
         raise RequestError(f"The run {folder.path} cannot be resumed. {folder.resume_advice()}")
     graph = folder.load_graph()
     called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
     device = choose_device(device)
     trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=called)
     trainer.checkpoint_path = folder.checkpoint
-    trainer.restore(folder.checkpoint)
+    trainer.restore(start)
     return _finish(trainer, folder)
 
 
+@locks("out")
 def train_seeds(
     recipe: Recipe,
     num_seeds: int,

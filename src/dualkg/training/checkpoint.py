@@ -1,5 +1,6 @@
 """Checkpoints and weights as safetensors files, written atomically."""
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dic
         if value.is_floating_point() and not torch.isfinite(value).all():
             raise DivergedError(f"{name} contains NaN or infinity, so it was not saved; {path.name} is unchanged.")
     tensors = {name: value.cpu().contiguous() for name, value in found.items()}
+    about = {**about, "sha256": _checksum(tensors, about)}
     with atomic_write(path) as fresh:
         try:
             save_file(tensors, fresh, metadata={"about": json.dumps(about)})
@@ -44,15 +46,31 @@ def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dic
             raise DualkgError(f"{path} could not be written: {error}.") from None
 
 
-def load_tensors(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
-    """Read what `save_tensors` wrote."""
+def _checksum(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> str:
+    """The hash of all that a file of tensors holds."""
+    checksum = hashlib.sha256(json.dumps(about).encode())
+    for name in sorted(tensors):
+        checksum.update(f"{name} {tensors[name].dtype} {list(tensors[name].shape)}".encode())
+        checksum.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
+    return checksum.hexdigest()
+
+
+def load_tensors(path: Path, *, check: bool = False) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
+    """Read what `save_tensors` wrote; NaN, infinity and, with `check`, any other change are refused."""
     groups: dict[str, dict[str, Tensor]] = {}
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("about", "{}"))
-            for key in file.keys():  # noqa: SIM118 - a safetensors file is not a mapping
-                group, _, name = key.partition("/")
-                groups.setdefault(group, {})[name] = file.get_tensor(key)
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is not a mapping
+            saved = about.pop("sha256", None)
+        if check and saved and saved != _checksum(tensors, about):
+            raise ValueError("its checksum is not that of its content")
+        for key, tensor in tensors.items():
+            # A sum is finite if all numbers are, or else overflows, and is faster than a look at each.
+            if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+                raise ValueError(f"{key} has NaN or infinity")
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = tensor
     except (SafetensorError, OSError, ValueError) as error:
         raise RequestError(f"{path} cannot be read as a file of weights: {error}.") from None
     return groups, about

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph, save_graph
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
-from dualkg.files import atomic_folder, read_json, write_text
+from dualkg.files import atomic_folder, file_record, locks, read_json, write_text
 from dualkg.models.ensemble import EnsembleModel
 from dualkg.training.run import Run, RunFolder, environment, load_run
 
@@ -90,6 +89,7 @@ class Ensemble(Run):
         self.reports, self.folder = {}, None
         return self.model.weights
 
+    @locks("path")
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Evaluate the ensemble and save it: graph, weights, reports, and references to the folders of its members."""
         folder = RunFolder(path)
@@ -101,7 +101,7 @@ class Ensemble(Run):
             if member.folder.resolve() == home:
                 raise RequestError(f"{path} is one of the runs of the ensemble. Name another folder with --out.")
             place = os.path.relpath(member.folder.resolve(), home)
-            members.append({"run": place, "model": member.model_name, "sha256": _checksum(RunFolder(member.folder))})
+            members.append({"run": place, "model": member.model_name, "sha256": _checksum(member.folder)})
         for split in SPLITS[1:]:
             self.report_on(split)
         weights = [{**one, "weight": weight} for one, weight in zip(members, self.model.weights, strict=True)]
@@ -112,8 +112,8 @@ class Ensemble(Run):
             save_graph(self.graph, fresh.graph)
             made_with = environment(self.model.device, fingerprint=self.graph.fingerprint)
             write_text(fresh.environment, json.dumps(made_with, indent=1))
-            fresh.save_reports(self)
             write_text(fresh.ensemble, json.dumps({"members": weights, "fit": self.fit}, indent=1, ensure_ascii=False))
+            fresh.save_reports(self)
         self.folder = folder.path
         return folder.path
 
@@ -138,7 +138,7 @@ class Ensemble(Run):
                 raise RequestError(
                     f"The ensemble {folder.path} needs the run {member.path}, which is not there. Move it back. {again}"
                 )
-            if _checksum(member) != checksum:
+            if _checksum(member.path) != checksum:
                 raise RequestError(
                     f"The weights of {member.path} are not those that the ensemble {folder.path} was made of. {again}"
                 )
@@ -163,9 +163,8 @@ def _names(runs: Sequence[Run]) -> list[str]:
     return names
 
 
-def _checksum(folder: RunFolder) -> str:
-    with folder.weights.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _checksum(folder: Path) -> str:
+    return str(file_record(RunFolder(folder).weights)["sha256"])
 
 
 def _check_same_graph(one: tuple[str, Graph], other: tuple[str, Graph]) -> None:

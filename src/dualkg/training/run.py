@@ -6,8 +6,8 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,10 +17,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from dualkg.data.catalogue import cache_folder
 from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
 from dualkg.errors import RequestError
+from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
-from dualkg.files import atomic_folder, link_or_copy, read_json, write_text
+from dualkg.files import (
+    atomic_folder,
+    contents,
+    file_damage,
+    file_record,
+    link_or_copy,
+    locks,
+    read_json,
+    recover,
+    write_json,
+    write_text,
+)
 from dualkg.models.base import Model, skip_initialization
 from dualkg.training.checkpoint import load_weights, read_weights, save_weights
 from dualkg.training.recipe import Recipe, load_recipe
@@ -97,6 +110,8 @@ class Run:
     folder: Path | None = None
     costs: dict[str, float | None] | None = None  # seconds of training and ranking, peak memory
     sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
+    extension: dict[str, Any] | None = None  # of `dualkg extend`
+    opened: tuple[int, ...] | None = None  # which report the folder had when it was loaded
 
     @property
     def report(self) -> Report:
@@ -106,9 +121,9 @@ class Run:
     def report_on(self, split: Split) -> Report:
         """The report on a split: from training, from saved ranks, or evaluated now."""
         if split not in self.reports:
-            ranks = RunFolder(self.folder).ranks(split) if self.folder else None
-            if ranks and ranks.exists():
-                self.reports[split] = build_report(load_ranks(ranks), self.graph, split=split)
+            folder = RunFolder(self.folder) if self.folder else None
+            if folder and folder.ranks(split).exists():
+                self.reports[split] = build_report(folder.load_ranks(split), self.graph, split=split)
             else:
                 self.reports[split] = evaluate(self.model, self.graph, split=split)
         return self.reports[split]
@@ -127,17 +142,23 @@ class Run:
     def settings_text(self) -> str:
         return self.recipe.as_toml()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the folder still holds this run: another one may have replaced it since it was loaded."""
+        return self.folder is not None and self.opened in (None, RunFolder(self.folder).stamp())
+
     def predictor(self, **options: Any) -> dualkg.Predictor:
         """A predictor of this run, with probabilities if its folder has a calibration; options of `Predictor.of`."""
         import dualkg  # inference depends on this module
 
         return dualkg.Predictor.of(self, **options)
 
+    @locks("path")
     def save(self, path: str | Path) -> Path:
         """Save a run that has no folder, such as one of imported embeddings."""
         folder = RunFolder(path)
-        folder.check_free()
         made_with = environment(self.model.device, fingerprint=self.graph.fingerprint)
+        folder.check_free()
         with folder.create(self.recipe, self.graph, made_with) as fresh:
             fresh.finish(self)
         self.folder = folder.path
@@ -175,13 +196,20 @@ class RunFolder:
     def finished(self) -> bool:
         return self.report.exists() and (self.weights.exists() or self.ensemble.exists())
 
+    def stamp(self) -> tuple[int, ...] | None:
+        """What tells the report of this folder from another."""
+        with suppress(OSError):
+            found = self.report.stat()
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return None
+
     def seeds(self) -> list[Path]:
         """The recipes of the runs `seed-*` in this folder, if it is no run itself."""
         return [] if self.recipe.exists() else sorted(self.path.glob("seed-*/recipe.toml"))
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Refuse a folder that is not empty, unless it is a run that may be overwritten."""
-        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+        if not self.path.exists() or (self.path.is_dir() and not contents(self.path)):
             return
         if unknown := self._unknown_files():
             raise RequestError(
@@ -206,7 +234,7 @@ class RunFolder:
         if not self.path.is_dir():
             return ["no folder"]
         known = {path.name for path in vars(self).values()} | {self.ranks(split).name for split in SPLITS}
-        unknown = sorted(path.name for path in self.path.iterdir() if path.name not in known)
+        unknown = [name for name in contents(self.path) if name not in known]
         is_run = (self.recipe.exists() or self.ensemble.exists()) and (self.graph / "graph.json").exists()
         return unknown if is_run else [*unknown, "no recipe.toml"]
 
@@ -219,7 +247,9 @@ class RunFolder:
         A run that is overwritten is removed only when the new one can take its place.
         """
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
-        with atomic_folder(self.path, existing=existing, last=self.recipe.name) as path:
+        # A decision that is made on the former run at this moment is not lost.
+        keep = [self.decisions.name]
+        with atomic_folder(self.path, existing=existing, last=self.recipe.name, keep=keep) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
             write_text(fresh.environment, json.dumps(environment, indent=1))
@@ -235,8 +265,9 @@ class RunFolder:
             link_or_copy(trained, self.weights)
         else:
             save_weights(run.model.state_dict(), self.weights, sparse=run.sparsity["tables"] if run.sparsity else ())
-        if run.sparsity:
-            write_text(self.sparsity, json.dumps(run.sparsity, indent=1, ensure_ascii=False))
+        for path, about in ((self.sparsity, run.sparsity), (self.extension, run.extension)):
+            if about:
+                write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
         write_text(self.history, json.dumps(run.history, indent=1))
         if run.costs:
             write_text(self.costs, json.dumps(run.costs, indent=1))
@@ -244,14 +275,51 @@ class RunFolder:
         self.checkpoint.unlink(missing_ok=True)
 
     def save_reports(self, run: Run) -> None:
-        """Write ranks and reports, the report last."""
+        """Write ranks and reports; last the report, with size and checksum of every file."""
         for split, report in run.reports.items():
             save_ranks(report.ranks, self.ranks(split))
         reports = {split: report.as_dict() for split, report in run.reports.items()}
-        write_text(self.report, json.dumps(reports, indent=1, ensure_ascii=False))
+        records = {name: file_record(self.path / name) for name in self.fixed_files()}
+        write_json(self.report, {**reports, "files": records})
+
+    def fixed_files(self) -> list[str]:
+        """The files that do not change once a run is finished, by their paths in the folder."""
+        paths = [self.recipe, self.environment, self.tuning, self.weights, self.ensemble, self.history, self.costs]
+        paths += [self.sparsity, self.extension, *map(self.ranks, SPLITS), *self.graph.glob("*.*")]
+        return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
+
+    def check_files(self, names: Iterable[str] | None = None) -> None:
+        """Refuse damaged files, by the checksums in the report: those that are named, or all that predictions need."""
+        recorded = self.records()
+        if names is None:
+            needed = (self.recipe.name, self.graph.name, self.weights.name, self.ensemble.name)
+            names = [name for name in recorded if name.partition("/")[0] in needed]
+        memory = cache_folder() / "verified"
+        for name in names:
+            if name in recorded and (damage := file_damage(self.path / name, recorded[name], memory=memory)):
+                raise RequestError(
+                    f"{self.path / name} is damaged: {damage}. To see what can be saved: dualkg check {self.path}"
+                )
+
+    def damage(self) -> dict[str, str]:
+        """What is wrong with the files of a finished run, by name; every file is read."""
+        try:
+            recorded = self.records()
+        except RequestError as error:
+            return {self.report.name: str(error)}
+        found = {name: file_damage(self.path / name, record) for name, record in recorded.items()}
+        return {name: damage for name, damage in found.items() if damage}
+
+    def records(self) -> dict[str, Any]:
+        """Sizes and checksums of the files of a finished run; none of one by an earlier version."""
+        found = read_json(self.report, checksum=True)
+        if not isinstance(found, dict) or not isinstance(found.get("files", {}), dict):
+            raise RequestError(f"{self.report} is damaged: reports by split were expected.")
+        return dict(found.get("files", {}))
 
     def check_is_run(self) -> None:
         """Refuse anything but the folder of a run."""
+        recover(self.path)
         if self.path.is_file():
             raise RequestError(f"{self.path} is a file; the folder of a run was expected.")
         if not (self.recipe.exists() or self.ensemble.exists()):
@@ -260,13 +328,20 @@ class RunFolder:
 
     def saved_reports(self) -> dict[str, Any]:
         """The saved reports of a finished run by split."""
-        found: dict[str, Any] = read_json(self.report)
+        found: dict[str, Any] = read_json(self.report, checksum=True)
+        found.pop("files", None)
         return found
 
     def resume_advice(self) -> str:
         if self.checkpoint.exists():
             return f"Resume it with: dualkg resume {self.path}"
         return f"It has no checkpoint; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
+
+    def load_ranks(self, split: str) -> Ranks:
+        """The saved ranks of a split; damaged ones are refused."""
+        if self.report.exists():
+            self.check_files([self.ranks(split).name])
+        return load_ranks(self.ranks(split))
 
     def load_graph(self) -> Graph:
         try:
@@ -286,6 +361,7 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     A class that is not part of dualkg is imported only with `trust_code`.
     """
     folder = RunFolder(path)
+    recover(folder.path)
     if folder.ensemble.exists() or folder.seeds():
         import dualkg  # ensembles depend on this module
 
@@ -293,6 +369,8 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     folder.check_is_run()
     if not folder.finished:
         raise RequestError(f"The run {folder.path} is not finished. {folder.resume_advice()}")
+    opened = folder.stamp()
+    folder.check_files()
     recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
@@ -300,7 +378,7 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     history = read_json(folder.history) if folder.history.exists() else []
     sparsity = read_json(folder.sparsity) if folder.sparsity.exists() else None
     costs = read_json(folder.costs) if folder.costs.exists() else None
-    return Run(model.eval(), graph, recipe, history, folder=folder.path, costs=costs, sparsity=sparsity)
+    return Run(model.eval(), graph, recipe, history, folder=folder.path, costs=costs, sparsity=sparsity, opened=opened)
 
 
 def _runs_nearby(path: Path) -> str:
@@ -311,4 +389,4 @@ def _runs_nearby(path: Path) -> str:
 
 
 def _run_files(folder: Path) -> list[Path]:
-    return [*folder.glob("*/recipe.toml"), *folder.glob("*/ensemble.json")]
+    return [*folder.glob("[!.]*/recipe.toml"), *folder.glob("[!.]*/ensemble.json")]

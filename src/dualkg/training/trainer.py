@@ -324,8 +324,10 @@ class Trainer:
 
     def restore(self, path: Path) -> None:
         """Load the state of a checkpoint."""
-        groups, about = checkpoint.load_tensors(path)
+        groups, about = checkpoint.load_tensors(path, check=True)
         when = about.get("when", "between")
+        if "progress" not in about:
+            raise RequestError(f"{path} holds weights alone, of a model that was not trained in this folder.")
         if groups or when != "start":
             checkpoint.load_weights(self.model, groups.get("model", {}), source=path)
         if about.get("optimizer") != self.recipe.optimizer.name:

@@ -15,7 +15,7 @@ from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.extras import trusted_code
-from dualkg.files import read_json, write_text
+from dualkg.files import locks, read_json, write_text
 from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, save_trackers, saved_trackers
@@ -202,6 +202,7 @@ def fit(
     )
 
 
+@locks("out")
 def tune_and_train(
     search: Search,
     graph: Graph,
@@ -228,6 +229,7 @@ def tune_and_train(
     return _tune_and_train(search, graph, device, folder, on_tuning, on_progress, called)
 
 
+@locks("path")
 def resume(
     path: str | Path,
     *,

@@ -19,6 +19,7 @@ import torch
 
 from dualkg.data.graph import Graph, load_saved_graph, save_graph
 from dualkg.errors import DualkgError, RequestError
+from dualkg.files import locked
 from dualkg.logs import ProgressLog
 from dualkg.training.api import choose_device, load_recipe_graph
 from dualkg.training.run import RunFolder
@@ -91,7 +92,8 @@ def tune(
     if result.num_done > before:
         minutes = (time.monotonic() - started) / 60
         result = dataclasses.replace(result, per_minute=round((result.num_done - before) / minutes, 2))
-    result.write(out)
+    with locked(out, wait=True):  # processes that share the study end at the same time
+        result.write(out)
     if interrupted:
         raise InterruptedRunError(f"Stopped; {result.num_done} of {space.num_trials} trials are done and saved.")
     return result

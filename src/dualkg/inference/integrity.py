@@ -1,0 +1,136 @@
+"""Checking the files of a run: which are damaged, and what can be saved."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dualkg.analysis.projection import load_map
+from dualkg.data.graph import SPLITS
+from dualkg.evaluation.report import load_ranks
+from dualkg.files import lock_holder, read_json, strays
+from dualkg.inference.calibration import load_calibration
+from dualkg.inference.decisions import DecisionStore
+from dualkg.training.checkpoint import load_tensors
+from dualkg.training.run import RunFolder
+
+State = Literal["good", "readable", "damaged"]
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file: good by its checksum, readable if it has none, or damaged for a reason."""
+
+    file: str
+    state: State
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """The files of a run, and what to do about those that are damaged."""
+
+    run: str
+    finished: bool
+    written_by: str | None  # the process that holds the lock
+    files: list[FileCheck]
+    temporary: list[str]  # left by killed processes; removed by the next command that writes the run
+    advice: list[str]
+
+    @property
+    def ok(self) -> bool:
+        return not any(one.state == "damaged" for one in self.files)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"ok": self.ok, **asdict(self)}
+
+
+def check_run(path: str | Path) -> list[RunCheck]:
+    """Read and hash every file of a run, and of the runs that an ensemble or a folder of several seeds consists of."""
+    folder = RunFolder(path)
+    if seeds := folder.seeds():
+        return [_check(RunFolder(file.parent)) for file in seeds]
+    folder.check_is_run()
+    checks = [_check(folder)]
+    if folder.ensemble.exists() and checks[0].ok:
+        members = [Path(os.path.normpath(folder.path / one["run"])) for one in read_json(folder.ensemble)["members"]]
+        checks += [check for member in members for check in check_run(member)]
+    return checks
+
+
+def _check(folder: RunFolder) -> RunCheck:
+    checks = []
+    if folder.report.exists():
+        damage = folder.damage()
+        names = [folder.report.name, *(folder.records() if folder.report.name not in damage else ())]
+        checks = [FileCheck(name, "damaged" if name in damage else "good", damage.get(name, "")) for name in names]
+    known = {one.file.partition("/")[0] for one in checks}
+    for file, read in _readers(folder).items():
+        if file.name not in known and file.exists():
+            try:
+                read(file)
+                checks.append(FileCheck(file.name, "readable"))
+            except Exception as error:  # whatever a library makes of damaged bytes
+                checks.append(FileCheck(file.name, "damaged", str(error) or type(error).__name__))
+    left = [str(stray) for stray in strays(folder.path)]
+    damaged = {one.file.partition("/")[0] for one in checks if one.state == "damaged"}
+    readable = {one.file for one in checks if one.state != "damaged"}
+    return RunCheck(
+        str(folder.path), folder.finished, lock_holder(folder.path), checks, left, _advice(folder, damaged, readable)
+    )
+
+
+def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
+    """How each file is read that has no checksum in the report."""
+    tables = (folder.environment, folder.tuning, folder.ensemble, folder.history, folder.costs, folder.sparsity)
+    return {
+        folder.recipe: lambda file: tomllib.loads(file.read_text(encoding="utf-8")),
+        folder.graph: lambda _: folder.load_graph(),
+        folder.weights: lambda file: load_tensors(file, check=True),
+        folder.checkpoint: lambda file: load_tensors(file, check=True),
+        **dict.fromkeys((*tables, folder.extension, folder.tracking), read_json),
+        **dict.fromkeys(map(folder.ranks, SPLITS), load_ranks),
+        folder.calibration: lambda _: load_calibration(folder.path, folder.load_graph()),
+        folder.map: lambda file: load_map(file, len(folder.load_graph().entities)),
+        folder.decisions: lambda file: DecisionStore(file).load(),
+    }
+
+
+def _advice(folder: RunFolder, damaged: set[str], readable: set[str]) -> list[str]:
+    """What can be saved, one sentence for each group of damaged files."""
+    path = shlex.quote(str(folder.path))
+    again = f"dualkg train {shlex.quote(str(folder.recipe))} --overwrite --out {path}"
+    results = {file.name for file in (folder.report, folder.history, folder.costs, *map(folder.ranks, SPLITS))}
+    found = []
+    if folder.ensemble.name in damaged:
+        found.append(f"The runs of the ensemble are not affected. Make it again: dualkg ensemble RUN RUN --out {path}")
+    if folder.recipe.name in damaged:
+        found.append("Weights cannot be used without their recipe.toml. Restore it from a copy, or train again.")
+    elif folder.graph.name in damaged:
+        found.append(
+            f"The graph folder is the same in every run on the same data: copy it from one. Or train again: {again}"
+        )
+    elif folder.weights.name in damaged and folder.checkpoint.name in readable:
+        found.append(f"The checkpoint is good. Finish the run from it: dualkg resume {path}")
+    elif {folder.weights.name, folder.checkpoint.name} & damaged:
+        found.append(
+            f"The recipe and the graph are good. Train again, with the same seed: {again}. The weights are the same on "
+            f"the same type of CPU, with the same number of threads and the same versions."
+        )
+    elif results & damaged:
+        found.append(f"The weights are good. Evaluate them again: dualkg resume {path}")
+    if folder.calibration.name in damaged:
+        found.append(f"Make the calibration again: dualkg calibrate {path} --overwrite")
+    if folder.map.name in damaged:
+        found.append(f"Remove {folder.map}: it is computed again when the map is next shown.")
+    if folder.decisions.name in damaged:
+        found.append(f"Correct or remove the line of {folder.decisions} that cannot be read; the others are good.")
+    noted = {folder.environment, folder.tuning, folder.sparsity, folder.extension, folder.tracking}
+    if names := sorted(damaged & {file.name for file in noted}):
+        found.append(f"Predictions do not depend on {', '.join(names)}. Restore from a copy, if there is one.")
+    return found
