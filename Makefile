@@ -7,7 +7,7 @@ BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile the package again
 
-.PHONY: demo test test-slow test-pykeen records picture world bench bench-report clean
+.PHONY: demo test test-slow test-pykeen torture records picture world bench bench-report clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
@@ -21,6 +21,10 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough
+
+# Kills, power cuts, faults of the disk, malformed inputs, races and load: minutes, or TORTURE="--hours 2".
+torture: $(READY)
+	$(BIN)/python -m benchmarks.torture $(TORTURE)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dualkg needs Python 3.11 or newer; this is " + sys.version.split()[0])'

@@ -1,0 +1,86 @@
+"""Run the campaigns of `make torture` and save their figures in `benchmarks/results/reliability.json`.
+
+    python -m benchmarks.torture                          # all of them, two minutes each
+    python -m benchmarks.torture races power --minutes 5 --seed 3
+    python -m benchmarks.torture --hours 1                # one hour in all
+
+A campaign is a module beside this one with `campaign(*, minutes, seed) -> dict`: plain figures, and `failures`, a list
+with what repeats each. The exit status is 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+import traceback
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.torture.common import MAX_FAILURES, ROOT
+from dualkg.files import locked, read_json, write_text
+
+RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
+
+
+def names() -> list[str]:
+    here = Path(__file__)
+    return sorted(file.stem for file in here.parent.glob("*.py") if file.stem not in (here.stem, "common", "__init__"))
+
+
+def environment() -> dict[str, Any]:
+    from dualkg.training.run import _commit, processor
+
+    return {
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": processor(),
+        "cores": os.cpu_count(),
+    }
+
+
+def run(name: str, *, minutes: float, seed: int) -> dict[str, Any]:
+    """One campaign; an exception of its own is a failure."""
+    started = time.monotonic()
+    try:
+        figures = import_module(f"benchmarks.torture.{name}").campaign(minutes=minutes, seed=seed)
+    except Exception:
+        figures = {"failures": [{"campaign": name, "traceback": traceback.format_exc()}]}
+    failures = figures.pop("failures", [])
+    about = {"seed": seed, "seconds": round(time.monotonic() - started, 1), "on": environment()}
+    return {**figures, "num_failures": len(failures), "failures": failures[:MAX_FAILURES], **about}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.torture", description=__doc__.splitlines()[0])
+    parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"one of {', '.join(names())}")
+    parser.add_argument("--minutes", type=float, default=2.0, help="minutes of each campaign")
+    parser.add_argument("--hours", type=float, help="hours of all campaigns together")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    choices = parser.parse_args()
+    if unknown := set(choices.campaigns) - set(names()):
+        parser.error(f"there is no campaign {', '.join(sorted(unknown))}; there are {', '.join(names())}")
+    chosen = choices.campaigns or names()
+    minutes = 60 * choices.hours / len(chosen) if choices.hours else choices.minutes
+    failed = 0
+    for name in chosen:
+        print(f"{name}: {minutes:.3g} minutes, seed {choices.seed}", file=sys.stderr, flush=True)
+        result = run(name, minutes=minutes, seed=choices.seed)
+        failed += result["num_failures"]
+        with locked(choices.out, wait=True):
+            saved = read_json(choices.out) if choices.out.exists() else {}
+            write_text(choices.out, json.dumps({**saved, name: result}, indent=1, sort_keys=True) + "\n")
+        print(json.dumps({name: result}, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
