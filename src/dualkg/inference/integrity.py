@@ -6,12 +6,14 @@ import os
 import shlex
 import tomllib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from dualkg.analysis.projection import load_map
 from dualkg.data.graph import SPLITS
+from dualkg.errors import RequestError
 from dualkg.evaluation.report import load_ranks
 from dualkg.files import lock_holder, read_json, strays
 from dualkg.inference.calibration import load_calibration
@@ -86,7 +88,10 @@ def _check(folder: RunFolder) -> RunCheck:
 
 
 def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
-    """How each file is read that has no checksum in the report."""
+    """How each file is read that has no checksum in the report; without a graph, not all can be said."""
+    graph = None
+    with suppress(RequestError):
+        graph = folder.load_graph()
     tables = (folder.environment, folder.tuning, folder.ensemble, folder.history, folder.costs, folder.sparsity)
     return {
         folder.recipe: lambda file: tomllib.loads(file.read_text(encoding="utf-8")),
@@ -95,8 +100,10 @@ def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
         folder.checkpoint: lambda file: load_tensors(file, check=True),
         **dict.fromkeys((*tables, folder.extension, folder.tracking), read_json),
         **dict.fromkeys(map(folder.ranks, SPLITS), load_ranks),
-        folder.calibration: lambda _: load_calibration(folder.path, folder.load_graph()),
-        folder.map: lambda file: load_map(file, len(folder.load_graph().entities)),
+        folder.calibration: lambda file: (
+            load_calibration(folder.path, graph) if graph else read_json(file, checksum=True)
+        ),
+        folder.map: lambda file: load_map(file, len(graph.entities)) if graph else None,
         folder.decisions: lambda file: DecisionStore(file).load(),
     }
 
