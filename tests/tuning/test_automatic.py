@@ -43,12 +43,13 @@ def recipe_of(graph, **changes):
 class OfSurface(AutomaticTuner):
     """A tuner whose trials are looked up on a surface instead of trained."""
 
-    def __init__(self, recipe, graph, surface, *, seconds_per_epoch=1.0, **options):
+    def __init__(self, recipe, graph, surface, *, seconds_per_epoch=1.0, small=False, **options):
         super().__init__(recipe, graph, device=CPU, **options)
+        self.is_small = small
         self.surface, self.seconds_per_epoch = surface, seconds_per_epoch
 
     def _train(self, params, rung):
-        epochs = self._epochs(rung)
+        epochs = self._epochs(rung, params)
         mrr = self.surface(params, rung)
         return AutomaticTrial(params, rung, epochs, mrr, mrr, epochs * self.seconds_per_epoch, self.seconds_per_epoch)
 
@@ -78,6 +79,45 @@ def test_a_relation_weight_that_pays_only_in_longer_trials_is_found(graph):
 
     chosen = OfSurface(recipe_of(graph), graph, surface).run()
     assert chosen.loss.relation_weight == 4.0
+
+
+def test_a_learning_rate_that_short_trials_misjudge_is_corrected_in_long_ones(graph):
+    def surface(params, rung):
+        best = {0: 0.3, 1: 0.15}[rung]
+        return 0.5 - math.log10(params.get("optimizer.learning_rate", 0.3) / best) ** 2
+
+    options = {"fixed": ["regularizer.weight", "loss.relation_weight", "loss.frequency_weight"]}
+    chosen = OfSurface(recipe_of(graph, **{"training.epochs": 90}), graph, surface, **options).run()
+    assert chosen.optimizer.learning_rate == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize(("best", "fixed", "found"), [(10, (), 10), (50, (), 50), (50, ("training.epochs",), 20)])
+def test_the_epochs_of_a_small_graph_are_tuned(graph, best, fixed, found):
+    def surface(params, rung):
+        return 0.5 - 0.01 * abs(math.log10(params.get("training.epochs", 20) / best))
+
+    recipe = recipe_of(graph, **{"training.epochs": 20})
+    tuner = OfSurface(recipe, graph, surface, small=True, seconds_per_epoch=0.1, fixed=fixed)
+    assert tuner.run().training.epochs == found
+    assert {trial.epochs for trial in tuner.trials if trial.rung == 0} == {7}
+
+
+def test_the_best_trials_are_compared_by_the_mean_of_three_seeds(graph):
+    """λ = .16 has the best MRR with the first seed alone; λ = .05 has the best mean."""
+
+    def surface(params, rung):
+        weight, seed = params.get("regularizer.weight", 0.05), params.get("training.seed", 0)
+        if weight == 0.16:
+            return (0.6, 0.3, 0.3)[seed]
+        return 0.5 if weight == 0.05 else 0.4
+
+    fixed = [dimension.key for dimension in dimensions_of(recipe_of(graph)) if dimension.key != "regularizer.weight"]
+    fixed.append("training.epochs")
+    tuner = OfSurface(recipe_of(graph), graph, surface, small=True, seconds_per_epoch=0.01, fixed=fixed)
+    chosen = tuner.run()
+    assert (chosen.regularizer.weight, chosen.training.seed) == (0.05, 0)
+    assert tuner.chosen.mrr == 0.5
+    assert "mean of 3 seeds" in tuner.summary()
 
 
 def test_the_search_takes_at_most_three_times_the_final_training(graph):
@@ -147,14 +187,16 @@ def test_the_test_split_does_not_matter(graph):
     results = []
     for one in (graph, other):
         tuner = AutomaticTuner(recipe_of(one), one, device=CPU, seconds=3)
-        tuner._has_time = lambda *, rung, tuner=tuner: len(tuner.trials) < (6 if rung == 0 else 8)
+        tuner._has_time = lambda epochs=0, *, rung, tuner=tuner: len(tuner.trials) < (6 if rung == 0 else 8)
         tuner.run()
         results.append([(trial.params, trial.mrr) for trial in tuner.trials])
     assert results[0] == results[1]
 
 
 def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypatch):
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *, rung: len(self.trials) < (4 if rung == 0 else 6))
+    monkeypatch.setattr(
+        AutomaticTuner, "_has_time", lambda self, epochs=0, *, rung: len(self.trials) < (4 if rung == 0 else 6)
+    )
     options = {"changes": {"model.dim": 8, "training.epochs": 9, "training.batch_size": 20}, "device": "cpu"}
     whole = fit(graph, out=tmp_path / "whole", **options)
     saved = json.loads((tmp_path / "whole" / "tuning.json").read_text())

@@ -1,8 +1,8 @@
 """Automatic tuning: the search that `dualkg train DATA` and `kg.fit` make before the final training.
 
 A coordinate search with short trainings finds good hyperparameters, one after the other. The best of these trials are
-trained longer, and the best of those is chosen (successive halving). Trials are compared by the MRR on the validation
-split. The test split is not used, not even as a filter.
+trained longer, and the best of those is chosen (successive halving). If there is time, the best are trained with other
+seeds too. Trials are compared by the MRR on the validation split. The test split is not used, not even as a filter.
 """
 
 from __future__ import annotations
@@ -25,11 +25,15 @@ from dualkg.losses.negative_sampling import NegativeSampling
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import ProgressEvent, Trainer
 
+SMALL_GRAPH = 20_000  # training triples
 RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a share of the final epochs
+SMALL_RUNGS = (1 / 3, 1.0)  # of small graphs, whose final training takes seconds
 SHARE_OF_FIRST_RUNG = 0.55  # of the budget
 BUDGET = 3.0  # times the final training
-MIN_BUDGET_SECONDS = 30.0  # small graphs are trained in a second or two
+MIN_BUDGET_SECONDS = 90.0  # small graphs are trained in a few seconds
 MAX_PROMOTED = 4
+REPEATED, SEEDS = 3, 3  # how many of the best are trained with how many seeds
+SEED = "training.seed"
 HOPELESS = 0.8  # a trial stops half-way below this share of the best trial's MRR at that time
 MAX_VALIDATION_TRIPLES = 10_000
 
@@ -87,7 +91,7 @@ def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> list[Dimension
         found.append(Dimension("loss.margin", (1.0, 3.0, 6.0, 9.0, 12.0, 18.0)))
         found.append(Dimension("loss.adversarial_temperature", (0.5, 1.0)))
     rate = recipe.optimizer.learning_rate
-    found.append(Dimension("optimizer.learning_rate", tuple(_around(rate, 2, below=3, above=1))))
+    found.append(Dimension("optimizer.learning_rate", tuple(_around(rate, 2, below=3, above=2))))
     batch = recipe.training.batch_size
     found.append(Dimension("training.batch_size", tuple(int(size) for size in _around(batch, 2, below=2, above=2))))
     return [dimension for dimension in found if dimension.key not in fixed]
@@ -117,6 +121,7 @@ class AutomaticTuner:
             raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
         self.recipe, self.device, self.fixed = recipe, device, fixed
         self.graph = _without_test(graph, seed=recipe.training.seed)
+        self.is_small = len(graph.train) < SMALL_GRAPH
         self.dimensions = dimensions_of(recipe, fixed)
         self.trials: list[AutomaticTrial] = []
         self.saved = list(trials)
@@ -143,17 +148,23 @@ class AutomaticTuner:
         for params in self._promoted():
             if self._has_time(rung=1):
                 self._try(params, rung=1)
+        if self._ranked(rung=1):
+            self._polish()
+            self._repeat()
         return self.chosen_recipe()
 
-    def _climb(self, best: AutomaticTrial, dimension: Dimension) -> AutomaticTrial:
+    def _climb(self, best: AutomaticTrial, dimension: Dimension, *, rung: int = 0) -> AutomaticTrial:
         """Move along one dimension while the MRR grows, upwards first."""
         key, values = dimension.key, dimension.values
         start = best.params.get(key, _value(self.recipe, key))
         position = min(range(len(values)), key=lambda i: abs(float(values[i]) - float(start)))
         for direction in (1, -1):
             moved, at = False, position + direction
-            while 0 <= at < len(values) and self._has_time(rung=0):
-                trial = self._try({**best.params, key: values[at]}, rung=0)
+            while 0 <= at < len(values):
+                params = {**best.params, key: values[at]}
+                if not self._has_time(self._epochs(rung, params), rung=rung):
+                    break
+                trial = self._try(params, rung=rung)
                 if trial is None or not _better(trial, best):
                     break
                 best, moved, at = trial, True, at + direction
@@ -180,6 +191,24 @@ class AutomaticTuner:
         weight = float(best.params.get(key, _value(self.recipe, key)))
         return self._climb(best, Dimension(key, tuple(_around(weight, factor, below=1, above=1))))
 
+    def _polish(self) -> None:
+        """Climb in long trials along what short trials misjudge: the number of epochs, and the learning rate."""
+        best = self._ranked(rung=1)[0]
+        epochs = self.recipe.training.epochs
+        if self.is_small and "training.epochs" not in self.fixed:
+            best = self._climb(best, Dimension("training.epochs", (epochs // 2, epochs, 5 * epochs // 2)), rung=1)
+        for dimension in self.dimensions:
+            if dimension.key in ("regularizer.weight", "optimizer.learning_rate"):
+                best = self._climb(best, dimension, rung=1)
+
+    def _repeat(self) -> None:
+        """Train the best with other seeds. Their mean counts, because MRRs of one seed differ by chance."""
+        best = [trial.params for trial in self._ranked(rung=1)[:REPEATED]]
+        for seed in range(self.recipe.training.seed + 1, self.recipe.training.seed + SEEDS):
+            if self._has_time(sum(self._epochs(1, params) for params in best), rung=1):
+                for params in best:
+                    self._try({**params, SEED: seed}, rung=1)
+
     def _promoted(self) -> list[Params]:
         """The best trials of the first rung: the best with each relation weight, which pays late, then by rank."""
         ranked = [trial.params for trial in self._ranked(rung=0)]
@@ -195,8 +224,16 @@ class AutomaticTuner:
         return chosen[:limit]
 
     def _ranked(self, *, rung: int) -> list[AutomaticTrial]:
-        found = [trial for trial in self.trials if trial.rung == rung and trial.mrr is not None]
-        return sorted(found, key=lambda trial: -(trial.mrr or 0.0))
+        """The trials of a rung, best first, with the mean MRR of their seeds; those with most seeds come first."""
+        seeds: dict[str, list[AutomaticTrial]] = {}
+        for trial in self.trials:
+            if trial.rung == rung and trial.mrr is not None:
+                seeds.setdefault(describe_params(_without_seed(trial.params)), []).append(trial)
+        means = [
+            (len(same), dataclasses.replace(same[0], mrr=float(np.mean([trial.mrr for trial in same]))))
+            for same in seeds.values()
+        ]
+        return [trial for _, trial in sorted(means, key=lambda mean: (-mean[0], -(mean[1].mrr or 0.0)))]
 
     # -- budget -------------------------------------------------------------------------------------------
 
@@ -214,17 +251,18 @@ class AutomaticTuner:
     def spent_seconds(self) -> float:
         return sum(trial.seconds for trial in self.trials)
 
-    def _has_time(self, *, rung: int) -> bool:
-        """Whether a trial as long as the first would end within the budget of its rung."""
+    def _has_time(self, epochs: int = 0, *, rung: int) -> bool:
+        """Whether so many epochs, or else one trial of the rung, would end within the budget of the rung."""
         budget = self.budget_seconds
         if budget is None:
             return True
         share = SHARE_OF_FIRST_RUNG if rung == 0 else 1.0
-        needed = self.trials[0].seconds_per_epoch * self._epochs(rung)
+        needed = self.trials[0].seconds_per_epoch * (epochs or self._epochs(rung, {}))
         return self.spent_seconds + needed <= share * budget
 
-    def _epochs(self, rung: int) -> int:
-        return max(1, round(self.recipe.training.epochs * RUNGS[rung]))
+    def _epochs(self, rung: int, params: Params) -> int:
+        rungs = SMALL_RUNGS if self.is_small else RUNGS
+        return max(1, round(int(params.get("training.epochs", self.recipe.training.epochs)) * rungs[rung]))
 
     # -- trials -------------------------------------------------------------------------------------------
 
@@ -239,7 +277,7 @@ class AutomaticTuner:
         return done if done.mrr is not None else None
 
     def _train(self, params: Params, rung: int) -> AutomaticTrial:
-        epochs = self._epochs(rung)
+        epochs = self._epochs(rung, params)
         every = (epochs + 1) // 2
         started = time.perf_counter()
         history: list[dict[str, Any]] = []
@@ -289,15 +327,16 @@ class AutomaticTuner:
 
     @property
     def chosen(self) -> AutomaticTrial | None:
-        """The best trial of the last rung that has any."""
+        """The best trial of the last rung that has any; its MRR is the mean of its seeds."""
         return next((ranked[0] for rung in (1, 0) if (ranked := self._ranked(rung=rung))), None)
 
     def chosen_recipe(self) -> Recipe:
         if self.chosen is None:
             reason = next((trial.error for trial in self.trials if trial.error), "no trial was made")
             raise DualkgError(f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}")
-        every = max(1, self.recipe.training.epochs // 10)
-        return self.recipe.with_changes({**self.chosen.params, "validation.every": every, "validation.keep": "best"})
+        chosen = self.recipe.with_changes(_without_seed(self.chosen.params))
+        every = max(1, chosen.training.epochs // 10)
+        return chosen.with_changes({"validation.every": every, "validation.keep": "best"})
 
     def summary(self) -> str:
         """What was chosen and why, in a line."""
@@ -305,8 +344,12 @@ class AutomaticTuner:
         assert chosen is not None
         first = next((trial for trial in self.trials if trial.rung == chosen.rung and not trial.params), None)
         start = f" ({first.mrr:.4f} with the starting values)" if first and first.mrr and chosen.params else ""
+        text = describe_params(_without_seed(chosen.params))
+        same = [trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None]
+        seeds = sum(_without_seed(trial.params) == _without_seed(chosen.params) for trial in same)
+        mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
         return (
-            f"Chose {describe_params(chosen.params)}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs"
+            f"Chose {text}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}"
             f"{start}, the best of {len(self.trials)} trials in {self.spent_seconds:.0f} s."
         )
 
@@ -320,6 +363,10 @@ def describe_params(params: Params) -> str:
     if not params:
         return "the starting values"
     return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in params.items())
+
+
+def _without_seed(params: Params) -> Params:
+    return {key: value for key, value in params.items() if key != SEED}
 
 
 def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:

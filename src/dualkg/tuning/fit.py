@@ -22,10 +22,9 @@ from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, save_
 from dualkg.training.recipe import Data, Recipe, check_tables, known_name, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
-from dualkg.tuning.automatic import AutomaticProgress, AutomaticTrial, AutomaticTuner
+from dualkg.tuning.automatic import SMALL_GRAPH, AutomaticProgress, AutomaticTrial, AutomaticTuner
 
 OnTuning = Callable[[AutomaticProgress], None]
-SMALL_GRAPH = 20_000  # training triples
 CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
 MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
 DISTANCE_LOSS = {
@@ -50,21 +49,17 @@ def default_size(graph: Graph, device: torch.device, model: str) -> dict[str, in
     """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a GPU."""
     num_entities, num_triples = len(graph.entities), len(graph.train)
     cheap = num_entities * num_triples <= CHEAP_PRODUCTS[device.type]
+    small = num_triples < SMALL_GRAPH
     if device.type == "cpu":
         dim, epochs = (200, 50) if cheap else (100, 20)
-    elif num_triples < SMALL_GRAPH:
+    elif small:
         dim, epochs = 500, 50
     else:
-        dim = (
-            2000
-            if num_entities <= 50_000
-            else 1000
-            if num_entities <= 250_000
-            else 400
-            if num_entities <= 10**6
-            else 200
-        )
+        limits = {50_000: 2000, 250_000: 1000, 10**6: 400}
+        dim = next((dim for limit, dim in limits.items() if num_entities <= limit), 200)
         epochs = 100 if cheap else 50
+    if small and "loss.name" not in STARTS.get(model, {}):  # 1-vs-all overfits soon
+        epochs = 20
     if model in MATRIX_MODELS:
         dim = min(dim, 256)
     elif model in STARTS:
@@ -76,6 +71,8 @@ def starting_recipe(data: Data, graph: Graph, device: torch.device, changes: Map
     """The recipe at which automatic tuning begins."""
     model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
     start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model)}
+    if len(graph.train) >= SMALL_GRAPH and "optimizer.name" not in changes:
+        start["optimizer.learning_rate"] = 0.1
     for key, value in STARTS.get(model, {}).items():  # a loss or a regularizer of the user's comes without our settings
         if f"{key.partition('.')[0]}.name" not in changes:
             start[key] = value
