@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from dualkg.data.graph import Graph
@@ -11,7 +12,7 @@ from dualkg.training.api import choose_device, data_of, default_recipe, train_re
 from dualkg.training.recipe import Recipe, list_recipes, load_recipe
 from dualkg.training.run import Run
 from dualkg.tuning.fit import Search, starting_recipe
-from paper.config import Config
+from paper.config import Config, find_record
 from paper.tables import MISSING, Table, duration, over_seeds
 
 SMALL_GRAPHS = ("UMLS", "Kinship", "Nations", "Countries-S1", "Countries-S2", "Countries-S3", "world")
@@ -19,11 +20,23 @@ DEFAULT_GRAPHS = (*SMALL_GRAPHS, "WN18RR", "FB15k-237", "YAGO3-10-quarter")
 WAYS = {"tuned": "default", "fixed": "--no-tune", "recipe": "best recipe"}
 
 
-def best_recipe(graph: str, dim: int) -> Recipe | None:
+def best_recipe(graph: str, dim: int) -> tuple[str, Recipe] | None:
     """The ComplEx-DURA recipe of a graph with relation prediction if there is one, at the dimension of the default."""
     names = [f"{graph.lower()}/complex-dura{ending}" for ending in ("-relation-prediction", "")]
     name = next((name for name in names if name in list_recipes()), None)
-    return load_recipe(name, changes={"model.dim": dim}) if name else None
+    return (name, load_recipe(name, changes={"model.dim": dim})) if name else None
+
+
+def _recorded(config: Config, name: str, recipe: Recipe, graph: Graph, device: str) -> dict[int, dict[str, float]]:
+    """What is recorded of a recipe on this kind of device, by seed."""
+    record = find_record(config.records / name, recipe, graph)
+    if record is None:
+        return {}
+    return {
+        run["seed"]: {"valid": run["valid"]["mrr"], "test": test.mrr, "seconds": _seconds(run["costs"])}
+        for run, test in zip(record.runs, record.test_metrics, strict=True)
+        if ("NVIDIA" in str(run["environment"]["device"])) == (device == "cuda")
+    }
 
 
 def measure_defaults(config: Config, graph: Graph) -> tuple[dict[str, Any], None]:
@@ -40,9 +53,14 @@ def measure_defaults(config: Config, graph: Graph) -> tuple[dict[str, Any], None
         tuning_seconds = time.perf_counter() - began
         config.log(f"{graph.name}, seed {seed}: {search.summary}")
         recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, changes)}
+        runs = {}
         if found := best_recipe(graph.name, start.model.dim):
-            recipes["recipe"] = found.with_changes({"training.seed": seed})
-        runs = {
+            recorded = _recorded(config, *found, graph, device.type)
+            if seed in recorded:
+                runs["recipe"] = recorded[seed]
+            else:
+                recipes["recipe"] = found[1].with_changes({"training.seed": seed})
+        runs |= {
             way: _facts(train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress))
             for way, recipe in recipes.items()
         }
@@ -52,9 +70,11 @@ def measure_defaults(config: Config, graph: Graph) -> tuple[dict[str, Any], None
 
 
 def _facts(run: Run) -> dict[str, float]:
-    costs = run.costs or {}
-    seconds = sum(costs.get(name) or 0.0 for name in ("warm_up_seconds", "training_seconds"))
-    return {"valid": run.reports["valid"].mrr, "test": run.report.mrr, "seconds": round(seconds, 1)}
+    return {"valid": run.reports["valid"].mrr, "test": run.report.mrr, "seconds": _seconds(run.costs or {})}
+
+
+def _seconds(costs: Mapping[str, float | None]) -> float:
+    return round(sum(costs.get(name) or 0.0 for name in ("warm_up_seconds", "training_seconds")), 1)
 
 
 def defaults_tables(results: dict[str, Any], graph: str) -> list[Table]:

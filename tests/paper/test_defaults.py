@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from dualkg.training.recipe import load_recipe
 from dualkg.tuning.automatic import AutomaticTuner
-from paper.config import Config
-from paper.defaults import best_recipe, defaults_tables, measure_defaults
+from paper.config import RECORDS, Config
+from paper.defaults import _recorded, best_recipe, defaults_tables, measure_defaults
+from paper.records import load_record
 from tests.tuning.test_automatic import graph  # noqa: F401 - a fixture
 
 
 def test_tuned_and_fixed_defaults_are_measured_with_every_seed(graph, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *, rung: len(self.trials) < 2 + rung)
+    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, epochs=0, *, rung: len(self.trials) < 2 + rung)
     lines = []
     results, drawing = measure_defaults(Config(seeds=2, device="cpu", log=lines.append), graph)
     assert drawing is None
@@ -36,7 +40,21 @@ def test_times_on_a_shared_device_are_marked():
 
 @pytest.mark.parametrize(("graph_name", "relation_weight"), [("FB15k-237", 4.0), ("WN18RR", 0.0)])
 def test_the_best_recipe_has_the_dimension_of_the_default(graph_name, relation_weight):
-    recipe = best_recipe(graph_name, 64)
+    name, recipe = best_recipe(graph_name, 64)
+    assert name.startswith(f"{graph_name.lower()}/complex-dura")
     assert recipe.model.dim == 64
     assert recipe.loss.relation_weight == relation_weight
     assert best_recipe("Nations", 64) is None
+
+
+def test_a_recorded_recipe_is_not_trained_again():
+    recipe = load_recipe("wn18rr/complex-dura")
+    record = load_record(RECORDS / "wn18rr" / "complex-dura")
+    same_data = SimpleNamespace(fingerprint=record.data)
+    found = _recorded(Config(), "wn18rr/complex-dura", recipe, same_data, "cuda")
+    assert {seed: run["test"] for seed, run in found.items()} == dict(
+        zip(record.seeds, [metrics.mrr for metrics in record.test_metrics], strict=True)
+    )
+    assert _recorded(Config(), "wn18rr/complex-dura", recipe, same_data, "cpu") == {}
+    smaller = recipe.with_changes({"model.dim": 64})
+    assert _recorded(Config(), "wn18rr/complex-dura", smaller, same_data, "cuda") == {}
