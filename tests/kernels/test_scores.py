@@ -131,3 +131,19 @@ def test_an_error_in_a_thread_is_raised(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(ZeroDivisionError):
         in_parallel(lambda start, stop: 1 // (1 - start), 2)
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_denormal_scores_of_a_collapsed_model_have_possible_ranks(flush):
+    """Only the calling thread flushes denormal numbers; known answers were once subtracted more often than counted."""
+    denormal = torch.arange(1, 2001, dtype=torch.int32).view(torch.float32).repeat(600, 1)
+    known, targets = rank_targets([[1000]] * 600, [list(range(40))] * 600)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.set_flush_denormal(flush)
+    try:
+        better, tied = count_with_torch(denormal, known, targets).unbind(1)
+    finally:
+        torch.set_flush_denormal(False)
+        torch.set_num_threads(threads)
+    assert ((better >= 0) & (tied >= 0) & (better + tied <= 1999 - 40)).all()

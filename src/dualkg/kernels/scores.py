@@ -62,13 +62,14 @@ def _count_piece(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
     rows, answers, first, last = targets
     values = scores[rows]
     target = values.gather(1, answers[:, None])
-    better, tied = ((values > target).sum(1, dtype=torch.int32), (values == target).sum(1, dtype=torch.int32) - 1)
+    is_better, is_tied = values > target, values == target
+    better, tied = is_better.sum(1, dtype=torch.int32), is_tied.sum(1, dtype=torch.int32) - 1
     num_known = last - first
     which = torch.repeat_interleave(num_known)
     within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
     others = known[first[which] + within].long()
-    others_scores, target_scores = values[which, others], target[which, 0]
     is_other = others != answers[which]
-    better.index_add_(0, which, ((others_scores > target_scores) & is_other).int(), alpha=-1)
-    tied.index_add_(0, which, ((others_scores == target_scores) & is_other).int(), alpha=-1)
+    # Compared once: threads may differ in whether they treat denormal numbers as zero.
+    better.index_add_(0, which, (is_better[which, others] & is_other).int(), alpha=-1)
+    tied.index_add_(0, which, (is_tied[which, others] & is_other).int(), alpha=-1)
     return torch.stack([better, tied], dim=1)
