@@ -30,7 +30,7 @@ RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a share of the f
 SMALL_RUNGS = (1 / 3, 1.0)  # of small graphs, whose final training takes seconds
 SHARE_OF_FIRST_RUNG = 0.55  # of the budget
 BUDGET = 3.0  # times the final training
-MIN_BUDGET_SECONDS = 90.0  # small graphs are trained in a few seconds
+MIN_BUDGET_SECONDS = 120.0  # small graphs are trained in a few seconds
 MAX_PROMOTED = 4
 REPEATED, SEEDS = 3, 3  # how many of the best are trained with how many seeds
 SEED = "training.seed"
@@ -192,14 +192,15 @@ class AutomaticTuner:
         return self._climb(best, Dimension(key, tuple(_around(weight, factor, below=1, above=1))))
 
     def _polish(self) -> None:
-        """Climb in long trials along what short trials misjudge: the number of epochs, and the learning rate."""
+        """Climb in long trials along what short trials misjudge: λ, the number of epochs, and the learning rate."""
         best = self._ranked(rung=1)[0]
+        long = {dimension.key: dimension for dimension in self.dimensions}
         epochs = self.recipe.training.epochs
         if self.is_small and "training.epochs" not in self.fixed:
-            best = self._climb(best, Dimension("training.epochs", (epochs // 2, epochs, 5 * epochs // 2)), rung=1)
-        for dimension in self.dimensions:
-            if dimension.key in ("regularizer.weight", "optimizer.learning_rate"):
-                best = self._climb(best, dimension, rung=1)
+            long["training.epochs"] = Dimension("training.epochs", (5 * epochs // 2, epochs, epochs // 2))
+        for key in ("regularizer.weight", "training.epochs", "optimizer.learning_rate"):
+            if key in long:
+                best = self._climb(best, long[key], rung=1)
 
     def _repeat(self) -> None:
         """Train the best with other seeds. Their mean counts, because MRRs of one seed differ by chance."""
@@ -221,6 +222,8 @@ class AutomaticTuner:
                 chosen.append(params)
         chosen += [params for params in ranked if params not in chosen]
         limit = MAX_PROMOTED if self.seconds is None else 2 * MAX_PROMOTED
+        if self.is_small:
+            limit = max(len(seen), 3)  # the rest of the time is for `_polish` and `_repeat`
         return chosen[:limit]
 
     def _ranked(self, *, rung: int) -> list[AutomaticTrial]:
