@@ -169,6 +169,8 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
         return DataError(f"{name} exists but may not be read. Change its permissions, or copy it.")
     if isinstance(error, RuntimeError) and "password" in str(error):
         return DataError(f"{name} is encrypted, and only plain archives are read. Extract it first.")
+    if isinstance(error, OSError) and error.strerror:  # of the system, such as a name too long or a failing disk
+        return DataError(f"{name} cannot be read: {error.strerror}.")
     detail = str(error).rstrip(".") or type(error).__name__
     return DataError(
         f"{name} is damaged, cut short, or not the kind of file its name says ({detail}). Fetch it or make it again."

@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 COLUMNS = ("head", "relation", "tail")
+TEXT = (pa.string(), pa.large_string())
 FORMAT = 1  # increased when folders of earlier versions cannot be read any more
 MIN_SELF_LOOPS = 0.01  # the least fraction of self-loops in train by which a relation may have more of them
 
@@ -235,9 +236,10 @@ def load_saved_graph(folder: Path) -> Graph:
         with _system_memory_pool():
             about["entities"] = _load_vocabulary(folder / "entities.parquet", "entity")
             about["relations"] = _load_vocabulary(folder / "relations.parquet", "relation")
-            about |= {split: _load_triples(folder / f"{split}.parquet") for split in SPLITS}
+            shape = len(about["entities"]), len(about["relations"]), len(about["entities"])
+            about |= {split: _load_triples(folder / f"{split}.parquet", shape) for split in SPLITS}
         return Graph(**about)
-    except (KeyError, TypeError, AttributeError, pa.ArrowException) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError, pa.ArrowException) as error:
         raise ValueError(f"{folder} is damaged ({error})") from error
 
 
@@ -264,12 +266,17 @@ def _read_parquet(path: Path) -> pa.Table:
 def _load_vocabulary(path: Path, kind: str) -> Vocabulary:
     table = _read_parquet(path)
     columns = {name: table[name].combine_chunks() for name in table.column_names}
+    if any(column.type not in TEXT for column in columns.values()) or columns["name"].null_count:
+        raise ValueError(f"{path} is damaged: it should hold names")
     return Vocabulary(columns["name"], columns.get("label"), kind=kind)
 
 
-def _load_triples(path: Path) -> Triples:
+def _load_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
     table = _read_parquet(path)
     triples = np.empty((table.num_rows, 3), dtype=np.int32)
     for i, name in enumerate(COLUMNS):
-        triples[:, i] = table[name].to_numpy()
+        ids = table[name].to_numpy()
+        if len(ids) and (ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= shape[i]):
+            raise ValueError(f"{path} is damaged: its {name}s should be ids from 0 to {shape[i] - 1:,}")
+        triples[:, i] = ids
     return triples

@@ -326,7 +326,7 @@ class JsonReader(FileReader, RowsReader):
             return json.loads(content.decode("utf-8-sig"))
         except UnicodeDecodeError:
             raise DataError(f"{self.name}, {place}: this is not valid UTF-8. Save the file as UTF-8.") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(
                 f"{self.name}, {place}: this is not JSON ({error}). Each line should be an object such as "
                 '{"head": "France", "relation": "capital", "tail": "Paris"}.'

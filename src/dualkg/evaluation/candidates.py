@@ -135,7 +135,7 @@ def _read_json_lines(path: Path) -> pa.Table:
             raise DataError(f"{path}, line {number:,} is empty. Remove it.")
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{path}, line {number:,} is not JSON: {error}.") from None
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number:,} should be an object; it is {type(row).__name__}. {ADVICE}")

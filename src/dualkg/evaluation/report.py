@@ -289,13 +289,24 @@ def save_ranks(ranks: Ranks, path: Path) -> None:
 
 
 def load_ranks(path: Path) -> Ranks:
-    table = pq.read_table(path)
-    half = table.num_rows // 2
-    column = {name: table[name].to_numpy() for name in table.column_names if name != "direction"}
-    triples = np.stack([column[name][:half] for name in ("head", "relation", "tail")], axis=1)
-    counts: dict[str, Counts] = {
-        name: column[name].astype(np.int64).reshape(2, -1)
-        for name in ("optimistic", "pessimistic", "num_candidates")
-        if name in column
-    }
-    return Ranks(triples.astype(np.int32), **counts)
+    """Read what `save_ranks` wrote; a damaged file is refused."""
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+        half = table.num_rows // 2
+        column = {name: table[name].to_numpy() for name in table.column_names if name != "direction"}
+        triples = np.stack([column[name][:half] for name in ("head", "relation", "tail")], axis=1)
+        counts: dict[str, Counts] = {
+            name: column[name].astype(np.int64).reshape(2, -1)
+            for name in ("optimistic", "pessimistic", "num_candidates")
+            if name in column
+        }
+        ranks = Ranks(triples.astype(np.int32), **counts)
+        if table.num_rows % 2 or not bool(
+            (ranks.optimistic >= 1).all() and (ranks.optimistic <= ranks.pessimistic).all()
+        ):
+            raise ValueError("two queries of each triple, with ranks from 1, were expected")
+        return ranks
+    except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
+        reason = f"it has no column {error}" if isinstance(error, KeyError) else str(error)
+        raise RequestError(f"{path} is damaged: {reason}. Evaluate the run again, or remove the file.") from None

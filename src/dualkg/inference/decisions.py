@@ -71,7 +71,7 @@ class DecisionStore:
         return found.st_ino, found.st_size, found.st_mtime_ns
 
     def _read(self) -> Iterator[Decision]:
-        for number, line in enumerate(self.path.read_text(encoding="utf-8").split("\n"), 1):
+        for number, line in enumerate(self.path.read_bytes().split(b"\n"), 1):
             if not line.strip():
                 continue
             try:

@@ -134,7 +134,7 @@ class ModelConfig(Section):
     """A model of dualkg by name, or your own as `package.module:Class`; `options` are passed to that class."""
 
     name: str = "ComplEx"
-    dim: int = Field(100, ge=1)
+    dim: int = Field(100, ge=1, lt=2**31)
     reciprocal: bool = True
     init_scale: float | Literal["xavier"] | None = None
     dual: Literal["none", "tail", "head"] = "none"
@@ -233,8 +233,8 @@ class Optimizer(Section):
 class Validation(Section):
     """Rank the validation split every `every` epochs; stop after `patience` without a better MRR; 0 is never."""
 
-    every: int = Field(0, ge=0)
-    patience: int = Field(0, ge=0)
+    every: int = Field(0, ge=0, lt=2**31)
+    patience: int = Field(0, ge=0, lt=2**31)
     keep: Literal["last", "best"] = "last"
 
     @model_validator(mode="after")
@@ -253,8 +253,8 @@ class Training(Section):
     products are TensorFloat-32 on a GPU, and float32 elsewhere. Checkpoints are written every `checkpoint_seconds`.
     """
 
-    epochs: int = Field(20, ge=1)
-    batch_size: int = Field(500, ge=1)
+    epochs: int = Field(20, ge=1, lt=2**31)
+    batch_size: int = Field(500, ge=1, lt=2**31)
     order: Literal["triples", "queries"] = "triples"
     seed: int = Field(0, ge=0, lt=2**32)
     checkpoint_seconds: float = Field(60.0, ge=0)
@@ -442,7 +442,7 @@ def parse_changes(settings: Sequence[str]) -> dict[str, Any]:
             )
         try:
             changes[name.strip()] = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):  # no TOML, or a number or brackets without end
             changes[name.strip()] = text
     return changes
 

@@ -1,0 +1,212 @@
+"""Malformed inputs: a command that reads them ends in a short sentence that names the file."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import save_file
+
+import dualkg as kg
+from dualkg.errors import MAX_SENTENCE, DualkgError
+from dualkg.inference.index_build import build_index, save_index
+from dualkg.training.run import RunFolder
+
+DEEP = "[" * 100_000
+QUERY = ["--head", "Kenya", "--relation", "borders"]
+SMALL = ["--no-tune", "--epochs", "1", "--dim", "2"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> Path:
+    """A run, the same interrupted, and indexes of it."""
+    home = tmp_path_factory.mktemp("made")
+    recipe = kg.Recipe().with_changes({"training.epochs": 2, "training.checkpoint_seconds": 0.0, "model.dim": 2})
+
+    def stop(event: object) -> None:
+        if event.epoch == 2:  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kg.train_recipe(recipe, out=home / "stopped", on_progress=stop)
+    run = kg.train_recipe(recipe, out=home / "run")
+    for kind in ("ivf", "exact"):
+        save_index(build_index(run.model, run.graph, kind=kind, recall=0.3), home / kind)  # type: ignore[arg-type]
+    # As by an earlier version, or by somebody who counted the checksums again.
+    report = RunFolder(home / "run").report
+    saved = json.loads(report.read_text())
+    report.write_text(json.dumps({key: one for key, one in saved.items() if key not in ("files", "sha256")}))
+    return home
+
+
+@pytest.fixture
+def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., str]:
+    """Run a command beside copies of all that was made; it must end in a sentence, which is returned."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: object, code: int = 2) -> str:
+        result = run_cli(*words)
+        assert result.code == code, result.err
+        sentence = result.err.strip().splitlines()[-1]
+        assert sentence.startswith("dualkg: ")
+        assert len(sentence) <= MAX_SENTENCE + 20
+        return sentence
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("x = " + "[" * 2000 + "]" * 2000, "mine.toml is no recipe: its tables or lists are nested too deeply"),
+        ("x = " + "[" * 30 + "]" * 30, "mine.toml is no recipe: its tables or lists are nested too deeply"),
+        ("[training]\nepochs = " + "9" * 5000, "mine.toml is not TOML: Exceeds the limit"),
+        (f"[training]\nbatch_size = {2**63}", "mine.toml: training.batch_size should be"),
+        (f"[training]\nepochs = {2**70}", "mine.toml: training.epochs should be"),
+        (f'[model]\nname = "{"x" * 10**6}"', "mine.toml: No embedding"),
+    ],
+    ids=["brackets", "some brackets", "digits", "batch size", "epochs", "megabyte"],
+)
+def test_recipes(refused, text: str, reason: str) -> None:
+    Path("mine.toml").write_text(text)
+    assert reason.replace("No embedding", "No") in refused("train", "mine.toml")
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000, str(2**63)], ids=["digits", "brackets", "large"])
+def test_values_of_set(refused, value: str) -> None:
+    assert "training.batch_size" in refused("train", "world", *SMALL, "--set", f"training.batch_size={value}")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000, "/".join(["x" * 200] * 40)])
+@pytest.mark.parametrize("suffix", ["", ".tsv", ".toml", ".zip"])
+def test_paths(refused, name: str, suffix: str) -> None:
+    for words in (["train", name + suffix], ["inspect", name + suffix], ["train", "world", "--labels", name + suffix]):
+        assert refused(*words)
+
+
+def test_long_paths_of_runs_are_named(refused) -> None:
+    assert "xxx" in refused("evaluate", "x" * 5000, code=1)
+    assert "xxx" in refused("export", "run", "--out", "x" * 5000, code=1)
+
+
+@pytest.mark.parametrize("change", ["cut", "empty", "other", "column", "ranks"])
+def test_ranks(refused, change: str) -> None:
+    path = Path("run/ranks-test.parquet")
+    table = pq.read_table(path)
+    if change in ("column", "ranks", "other"):
+        ranks = pa.array(np.zeros(len(table), np.int32))
+        table = table.drop(["head"]) if change == "column" else table.drop(["optimistic"])
+        pq.write_table(table.append_column("optimistic", ranks) if change == "ranks" else table, path)
+    else:
+        path.write_bytes(path.read_bytes()[:-100] if change == "cut" else b"")
+    assert "ranks-test.parquet" in refused("compare", "run", "run")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{}\n", b'{"head": "\xff"}', DEEP.encode(), b"3"])
+def test_decisions(refused, run_cli, content: bytes) -> None:
+    Path("run/decisions.jsonl").write_bytes(content)
+    result = run_cli("serve", "run", "--get", "/api/decisions")
+    assert result.code == 2, result.out
+    assert "decisions.jsonl" in result.out
+
+
+@pytest.mark.parametrize("about", ["[]", "3", "null", DEEP, '{"shapes": 3}', '{"shapes": [1]}', '{"shapes": {"x": 3}}'])
+def test_headers_of_tensors(refused, about: str) -> None:
+    tables = {"model/entities": np.zeros((2, 2), np.float32)}
+    save_file(tables, "run/weights.safetensors", metadata={"about": about})
+    assert "run/weights.safetensors" in refused("evaluate", "run")
+    save_file(tables, "stopped/checkpoint.safetensors", metadata={"about": about})
+    assert "stopped/checkpoint.safetensors" in refused("resume", "stopped")
+
+
+@pytest.mark.parametrize(
+    "progress", [3, {}, {"epoch": -1}, {"epoch": "x"}, {"step": 10**9}, {"history": [{}]}, {"history": 1}]
+)
+def test_progress_of_a_checkpoint(refused, progress: object) -> None:
+    path = Path("stopped/checkpoint.safetensors")
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8 : 8 + size])
+    about = json.loads(header["__metadata__"]["about"])
+    about.pop("sha256", None)
+    about["progress"] = {**about["progress"], **progress} if isinstance(progress, dict) and progress else progress
+    header["__metadata__"]["about"] = json.dumps(about)
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    assert str(path) in refused("resume", "stopped")
+
+
+@pytest.mark.parametrize("place", range(0, 200, 8))
+def test_flipped_bits_of_an_index(refused, place: int) -> None:
+    path = next(Path("ivf").rglob("*.faiss"))
+    content = bytearray(path.read_bytes())
+    content[place] ^= 0x41
+    path.write_bytes(content)
+    assert "The index ivf is damaged" in refused("predict", "run", *QUERY, "--index", "ivf")
+
+
+@pytest.mark.parametrize("name", ["mine.jsonl", "mine.json"])
+@pytest.mark.parametrize("content", [DEEP, '[{"head": ' + DEEP, "[[1" + "0" * 5000 + ", 2, 3]]"])
+def test_nested_json(refused, name: str, content: str) -> None:
+    Path(name).write_text(content)
+    assert name in refused("inspect", name)
+    Path("mine.jsonl").write_text(content)
+    assert "mine.jsonl" in refused("evaluate", "run", "--candidates", "mine.jsonl")
+
+
+JSON_FILES = ["report.json", "environment.json", "history.json", "costs.json", "calibration.json", "graph/graph.json"]
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+@pytest.mark.parametrize("content", [DEEP, "[3]", "3", "null", '{"a": 1}', '{"seed": '])
+def test_json_of_a_run(refused, run_cli, name: str, content: str) -> None:
+    """A file of the wrong shape is refused, or does not matter to the command."""
+    Path("run", name).write_text(content)
+    for words in (["predict", "run", *QUERY], ["compare", "run", "run"], ["serve", "run", "--get", "/run"]):
+        result = run_cli(*words)
+        assert result.code in (0, 2), result.err + result.out
+        if result.code:
+            assert Path(name).stem in result.err + result.out
+
+
+FILES = ["recipe.toml", "weights.safetensors", "ranks-test.parquet", "graph/train.parquet", "graph/entities.parquet"]
+
+
+@pytest.mark.parametrize("name", [*FILES, *JSON_FILES, "decisions.jsonl"])
+def test_a_folder_in_the_place_of_a_file(made: Path, tmp_path: Path, monkeypatch, run_cli, name: str) -> None:
+    shutil.copytree(made / "run", tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    path = Path("run", name)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    for words in (["evaluate", "run"], ["compare", "run", "run"], ["serve", "run", "--get", "/api/decisions"]):
+        result = run_cli(*words)
+        assert "Traceback" not in result.out
+        assert result.code in (0, 1, 2)
+        if result.code:
+            assert Path(name).name.partition(".")[0] in result.err + result.out
+
+
+def test_ids_outside_of_a_graph(refused) -> None:
+    path = Path("run/graph/train.parquet")
+    table = pq.read_table(path)
+    for bad in (10**6, -1):
+        pq.write_table(table.set_column(0, "head", pa.array([bad] * len(table), pa.int32())), path)
+        assert "graph/train.parquet is damaged: its heads should be ids from 0 to" in refused("evaluate", "run")
+
+
+def test_a_sentence_is_short_whatever_it_quotes() -> None:
+    assert str(DualkgError("ordinary words")) == "ordinary words"
+    one = str(DualkgError(f"before {'x' * 10**6} after"))
+    assert one.startswith("before xxx")
+    assert one.endswith("xxx after")
+    assert "…" in one
+    assert len(str(DualkgError("many words " * 10**5))) <= MAX_SENTENCE
