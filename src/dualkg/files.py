@@ -160,8 +160,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_json(path: Path, *, checksum: bool = False) -> Any:
-    """The content of a JSON file; a damaged one raises `RequestError`. With `checksum`, of `write_json`."""
+def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
+    """The content of a JSON file as a type; a damaged one raises `RequestError`. With `checksum`, of `write_json`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -170,7 +170,19 @@ def read_json(path: Path, *, checksum: bool = False) -> Any:
         saved = found.pop("sha256")
         if saved != hashlib.sha256(json.dumps(found).encode()).hexdigest():
             raise RequestError(f"{path} is damaged: its checksum is not that of its content.")
-    return found
+    return check_type(found, kind, source=path)
+
+
+def check_type(found: Any, kind: Any, *, source: object) -> Any:
+    """What a file holds as a type, such as `dict[str, Any]`; anything else raises `RequestError`."""
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return found if kind is Any else TypeAdapter(kind).validate_python(found)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise RequestError(f"{source} is damaged: {place and f'{place}: '}{first['msg']}.") from None
 
 
 def write_json(path: Path, content: dict[str, Any], *, indent: int | None = 1) -> None:

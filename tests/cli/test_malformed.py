@@ -52,9 +52,9 @@ def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., s
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 
-    def run(*words: object, code: int = 2) -> str:
+    def run(*words: object, code: int | None = 2) -> str:
         result = run_cli(*words)
-        assert result.code == code, result.err
+        assert result.code == code or (code is None and result.code in (1, 2)), result.err
         sentence = result.err.strip().splitlines()[-1]
         assert sentence.startswith("dualkg: ")
         assert len(sentence) <= MAX_SENTENCE + 20
@@ -71,13 +71,14 @@ def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., s
         ("[training]\nepochs = " + "9" * 5000, "mine.toml is not TOML: Exceeds the limit"),
         (f"[training]\nbatch_size = {2**63}", "mine.toml: training.batch_size should be"),
         (f"[training]\nepochs = {2**70}", "mine.toml: training.epochs should be"),
-        (f'[model]\nname = "{"x" * 10**6}"', "mine.toml: No embedding"),
+        (f'[model]\nname = "{"x" * 10**6}"', "No embeddingmodel is named 'xxx"),
+        ("[loss]\nname = 3.5", "name should be text; it is 3.5"),
     ],
-    ids=["brackets", "some brackets", "digits", "batch size", "epochs", "megabyte"],
+    ids=["brackets", "some brackets", "digits", "batch size", "epochs", "megabyte", "loss"],
 )
 def test_recipes(refused, text: str, reason: str) -> None:
     Path("mine.toml").write_text(text)
-    assert reason.replace("No embedding", "No") in refused("train", "mine.toml")
+    assert reason.replace("embedding", "") in refused("train", "mine.toml")
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000, str(2**63)], ids=["digits", "brackets", "large"])
@@ -88,8 +89,9 @@ def test_values_of_set(refused, value: str) -> None:
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000, "/".join(["x" * 200] * 40)])
 @pytest.mark.parametrize("suffix", ["", ".tsv", ".toml", ".zip"])
 def test_paths(refused, name: str, suffix: str) -> None:
-    for words in (["train", name + suffix], ["inspect", name + suffix], ["train", "world", "--labels", name + suffix]):
-        assert refused(*words)
+    assert name[:5].replace("\0", "") in refused("train", name + suffix, code=None).replace("\0", "")
+    assert refused("inspect", name + suffix)
+    assert refused("train", "world", "--labels", name + suffix)
 
 
 def test_long_paths_of_runs_are_named(refused) -> None:
@@ -128,7 +130,7 @@ def test_headers_of_tensors(refused, about: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "progress", [3, {}, {"epoch": -1}, {"epoch": "x"}, {"step": 10**9}, {"history": [{}]}, {"history": 1}]
+    "progress", [3, {"epoch": -1}, {"epoch": "x"}, {"step": 10**9}, {"history": [{}]}, {"history": 1}]
 )
 def test_progress_of_a_checkpoint(refused, progress: object) -> None:
     path = Path("stopped/checkpoint.safetensors")

@@ -44,7 +44,10 @@ class DecisionStore:
         """Return all decisions by triple; the file is read again if it has changed."""
         stamp = self._file_stamp()
         if stamp != self._stamp:
-            self._decisions = {one.triple: one for one in self._read()} if stamp else {}
+            try:
+                self._decisions = {one.triple: one for one in self._read()} if stamp else {}
+            except OSError as error:
+                raise RequestError(f"{self.path} cannot be read: {error.strerror}.") from None
             self._stamp = stamp
         return dict(self._decisions)
 

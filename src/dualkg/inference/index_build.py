@@ -1,6 +1,5 @@
 """Approximate indexes by FAISS: building, tuning, measuring, saving and loading."""
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +14,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.data.catalogue import cache_folder
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode
 from dualkg.extras import optional_import
-from dualkg.files import atomic_folder, check_new_folder, locks, read_json, write_text
+from dualkg.files import atomic_folder, check_new_folder, file_damage, file_record, locks, read_json, write_json
 from dualkg.inference.index import (
     ExactIndex,
     Index,
@@ -367,9 +367,10 @@ def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
         for side, one in index.indexes.items():
             (fresh / side).mkdir()
             one.save(fresh / side)
-        sizes = {side: sum(path.stat().st_size for path in (fresh / side).iterdir()) for side in index.indexes}
+        files = {side: {one.name: file_record(one) for one in (fresh / side).iterdir()} for side in index.indexes}
+        sizes = {side: sum(record["bytes"] for record in records.values()) for side, records in files.items()}
         saved = replace(index, stats={side: replace(stats, bytes=sizes[side]) for side, stats in index.stats.items()})
-        write_text(fresh / ABOUT, json.dumps(describe_index(saved), indent=1))
+        write_json(fresh / ABOUT, {**describe_index(saved), "files": files})
     return saved
 
 
@@ -396,8 +397,12 @@ def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
     folder = Path(folder)
     if not (folder / ABOUT).exists():
         raise RequestError(f"{folder} holds no index (there is no {ABOUT}). Build one with: dualkg index RUN")
-    saved = read_json(folder / ABOUT)
+    saved = read_json(folder / ABOUT, checksum=True)
     try:
+        for side, records in saved["files"].items():  # FAISS may crash on a damaged file
+            for name, record in records.items():
+                if damage := file_damage(folder / side / name, record, memory=cache_folder() / "verified"):
+                    raise ValueError(f"{side}/{name}: {damage}")
         loaded = ModelIndex(saved["model"], saved["metric"], indexes={}, stats={}, fingerprints={})
         for side in SIDES[: len(saved["tables"])]:
             table = saved["tables"][side]

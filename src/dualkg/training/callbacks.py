@@ -296,7 +296,7 @@ def find_callbacks(given: Callbacks) -> list[Callback]:
 def read_tracking(folder: Path | None) -> dict[str, Any]:
     """The trackers that a run was started with, by name."""
     path = RunFolder(folder).tracking if folder else None
-    saved: dict[str, Any] = read_json(path) if path and path.exists() else {}
+    saved: dict[str, Any] = read_json(path, dict[str, dict[str, Any]]) if path and path.exists() else {}
     return saved
 
 

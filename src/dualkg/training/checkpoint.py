@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.files import atomic_write
+from dualkg.files import atomic_write, check_type
 
 
 @dataclass
@@ -29,6 +29,14 @@ class Progress:
     stopped: bool = False
     averaged: int = 0  # number of epochs in the mean of the weights
     history: list[dict[str, Any]] = field(default_factory=list)
+
+
+def check_history(found: Any, *, source: object) -> list[dict[str, Any]]:
+    """The epochs of a training from a file."""
+    history: list[dict[str, Any]] = check_type(found, list[dict[str, int | float]], source=source)
+    if any(not {"epoch", "loss", "seconds"} <= entry.keys() for entry in history):
+        raise RequestError(f"{source} is damaged: an epoch of its history has no number, loss or seconds.")
+    return history
 
 
 def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dict[str, Any]) -> None:
@@ -60,7 +68,7 @@ def load_tensors(path: Path, *, check: bool = False) -> tuple[dict[str, dict[str
     groups: dict[str, dict[str, Tensor]] = {}
     try:
         with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("about", "{}"))
+            about = check_type(json.loads((file.metadata() or {}).get("about", "{}")), dict[str, Any], source=path)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is not a mapping
             saved = about.pop("sha256", None)
         if check and saved and saved != _checksum(tensors, about):
@@ -71,7 +79,7 @@ def load_tensors(path: Path, *, check: bool = False) -> tuple[dict[str, dict[str
                 raise ValueError(f"{key} has NaN or infinity")
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise RequestError(f"{path} cannot be read as a file of weights: {error}.") from None
     return groups, about
 
@@ -97,11 +105,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tables of a model, those written as CSR as dense tables."""
     groups, about = load_tensors(path)
     tables = dict(groups.get("model", {}))
-    for name, shape in about.get("shapes", {}).items():
+    for name, shape in check_type(about.get("shapes", {}), dict[str, tuple[int, int]], source=path).items():
         try:
             parts = [groups["csr"][f"{name}/{part}"] for part in ("values", "columns", "starts")]
             tables[name] = expand(*parts, shape=shape)
-        except (KeyError, IndexError, RuntimeError):  # a part is missing or has another size
+        except (KeyError, IndexError, RuntimeError, TypeError):  # a part is missing or has another size
             raise RequestError(f"{path} cannot be read as a file of weights: its CSR of {name} is damaged.") from None
     return tables
 

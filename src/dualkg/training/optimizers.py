@@ -117,8 +117,12 @@ def optimizer_tensors(optimizer: AnyOptimizer) -> dict[str, Tensor]:
 
 
 def restore_optimizer(optimizer: AnyOptimizer, tensors: dict[str, Tensor]) -> None:
+    """Load what `optimizer_tensors` returned; tensors that do not fit the parameters raise ValueError."""
     states: dict[int, dict[str, Tensor]] = {}
+    tables = [table for group in optimizer.param_groups for table in group["params"]]
     for name, value in tensors.items():
         index, key = name.split(".", 1)
+        if int(index) not in range(len(tables)) or value.shape not in (tables[int(index)].shape, ()):
+            raise ValueError(f"{name} is of another table")
         states.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -281,6 +281,8 @@ class Recipe(Section, title="recipes"):
         if not isinstance(table, Mapping):
             raise ValueError("a table with name and settings was expected")
         name = table.get("name", "OneVsAll")
+        if not isinstance(name, str):
+            raise ValueError(f"name should be text; it is {name!r}")
         settings = {key: value for key, value in table.items() if key != "name"}
         kind = find_class(name, LOSSES, Loss)
         for key in settings.keys() - kind.model_fields.keys():
@@ -343,13 +345,13 @@ def read_tables(path: str | Path) -> dict[str, Any]:
     Classes that it names must be trusted.
     """
     file: Traversable = Path(path)
-    if not str(path).endswith(".toml") and not file.is_file():
-        names = list_recipes()
-        if str(path) not in names:
-            near = did_you_mean(str(path), names) or " dualkg recipes lists those that ship with dualkg."
-            raise RequestError(f"{path} is neither a file nor the name of a recipe.{near}")
-        file = files("dualkg").joinpath("recipes", f"{path}.toml")
     try:
+        if not str(path).endswith(".toml") and not file.is_file():
+            names = list_recipes()
+            if str(path) not in names:
+                near = did_you_mean(str(path), names) or " dualkg recipes lists those that ship with dualkg."
+                raise RequestError(f"{path} is neither a file nor the name of a recipe.{near}")
+            file = files("dualkg").joinpath("recipes", f"{path}.toml")
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
         if _nested(tables):
             raise RecursionError

@@ -35,7 +35,7 @@ from dualkg.files import (
     write_text,
 )
 from dualkg.models.base import Model, skip_initialization
-from dualkg.training.checkpoint import load_weights, read_weights, save_weights
+from dualkg.training.checkpoint import check_history, load_weights, read_weights, save_weights
 from dualkg.training.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -328,7 +328,7 @@ class RunFolder:
 
     def saved_reports(self) -> dict[str, Any]:
         """The saved reports of a finished run by split."""
-        found: dict[str, Any] = read_json(self.report, checksum=True)
+        found: dict[str, Any] = read_json(self.report, dict[str, dict[str, Any] | str], checksum=True)
         found.pop("files", None)
         return found
 
@@ -351,7 +351,7 @@ class RunFolder:
 
     @cached_property
     def saved_environment(self) -> dict[str, Any]:
-        found: dict[str, Any] = read_json(self.environment) if self.environment.exists() else {}
+        found: dict[str, Any] = read_json(self.environment, dict[str, Any]) if self.environment.exists() else {}
         return found
 
 
@@ -375,9 +375,9 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
     load_weights(model, read_weights(folder.weights), source=folder.weights)
-    history = read_json(folder.history) if folder.history.exists() else []
-    sparsity = read_json(folder.sparsity) if folder.sparsity.exists() else None
-    costs = read_json(folder.costs) if folder.costs.exists() else None
+    history = check_history(read_json(folder.history), source=folder.history) if folder.history.exists() else []
+    sparsity = read_json(folder.sparsity, dict[str, Any]) if folder.sparsity.exists() else None
+    costs = read_json(folder.costs, dict[str, float | None]) if folder.costs.exists() else None
     return Run(model.eval(), graph, recipe, history, folder=folder.path, costs=costs, sparsity=sparsity, opened=opened)
 
 

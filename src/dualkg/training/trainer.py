@@ -26,6 +26,7 @@ from dualkg.data.filters import KnownAnswers, with_reciprocals
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.evaluation.report import evaluate
+from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
@@ -335,9 +336,21 @@ class Trainer:
                 f"{path} was written with {about.get('optimizer')}; the recipe says {self.recipe.optimizer.name}. "
                 f"The optimizer cannot change during a run: start a new run."
             )
+        progress: Progress = check_type(about["progress"], Progress, source=path)
+        checkpoint.check_history(progress.history, source=path)
+        least = min(progress.epoch, progress.step, progress.since_best, progress.averaged)
+        if least < 0 or progress.epoch > self.recipe.training.epochs or progress.step > self.num_steps:
+            raise RequestError(f"{path} is damaged: epoch {progress.epoch}, step {progress.step} is none of this run.")
+        shapes = {name: value.shape for name, value in self.model.state_dict().items()}
+        for group in ("best", "mean"):
+            if groups.get(group) and {name: value.shape for name, value in groups[group].items()} != shapes:
+                raise RequestError(f"{path} is damaged: its {group} weights do not fit the model.")
         if when == "between":
-            restore_optimizer(self.optimizer, groups.get("optimizer", {}))
-        self.progress = Progress(**about["progress"])
+            try:
+                restore_optimizer(self.optimizer, groups.get("optimizer", {}))
+            except (ValueError, KeyError, RuntimeError) as error:
+                raise RequestError(f"{path} is damaged: its optimizer does not fit the model ({error}).") from None
+        self.progress = progress
         del self.step  # two might not fit in memory
         self.step = self._step()
         self.best, self.mean = (
