@@ -6,7 +6,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,3 +45,79 @@ def write_triples(path: Path, *, num_entities: int = 40) -> Path:
 def failure(campaign: str, **details: Any) -> dict[str, Any]:
     """One failure, with all that repeats it; long texts are cut."""
     return {"campaign": campaign, **{key: str(value)[-2000:] for key, value in details.items()}}
+
+
+def load_program() -> None:
+    """Import all that commands use, with one thread, so that `fork_command` starts in milliseconds."""
+    import torch
+
+    torch.set_num_threads(1)
+    for name in ("cli.main", "training.api", "tuning.study", "inference.api", "inference.extension"):
+        import_module(f"dualkg.{name}")
+    for name in ("index_build", "export", "integrity"):
+        import_module(f"dualkg.inference.{name}")
+
+
+@dataclass
+class Command:
+    """A command in a forked process."""
+
+    words: list[str]
+    pid: int
+    output: Path
+    status: int | None = None
+
+    def wait(self) -> str:
+        """What it printed, on either stream; its exit status is then known, negative after a signal."""
+        if self.status is None:
+            self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.output.read_text(encoding="utf-8", errors="replace")
+
+
+def fork_command(
+    *words: object,
+    cwd: Path,
+    output: Path,
+    delay: float = 0.0,
+    gate: int | None = None,
+    call: Callable[[list[str]], int] | None = None,
+) -> Command:
+    """Run a command of dualkg, or a function, in a fork of this process, which has called `load_program`.
+
+    This process must not use torch before. `gate` is the reading end of a pipe: the command starts when it has read a
+    byte, and `delay` seconds later.
+    """
+    line = [str(word) for word in words]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if pid := os.fork():
+        return Command(line, pid, output)
+    status = 70
+    try:
+        os.chdir(cwd)
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        if gate is not None:
+            os.read(gate, 1)
+        time.sleep(delay)
+        status = in_process(line) if call is None else call(line)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        os.write(2, traceback.format_exc().encode())
+    finally:
+        os._exit(status)
+
+
+def in_process(words: list[str]) -> int:
+    """The exit status of a command that is run in this process."""
+    from dualkg.cli.main import main
+
+    sys.argv = ["dualkg", *words]
+    try:
+        main()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
