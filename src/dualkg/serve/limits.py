@@ -20,7 +20,11 @@ class Limits:
     stream_seconds: float = 600.0  # for one that streams its response
     header_bytes: int = 2**16  # address and headers
     body_bytes: int = 2**20
+    all_body_bytes: int = 2**26  # of all requests that are being received
+    receive_seconds: float = 10.0  # for address and headers to arrive, and for a client to read the end of a response
+    idle_seconds: int = 5  # between two requests of a connection
     connections: int = 1000
+    client_connections: int = 256  # of one client, and requests of it at a time
     queued_queries: int = 1000
     shutdown_seconds: float = 30.0  # for requests in progress when the server stops
 

@@ -13,9 +13,11 @@ import ipaddress
 import re
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,10 +26,13 @@ from dualkg.serve.metrics import write_log
 from dualkg.serve.service import Service
 from dualkg.serve.templating import error_response
 
+# A name, an IPv4 address or an IPv6 address in brackets; then perhaps a port.
+HOST = re.compile(r"(?:\[(?P<v6>[0-9a-fA-F:.]+)\]|(?P<name>[0-9a-zA-Z.-]+))(?::\d{0,5})?", re.ASCII)
 Check = Callable[[Scope, Headers], ErrorReply | None]
 STREAMED = ("/api/complete", "/facts/rows", "/facts.json")  # the last one waits for the same completion
 MAX_LOGGED_PATH = 500  # characters
 GRACE = 5.0  # seconds in which a stream may end itself with a message
+RETRY, CLOSE = {"Retry-After": "1"}, {"Connection": "close"}
 FAILED = ErrorReply(500, "The server failed to answer. The error is in its log.")
 HEADERS = {
     b"x-content-type-options": b"nosniff",
@@ -70,18 +75,35 @@ def _sent_token(header: str) -> bytes:
 
 def loopback_host(scope: Scope, headers: Headers) -> ErrorReply | None:
     """Without a token, requests must name this machine as their host, which stops DNS rebinding."""
-    if is_loopback(re.sub(r":\d*$", "", headers.get("host") or "localhost")):
+    found = HOST.fullmatch(headers.get("host", ""))
+    if found and is_loopback(found["v6"] or found["name"]):
         return None
     return ErrorReply(400, "This server answers requests to localhost only. Start it with --token for other names.")
 
 
 def is_loopback(host: str) -> bool:
-    if host.lower().rstrip(".") == "localhost":
+    if host.lower().removesuffix(".") == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback and "%" not in host  # a zone may be any text
     except ValueError:
         return False
+
+
+def client_of(address: tuple[str, int] | None) -> str:
+    """The client that an address belongs to: an IPv4 address, or the first half of an IPv6 address."""
+    return "" if address is None else _network(address[0])
+
+
+@lru_cache(4096)
+def _network(host: str) -> str:
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:  # a proxy may write anything
+        return host
+    if found.version == 6 and found.ipv4_mapped:
+        return str(found.ipv4_mapped)
+    return str(found) if found.version == 4 else found.exploded[:19]
 
 
 def header_limit(max_bytes: int) -> Check:
@@ -92,7 +114,7 @@ def header_limit(max_bytes: int) -> Check:
         if size + len(scope.get("raw_path") or b"") + len(scope["query_string"]) <= max_bytes:
             return None
         message = f"The address and headers of a request must have at most {max_bytes:,} bytes."
-        return ErrorReply(431, message, headers={"Connection": "close"})
+        return ErrorReply(431, message, headers=CLOSE)
 
     return check
 
@@ -129,23 +151,16 @@ class RequestMiddleware:
 
     def __init__(self, app: ASGIApp, *, service: Service, checks: Sequence[Check]) -> None:
         self._app, self._service, self._checks = app, service, checks
+        self._answering: Counter[str] = Counter()  # complete requests by client
+        self._body_bytes = 0  # of the requests that are being received
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         service, limits, headers = self._service, self._service.limits, Headers(scope=scope)
-        started, status, body_size = time.perf_counter(), 0, 0
+        started, status, client = time.perf_counter(), 0, client_of(scope.get("client"))
         limit = limits.stream_seconds + GRACE if scope["path"] in STREAMED else limits.seconds
-
-        async def receive_limited() -> Message:
-            nonlocal body_size
-            message = await receive()
-            body_size += len(message.get("body", b""))
-            if body_size > limits.body_bytes:
-                text = f"A body must have at most {limits.body_bytes:,} bytes. Send several requests."
-                raise HTTPException(413, text, headers={"Connection": "close"})
-            return message
 
         async def send_observed(message: Message) -> None:
             nonlocal status
@@ -157,16 +172,26 @@ class RequestMiddleware:
 
         service.metrics.in_progress.inc()
         try:
-            if refusal := next(filter(None, (check(scope, headers) for check in self._checks)), None):
-                await refusal.as_json()(scope, receive, send_observed)
-            else:
-                async with asyncio.timeout(limit):
-                    await self._app(scope, receive_limited, send_observed)
+            async with asyncio.timeout(limit):
+                refusal = next(filter(None, (check(scope, headers) for check in self._checks)), None)
+                body = refusal or await self._read_body(headers, receive)
+                if isinstance(body, bytes):
+                    body = self._overload(scope, client) or body
+                if isinstance(body, ErrorReply):
+                    await body.as_json()(scope, receive, send_observed)
+                elif body is not None:
+                    self._answering[client] += 1
+                    try:
+                        await self._app(scope, _with_body(body, receive), send_observed)
+                    finally:
+                        self._answering[client] -= 1
+                        if not self._answering[client]:
+                            del self._answering[client]
         except Exception as error:
             reply = FAILED
-            if isinstance(error, TimeoutError) and not status:
+            if isinstance(error, TimeoutError):
                 message = f"The request took longer than its limit of {limit:g} seconds."
-                reply = ErrorReply(503, message, headers={"Retry-After": "1"})
+                reply = ErrorReply(503, message, headers=RETRY)
             else:
                 write_log(failed=_route_of(scope), trace=traceback.format_exc())
             if not status:
@@ -178,6 +203,52 @@ class RequestMiddleware:
             if service.access_log:
                 path = scope["path"][:MAX_LOGGED_PATH]
                 write_log(method=scope["method"], path=path, status=status, ms=round(seconds * 1000, 2))
+
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes | ErrorReply | None:
+        """The body of a request, a refusal if it is too large, or None if the client has gone."""
+        limits, body = self._service.limits, bytearray()
+        declared, more = headers.get("content-length", ""), True
+        too_large = declared.isdecimal() and int(declared[:20]) > limits.body_bytes
+        try:
+            while more and not too_large:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                self._body_bytes += len(message.get("body", b""))
+                more, too_large = message.get("more_body", False), len(body) > limits.body_bytes
+                if self._body_bytes > limits.all_body_bytes:
+                    text = "The server is receiving more than it can hold. Try again in a moment."
+                    return ErrorReply(503, text, headers=RETRY | CLOSE)
+        finally:
+            self._body_bytes -= len(body)
+        if too_large:
+            text = f"A body must have at most {limits.body_bytes:,} bytes. Send several requests."
+            return ErrorReply(413, text, headers=CLOSE)
+        return bytes(body)
+
+    def _overload(self, scope: Scope, client: str) -> ErrorReply | None:
+        """The refusal of a request if its client or the server has too many; monitoring is answered regardless."""
+        limits = self._service.limits
+        if scope["path"] == "/health":
+            return None
+        if self._answering[client] >= limits.client_connections:
+            message = f"{limits.client_connections:,} requests of this client are in progress. Try again in a moment."
+            return ErrorReply(429, message, headers=RETRY | CLOSE)
+        if self._answering.total() >= limits.connections:
+            message = f"{limits.connections:,} requests are in progress. Try again in a moment."
+            return ErrorReply(503, message, headers=RETRY | CLOSE)
+        return None
+
+
+def _with_body(body: bytes, receive: Receive) -> Receive:
+    """A body that has been read as the first message; the next one is a disconnect."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def next_message() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return next_message
 
 
 def _route_of(scope: Scope) -> str:

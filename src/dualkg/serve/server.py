@@ -105,22 +105,24 @@ def address_of(listening: socket.socket) -> str:
 
 
 def server_for(app: FastAPI, *, limits: Limits) -> "uvicorn.Server":
-    """uvicorn with limits on the number of connections and on what it holds of an incomplete request."""
+    """uvicorn with limits on connections and on incomplete requests, in number, size and time."""
     with optional_import("uvicorn", purpose="Serving a run"):
         import uvicorn
+
+        from dualkg.serve.connections import Connection, LimitedServer
     sys.setswitchinterval(SWITCH_INTERVAL)
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="h11",  # httptools is faster, but reads headers without limit
-            h11_max_incomplete_event_size=limits.header_bytes,
-            limit_concurrency=limits.connections,
-            log_level="warning",
-            access_log=False,  # the middleware writes lines that no address can break
-            server_header=False,
-            timeout_graceful_shutdown=round(limits.shutdown_seconds),
-        )
+    config = uvicorn.Config(
+        app,
+        http=Connection,  # by h11: httptools is faster, but reads headers without limit
+        ws="none",
+        h11_max_incomplete_event_size=limits.header_bytes,
+        timeout_keep_alive=limits.idle_seconds,
+        log_level="error",  # a warning for each malformed request would fill the log
+        access_log=False,  # the middleware writes lines that no address can break
+        server_header=False,
+        timeout_graceful_shutdown=round(limits.shutdown_seconds),
     )
+    return LimitedServer(config, limits=limits)
 
 
 def serve(

@@ -1,0 +1,404 @@
+"""Campaign `server`: a server with ordinary clients, while others hold connections, stop halfway or send nonsense.
+
+64 connections ask ordinary queries all the time, first alone (quiet), then beside each kind of abuse. Half of the
+abusers share the address of the ordinary clients. `python -m benchmarks.torture.server --minutes 2` runs it alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+CLIENTS = 64
+PAUSE = 1.0  # mean seconds between two requests of a client
+OTHER_ADDRESS = "127.0.0.2"  # of every second abuser
+NUM_ABUSERS = {
+    "slow headers": 1050,
+    "slow bodies": 1000,
+    "aborted streams": 16,
+    "aborted requests": 64,
+    "slow readers": 300,
+    "malformed": 64,
+    "idle": 10_000,
+}
+MAX_WAIT = 10.0  # seconds an ordinary client waits for a response
+Seconds = Callable[[], float]  # that are left
+
+
+# -- HTTP by hand: a client must be able to break the rules --------------------------------------------------------
+
+
+async def connect(port: int, source: str | None = None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    local = None if source is None else (source, 0)
+    return await asyncio.open_connection("127.0.0.1", port, local_addr=local)
+
+
+def head_of(path: str, *, method: str = "GET", headers: str = "") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\n".encode()
+
+
+async def read_response(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body; `ConnectionError` if the server closed the connection first."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+        status, *lines = head.decode("latin-1").strip().split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if headers.get("transfer-encoding") == "chunked":
+            body = b""
+            while size := int(await reader.readline(), 16):
+                body += (await reader.readexactly(size + 2))[:-2]
+            await reader.readline()
+        else:
+            body = await reader.readexactly(int(headers.get("content-length", 0)))
+    except (asyncio.IncompleteReadError, ValueError) as error:
+        raise ConnectionError(str(error)) from None
+    return int(status.split()[1]), headers, body
+
+
+# -- ordinary clients ----------------------------------------------------------------------------------------------
+
+
+async def ordinary_client(port: int, paths: list[str], left: Seconds, found: dict[str, Any], seed: int) -> None:
+    """Requests with pauses over one connection, opened again when the server has closed it between two requests."""
+    chance, connection = random.Random(seed), None
+    await asyncio.sleep(chance.uniform(0, PAUSE))
+    while left() > 0:
+        path = chance.choice(paths)
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(MAX_WAIT):
+                for _ in range(2):
+                    if connection is None or connection[0].at_eof():
+                        connection, reused = await connect(port), False
+                    else:
+                        reused = True
+                    try:
+                        connection[1].write(head_of(path))
+                        status, _, body = await read_response(connection[0])
+                        break
+                    except (ConnectionError, OSError):
+                        connection[1].close()
+                        connection = None
+                        if not reused:  # RFC 9112, 9.3.1: a request on a reused connection may be sent again
+                            raise
+                        found["sent_again"] += 1
+            found["seconds"].append(time.perf_counter() - started)
+            found["statuses"][str(status)] += 1
+            if status != 200:
+                found["failures"].append(f"{path}: {status} {body[:200]!r}")
+        except (ConnectionError, OSError, TimeoutError, UnboundLocalError) as error:
+            found["failures"].append(f"{path}: {error!r} after {time.perf_counter() - started:.2f} s")
+            connection = None
+        await asyncio.sleep(chance.uniform(0, 2 * PAUSE))
+    if connection:
+        connection[1].close()
+
+
+async def health_check(port: int, left: Seconds, found: dict[str, Any]) -> None:
+    """`/health` over a new connection, several times a second."""
+    while left() > 0:
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(MAX_WAIT):
+                reader, writer = await connect(port)
+                writer.write(head_of("/health", headers="Connection: close\r\n"))
+                status, _, _ = await read_response(reader)
+                writer.close()
+            found["health_seconds"].append(time.perf_counter() - started)
+            if status != 200:
+                found["failures"].append(f"/health: {status}")
+        except (ConnectionError, OSError, TimeoutError) as error:
+            found["failures"].append(f"/health: {error!r} after {time.perf_counter() - started:.2f} s")
+        await asyncio.sleep(0.25)
+
+
+def measure(port: int, paths: list[str], seconds: float, seed: int) -> dict[str, Any]:
+    """Latencies, statuses and failures of the ordinary clients."""
+    found: dict[str, Any] = {
+        "seconds": [], "health_seconds": [], "statuses": Counter(), "failures": [], "sent_again": 0
+    }  # fmt: skip
+
+    async def run() -> None:
+        end = time.monotonic() + seconds
+
+        def left() -> float:
+            return end - time.monotonic()
+
+        clients = [ordinary_client(port, paths, left, found, seed + number) for number in range(CLIENTS)]
+        await asyncio.gather(health_check(port, left, found), *clients)
+
+    asyncio.run(run())
+    latencies = {"": sorted(found.pop("seconds")), "health_": sorted(found.pop("health_seconds"))}
+    for name, values in latencies.items():
+        for percent in (50, 99):
+            at = min(len(values) - 1, len(values) * percent // 100)
+            found[f"{name}p{percent}_ms"] = round(1000 * values[at], 2) if values else None
+    found["num_failures"], found["failures"] = len(found["failures"]), found["failures"][:10]
+    return found
+
+
+# -- abusers: each opens a connection again when it was closed ------------------------------------------------------
+
+
+async def slow_headers(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+    reader, writer = await connect(port, source)
+    return await _drip(reader, writer, b"GET /api/runs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ", left)
+
+
+async def slow_bodies(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+    reader, writer = await connect(port, source)
+    return await _drip(
+        reader, writer, head_of("/api/score", method="POST", headers="Content-Length: 100000\r\n") + b"[", left
+    )
+
+
+async def _drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, start: bytes, left: Seconds) -> str:
+    """Send the start of a request and then a byte each second; the answer that ends it."""
+    writer.write(start)
+    answer = asyncio.ensure_future(read_response(reader))
+    try:
+        while left() > 0:
+            done, _ = await asyncio.wait([answer], timeout=1)
+            if done:
+                status, headers, _ = answer.result()
+                return str(status) if "retry-after" in headers else f"{status} without Retry-After"
+            writer.write(b"x")
+        return "held to the end"
+    finally:
+        answer.cancel()
+        writer.close()
+
+
+async def aborted_streams(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+    """Begin a completion and reset the connection after a while."""
+    reader, writer = await connect(port, source)
+    writer.write(head_of("/api/complete?top=10000"))
+    with suppress(TimeoutError):
+        await asyncio.wait_for(reader.read(chance.randrange(1, 5000)), chance.uniform(0, 2))
+    return _reset(writer)
+
+
+async def aborted_requests(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+    """Send a whole request and reset the connection without reading."""
+    _, writer = await connect(port, source)
+    writer.write(head_of(chance.choice(["/api/compare", "/api/run", "/docs", "/api/entities?q=fr", "/run", "/"])))
+    await asyncio.sleep(chance.uniform(0, 0.02))
+    return _reset(writer)
+
+
+def _reset(writer: asyncio.StreamWriter) -> str:
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+    return "aborted"
+
+
+async def slow_readers(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+    """Many requests with long responses in one connection that is not read."""
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.setblocking(False)
+    if source:
+        made.bind((source, 0))
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.sock_connect(made, ("127.0.0.1", port))
+        for _ in range(int(max(1, min(30, left())))):
+            with suppress(BlockingIOError):
+                made.send(head_of("/openapi.json") * 20)
+            await asyncio.sleep(1)
+        return "held"
+    finally:
+        made.close()
+
+
+async def malformed(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+    """Bytes that are no request, or the end of one that is none."""
+    reader, writer = await connect(port, source)
+    starts = [
+        chance.randbytes(chance.randrange(1, 2000)),
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /api/runs HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        head_of("/api/score", method="POST", headers="Transfer-Encoding: chunked\r\n") + b"zz\r\n" + b"x" * 50,
+        head_of("/api/score", method="POST", headers="Content-Length: 99999999\r\n") + b"\xff" * 70000,
+        head_of("/api/nothing", method="POST", headers="Transfer-Encoding: chunked\r\n")
+        + b"5\r\nhello\r\nnonsense\r\n",
+        head_of("/health") + chance.randbytes(100),
+        head_of("/api/score", method="POST", headers="Content-Length: 70000\r\n") + b"[" * 70000,
+        head_of("/", headers="Upgrade: websocket\r\nConnection: upgrade\r\n"),
+        head_of("/", headers="".join(f"X-{number}: y\r\n" for number in range(chance.randrange(20_000)))),
+        head_of("/" + "%" * 3000),
+    ]
+    writer.write(chance.choice(starts))
+    try:
+        status, _, _ = await asyncio.wait_for(read_response(reader), 20)
+    finally:
+        writer.close()
+    return f"{status} where 4xx was expected" if status >= 500 and status != 503 else "answered"
+
+
+async def idle(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
+    """Hold a connection without a byte."""
+    reader, writer = await connect(port, source)
+    try:
+        await asyncio.wait_for(reader.read(1), max(0.1, min(30, left())))
+    finally:
+        writer.close()
+    return "closed"
+
+
+KINDS: dict[str, Callable[[int, str | None, Seconds, random.Random], Awaitable[str]]] = {
+    "slow headers": slow_headers,
+    "slow bodies": slow_bodies,
+    "aborted streams": aborted_streams,
+    "aborted requests": aborted_requests,
+    "slow readers": slow_readers,
+    "malformed": malformed,
+    "idle": idle,
+}
+
+
+def abuse(kind: str, port: int, seconds: float, seed: int) -> dict[str, int]:
+    """What the connections of one kind of abuser came to, in a process of its own."""
+    outcomes: Counter[str] = Counter()
+
+    async def abuser(number: int, left: Seconds) -> None:
+        chance = random.Random(seed * 100_003 + number)
+        source = OTHER_ADDRESS if number % 2 else None
+        await asyncio.sleep(chance.uniform(0, min(5.0, seconds / 4)))
+        while left() > 0:
+            try:
+                outcomes[await KINDS[kind](port, source, left, chance)] += 1
+            except (OSError, TimeoutError) as error:  # closed by the server
+                outcomes[type(error).__name__] += 1
+            await asyncio.sleep(chance.uniform(0, min(10.0, NUM_ABUSERS[kind] / 100)))
+
+    async def run() -> None:
+        end = time.monotonic() + seconds
+        await asyncio.gather(*(abuser(number, lambda: end - time.monotonic()) for number in range(NUM_ABUSERS[kind])))
+
+    asyncio.run(run())
+    return dict(outcomes)
+
+
+# -- the server and the campaign ------------------------------------------------------------------------------------
+
+
+def make_run(folder: Path) -> list[str]:
+    """Train briefly on the bundled graph; the requests of ordinary clients."""
+    import dualkg as kg
+    from dualkg.inference.calibration import calibration_for
+
+    graph = kg.load_graph("world")
+    kg.train(kg.ComplEx(graph.shape, dim=16), graph, regularizer=kg.DURA(0.05), epochs=3, device="cpu").save(folder)
+    calibration_for(kg.load_run(folder))
+    queries = [
+        (quote(graph.entities[head]), quote(graph.relations[relation])) for head, relation, _ in graph.test[:200]
+    ]
+    return [
+        *(f"/api/tails?head={head}&relation={relation}" for head, relation in queries),
+        *(f"/api/entities?q={head[:4].replace('%', '')}" for head, _ in queries[:50]),
+        *(f"/?head={head}&relation={relation}" for head, relation in queries[:20]),
+        *("/api/runs", "/api/decisions", "/static/style.css"),
+    ]
+
+
+def memory_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
+
+
+def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
+    """A quarter of the time quiet, then each kind of abuse; twice, so that the second half shows growth of memory."""
+    share = max(2.0, minutes * 60 / 2 / (len(KINDS) + 2))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, log = Path(scratch), Path(scratch) / "stderr.txt"
+        paths = make_run(folder / "run")
+        words = [sys.executable, "-m", "dualkg", "serve", str(folder / "run"), "--port", "0", "--threads", "1"]
+        with log.open("wb") as errors:
+            server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            assert server.stdout
+            port = urlsplit(server.stdout.readline().strip()).port or 0
+            measure(port, paths, min(5.0, share), seed)  # warm-up
+            phases: dict[str, dict[str, Any]] = {}
+            memory: list[tuple[str, int]] = []
+            for half in (0, 1):
+                for number, kind in enumerate(["quiet", *KINDS]):
+                    seconds = 2 * share if kind == "quiet" else share
+                    task = {"kind": kind, "port": port, "seconds": seconds, "seed": seed + 100 * half + number}
+                    run = [sys.executable, "-m", "benchmarks.torture.server", "--task", json.dumps(task)]
+                    abuser = None if kind == "quiet" else subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
+                    found = measure(port, paths, seconds, seed + 1000 * half + number)
+                    if abuser:
+                        found["abusers"] = json.loads(abuser.communicate(timeout=120)[0])
+                    memory.append((kind, memory_kib(server.pid)))
+                    found["memory_mib"] = round(memory[-1][1] / 1024, 1)
+                    phases[f"{kind}, {'first' if half == 0 else 'second'} time"] = found
+            server.send_signal(signal.SIGTERM)
+            server.wait(60)
+        finally:
+            server.kill()
+            server.wait()
+        text = log.read_text(encoding="utf-8", errors="replace")
+    return {"campaign": "server", "seconds_a_phase": share, **judge(phases, memory, text)}
+
+
+def judge(phases: dict[str, dict[str, Any]], memory: list[tuple[str, int]], log: str) -> dict[str, Any]:
+    """The figures of the campaign, and what did not hold."""
+    quiet = max(found["p99_ms"] for name, found in phases.items() if name.startswith("quiet"))
+    worst = max(phases, key=lambda name: phases[name]["p99_ms"])
+    sizes = [size for _, size in memory]
+    settled = sizes[len(sizes) // 3 :]
+    growth = max(settled) / min(settled) - 1
+    failures = [f"{name}: {failure}" for name, found in phases.items() for failure in found["failures"]]
+    failures += [
+        f"{name}: {number} abusers got {outcome}"
+        for name, found in phases.items()
+        for outcome, number in found.get("abusers", {}).items()
+        if "without" in outcome or "expected" in outcome
+    ]
+    if "Traceback" in log or '"trace"' in log:
+        failures.append(f"log: {log[-2000:]}")
+    return {
+        "num_requests": sum(sum(found["statuses"].values()) for found in phases.values()),
+        "num_abusive_connections": sum(sum(found.get("abusers", {}).values()) for found in phases.values()),
+        "p99_quiet_ms": quiet,
+        "p99_worst_ms": phases[worst]["p99_ms"],
+        "p99_worst_phase": worst,
+        "p99_ratio": round(phases[worst]["p99_ms"] / quiet, 2),
+        "memory_growth": round(growth, 4),
+        "failures": failures,
+        "log_lines": log.count("\n"),
+        "phases": phases,
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--minutes", type=float, default=2.0)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
+    choices = options.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    found = abuse(**choices.task) if choices.task else campaign(minutes=choices.minutes, seed=choices.seed)
+    print(json.dumps(found, indent=None if choices.task else 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Connections: time limits of incomplete requests, and which connections are closed when there are too many.
+
+uvicorn limits neither the time of a header nor the connections of a client, and above its limit of all connections it
+refuses every request. Here a connection without a complete request is closed for a new one.
+"""
+
+import asyncio
+import json
+import math
+import resource
+from collections import Counter
+from dataclasses import replace
+from enum import IntEnum
+from http import HTTPStatus
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dualkg.serve.limits import Limits
+from dualkg.serve.middleware import client_of
+
+SLOW = "A request did not arrive within {:g} seconds."
+FULL = "This server holds {:,} connections{}, and this one had no complete request. Try again in a moment."
+IDLE_CREDIT = 1.0  # seconds by which a connection that has had a response counts as younger
+SPARE_FILES = 256  # beside two for each connection, since new ones arrive before old ones are closed
+
+
+class Phase(IntEnum):
+    """What a connection is doing."""
+
+    HEAD = 0  # nothing has arrived, or a part of address and headers
+    BODY = 1  # a part of the body has arrived
+    IDLE = 2  # between two requests
+    ANSWERING = 3
+    CLOSING = 4  # until its client has read everything
+
+
+class Connection(H11Protocol):
+    """A connection of uvicorn that answers malformed data only where a response can still begin."""
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
+    @property
+    def phase(self) -> Phase:
+        if self.transport.is_closing():
+            return Phase.CLOSING
+        if self.cycle is None or self.cycle.response_complete:
+            return Phase.HEAD if self.cycle is None or self.conn.trailing_data[0] else Phase.IDLE
+        return Phase.BODY if self.cycle.more_body else Phase.ANSWERING
+
+    def refuse(self, status: HTTPStatus, message: str) -> None:
+        """Close the connection; a client that has sent a part of a request is told why."""
+        if (self.phase == Phase.BODY and not self.cycle.response_started) or self.conn.trailing_data[0]:
+            body = json.dumps({"error": message, "suggestions": []})
+            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+            self.transport.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+        self.transport.close()
+
+
+class LimitedServer(uvicorn.Server):
+    """uvicorn that checks all connections ten times a second.
+
+    Connections are closed by what they were doing at the check, not when another one arrives: a request that arrives
+    together with a thousand empty connections is read first.
+    """
+
+    def __init__(self, config: uvicorn.Config, *, limits: Limits) -> None:
+        super().__init__(config)
+        self._limits = within_file_limit(limits)
+        self._since: dict[Connection, tuple[tuple[Phase, object], float]] = {}
+
+    async def on_tick(self, counter: int) -> bool:
+        self.check_connections(asyncio.get_running_loop().time())
+        return await super().on_tick(counter)
+
+    def check_connections(self, now: float) -> None:
+        """Close what is too slow, then what is too much, the oldest first."""
+        limits, since = self._limits, {}
+        # The middleware limits the time of a body. uvicorn closes idle connections too, unless bytes keep arriving.
+        seconds = {Phase.HEAD: limits.receive_seconds, Phase.IDLE: limits.idle_seconds + 1, Phase.BODY: math.inf}
+        held: Counter[str] = Counter()
+        waiting: list[tuple[float, Phase, Connection]] = []
+        for one in self.server_state.connections:
+            assert isinstance(one, Connection)
+            doing = phase, _ = one.phase, one.cycle
+            known = self._since.get(one)
+            start = known[1] if known and known[0] == doing else now
+            since[one] = doing, start
+            held[client_of(one.client)] += 1
+            if phase < Phase.ANSWERING:
+                waiting.append((start, phase, one))
+            elif phase == Phase.CLOSING and now - start > limits.receive_seconds:
+                one.transport.abort()
+        self._since = since
+        waiting.sort(key=lambda entry: entry[0] + (entry[1] == Phase.IDLE) * IDLE_CREDIT)
+        num_held = held.total()
+        for start, phase, one in waiting:
+            client = client_of(one.client)
+            if now - start > seconds[phase]:
+                one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, SLOW.format(limits.receive_seconds))
+            elif held[client] > limits.client_connections:
+                one.refuse(HTTPStatus.TOO_MANY_REQUESTS, FULL.format(limits.client_connections, " of one client"))
+            elif num_held > limits.connections:
+                one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, FULL.format(limits.connections, ""))
+            else:
+                continue
+            held[client] -= 1
+            num_held -= 1
+
+
+def within_file_limit(limits: Limits) -> Limits:
+    """Limits on connections that the process has files for; its limit of open files is raised as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * limits.connections + SPARE_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return replace(limits, connections=max(1, min(limits.connections, (soft - SPARE_FILES) // 2)))
+    return limits
