@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -88,7 +89,7 @@ def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
 def serving(app) -> Iterator[str]:
     """The address of an application that runs in a thread."""
     listening = bind("127.0.0.1", 0)
-    server = server_for(app, limits=Limits(shutdown_seconds=5))
+    server = server_for(app, limits=replace(app.state.service.limits, shutdown_seconds=5))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

@@ -67,6 +67,8 @@ def test_the_message_is_that_of_the_command_line(client, run_cli, run_folders):
         (b"{}", "triples is missing."),
         (b'{"triples": []}', "triples must have at least 1 items; got 0."),
         (b'{"triples": [["a", "b"]]}', "triples.0.2 is missing."),
+        (b'{"triples": [[1.5, "likes", "a"]]}', "triples.0.0 must be text; got '1.5'."),
+        (b'{"triples": [["\\ud800", "likes", "a"]]}', "triples.0.0 must be text; got '\\ud800'."),
         (
             b'{"triples": [' + b",".join([b"[0,0,0]"] * 1001) + b"]}",
             "triples must have at most 1,000 items; got 1,001.",
@@ -77,6 +79,22 @@ def test_a_wrong_body_gets_a_message(client, body, message):
     reply = client.post("/api/score", content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 422
     assert reply.json()["error"].startswith(message)
+
+
+@pytest.mark.parametrize("path", ["/api/score", "/api/decisions"])
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"[" * 100_000, "it is nested too deeply."),
+        (b'{"a":' * 5000 + b"0" + b"}" * 5000, "it is nested too deeply."),
+        (b'{"triples": [["\xff", "likes", "a"]]}', "'utf-8' codec can't decode byte 0xff"),
+        (b"9" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_a_body_that_no_parser_reads(client, path, body, reason):
+    reply = client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400
+    assert reply.json()["error"].startswith(f"The body cannot be read as JSON: {reason}")
 
 
 def test_ids_out_of_range(client):
@@ -103,18 +121,15 @@ def test_a_large_body_is_not_read(client_of):
     assert client.post("/api/score", json={"triples": [[0, 0, 0]]}).status_code == 200
 
 
-def test_endless_headers_are_not_read(client):
-    """By uvicorn if they arrive in pieces (400), by the middleware if they arrived whole (431)."""
-    assert client.get("/api/runs", headers={"X": "x" * 2**17}).status_code in (400, 431)
-    assert client.get("/api/runs").status_code == 200
-
-
-def test_large_headers_are_refused(client_of):
-    client = client_of(Limits(header_bytes=500))
-    reply = client.get("/api/runs", headers={"X": "x" * 500})
-    assert reply.status_code == 431
-    assert reply.json()["error"] == "The address and headers of a request must have at most 500 bytes."
-    assert client.get(f"/api/runs?{'x' * 500}").status_code == 431
+@pytest.mark.parametrize(
+    ("path", "headers"),
+    [("/api/runs", {"X": "x" * 500}), (f"/api/runs?{'x' * 500}", {}), ("/api/runs", {f"X{n}": "" for n in range(100)})],
+)
+def test_large_heads_are_refused_unparsed(client_of, path, headers):
+    client = client_of(Limits(header_bytes=500 if len(headers) < 100 else 2**16))
+    reply = client.get(path, headers=headers)
+    assert (reply.status_code, reply.headers["connection"]) == (431, "close")
+    assert reply.json()["error"].startswith("The address and headers of a request must have at most ")
     assert client.get("/api/runs").status_code == 200
 
 
@@ -158,12 +173,26 @@ def test_a_token_is_required(client_of):
     )
 
 
+OTHER_HOSTS = [
+    *("evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[2001:db8::1]:80", "", ":80"),
+    *(
+        "[::1].evil.example",
+        "[::1%.evil.example]",
+        "]::1[",
+        "::1",
+        "localhost:80@evil.example",
+        "localhost@evil.example",
+    ),
+    *("localhost,evil.example", "evil.example#localhost", "localhost..", "127.0.0.1:80:80", "127.0.0.1:999999"),
+]
+
+
 def test_other_host_names_are_refused_without_a_token(client):
-    for host in ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", "[2001:db8::1]:80"):
+    for host in OTHER_HOSTS:
         reply = client.get("/api/runs", headers={"Host": host})
         assert reply.status_code == 400
         assert reply.json()["error"].startswith("This server answers requests to localhost only.")
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:8000", "LOCALHOST"):
+    for host in ("localhost:8000", "localhost:", "localhost.", "127.0.0.1", "127.9.9.9:1", "[::1]:8000", "LOCALHOST"):
         assert client.get("/api/runs", headers={"Host": host}).status_code == 200
 
 

@@ -62,6 +62,5 @@ def application(
     for kind in (DualkgError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, handle)
     access = middleware.loopback_host if token is None else middleware.requires_token(token)
-    checks = [access, middleware.same_origin, middleware.header_limit(limits.header_bytes)]
-    app.add_middleware(middleware.RequestMiddleware, service=service, checks=checks)
+    app.add_middleware(middleware.RequestMiddleware, service=service, checks=[access, middleware.same_origin])
     return app

@@ -20,9 +20,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import client_of
 
+MAX_HEADERS = 100
+LARGE = "The address and headers of a request must have at most {:,} bytes and {:,} lines."
 SLOW = "A request did not arrive within {:g} seconds."
 FULL = "This server holds {:,} connections{}, and this one had no complete request. Try again in a moment."
 IDLE_CREDIT = 1.0  # seconds by which a connection that has had a response counts as younger
+GRACE = 0.5  # seconds that a new connection has to send its request, even if there are too many
 SPARE_FILES = 256  # beside two for each connection, since new ones arrive before old ones are closed
 
 
@@ -32,12 +35,21 @@ class Phase(IntEnum):
     HEAD = 0  # nothing has arrived, or a part of address and headers
     BODY = 1  # a part of the body has arrived
     IDLE = 2  # between two requests
-    ANSWERING = 3
-    CLOSING = 4  # until its client has read everything
+    SENDING = 3  # waits for its client to read
+    ANSWERING = 4
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn that answers malformed data only where a response can still begin."""
+    """A connection of uvicorn that refuses a large head unparsed, and malformed data without a traceback."""
+
+    def handle_events(self) -> None:
+        if self.conn.their_state is h11.IDLE:
+            limit = self.config.h11_max_incomplete_event_size
+            head = self.conn.trailing_data[0].partition(b"\r\n\r\n")[0]
+            if head.count(b"\n") > MAX_HEADERS or len(head) > (limit or math.inf):  # h11 takes 0.1 s for 10,000 lines
+                self.refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, LARGE.format(limit, MAX_HEADERS))
+                return
+        super().handle_events()
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -47,18 +59,22 @@ class Connection(H11Protocol):
 
     @property
     def phase(self) -> Phase:
-        if self.transport.is_closing():
-            return Phase.CLOSING
+        if self.transport.is_closing() or self.flow.write_paused:
+            return Phase.SENDING
         if self.cycle is None or self.cycle.response_complete:
             return Phase.HEAD if self.cycle is None or self.conn.trailing_data[0] else Phase.IDLE
         return Phase.BODY if self.cycle.more_body else Phase.ANSWERING
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
         """Close the connection; a client that has sent a part of a request is told why."""
+        if self.phase == Phase.SENDING:
+            self.transport.abort()
+            return
         if (self.phase == Phase.BODY and not self.cycle.response_started) or self.conn.trailing_data[0]:
             body = json.dumps({"error": message, "suggestions": []})
-            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-            self.transport.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+            retry = "Retry-After: 1\r\n" if status in (429, 503) else ""
+            self.transport.write(f"{head}{retry}Content-Length: {len(body)}\r\n\r\n{body}".encode())
         self.transport.close()
 
 
@@ -72,7 +88,7 @@ class LimitedServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, *, limits: Limits) -> None:
         super().__init__(config)
         self._limits = within_file_limit(limits)
-        self._since: dict[Connection, tuple[tuple[Phase, object], float]] = {}
+        self._since: dict[Connection, tuple[object, float]] = {}
 
     async def on_tick(self, counter: int) -> bool:
         self.check_connections(asyncio.get_running_loop().time())
@@ -80,29 +96,31 @@ class LimitedServer(uvicorn.Server):
 
     def check_connections(self, now: float) -> None:
         """Close what is too slow, then what is too much, the oldest first."""
-        limits, since = self._limits, {}
+        limits, before = self._limits, self._since
+        self._since = {}
         # The middleware limits the time of a body. uvicorn closes idle connections too, unless bytes keep arriving.
-        seconds = {Phase.HEAD: limits.receive_seconds, Phase.IDLE: limits.idle_seconds + 1, Phase.BODY: math.inf}
+        seconds = dict.fromkeys((Phase.HEAD, Phase.SENDING), limits.receive_seconds)
+        seconds |= {Phase.BODY: math.inf, Phase.IDLE: limits.idle_seconds + 1}
         held: Counter[str] = Counter()
         waiting: list[tuple[float, Phase, Connection]] = []
         for one in self.server_state.connections:
             assert isinstance(one, Connection)
-            doing = phase, _ = one.phase, one.cycle
-            known = self._since.get(one)
+            phase = one.phase
+            doing = phase, one.cycle, phase == Phase.SENDING and one.transport.get_write_buffer_size()
+            known = before.get(one)
             start = known[1] if known and known[0] == doing else now
-            since[one] = doing, start
+            self._since[one] = doing, start
             held[client_of(one.client)] += 1
             if phase < Phase.ANSWERING:
                 waiting.append((start, phase, one))
-            elif phase == Phase.CLOSING and now - start > limits.receive_seconds:
-                one.transport.abort()
-        self._since = since
         waiting.sort(key=lambda entry: entry[0] + (entry[1] == Phase.IDLE) * IDLE_CREDIT)
         num_held = held.total()
         for start, phase, one in waiting:
             client = client_of(one.client)
             if now - start > seconds[phase]:
                 one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, SLOW.format(limits.receive_seconds))
+            elif phase == Phase.HEAD and now - start < GRACE and num_held <= 2 * limits.connections:
+                continue
             elif held[client] > limits.client_connections:
                 one.refuse(HTTPStatus.TOO_MANY_REQUESTS, FULL.format(limits.client_connections, " of one client"))
             elif num_held > limits.connections:

@@ -20,6 +20,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     404: {"model": Error, "description": "Nothing has this name."},
     413: {"model": Error, "description": "The body is too large."},
     422: {"model": Error, "description": "A value is not valid."},
+    429: {"model": Error, "description": "This client has too many requests in progress."},
     503: {"model": Error, "description": "The server is busy, or the request took too long."},
 }
 INTEGER, NUMBER = "{name} must be an integer; {got}.", "{name} must be a number; {got}."
@@ -35,6 +36,7 @@ MESSAGES = {  # by the type of a pydantic error, with its context
     **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), INTEGER),
     **dict.fromkeys(("float_parsing", "float_type", "finite_number"), NUMBER),
     **dict.fromkeys(("bool_parsing", "bool_type"), BOOLEAN),
+    **dict.fromkeys(("string_type", "string_unicode"), "{name} must be text; {got}."),
     "string_too_long": "{name} must have at most {max_length:,} characters; got {length:,}.",
     "too_long": "{name} must have at most {max_length:,} items; got {actual_length:,}.",
     "too_short": "{name} must have at least {min_length:,} items; got {actual_length:,}.",
@@ -65,6 +67,9 @@ def error_reply(error: Exception, method: str = "GET") -> ErrorReply:
             return ErrorReply(503, str(error), headers={"Retry-After": "1"})
         case RequestValidationError():
             return ErrorReply(422, validation_message(error.errors()[0]))
+        case HTTPException(status_code=400, __cause__=Exception() as cause):  # by FastAPI, of a body
+            reason = "it is nested too deeply" if isinstance(cause, RecursionError) else str(cause)
+            return ErrorReply(400, f"The body cannot be read as JSON: {reason}.")
         case HTTPException(status_code=404):
             return ErrorReply(404, "There is nothing at this address. /docs lists all addresses.")
         case HTTPException(status_code=405):
@@ -77,8 +82,9 @@ def error_reply(error: Exception, method: str = "GET") -> ErrorReply:
 
 def validation_message(error: dict[str, Any]) -> str:
     """Pydantic's description of a wrong value as a sentence."""
-    name = ".".join(str(part) for part in error["loc"] if part not in ("query", "path", "body")) or "The body"
-    value = str(error.get("input"))
+    hidden = ("query", "path", "body", "constrained-str")  # the last is pydantic's word for one type of several
+    name = ".".join(str(part) for part in error["loc"] if part not in hidden) or "The body"
+    value = str(error.get("input")).encode(errors="backslashreplace").decode()  # JSON may hold half a character
     got = f"got '{value[:MAX_QUOTED]}…'" if len(value) > MAX_QUOTED else f"got '{value}'"
     message = MESSAGES.get(error["type"], "{name} is not valid: {reason}.")
     values = {"name": name, "got": got, "length": len(value), "reason": error["msg"].lower()}

@@ -106,19 +106,6 @@ def _network(host: str) -> str:
     return str(found) if found.version == 4 else found.exploded[:19]
 
 
-def header_limit(max_bytes: int) -> Check:
-    """Refuses a large head that arrived whole; the server itself stops reading one that does not end."""
-
-    def check(scope: Scope, headers: Headers) -> ErrorReply | None:
-        size = sum(len(name) + len(value) for name, value in headers.raw)
-        if size + len(scope.get("raw_path") or b"") + len(scope["query_string"]) <= max_bytes:
-            return None
-        message = f"The address and headers of a request must have at most {max_bytes:,} bytes."
-        return ErrorReply(431, message, headers=CLOSE)
-
-    return check
-
-
 def same_origin(scope: Scope, headers: Headers) -> ErrorReply | None:
     """Decisions come from this server's pages or from a program, and as JSON, which a form of another host cannot send.
 
