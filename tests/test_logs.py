@@ -13,6 +13,8 @@ import dualkg as kg
 from dualkg import logs
 from dualkg.inference.calibration import calibrate
 from dualkg.inference.completion import complete
+from dualkg.inference.index_build import build_index
+from dualkg.tuning.automatic import AutomaticTuner
 
 
 class Clock:
@@ -98,6 +100,38 @@ def test_completion_and_calibration_log(small_graph, clock, lines):
     found = lines()
     assert any(line.startswith("Completing made: ") and line.endswith("queries") for line in found)
     assert found[-1].startswith("Calibrating made: 4 relations are fitted")
+
+
+def test_searches_log_trials_and_the_best_so_far(small_graph, clock, lines, tmp_path):
+    def slow(event: object) -> None:
+        clock.now += 5
+
+    tables = {"model": {"dim": 2}, "training": {"epochs": 1}, "space": {"optimizer.learning_rate": [0.1, 0.2]}}
+    kg.search(tables, out=tmp_path, graph=small_graph, on_progress=slow)
+    found = lines()
+    assert found[0].startswith("Tuning ComplEx on made: ")
+    assert found[-1].startswith("Tuning ComplEx on made: 2 of 2 trials")
+    assert "best valid MRR 0." in found[-1]
+
+
+def test_automatic_tuning_logs_the_trial_and_one_best_mrr(small_graph, clock, lines, monkeypatch):
+    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *_, rung: len(self.trials) < 2)
+
+    def slow(event: object) -> None:
+        clock.now += 5
+
+    kg.fit(small_graph, changes={"model.dim": 2, "training.epochs": 9}, on_tuning=slow)
+    found = [line for line in lines() if line.startswith("Tuning ComplEx on made: trial ")]
+    assert found[0].startswith("Tuning ComplEx on made: trial 1: the starting values  epoch 1/3  loss ")
+    assert all(line.count("valid MRR") <= 1 for line in found)
+    assert any("best valid MRR 0." in line for line in found[1:])
+
+
+def test_an_index_logs_what_it_builds(small_graph, clock, lines):
+    build_index(kg.ComplEx(small_graph, dim=4, init_scale=0.5), small_graph, kind="exact")
+    first, second = lines()
+    assert first == "Index exact of made: building, 30 entities"
+    assert second.startswith("Index exact of made: built in ")
 
 
 def test_commands_write_lines_to_stderr_where_there_is_no_terminal(run_cli, monkeypatch, tmp_path):

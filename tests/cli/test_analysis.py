@@ -40,6 +40,7 @@ def test_inspect(run_cli, inverse_folder):
     assert about["held_out"]["test"]["inverse"] == 5
     assert about["redundant_relations"][0]["leaked"] == {"valid": 5, "test": 5}
     assert about["figures"] == []
+    assert about["fingerprint"] == kg.load_graph(inverse_folder).fingerprint
 
 
 def test_inspect_lists_the_largest_relations_only(run_cli, tmp_path, monkeypatch):
@@ -62,6 +63,8 @@ def test_the_picture_of_a_graph(run_cli, inverse_folder, tmp_path):
     for text in ("mine: 40 entities, 2 relations, 60 triples", "100.0%", "part$1 [of]$", "含", "N-1: 60%", "2–3"):
         assert f">{text}<" in drawn
     assert "Train leaks 100.0% of valid and 100.0% of test." in drawn
+    refused = run_cli("inspect", inverse_folder, "--picture", "graph.pdf")
+    assert (refused.code, "is saved as .png and .svg; 'graph.pdf' ends with .pdf" in refused.err) == (2, True)
 
 
 def test_a_picture_needs_matplotlib(run_cli, inverse_folder, monkeypatch):

@@ -162,7 +162,14 @@ def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     assert result.json["seeds"] == [3, 4]
     assert result.json["mrr"]["sd"] > 0
     assert (tmp_path / "runs/quick/seed-4/report.json").exists()
-    assert "mean ± sd" in dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3).out
+    shown = dualkg("train", "quick.toml", "--set", "training.epochs=1", "--seeds", 2, "--seed", 3)
+    assert "mean ± sd" in shown.out
+    assert "Evaluate the ensemble of the seeds:\n  dualkg evaluate runs/quick" in shown.err
+    left_out = "regularizer.name (none), optimizer.learning_rate (0.1), optimizer.schedule (constant)"
+    assert f"quick.toml leaves out {left_out}" in shown.err
+    assert "Without a recipe the default is DURA, 0.3, linear" in shown.err
+    whole = dualkg("train", "runs/quick/seed-3/recipe.toml", "--out", "runs/again")
+    assert "leaves out" not in whole.err
 
 
 def test_a_shipped_recipe_by_its_name(dualkg, tmp_path, monkeypatch):
@@ -288,7 +295,9 @@ def damaged(folder: Path) -> None:
         (["train", "good.tsv", "--model", "Complx"], "Did you mean 'ComplEx'"),
         (["train", "good.tsv", "--regularizer", "N4"], "No regularizer is named 'N4'."),
         (["train", "good.tsv", "--model", "RESCAL", "--regularizer", "N3", *QUICK], "those of RESCAL are not"),
-        (["train", "good.tsv", "--set", "training.epochs=-1"], "training.epochs should be greater than"),
+        (["train", "good.tsv", "--set", "training.epochs=-1"], "--epochs should be greater than"),
+        (["train", "good.tsv", "--lr", "-1"], "--lr should be greater than 0; -1.0 was given"),
+        (["train", "good.tsv", "--track", "mlfow"], "dualkg: No tracker is named 'mlfow'"),
         (["train", "good.tsv", "--device", "warp"], "'warp' is not a device"),
         (["train", "good.tsv", "--device", "mps"], "'mps' is not a device to train on"),
         (["train", "good.tsv", "--model", ":X"], "':X' cannot be imported"),

@@ -183,8 +183,8 @@ def test_the_command_prints_a_table_and_the_next_command(run_cli, folder):
 
 def test_an_extended_run_can_be_extended_again(folder):
     extend_run(folder / "beads", folder / "new.tsv", out=folder / "more", device="cpu")
-    (folder / "again.csv").write_text("tail,relation,head\nbead 70,maker,bead 80\n", encoding="utf-8")
-    _, note = extend_run(folder / "more", folder / "again.csv", out=folder / "most", device="cpu")
+    (folder / "again.csv").write_text("tail|relation|head\nbead 70|maker|bead 80\n", encoding="utf-8")
+    _, note = extend_run(folder / "more", folder / "again.csv", out=folder / "most", delimiter="pipe", device="cpu")
     assert note["entities"] == {"bead 80": 1}
     assert list(note["previous"]["entities"]) == ["bead 70", "bead 71", "colour 9"]
 

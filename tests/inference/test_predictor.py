@@ -89,6 +89,8 @@ def test_unknown_names_are_refused_with_similar_ones(predictor):
 def test_invalid_arguments(predictor):
     with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
         predictor.tails("e3", "r0", k=0)
+    with pytest.raises(kg.RequestError, match="k must be a whole number; got '3'"):
+        predictor.tails("e3", "r0", k="3")
     with pytest.raises(kg.RequestError, match="'mark' or 'omit'; got 'hide'"):
         predictor.tails("e3", "r0", known="hide")
     with pytest.raises(kg.RequestError, match="The model was made for"):

@@ -111,6 +111,9 @@ def test_an_empty_batch_has_empty_scores(name):
 def test_a_dim_of_zero_is_refused():
     with pytest.raises(kg.RequestError, match="dim must be at least 1; it is 0"):
         kg.ComplEx(SHAPE, dim=0)
+    with pytest.raises(kg.RequestError, match="dim must be a whole number; it is '8'"):
+        kg.ComplEx(SHAPE, dim="8")
+    assert repr(kg.ComplEx(SHAPE, dim=8)) == "ComplEx(dim=8, 7 entities, 3 relations)"
 
 
 # test_patterns.py trains every model without reciprocal relations.

@@ -189,7 +189,7 @@ def test_tensorboard_reads_what_was_written_also_after_resuming(small_graph, tmp
     assert found["final/test/mrr"] == [(4, pytest.approx(run.report.mrr, rel=1e-5))]
     kg.train_recipe(run.recipe, graph=small_graph, out=folder, overwrite=True)  # a run with tracking is a run
     assert not (folder / "tensorboard").exists()
-    with pytest.raises(kg.RequestError, match=r"TensorBoard needs a folder: TensorBoard\('logs'\), or a run folder"):
+    with pytest.raises(kg.RequestError, match=r"TensorBoard needs a folder: TensorBoard\(folder='logs'\), or a run"):
         train(small_graph, kg.TensorBoard())
 
 

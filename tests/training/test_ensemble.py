@@ -82,6 +82,21 @@ def test_fitted_weights_use_what_each_member_knows():
     assert about["num_queries"] == 2 * len(graph.valid)
 
 
+def test_shares_that_held_out_queries_do_not_confirm_are_equal():
+    """Members that score at random: any share that fits the queries follows noise."""
+    random = np.random.default_rng(0)
+    triples = np.unique(np.stack([random.integers(0, n, 300) for n in (40, 2, 40)], axis=1), axis=0)
+    random.shuffle(triples)
+    graph = graph_of(triples[:270], triples[270:], num_entities=40)
+    models = [half_blind(graph, scale=1.0, tails=True, seed=seed) for seed in range(3)]
+    weights, about = fit_weights(EnsembleModel(models), graph)
+    assert about["equal_shares"]
+    assert max(weights) / min(weights) < 1.5  # they differ by their temperatures
+    models[0] = half_blind(graph, scale=1.0, tails=False, seed=0)
+    models[1] = half_blind(graph, scale=1.0, tails=False, seed=0)
+    assert fit_weights(EnsembleModel(models), graph)[1]["mrr"] > about["mrr"] - 0.05
+
+
 def test_a_useless_member_gets_little_weight_and_does_not_hurt(graph, folder):
     good, noise = (
         kg.load_run(folder / "complex"),

@@ -44,6 +44,15 @@ def run(small_graph, tmp_path) -> kg.Run:
     )
 
 
+def test_a_run_in_place_of_its_model_or_folder_gets_the_right_call(run, small_graph):
+    with pytest.raises(kg.RequestError, match=r"kg.evaluate\(run.model, run.graph\); Run and Graph were given"):
+        kg.evaluate(run, small_graph)
+    with pytest.raises(kg.RequestError, match="a run was given. Use it as it is"):
+        kg.load_run(run)
+    assert repr(run) == f"Run(ComplEx on made, test MRR {run.report.mrr:.4f}, '{run.folder}')"
+    assert len(repr(run.report)) < 400
+
+
 def test_files_of_a_run_folder(run, small_graph):
     folder = RunFolder(run.folder)
     assert sorted(path.name for path in run.folder.iterdir()) == [

@@ -221,6 +221,83 @@ def test_fit_saves_its_trials_and_resumes_bit_for_bit(graph, tmp_path, monkeypat
     assert RunFolder(tmp_path / "stopped").finished
 
 
+@pytest.mark.parametrize(
+    ("changes", "every", "keep"),
+    [
+        ({}, 2, "best"),
+        ({"validation.patience": 3}, 1, "best"),
+        ({"validation.every": 4}, 4, "best"),
+        ({"validation.every": 4, "validation.keep": "last"}, 4, "last"),
+        ({"optimizer.average_from": 0.5}, 2, "last"),
+    ],
+)
+def test_given_validation_settings_are_those_of_the_final_training(graph, changes, every, keep):
+    recipe = recipe_of(graph, **{"training.epochs": 20, **changes})
+    chosen = OfSurface(recipe, graph, bowl, fixed=changes).run()
+    assert (chosen.validation.every, chosen.validation.keep) == (every, keep)
+    assert chosen.validation.patience == changes.get("validation.patience", 0)
+
+
+def test_a_tracker_survives_an_interrupt_while_tuning(graph, tmp_path, monkeypatch):
+    """The final training is tracked, once, also if `resume` makes it; trials are not."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, *_, rung: len(self.trials) < 3)
+    train = AutomaticTuner._train
+
+    def stops_after_two(self, params, rung):
+        if len(self.trials) == 2:
+            raise InterruptedRunError("Stopped.")
+        return train(self, params, rung)
+
+    monkeypatch.setattr(AutomaticTuner, "_train", stops_after_two)
+    with pytest.raises(InterruptedRunError):
+        fit(graph, out=tmp_path / "run", changes={"model.dim": 4, "training.epochs": 4}, callbacks=["tensorboard"])
+    assert not list(tmp_path.rglob("events*"))
+    with pytest.raises(RequestError, match="Resume it with: dualkg resume"):
+        kg.load_run(tmp_path / "run")
+    monkeypatch.setattr(AutomaticTuner, "_train", train)
+    run = resume(tmp_path / "run")
+    found = accumulator.EventAccumulator(str(next(tmp_path.rglob("events*")).parent)).Reload()
+    assert [event.step for event in found.Scalars("train/loss")] == [1, 2, 3, 4]
+    assert found.Scalars("final/test/mrr")[-1].value == pytest.approx(run.report.mrr, rel=1e-5)
+
+
+def test_fit_warns_of_leakage_and_of_what_the_reader_noted(tmp_path, caplog):
+    for split, rows in {"train": range(30), "valid": range(5), "test": range(5)}.items():
+        reverse = [(f"b{i}", "is child of", f"a{i}") for i in range(30)] if split == "train" else []
+        pairs = [(f"a{i}", "is parent of", f"b{i} ") for i in (range(5, 30) if split == "train" else rows)]
+        lines = ["\t".join(row) for row in (pairs + reverse)]
+        (tmp_path / f"{split}.tsv").write_text("\n".join(lines))
+    fit(tmp_path, tune=False, changes={"model.dim": 2, "training.epochs": 1})
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any("Blanks around" in line for line in warnings)
+    assert any("Leakage: 100.0% of the test triples" in line for line in warnings)
+
+
+def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
+    rows = [("a", "r", "b")] * 1000
+    with pytest.raises(RequestError, match=r"an object of type list was given. Use kg.Graph.from_triples") as refused:
+        fit(rows)
+    assert len(str(refused.value)) < 150
+    with pytest.raises(RequestError, match=r"by its name, such as 'ComplEx'.* kg.train\(model, graph\)"):
+        fit(graph, model=kg.ComplEx(graph, dim=2))
+    with pytest.raises(RequestError, match=r"^changes: optimizer.lr is not a setting"):
+        fit(graph, changes={"optimizer.lr": 1})
+    with pytest.raises(RequestError, match="TensorBoard needs a folder"):  # before it is tuned
+        fit(graph, callbacks=[kg.TensorBoard()], on_tuning=lambda event: pytest.fail("tuned"))
+    with pytest.raises(RequestError, match="90s, 10m or 1.5h; '0' was given"):
+        fit(graph, tune=0)
+
+
+def test_a_budget_may_be_a_number_of_seconds(graph, monkeypatch):
+    seconds = []
+    monkeypatch.setattr(AutomaticTuner, "run", lambda self: seconds.append(self.seconds) or self.recipe)
+    monkeypatch.setattr(AutomaticTuner, "summary", lambda self: "")
+    for tune in (12, "12", "12s", True):
+        fit(graph, tune=tune, changes={"model.dim": 2, "training.epochs": 1})
+    assert seconds == [12, 12, 12, None]
+
+
 def test_without_tuning_fit_trains_the_default_recipe(graph):
     run = fit(graph, tune=False, changes={"model.dim": 4, "training.epochs": 1}, device="cpu")
     assert run.recipe.regularizer.weight == 0.05

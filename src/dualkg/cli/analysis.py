@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from dualkg.cli import common as cli
+from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
     from dualkg.analysis.sparsity import Storage
@@ -46,9 +47,11 @@ def inspect(
 
     wanted = cli.parse_columns(columns) if columns else None
     options: dict[str, Any] = {"delimiter": delimiter, "split": split, "labels": labels, "max_size": max_size}
-    found = load_graph(data, columns=wanted, **options).inspect()
-    figures = []
+    graph = load_graph(data, columns=wanted, **options)
+    found, figures = graph.inspect(), []
     if picture:
+        if picture.suffix in (".jpg", ".jpeg", ".pdf", ".eps", ".gif", ".webp"):
+            raise RequestError(f"The figure is saved as .png and .svg; '{picture}' ends with {picture.suffix}.")
         from dualkg.analysis.figures import draw_inspection
 
         figures = draw_inspection(found).save(picture)
@@ -58,7 +61,8 @@ def inspect(
         for path in figures:
             cli.note(f"Figure: {path}", style=None)
 
-    return cli.Result({**found.as_dict(), "figures": [str(path) for path in figures]}, show)
+    facts = {**found.as_dict(), "fingerprint": graph.fingerprint, "figures": [str(path) for path in figures]}
+    return cli.Result(facts, show)
 
 
 def _print_inspection(found: Inspection) -> None:

@@ -50,6 +50,14 @@ Delimiter = Annotated[
 MaxSize = Annotated[
     str | None, Option(help="Size that a compressed file may expand to (default: 16G, and 100 times its own size).")
 ]
+SETTINGS = {  # keys of a recipe that have an option of their own
+    **{f"{section}.name": f"--{section}" for section in ("model", "loss", "regularizer", "optimizer")},
+    **{f"training.{key}": f"--{key.replace('_', '-')}" for key in ("epochs", "batch_size", "seed", "engine")},
+    "model.dim": "--dim",
+    "regularizer.weight": "--weight",
+    "optimizer.learning_rate": "--lr",
+    "validation.patience": "--patience",
+}
 
 
 class Result(NamedTuple):
@@ -142,6 +150,7 @@ def as_options(sentence: str) -> str:
         return f"--{found[1].replace('_', '-')} {shlex.quote(value)}"
 
     sentence = sentence.replace("trust_code=True", "--trust-code")
+    sentence = re.sub(r"--set: (\w+\.\w+) should", lambda key: f"{SETTINGS.get(key[1], key[0][:-7])} should", sentence)
     return re.sub(r"\b(columns|delimiter|labels|split|max_size)=(\([^()]*\)|'[^']*')", option, sentence)
 
 
@@ -245,9 +254,12 @@ def training_progress(title: str, run: Path | None = None) -> Iterator[Callable[
 
 @contextmanager
 def tuning_progress(
-    title: str, run: Path
+    title: str, run: Path, *, announce: str = ""
 ) -> Iterator[tuple[Callable[[AutomaticProgress], None], Callable[[ProgressEvent], None]]]:
-    """Progress bars of automatic tuning, in seconds of its budget, and of the training after it."""
+    """Progress bars of automatic tuning, in seconds of its budget, and of the training after it.
+
+    `announce` is printed when the first trial starts, after everything that may be refused.
+    """
     from dualkg.tuning.fit import Search
 
     with ExitStack() as stack:
@@ -255,6 +267,8 @@ def tuning_progress(
 
         def on_tuning(event: AutomaticProgress) -> None:
             if "tuning" not in bars:
+                if announce:
+                    note(announce)
                 bars["tuning"] = stack.enter_context(progress_bar(f"Tuning {title}"))
             best = "" if event.best is None else f"  best valid MRR {event.best:.4f}"
             text = f"s  trial {event.num_trials + 1}: {event.trial}{best}"

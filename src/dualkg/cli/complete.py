@@ -102,13 +102,15 @@ def extend(
     out: Annotated[Path, Option(help="New folder for the extended run.")],
     columns: cli.Columns = None,
     max_size: cli.MaxSize = None,
+    delimiter: cli.Delimiter = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Add unseen entities to a trained run by a few triples of each (inductive, without training)."""
     from dualkg.inference.extension import extend_run
 
     wanted = cli.parse_columns(columns) if columns else None
-    made, extension = extend_run(run, file, out=out, columns=wanted, max_size=max_size, device=device)
+    read: dict[str, Any] = {"columns": wanted, "delimiter": delimiter, "max_size": max_size}
+    made, extension = extend_run(run, file, out=out, device=device, **read)
 
     def show() -> None:
         for sentence in extension["remarks"]:

@@ -24,6 +24,12 @@ SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of a graph (see dualkg "
     "datasets). A file or folder takes precedence over a name."
 )
+GRAPH_DEFAULTS = (  # settings with defaults of their own where no recipe is given
+    ("regularizer", "name"),
+    ("optimizer", "learning_rate"),
+    ("optimizer", "schedule"),
+    ("training", "batch_size"),
+)
 TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times the final training)."
 
 
@@ -163,13 +169,32 @@ def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, st
         recipe = load_recipe(name or path, changes=changes)
         folder = path.resolve().parent  # recipes/umls/complex-dura.toml is named umls-complex-dura, as if shipped
         name = name or (f"{folder.name}/{path.stem}" if folder.parent.name == "recipes" else path.stem)
-        return recipe, load_recipe_graph(recipe), name.replace("/", "-"), True
+        graph = load_recipe_graph(recipe)
+        if defaults := _other_defaults(recipe, graph):
+            here, there = (", ".join(texts) for texts in zip(*defaults, strict=True))
+            cli.note(f"{source} leaves out {here}. Without a recipe the default is {there}.")
+        return recipe, graph, name.replace("/", "-"), True
     data = {key: value for key, value in changes.items() if key.startswith("data.")}
     if "data.graph" in data:
         raise RequestError(f"data.graph cannot be set, because the graph is {source}. Name the other graph instead.")
     base = Recipe().with_changes({**data, "data.graph": source})
     graph = load_recipe_graph(base)
     return default_recipe(base.data, graph, changes), graph, stem(path), False
+
+
+def _other_defaults(recipe: Recipe, graph: Graph) -> list[tuple[str, str]]:
+    """Settings that a recipe leaves to its defaults, with their values, and the other values without a recipe."""
+    from dualkg.losses import LOSSES
+    from dualkg.training.api import default_recipe
+    from dualkg.training.recipe import name_of
+
+    names = {"model.name": recipe.model.name, "optimizer.name": recipe.optimizer.name}
+    usual, found = default_recipe(recipe.data, graph, {**names, "loss.name": name_of(recipe.loss, LOSSES)}), []
+    for section, key in GRAPH_DEFAULTS:
+        table, value = getattr(recipe, section), getattr(getattr(usual, section), key)
+        if key not in table.model_fields_set and getattr(table, key) != value:
+            found.append((f"{section}.{key} ({getattr(table, key)})", str(value)))
+    return found
 
 
 def _search(
@@ -192,12 +217,12 @@ def _tune_and_train(
     from dualkg.tuning.fit import Search, tune_and_train
 
     training, name = search.start.training, f"{graph.name} {search.start.model.name}"
-    cli.note(
+    announce = (
         f"Tuning {search.start.model.name} (dim {search.start.model.dim}) on the {len(graph.train):,} triples of "
         f"{graph.name}, then training for {training.epochs} epochs."
     )
     if seeds == 1:
-        with cli.tuning_progress(name, out) as (on_tuning, on_progress):
+        with cli.tuning_progress(name, out, announce=announce) as (on_tuning, on_progress):
             run = tune_and_train(
                 search,
                 graph,
@@ -214,7 +239,7 @@ def _tune_and_train(
     if (saved.start, saved.fixed, saved.seconds) != (search.start, search.fixed, search.seconds):
         raise RequestError(f"{path} is of another search. Use --overwrite, or another folder with --out.")
     with locked(out):
-        with cli.tuning_progress(name, out) as (on_tuning, _):
+        with cli.tuning_progress(name, out, announce=announce) as (on_tuning, _):
             recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
         cli.note(done.summary)
         return _train_seeds(recipe, seeds, out=out, graph=graph, device=device, overwrite=overwrite, **arguments)
@@ -227,7 +252,7 @@ def describe(recipe: Recipe, graph: Graph) -> str:
     penalty = "no regularizer" if regularizer.name == "none" else f"{regularizer.name} {regularizer.weight:g}"
     return (
         f"Training {model.name} (dim {model.dim}{dual}) with {penalty} on the {len(graph.train):,} triples of "
-        f"{graph.name}: {training.epochs} epochs, batch size {training.batch_size}."
+        f"{graph.name}: {training.epochs} epoch{'s' * (training.epochs > 1)}, batch size {training.batch_size}."
     )
 
 
@@ -268,7 +293,7 @@ def _train_seeds(recipe: Recipe, seeds: int, *, out: Path, graph: Graph, **argum
         rows = [[str(seed), *(f"{metrics[key]:.4f}" for key in spreads)] for seed, metrics in tests.items()]
         total = ["mean ± sd", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in spreads.values())]
         cli.print_table(["seed", *COLUMNS], [*rows, total], bold=[len(rows)])
-        cli.note_saved(out)
+        cli.note_saved(out, next_command=["evaluate", str(out)], purpose="Evaluate the ensemble of the seeds:")
 
     return cli.Result({"run": str(out), **summary}, show)
 

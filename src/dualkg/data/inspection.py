@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -110,7 +110,7 @@ class Inspection:
     graph: str
     entities: Vocabulary
     relations: Vocabulary
-    triples: Mapping[str, Triples]
+    triples: Mapping[str, Triples] = field(repr=False)
     notes: tuple[str, ...] = ()
 
     @cached_property

@@ -6,6 +6,7 @@ None of these libraries is imported: their objects are recognized by their inter
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -165,9 +166,12 @@ def _graph(
         one, other = ("valid", "test") if test is None else ("test", "valid")
         raise RequestError(f"{one} was given without {other}. Give both, or {other}=[] for none.")
     parts = {"triples": data} if valid is None else {"train": data, "valid": valid, "test": test}
-    place = "the list" if kind == "triples" else f"the {kind}"
-    readers = {key: _reader(part, place if key == "triples" else key, columns) for key, part in parts.items()}
-    read = _renamed(encode(readers, optional=("valid", "test")), entities, relations)
+    place = {"triples": "the list", "networkx": "the networkx graph", "pyg": "the PyG graph"}.get(kind, f"the {kind}")
+    try:
+        readers = {key: _reader(part, place if key == "triples" else key, columns) for key, part in parts.items()}
+        read = _renamed(encode(readers, optional=("valid", "test")), entities, relations)
+    except RequestError as error:
+        raise type(error)(re.sub(r"^the ", "The ", str(error))) from None
     if isinstance(labels, str | os.PathLike):
         labels = {name: label for source in find_sources(labels) for name, label in read_labels(source).items()}
     by_name = {str(name).strip(): label for name, label in (labels or {}).items()}
@@ -177,7 +181,7 @@ def _graph(
         fractions,
         seed=seed,
         labels=by_name,
-        where=place.capitalize(),
+        where=f"The {place[4:]}",
         advice="valid= and test= as well",
     )
 

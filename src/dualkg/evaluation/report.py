@@ -165,13 +165,13 @@ class Report:
     graph: str
     split: str
     metrics: Metrics
-    optimistic: Metrics
-    pessimistic: Metrics
-    without_unseen: Metrics
-    num_unseen_triples: int
-    by_direction: dict[str, Metrics]
-    by_relation: dict[str, Metrics]
-    by_cardinality: dict[str, Metrics]
+    optimistic: Metrics = field(repr=False)
+    pessimistic: Metrics = field(repr=False)
+    without_unseen: Metrics = field(repr=False)
+    num_unseen_triples: int = field(repr=False)
+    by_direction: dict[str, Metrics] = field(repr=False)
+    by_relation: dict[str, Metrics] = field(repr=False)
+    by_cardinality: dict[str, Metrics] = field(repr=False)
     ranks: Ranks = field(repr=False, compare=False)
     candidates: str = "all entities"
 
@@ -221,6 +221,11 @@ def evaluate(
     With `type_constrained`, candidates are the entities that train has on the same side of the relation. `candidates`
     are lists, the file of them, or a mapping of their columns; see `read_candidates`. The answer is always a candidate.
     """
+    if not (hasattr(model, "check_shape") and isinstance(graph, Graph)):
+        given = f"{type(model).__name__} and {type(graph).__name__}"
+        raise RequestError(
+            f"evaluate takes a model and its graph, as in kg.evaluate(run.model, run.graph); {given} were given."
+        )
     hits, known = check_hits(hits), known or KnownAnswers.of(graph)
     lists = None if candidates is None else CandidateLists.of(candidates, graph, split)
     kind = (

@@ -131,6 +131,7 @@ def extend_run(
     out: str | Path,
     columns: Columns | None = None,
     max_size: int | str | None = None,
+    delimiter: str | None = None,
     device: str | None = None,
 ) -> tuple[Run, dict[str, Any]]:
     """Make a run with a row for each new entity of a file, and the contents of its extension.json."""
@@ -138,7 +139,8 @@ def extend_run(
     check_new_folder(out)
     run = load_run(path)
     model = with_adjoint(run.model)
-    read = read_triples({"triples": one_source(file, max_size=max_size)}, columns=columns)
+    source = one_source(file, max_size=max_size)
+    read = read_triples({"triples": source}, columns=columns, delimiter=delimiter)
     names, triples, remarks = _new_triples(read, run.graph, source=str(file))
     context = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
     extension = extend_by_ids(context, names, triples, labels=read.labels)

@@ -188,6 +188,8 @@ class Predictor:
     def predict(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
         """Predict for a batch of queries of one type, in their order; memory is bounded by a block of queries."""
         for query in queries:
+            if not isinstance(query.k, int | np.integer):
+                raise RequestError(f"k must be a whole number; got {query.k!r}.")
             if query.k < 1:
                 raise RequestError(f"k must be at least 1; got {query.k}.")
             if query.known not in ("mark", "omit"):

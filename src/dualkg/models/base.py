@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -203,6 +204,8 @@ class EmbeddingModel(Model):
         seed: int = 0,
     ) -> None:
         super().__init__(shape, reciprocal=reciprocal)
+        if not isinstance(dim, int | np.integer):
+            raise RequestError(f"dim must be a whole number; it is {dim!r}.")
         if dim < 1:
             raise RequestError(f"dim must be at least 1; it is {dim}.")
         self.dim = dim
@@ -230,6 +233,9 @@ class EmbeddingModel(Model):
     @property
     def config(self) -> dict[str, object]:
         return {"dim": self.dim, "reciprocal": self.reciprocal, "init_scale": self.init_scale}
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, {self.shape.num_entities:,} entities, {self.shape.num_relations:,} relations"
 
     def scores_as(self, kind: type, *more: str) -> bool:
         """Whether all entities are scored by the methods of a base class."""

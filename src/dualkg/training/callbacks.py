@@ -139,12 +139,11 @@ def _title(training: TrainingInfo) -> str:
     return training.folder.name if training.folder else f"{training.graph.name} {training.recipe.model.name}"
 
 
-def _local_folder(folder: Path | None, training: TrainingInfo, kind: type[Tracker]) -> Path:
-    if folder is None and training.folder is None:
-        raise RequestError(
-            f"{kind.__name__} needs a folder: {kind.__name__}('logs'), or a run folder, out='runs/mine'."
-        )
-    return Path(folder or training.folder or "")
+def check_folder(tracker: Callback, folder: str | Path | None) -> None:
+    """Refuse a tracker that writes into a run folder where there is none, and it has no folder of its own."""
+    if isinstance(tracker, TensorBoard | WandB) and not (tracker.folder or folder):
+        name = type(tracker).__name__
+        raise RequestError(f"{name} needs a folder: {name}(folder='logs'), or a run folder, out='runs/mine'.")
 
 
 class TensorBoard(Tracker):
@@ -162,8 +161,8 @@ class TensorBoard(Tracker):
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
         from torch.utils.tensorboard import SummaryWriter
 
-        path = _local_folder(self.folder, training, TensorBoard)
-        path = path if self.folder else RunFolder(path).tensorboard
+        check_folder(self, training.folder)
+        path = self.folder or RunFolder(training.folder or "").tensorboard
         # A run that was killed may have written epochs after its last checkpoint, which are trained again.
         purge = training.epoch + 1 if run_id else None
         self._writer = SummaryWriter(str(path), purge_step=purge)
@@ -240,7 +239,8 @@ class WandB(Tracker):
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
         import wandb
 
-        path = _local_folder(self.folder, training, WandB)
+        check_folder(self, training.folder)
+        path = Path(self.folder or training.folder or "")
         path.mkdir(parents=True, exist_ok=True)
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run = wandb.init(

@@ -185,27 +185,47 @@ MAX_SCORES = {"cpu": 2**26, "cuda": 2**28}  # of all members, in memory
 MAX_CANDIDATES = 2**16  # entities per query; drawn at random if there are more
 EXCLUDED = -1e15  # the margin of known answers; its square is finite in float32
 MIN_GAIN = 1e-4  # of MRR: a smaller one is no reason to change the weights
+MIN_ERRORS = 1.0  # standard errors by which held-out queries must confirm fitted shares
 STEPS = (0.2, 0.1, 0.05, 0.025)  # of a member's share
 
 
 def fit_weights(model: EnsembleModel, graph: Graph) -> tuple[list[float], dict[str, Any]]:
     """Weights with the best MRR on validation queries, filtered by train and valid, and the MRR of all members.
 
-    Scores of each member are first scaled to the temperature with the best likelihood; then shares are moved between
-    pairs of members as long as the MRR grows. The result is no worse than any member alone or the unweighted sum, up to
-    `MIN_GAIN`. Test triples are not used.
+    Scores of each member are scaled to the temperature with the best likelihood. Shares of the members are fitted twice
+    more, on each half of the triples. Where the other half does not confirm them by `MIN_ERRORS` standard errors of
+    their gain over equal shares, they follow noise, and the shares are equal. Test triples are not used.
     """
-    margins = _margins(model, graph)
-    scales = torch.tensor([_temperature(one) for one in margins], device=margins.device)
+    margins, halves = _margins(model, graph)
+    scales = torch.tensor([_temperature(one) for one in margins], device=margins.device)[:, None, None]
+    scaled = margins.mul_(scales)
+    shares, equal = _fit_shares(scaled, 1 / scales.flatten()), torch.full((len(scaled),), 1 / len(scaled))
+    gains = []
+    for half in (halves, ~halves):
+        fitted = _fit_shares(scaled[:, half], 1 / scales.flatten())
+        gains.append(_reciprocal_ranks(fitted, scaled[:, ~half]) - _reciprocal_ranks(equal, scaled[:, ~half]))
+    gain = torch.cat(gains)
+    confirmed = len(gain) > 1 and float(gain.mean()) > MIN_ERRORS * float(gain.std()) / len(gain) ** 0.5
+    shares = shares if confirmed else equal.to(scaled.device)
+    weights = [float(f"{weight:.4g}") for weight in (shares * scales.flatten()).tolist()]
+    about = {"split": "valid", "num_queries": margins.shape[1], "equal_shares": not confirmed}
+    found = [_mrr(one, scaled) for one in torch.eye(len(scaled), device=scaled.device)]
+    return weights, {**about, "mrr": round(_mrr(shares, scaled), 6), "mrr_of_members": [round(one, 6) for one in found]}
+
+
+def _fit_shares(scaled: Tensor, inverse_scales: Tensor) -> Tensor:
+    """Shares of the members with the best MRR, found by moving shares between pairs of members while it grows.
+
+    They are no worse than any member alone, equal shares, or the unweighted sum of scores, up to `MIN_GAIN`.
+    """
+    number = len(scaled)
 
     def mrr(shares: Tensor) -> float:
-        return _mrr(torch.tensordot(shares * scales, margins, dims=1))
+        return _mrr(shares, scaled)
 
-    number = len(margins)
-    alone = torch.eye(number, device=margins.device)
-    found = [mrr(one) for one in alone]
-    unweighted = (1 / scales) / (1 / scales).sum()
-    shares, best = _best([torch.full_like(scales, 1 / number), unweighted, *alone], mrr)
+    alone = torch.eye(number, device=scaled.device)
+    unweighted = inverse_scales / inverse_scales.sum()
+    shares, best = _best([torch.full_like(unweighted, 1 / number), unweighted, *alone], mrr)
     for step in STEPS:
         improved = True
         while improved:
@@ -216,10 +236,7 @@ def fit_weights(model: EnsembleModel, graph: Graph) -> tuple[list[float], dict[s
             ]
             shares, after = _best([shares, *moved], mrr)
             improved, best = after > best, after
-    shares = torch.where(shares < 1e-6, 0.0, shares)  # of rounding
-    weights = [float(f"{weight:.4g}") for weight in (shares * scales).tolist()]
-    about = {"split": "valid", "num_queries": margins.shape[1], "mrr": round(best, 6)}
-    return weights, {**about, "mrr_of_members": [round(one, 6) for one in found]}
+    return torch.where(shares < 1e-6, 0.0, shares)  # of rounding
 
 
 def _best(candidates: list[Tensor], mrr: Callable[[Tensor], float]) -> tuple[Tensor, float]:
@@ -232,11 +249,11 @@ def _best(candidates: list[Tensor], mrr: Callable[[Tensor], float]) -> tuple[Ten
 
 
 @torch.no_grad()
-def _margins(model: EnsembleModel, graph: Graph) -> Tensor:
+def _margins(model: EnsembleModel, graph: Graph) -> tuple[Tensor, Tensor]:
     """Scores of candidates minus the score of the answer, `(num_members, num_queries, 1 + num_candidates)`.
 
     Queries are of the validation split in both directions, or as many of them as fit in memory. The first column is the
-    answer itself; known answers are `EXCLUDED`.
+    answer itself; known answers are `EXCLUDED`. The second tensor, `(num_queries,)`, is a random half of the triples.
     """
     random, device = np.random.default_rng(0), model.device
     num_entities, num_relations = graph.shape
@@ -245,8 +262,10 @@ def _margins(model: EnsembleModel, graph: Graph) -> Tensor:
         columns = np.sort(random.choice(num_entities, MAX_CANDIDATES, replace=False))
     queries = with_reciprocals(graph.valid, num_relations)
     most = max(1, MAX_SCORES[device.type] // (len(model.members) * len(columns)))
+    halves = np.tile(random.permutation(len(graph.valid)) % 2 == 0, 2)  # both queries of a triple in one half
     if len(queries) > most:
-        queries = queries[np.sort(random.choice(len(queries), most, replace=False))]
+        chosen = np.sort(random.choice(len(queries), most, replace=False))
+        queries, halves = queries[chosen], halves[chosen]
     known = KnownAnswers.of(graph, ("train", "valid"))
     kept = torch.from_numpy(columns).to(device)
     margins = torch.zeros(len(model.members), len(queries), 1 + len(columns), device=device)
@@ -268,7 +287,7 @@ def _margins(model: EnsembleModel, graph: Graph) -> Tensor:
                 scores = scores - scores.gather(1, answers[:, None])
                 scores[places] = EXCLUDED
                 found[start:stop, 1:] = scores[:, kept]
-    return margins
+    return margins, torch.from_numpy(halves).to(device)
 
 
 def _temperature(margins: Tensor) -> float:
@@ -281,7 +300,12 @@ def _temperature(margins: Tensor) -> float:
     return float(2 ** ((low + high) / 2))
 
 
-def _mrr(margins: Tensor) -> float:
-    """By realistic ranks; the answer is one of the ties."""
-    better, tied = (margins > 0).sum(-1), (margins == 0).sum(-1)
-    return float((1 / (better + (1 + tied) / 2)).mean())
+def _reciprocal_ranks(shares: Tensor, scaled: Tensor) -> Tensor:
+    """Of realistic ranks; the answer is one of the ties."""
+    margins = torch.tensordot(shares.to(scaled.device), scaled, dims=1)
+    ranks: Tensor = (margins > 0).sum(-1) + (1 + (margins == 0).sum(-1)) / 2
+    return ranks.reciprocal()
+
+
+def _mrr(shares: Tensor, scaled: Tensor) -> float:
+    return float(_reciprocal_ranks(shares, scaled).mean())

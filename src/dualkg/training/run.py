@@ -98,7 +98,7 @@ def _commit() -> str | None:
     return found.stdout.strip() or None
 
 
-@dataclass
+@dataclass(repr=False)
 class Run:
     """A trained model with its graph, recipe and results."""
 
@@ -112,6 +112,11 @@ class Run:
     sparsity: dict[str, Any] | None = None  # how it was made sparse; `tables` are stored as CSR
     extension: dict[str, Any] | None = None  # of `dualkg extend`
     opened: tuple[int, ...] | None = None  # which report the folder had when it was loaded
+
+    def __repr__(self) -> str:
+        mrr = f", test MRR {self.reports['test'].mrr:.4f}" if "test" in self.reports else ""
+        folder = f", {str(self.folder)!r}" if self.folder else ""
+        return f"{type(self).__name__}({self.model_name} on {self.graph.name}{mrr}{folder})"
 
     @property
     def report(self) -> Report:
@@ -333,7 +338,7 @@ class RunFolder:
         return found
 
     def resume_advice(self) -> str:
-        if self.checkpoint.exists():
+        if self.checkpoint.exists() or self.tuning.exists():  # it was interrupted in training, or in tuning
             return f"Resume it with: dualkg resume {self.path}"
         return f"It has no checkpoint; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
 
@@ -360,6 +365,8 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
 
     A class that is not part of dualkg is imported only with `trust_code`.
     """
+    if isinstance(path, Run):
+        raise RequestError("load_run takes the folder of a run, and a run was given. Use it as it is.")
     folder = RunFolder(path)
     recover(folder.path)
     if folder.ensemble.exists() or folder.seeds():

@@ -322,7 +322,8 @@ class AutomaticTuner:
             top = best.mrr if best else None
             self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
             found = "" if top is None else f"  best valid MRR {top:.4f}"
-            self.log(lambda: f"trial {len(self.trials) + 1}: {text}{found}  {event.text}")
+            step = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
+            self.log(lambda: f"trial {len(self.trials) + 1}: {text}{found}  {step}")
 
         return on_progress
 
@@ -338,8 +339,10 @@ class AutomaticTuner:
             reason = next((trial.error for trial in self.trials if trial.error), "no trial was made")
             raise DualkgError(f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}")
         chosen = self.recipe.with_changes(_without_seed(self.chosen.params))
-        every = max(1, chosen.training.epochs // 10)
-        return chosen.with_changes({"validation.every": every, "validation.keep": "best"})
+        changes: dict[str, Any] = {"validation.every": chosen.validation.every or max(1, chosen.training.epochs // 10)}
+        if "validation.keep" not in self.fixed and chosen.optimizer.average_from == 1:
+            changes["validation.keep"] = "best"
+        return chosen.with_changes(changes)
 
     def summary(self) -> str:
         """What was chosen and why, in a line."""

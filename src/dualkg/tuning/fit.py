@@ -16,9 +16,17 @@ from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.extras import trusted_code
 from dualkg.files import locks, read_json, write_text
+from dualkg.logs import logger
 from dualkg.models import MODELS
 from dualkg.training import api
-from dualkg.training.callbacks import Callback, Callbacks, find_callbacks, save_trackers, saved_trackers
+from dualkg.training.callbacks import (
+    Callback,
+    Callbacks,
+    check_folder,
+    find_callbacks,
+    save_trackers,
+    saved_trackers,
+)
 from dualkg.training.recipe import Data, Recipe, check_tables, known_name, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
@@ -67,7 +75,9 @@ def default_size(graph: Graph, device: torch.device, model: str) -> dict[str, in
     return {"model.dim": dim, "training.epochs": epochs}
 
 
-def starting_recipe(data: Data, graph: Graph, device: torch.device, changes: Mapping[str, Any]) -> Recipe:
+def starting_recipe(
+    data: Data, graph: Graph, device: torch.device, changes: Mapping[str, Any], *, source: str = "--set"
+) -> Recipe:
     """The recipe at which automatic tuning begins."""
     model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
     start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model)}
@@ -84,7 +94,7 @@ def starting_recipe(data: Data, graph: Graph, device: torch.device, changes: Map
         kind is not None and "loss.margin" in start and model != "MuRP"
     ):  # Sun et al. (2019): uniform within (γ + 2) / dim
         start.setdefault("model.init_scale", round((start["loss.margin"] + 2) / start["model.dim"] / 3**0.5, 5))
-    return api.default_recipe(data, graph, start)
+    return api.default_recipe(data, graph, start, source=source)
 
 
 def parse_budget(text: str) -> float:
@@ -156,7 +166,7 @@ def fit(
     data: str | Path | Graph,
     *,
     model: str = "ComplEx",
-    tune: bool | str = True,
+    tune: bool | float | str = True,
     changes: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
@@ -168,15 +178,23 @@ def fit(
 ) -> Run:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
 
-    `tune` is a time such as "10m"; by default tuning takes at most three times the final training. Keys in `changes`,
-    named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be resumed.
+    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the final training. Keys in
+    `changes`, named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be resumed. Notes
+    of the reader, leakage and unseen entities are warnings of the logger `dualkg`.
     """
+    if not isinstance(model, str):
+        raise RequestError(
+            f"kg.fit takes a model by its name, such as 'ComplEx', and changes={{'model.dim': 200}}; "
+            f"{model!r} was given. kg.train(model, graph) trains an instance."
+        )
     called = find_callbacks(callbacks)
-    graph = data if isinstance(data, Graph) else load_graph(str(data))
-    chosen = api.choose_device(device)
+    graph = data if isinstance(data, Graph) else load_graph(data)
+    for sentence in (*graph.notes.sentences(), *graph.inspect().warnings()):
+        logger.warning("%s: %s", graph.name, sentence)
+    chosen, seconds = api.choose_device(device), None if isinstance(tune, bool) else parse_budget(str(tune))
     given = {"model.name": model, "training.seed": seed, **(changes or {})}
     if not tune or not len(graph.valid):
-        recipe = api.default_recipe(api.data_of(graph), graph, given)
+        recipe = api.default_recipe(api.data_of(graph), graph, given, source="changes")
         return api.train_recipe(
             recipe,
             graph=graph,
@@ -186,9 +204,9 @@ def fit(
             on_progress=on_progress,
             callbacks=called,
         )
-    start = starting_recipe(api.data_of(graph), graph, chosen, given)
+    start = starting_recipe(api.data_of(graph), graph, chosen, given, source="changes")
     return tune_and_train(
-        Search(start, tuple(given), parse_budget(tune) if isinstance(tune, str) else None),
+        Search(start, tuple(given), seconds),
         graph,
         device=chosen,
         out=out,
@@ -213,6 +231,8 @@ def tune_and_train(
 ) -> Run:
     """Search, and train the chosen recipe in the same run folder."""
     called = find_callbacks(callbacks)
+    for callback in called:
+        check_folder(callback, out)
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free(overwrite=overwrite)
