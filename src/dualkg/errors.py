@@ -1,4 +1,6 @@
-"""Errors, whose messages say what was expected, what was found and what to do; and suggestions of similar names."""
+"""Errors, whose messages say what was expected, what was found and what to do; and names in messages: similar ones, and
+characters that would change what is displayed.
+"""
 
 import difflib
 import re
@@ -30,8 +32,12 @@ SYNONYMS = (  # words for one setting in dualkg, other libraries and the literat
     {"top", "top_k", "topk", "k"},
     {"track", "tracker", "result_tracker", "logger"},
 )
-
-
+# Control codes of terminals, bidirectional overrides and isolates, which reorder text around them, and invisible ones.
+REORDERING = (*range(0x80, 0xA0), 0x200B, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A), 0xFEFF)
+VISIBLE = dict.fromkeys((*range(32), 127), "�") | {ord("\t"): "⇥", ord("\n"): "↵", ord("\r"): "↵"}
+VISIBLE |= {0x2028: "↵", 0x2029: "↵"} | {code: f"⟨U+{code:04X}⟩" for code in REORDERING}
+VISIBLE_LINES = {code: text for code, text in VISIBLE.items() if chr(code) not in "\t\n"}
+JSON_ESCAPES = {code: f"\\u{code:04x}" for code in REORDERING}  # the same JSON, harmless in a terminal
 MAX_WORD, MAX_SENTENCE = 400, 2000  # characters
 
 
@@ -73,6 +79,11 @@ class DataError(RequestError):
 
 class DivergedError(DualkgError):
     """A loss or a score became NaN or infinite."""
+
+
+def visible(text: str, *, lines: bool = False) -> str:
+    """A text without invisible control characters; `lines` keeps tabs and line ends."""
+    return text.replace("\r\n", "\n").translate(VISIBLE_LINES if lines else VISIBLE)
 
 
 def close_matches(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:

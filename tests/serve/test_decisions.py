@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import errno
+import io
 import json
 import shutil
 import signal
@@ -11,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from markupsafe import escape
 
 from dualkg.errors import RequestError
-from dualkg.inference.decisions import Decision, DecisionStore, as_tsv
+from dualkg.inference.decisions import FORMULA, Decision, DecisionStore, as_csv, as_tsv
 from dualkg.serve.app import application
 from dualkg.serve.service import ServedRun, ServedRuns
 from dualkg.training.run import RunFolder, load_run
@@ -83,6 +88,44 @@ def test_accepted_facts_as_tsv(curator):
     rows = [line.split("\t") for line in reply.text.splitlines()]
     assert rows[0] == ["head", "relation", "tail", "probability", "decided_at"]
     assert [row[:3] for row in rows[1:]] == [["thing 30", "likes", "thing 31"], ["thing 30", "likes", HOSTILE[1]]]
+
+
+def test_no_name_is_a_formula_of_a_spreadsheet(curator):
+    """As CSV, for spreadsheets. As TSV names are exact, since programs read it back."""
+    decide(curator, ACCEPT, ACCEPT | {"tail": HOSTILE[4]})
+    reply = curator.get("/facts.csv")
+    assert reply.headers["content-type"] == "text/csv; charset=utf-8"
+    assert reply.headers["content-disposition"] == 'attachment; filename="mine-accepted.csv"'
+    rows = list(csv.reader(io.StringIO(reply.content.decode("utf-8-sig"), newline="")))
+    assert [row[:3] for row in rows[1:]] == [["thing 30", "likes", "thing 31"], ["thing 30", "likes", HOSTILE[4]]]
+
+
+NAMES = st.text(st.sampled_from("=+-@＝'\"a;,\n \t"), max_size=5)
+
+
+@given(NAMES, NAMES)
+def test_cells_of_csv_and_tsv(name, other):
+    made = [Decision(name, "r", other, "accepted", None, "now")]
+    [_, row] = csv.reader(io.StringIO(as_csv(made), newline=""))
+    for cell, exact in zip(row, (name, "r", other, "", "now"), strict=True):
+        assert cell.strip()[:1] not in FORMULA
+        assert cell in (exact, f"'{exact}")
+        assert cell == exact or exact.strip()[0] in FORMULA
+    if not set(name + other) & set("\t\n"):
+        assert as_tsv(made).splitlines()[1].split("\t")[:3] == [name, "r", other]
+
+
+def test_a_full_disk_is_named(curator, folder, monkeypatch):
+    def full(path, text):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    decide(curator, ACCEPT)
+    monkeypatch.setattr("dualkg.inference.decisions.write_text", full)
+    reply = decide(curator, REJECT)
+    assert reply.status_code == 500
+    expected = f"{folder / 'decisions.jsonl'} cannot be written: No space left on device. Nothing was stored."
+    assert reply.json()["error"] == expected
+    assert len(curator.get("/api/decisions").json()["decisions"]) == 1
 
 
 def test_a_name_that_tsv_cannot_hold(curator):

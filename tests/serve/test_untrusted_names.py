@@ -79,3 +79,31 @@ def test_the_openapi_description_names_no_other_host(client):
     text = client.get("/openapi.json").text
     assert "http://" not in text
     assert "https://" not in text
+
+
+def test_no_name_reverses_a_page(client):
+    """A bidirectional override is displayed as its number, and returned unchanged as JSON."""
+    name = HOSTILE[8]
+    for address in (f"/entity/{quote(name)}", f"/entity/{quote('no ' + name)}"):
+        text = client.get(address).text
+        assert "⟨U+202E⟩reversed�[31m" in text
+        assert not {"\u202e", "\x1b"} & set(text)
+    assert client.get("/api/entity/" + quote(name)).json()["entity"]["name"] == name
+
+
+def test_no_name_reverses_a_terminal(run_cli, run_folders):
+    """Tables, titles, sentences and errors of commands; as JSON names are the same, with escapes."""
+    name = HOSTILE[8]
+    results = [
+        run_cli("predict", run_folders[1], "--head", name, "--relation", "likes", "--top", "40"),
+        run_cli("similar", run_folders[1], name),
+        run_cli("explain", run_folders[1], "--head", name, "--relation", "likes", "--tail", "thing 30"),
+        run_cli("predict", run_folders[1], "--head", f"no {name}", "--relation", "likes"),
+        run_cli("predict", run_folders[1], "--head", name, "--relation", "likes", "--top", "40", "--json"),
+    ]
+    assert [result.code for result in results] == [0, 0, 0, 2, 0]
+    for result in results:
+        assert not {"\u202e", "\x1b"} & set(result.out + result.err)
+    for result in results[:4]:
+        assert "⟨U+202E⟩reversed�[31m" in result.out + result.err
+    assert name in {one["name"] for one in json.loads(results[4].out)["predictions"]}

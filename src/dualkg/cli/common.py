@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from dualkg.errors import RequestError
+from dualkg.errors import JSON_ESCAPES, RequestError, visible
 from dualkg.extras import trusted_code
 
 if TYPE_CHECKING:
@@ -29,8 +30,17 @@ if TYPE_CHECKING:
     from dualkg.training.trainer import ProgressEvent
     from dualkg.tuning.automatic import AutomaticProgress
 
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+
+class SafeConsole(Console):
+    """A console on which no name moves the cursor, changes colours or reverses a line."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=visible(segment.text, lines=True))
+
+
+stdout = SafeConsole(highlight=False)
+stderr = SafeConsole(stderr=True, highlight=False)
 
 RunPath = Annotated[Path, Argument(metavar="RUN", help="Folder of a trained run or ensemble.", show_default=False)]
 Device = Annotated[str | None, Option(help="cpu, cuda or cuda:1 (default: a GPU if available).")]
@@ -98,9 +108,9 @@ def command(
                 result = function(**options)
                 if result is not None and values.get("as_json") and result.json_lines:
                     for line in result.data:
-                        print(json.dumps(line, ensure_ascii=False))
+                        print(json.dumps(line, ensure_ascii=False).translate(JSON_ESCAPES))
                 elif result is not None and values.get("as_json"):
-                    print(json.dumps(result.data, indent=1, ensure_ascii=False))
+                    print(json.dumps(result.data, indent=1, ensure_ascii=False).translate(JSON_ESCAPES))
                 elif result is not None:
                     result.show()
             if result is not None and result.status:
@@ -185,7 +195,7 @@ def print_table(
 
     Strings are printed as they are: a name may contain anything, also markup. `bold` are the numbers of rows.
     """
-    cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in (columns, *rows)]
+    cells = [[Text(visible(cell)) if isinstance(cell, str) else cell for cell in row] for row in (columns, *rows)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(zip(*cells, strict=True)):
         name, width = number < left or not column[0], max(cell.cell_len for cell in column)
@@ -196,7 +206,7 @@ def print_table(
     for number, row in enumerate(cells[1:]):
         table.add_row(*row, style="bold" if number in bold else None)
     needed = Measurement.get(console, console.options.update(max_width=1000), table).minimum + 2  # padding
-    (console if needed <= console.width else Console(highlight=False, width=needed)).print(table)
+    (console if needed <= console.width else SafeConsole(highlight=False, width=needed)).print(table)
 
 
 def print_metrics(

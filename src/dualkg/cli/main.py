@@ -25,7 +25,7 @@ from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
 from dualkg.cli.train import check, resume, train, tune
-from dualkg.errors import DualkgError, close_settings, shortened
+from dualkg.errors import DualkgError, close_settings, shortened, visible
 from dualkg.logs import log_to_stderr
 
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
@@ -70,7 +70,7 @@ def main(commands: typer.Typer = app) -> None:
 
 
 def _exit(sentence: str, status: int) -> None:
-    print(f"dualkg: {sentence}", file=sys.stderr)
+    print(f"dualkg: {visible(sentence, lines=True)}", file=sys.stderr)
     sys.exit(status)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from dualkg.cli import common as cli
-from dualkg.errors import DataError, RequestError
+from dualkg.errors import DataError, RequestError, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -222,9 +222,9 @@ def _print_predictions(
     calibrated = any(prediction.probability is not None for prediction in predictions)
     rows = []
     for one in predictions:
-        name = Text(one.label)
+        name = Text(visible(one.label))
         if one.label != one.name:
-            name.append(f" {one.name}", style="dim")
+            name.append(f" {visible(one.name)}", style="dim")
         probability = ["" if one.probability is None else f"{one.probability:.3f}"] if calibrated else []
         known = Text.assemble(("known", "green"), (f" ({one.split})", "dim")) if show_known and one.known else ""
         rows.append([name, f"{one.score:.3f}", *probability, known])

@@ -1,5 +1,7 @@
 """The decision store: new facts that people accepted or rejected, saved with a run as JSON lines."""
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -8,11 +10,12 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from dualkg.errors import RequestError
+from dualkg.errors import DualkgError, RequestError
 from dualkg.files import folder_lock, write_text
 
 Verdict = Literal["accepted", "rejected"]
 Triple = tuple[str, str, str]
+FORMULA = set("=+-@＝＋－＠")  # what a formula of a spreadsheet begins with
 COLUMNS = ("head", "relation", "tail", "probability", "decided_at")
 
 
@@ -62,7 +65,10 @@ class DecisionStore:
                 decisions.pop(one.triple, None)
                 decisions[one.triple] = one
             lines = (f"{json.dumps(asdict(one), ensure_ascii=False)}\n" for one in decisions.values())
-            write_text(self.path, "".join(lines))
+            try:
+                write_text(self.path, "".join(lines))
+            except OSError as error:
+                raise DualkgError(f"{self.path} cannot be written: {error.strerror}. Nothing was stored.") from None
             self._decisions, self._stamp = decisions, self._file_stamp()
         return dict(decisions)
 
@@ -88,13 +94,28 @@ class DecisionStore:
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:
-    """The decisions as TSV with a header; a name with a tab or line end is refused."""
-    lines = ["\t".join(COLUMNS)]
+    """The decisions as TSV with a header, for programs: names are exact, and one with a tab or line end is refused."""
+    lines = []
+    for cells in _cells(decisions):
+        if bad := next((cell for cell in cells if any(character in cell for character in "\t\n\r")), None):
+            raise RequestError(f"The name {bad!r} has a tab or a line end, which TSV cannot hold. Use /facts.csv.")
+        lines.append("\t".join(cells) + "\n")
+    return "".join(lines)
+
+
+def as_csv(decisions: Iterable[Decision]) -> str:
+    """The decisions as CSV with a header, for spreadsheets: a name that would be a formula begins with an apostrophe.
+
+    All cells are quoted, since some spreadsheets separate them by a semicolon that a name may contain.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, quoting=csv.QUOTE_ALL)
+    for cells in _cells(decisions):
+        writer.writerow([f"'{cell}" if cell.strip()[:1] in FORMULA else cell for cell in cells])
+    return out.getvalue()
+
+
+def _cells(decisions: Iterable[Decision]) -> Iterator[tuple[str, ...]]:
+    yield COLUMNS
     for one in decisions:
-        if bad := next((name for name in one.triple if any(character in name for character in "\t\n\r")), None):
-            raise RequestError(
-                f"The name {bad!r} has a tab or a line end, which TSV cannot hold. Use /api/decisions, which is JSON."
-            )
-        probability = "" if one.probability is None else f"{one.probability:.6g}"
-        lines.append("\t".join((*one.triple, probability, one.decided_at)))
-    return "\n".join(lines) + "\n"
+        yield *one.triple, "" if one.probability is None else f"{one.probability:.6g}", one.decided_at

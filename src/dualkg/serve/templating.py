@@ -12,18 +12,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.ext import Extension
 from markupsafe import Markup
 
+from dualkg import errors
 from dualkg.serve.errors import RESPONSES, ErrorReply
 from dualkg.serve.service import RequestContext, service_of
 
-# Characters that are invisible, or that HTML would change, are displayed as others.
-VISIBLE = dict.fromkeys((*range(32), 127), "�") | {ord("\t"): "⇥", ord("\n"): "↵", ord("\r"): "↵"}
 MAX_SHORT = 160  # characters of a name within a list
 ERROR_TITLES = {404: "Not found", 500: "The server failed"}
 
 
 def visible(name: str) -> str:
     """A name without invisible characters, and in quotes if it is blank."""
-    text = name.replace("\r\n", "\n").translate(VISIBLE)
+    text = errors.visible(name)
     return text if text.strip() else f"“{text}”"
 
 

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import HTTPException, Response
-from fastapi.responses import PlainTextResponse
 
-from dualkg.inference.decisions import Decision, DecisionStore, Triple, as_tsv
+from dualkg.inference.decisions import Decision, DecisionStore, Triple, as_csv, as_tsv
 from dualkg.inference.predictor import Query as ModelQuery
 from dualkg.serve import schemas
 from dualkg.serve.routes.completion import Options, completion
@@ -49,12 +48,25 @@ async def decide(context: Context, new: schemas.NewDecisions) -> schemas.Decisio
     return schemas.DecisionCounts(**_counts(context, found))
 
 
-@routes.get("/facts.tsv", include_in_schema=False, response_class=PlainTextResponse)
+@routes.get("/facts.tsv", include_in_schema=False)
 async def accepted_as_tsv(context: Context) -> Response:
+    """For programs."""
+    return await _accepted(context, lambda found: as_tsv(found).encode(), "tsv", "text/tab-separated-values")
+
+
+@routes.get("/facts.csv", include_in_schema=False)
+async def accepted_as_csv(context: Context) -> Response:
+    """For spreadsheets, which recognize UTF-8 by a byte order mark."""
+    return await _accepted(context, lambda found: as_csv(found).encode("utf-8-sig"), "csv", "text/csv")
+
+
+async def _accepted(
+    context: RequestContext, dump: Callable[[list[Decision]], bytes], suffix: str, media_type: str
+) -> Response:
     accepted = [one for one in (await load_decisions(context)).values() if one.verdict == "accepted"]
     name = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in context.run.name)
-    headers = {"Content-Disposition": f'attachment; filename="{name}-accepted.tsv"'}
-    return Response(as_tsv(accepted), media_type="text/tab-separated-values; charset=utf-8", headers=headers)
+    headers = {"Content-Disposition": f'attachment; filename="{name}-accepted.{suffix}"'}
+    return Response(dump(accepted), media_type=f"{media_type}; charset=utf-8", headers=headers)
 
 
 @routes.get("/facts.json", include_in_schema=False)
