@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +17,14 @@ from hypothesis import settings
 
 import dualkg as kg
 from dualkg.cli.main import main
+from dualkg.data import loading
 
 # No deadlines, since a busy machine is no failure. `make test-slow` uses the profile "thorough".
-settings.register_profile("ordinary", deadline=None, max_examples=30)
+settings.register_profile("ordinary", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("ordinary")
 
+WORLD = Path(loading.__file__).parent / "world"
 DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
@@ -55,6 +59,26 @@ def data_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
         pytest.skip(f"the benchmark archives are not here: name their folder in DUALKG_DATA ({DATA} is missing)")
     monkeypatch.setenv("DUALKG_DATA", str(DATA))
     return DATA
+
+
+@pytest.fixture(scope="session")
+def folder_of_small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled graph with a fifth of its entities, those with the most triples."""
+    folder = tmp_path_factory.mktemp("small")
+    (folder / "world").mkdir()
+    splits = {name: (WORLD / f"{name}.tsv").read_text("utf-8").splitlines() for name in ("train", "valid", "test")}
+    ends = (line.split("\t")[place] for lines in splits.values() for line in lines for place in (0, 2))
+    kept = {entity for entity, _ in Counter(ends).most_common(400)}
+    for name, lines in splits.items():
+        inside = [line for line in lines if {line.split("\t")[0], line.split("\t")[2]} <= kept]
+        (folder / "world" / f"{name}.tsv").write_text("\n".join(inside) + "\n", "utf-8")
+    return folder
+
+
+@pytest.fixture
+def small_world(folder_of_small_world, monkeypatch) -> None:
+    """Replace the bundled graph by a small part of it, where what is trained does not matter."""
+    monkeypatch.setattr(loading, "resources", SimpleNamespace(files=lambda package: folder_of_small_world))
 
 
 class CommandResult(NamedTuple):

@@ -1,9 +1,9 @@
-"""Pairwise cover of parametrized tests: each pair of values in the ordinary run, the full product in the slow one."""
+"""Parametrized tests of which the ordinary run has some cases, and the slow one has all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -19,3 +19,9 @@ def pairwise(cases: Iterable[Sequence[Any]]) -> list[Any]:
         chosen.add(best)
         missing -= pairs[best]
     return [case if case in chosen else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
+
+
+def every_second(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+    """All pairs of two lists of values, alternately marked slow, so that each value is in the ordinary run."""
+    cells = product(enumerate(first), enumerate(second))
+    return [pytest.param(a, b, marks=[pytest.mark.slow] * ((i + j) % 2)) for (i, a), (j, b) in cells]

@@ -78,9 +78,9 @@ def test_a_batch_has_the_solution_of_each_entity(kind, graph):
 @pytest.mark.parametrize(
     ("kind", "reciprocal"),
     [
-        (kg.CP, True),
         (kg.ComplEx, True),
-        (kg.RESCAL, False),
+        pytest.param(kg.CP, True, marks=pytest.mark.slow),
+        pytest.param(kg.RESCAL, False, marks=pytest.mark.slow),
         pytest.param(kg.CP, False, marks=pytest.mark.slow),
         pytest.param(kg.ComplEx, False, marks=pytest.mark.slow),
         pytest.param(kg.RESCAL, True, marks=pytest.mark.slow),

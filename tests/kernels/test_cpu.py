@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
-import sys
 from itertools import product
 
 import numpy as np
@@ -19,6 +17,7 @@ from dualkg.kernels.scores import Targets
 from dualkg.training.trainer import flush_denormals
 from tests.kernels.pairwise_sums import KINDS, check_sums, sums_of
 from tests.pairwise import pairwise
+from tests.processes import run_python
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 FORMS = ["numba", "plain"]
@@ -230,8 +229,7 @@ table, sums = torch.ones(2), torch.zeros(2)
 adagrad_(table, sums, torch.tensor([3.0, 4.0]), None, 0.5, eps=0.0)
 print(table.tolist(), sums.tolist())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["2.0", "[0.5, 0.5] [9.0, 16.0]"]
+    assert run_python(code).out.split("\n")[:2] == ["2.0", "[0.5, 0.5] [9.0, 16.0]"]
 
 
 def test_kernels_are_compiled_without_a_writable_cache(monkeypatch):

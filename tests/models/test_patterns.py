@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from tests.models.patterns import (
     all_above_their_reverse,
     trained,
 )
+from tests.pairwise import every_second
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPE = kg.GraphShape(30, 3)
@@ -46,14 +46,7 @@ def cells(word: str) -> set[tuple[str, str]]:
 # -- trained ----------------------------------------------------------------------------------------------
 
 
-def trained_cells() -> list:
-    """Every cell of the table; of the models that take longest to train, the ordinary run has two patterns."""
-    slow = {(name, pattern) for name in ("ModE", "SE", "MuRP") for pattern in set(PATTERNS) - {"symmetry", "inversion"}}
-    cells = product(MODELS, PATTERNS)
-    return [pytest.param(*cell, marks=pytest.mark.slow) if cell in slow else cell for cell in cells]
-
-
-@pytest.mark.parametrize(("name", "pattern"), trained_cells())
+@pytest.mark.parametrize(("name", "pattern"), every_second(MODELS, PATTERNS))
 def test_trained_models_find_the_patterns_of_the_table(name, pattern):
     chosen = PATTERNS[pattern]
     run = trained(name, chosen.graph)

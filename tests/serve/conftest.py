@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,6 +20,7 @@ from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import address_of, bind, server_for
 from dualkg.serve.service import ServedRuns
+from tests.processes import LIMIT, until
 
 HOSTILE = [
     "<script>alert('x')</script>",
@@ -77,14 +77,6 @@ def served(run_folders) -> ServedRuns:
     return ServedRuns.load(run_folders, device="cpu")
 
 
-def until(condition: Callable[[], bool], *, seconds: float = 120) -> None:
-    """Poll a condition; it fails after a time that only a broken server needs."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @contextmanager
 def serving(app) -> Iterator[str]:
     """The address of an application that runs in a thread."""
@@ -97,7 +89,7 @@ def serving(app) -> Iterator[str]:
         yield address_of(listening)
     finally:
         server.should_exit = True
-        thread.join(60)
+        thread.join(LIMIT)
         listening.close()
 
 
@@ -108,7 +100,7 @@ def client_of(served) -> Iterator[Callable[..., httpx.Client]]:
 
         def start(limits: Limits | None = None, **options) -> httpx.Client:
             address = stack.enter_context(serving(application(served, limits=limits, **options)))
-            return stack.enter_context(httpx.Client(base_url=address, timeout=120))
+            return stack.enter_context(httpx.Client(base_url=address, timeout=LIMIT))
 
         yield start
 
@@ -121,7 +113,7 @@ def address(served) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def client(address) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, timeout=120) as found:
+    with httpx.Client(base_url=address, timeout=LIMIT) as found:
         yield found
 
 
@@ -129,7 +121,7 @@ def client(address) -> Iterator[httpx.Client]:
 def blocked(monkeypatch):
     """A context within which no batch of queries is finished."""
     finish, answer = threading.Event(), Predictor.predict
-    monkeypatch.setattr(Predictor, "predict", lambda *args: finish.wait(120) and answer(*args))
+    monkeypatch.setattr(Predictor, "predict", lambda *args: finish.wait(LIMIT) and answer(*args))
 
     @contextmanager
     def block() -> Iterator[None]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
 
 import httpx
 import pytest
+
+from tests.processes import COMMAND, LIMIT, Started, run_python, until
 
 
 def test_one_request_without_a_port(run_cli, run_folders):
@@ -63,35 +64,31 @@ def test_without_the_serve_extra(run_folders):
         f"sys.argv = ['dualkg', 'serve', {str(run_folders[0])!r}]\n"
         "from dualkg.cli import main; main()"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
+    result = run_python(code)
+    assert result.code == 2
+    assert result.err == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
 def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
     """A request in progress is still answered."""
-    words = [sys.executable, "-m", "dualkg", "serve", *map(str, run_folders), "--port", "0", "--access-log"]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
+    with Started(COMMAND, "serve", *run_folders, "--port", 0, "--access-log") as server:
         address = server.stdout.readline().strip()
         assert address.startswith("http://127.0.0.1:")
-        assert httpx.get(f"{address}/health", timeout=60).json() == {"status": "ok"}
+        assert httpx.get(f"{address}/health", timeout=LIMIT).json() == {"status": "ok"}
         replies = []
         params = {"top": 5000, "types": False}
         asking = threading.Thread(
-            target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=params, timeout=60))
+            target=lambda: replies.append(httpx.get(f"{address}/api/complete", params=params, timeout=LIMIT))
         )
         asking.start()
-        while not replies and "in_progress 1.0\n" in httpx.get(f"{address}/metrics", timeout=60).text:
+        while not replies and "in_progress 1.0\n" in httpx.get(f"{address}/metrics", timeout=LIMIT).text:
             time.sleep(0.005)  # only this request itself is in progress
-        server.send_signal(end)
+        server.signal(end)
         asking.join()
-        out, err = server.communicate(timeout=200)
-    finally:
-        server.kill()
+        code, out, err = server.finish()
     assert replies[0].text.splitlines()[-1].startswith('{"kind":"end"')
-    assert server.returncode == 0
+    assert code == 0
     assert out == ""
     assert "plain has no probabilities yet: dualkg calibrate" in err
     assert err.splitlines()[-1] == "Stopped."
@@ -105,21 +102,16 @@ def test_a_browser_is_opened(run_folders, tmp_path):
     result, browser = tmp_path / "result", tmp_path / "browser"
     asking = tmp_path / "asking.py"
     asking.write_text(
-        "import sys, time, urllib.request\n"
-        "text = urllib.request.urlopen(sys.argv[1], timeout=200).read()\n"
-        f"open({str(result)!r}, 'wb').write(text)\n"
-        "time.sleep(60)\n"
+        "import os, sys, time, urllib.request\n"
+        f"text = urllib.request.urlopen(sys.argv[1], timeout={LIMIT}).read()\n"
+        f"open({str(result)!r} + '.part', 'wb').write(text)\n"
+        f"os.rename({str(result)!r} + '.part', {str(result)!r})\n"
+        "time.sleep(10_000)\n"
     )
     browser.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{asking}" "$1"\n')
     browser.chmod(0o755)
-    words = [sys.executable, "-m", "dualkg", "serve", str(run_folders[0]), "--port", "0", "--open"]
-    environment = {**os.environ, "BROWSER": str(browser)}
-    server = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=environment, start_new_session=True)
-    try:
-        late = time.monotonic() + 200
-        while not (result.exists() and result.read_text()) and time.monotonic() < late:
-            time.sleep(0.02)
+    words = ("serve", run_folders[0], "--port", 0, "--open")
+    with Started(COMMAND, *words, environment={"BROWSER": str(browser)}) as server:
+        until(result.exists)
         assert "<title>" in result.read_text()
-    finally:
         os.killpg(server.pid, signal.SIGKILL)
-        server.wait()

@@ -7,9 +7,6 @@ import errno
 import io
 import json
 import shutil
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -23,6 +20,7 @@ from dualkg.inference.decisions import FORMULA, Decision, DecisionStore, as_csv,
 from dualkg.serve.app import application
 from dualkg.serve.service import ServedRun, ServedRuns
 from dualkg.training.run import RunFolder, load_run
+from tests.processes import COMMAND, LIMIT, Started
 from tests.serve.conftest import HOSTILE, serving
 
 ACCEPT = {"head": "thing 30", "relation": "likes", "tail": "thing 31", "verdict": "accepted"}
@@ -222,16 +220,11 @@ def test_concurrent_decisions_are_all_stored(curator, folder):
 
 
 def test_decisions_survive_a_kill(folder):
-    words = [sys.executable, "-m", "dualkg", "serve", str(folder), "--port", "0", "--device", "cpu"]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
+    with Started(COMMAND, "serve", folder, "--port", 0, "--device", "cpu") as server:
         address = server.stdout.readline().strip()
-        with httpx.Client(base_url=address, timeout=60) as client:
+        with httpx.Client(base_url=address, timeout=LIMIT) as client:
             assert decide(client, ACCEPT).status_code == 200
-    finally:
-        server.send_signal(signal.SIGKILL)
-        server.wait()
-        server.stdout.close()
+        server.kill()
     [one] = DecisionStore(RunFolder(folder).decisions).load().values()
     assert one.triple == ("thing 30", "likes", "thing 31")
 
@@ -263,25 +256,12 @@ for number in range(50):
 
 def test_two_processes_that_decide_at_once(tmp_path):
     path = tmp_path / "decisions.jsonl"
-    writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path), head], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        for head in ("one", "other")
-    ]
-    try:
-        for writer in writers:
+    with Started(WRITER, path, "one") as one, Started(WRITER, path, "other") as other:
+        for writer in (one, other):
             assert writer.stdout.readline() == "ready\n"
-        for writer in writers:
-            writer.stdin.write("go\n")
-            writer.stdin.flush()
-        for writer in writers:
-            writer.communicate(timeout=200)
-    finally:
-        for writer in writers:
-            writer.kill()
-            writer.wait()
-    assert [writer.returncode for writer in writers] == [0, 0]
+        for writer in (one, other):
+            writer.write("go")
+        assert [one.finish().code, other.finish().code] == [0, 0]
     expected = {(head, "likes", str(number)) for head in ("one", "other") for number in range(50)}
     assert set(DecisionStore(path).load()) == expected
     assert [file.name for file in tmp_path.iterdir()] == ["decisions.jsonl"]  # no lock stays behind

@@ -7,7 +7,7 @@ import pytest
 from dualkg.errors import RequestError
 from dualkg.serve.limits import Limits
 from dualkg.serve.server import bind, check_access
-from tests.serve.conftest import until
+from tests.processes import until
 
 TAILS = {"head": "thing 30", "relation": "likes"}
 

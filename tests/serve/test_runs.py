@@ -17,7 +17,7 @@ from dualkg.serve.limits import Limits
 from dualkg.serve.routes import completion
 from dualkg.serve.server import request_once
 from dualkg.serve.service import ServedRun, ServedRuns
-from tests.serve.conftest import until
+from tests.processes import until
 
 
 def test_run_names(client):

@@ -1,17 +1,14 @@
 """A real process, killed at random events, ends with the weights of one that never was."""
 
-from __future__ import annotations
-
 import random
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+
+from tests.processes import COMMAND, run_python
 
 RECIPE = """
 [data]
@@ -26,60 +23,48 @@ weight = 0.05
 schedule = "linear"
 [training]
 epochs = 4
-batch_size = 200
-checkpoint_seconds = 0.05
+batch_size = 400
 [validation]
 every = 2
 keep = "best"
 """
+# The process ends itself at an event whose number is its last argument: a step, or a file written or renamed.
+KILLED = """
+import os, signal, sys
+from dualkg.training.trainer import Trainer, WarmUp
+events_left = int(sys.argv.pop())
 
+def counted(function):
+    def call(*arguments, **choices):
+        global events_left
+        events_left -= 1
+        if not events_left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **choices)
+    return call
 
-def start(*words: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "dualkg", *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def finish(process: subprocess.Popen[bytes]) -> None:
-    _, err = process.communicate(timeout=200)
-    assert process.returncode == 0, err.decode()
+Trainer._checkpoint_due = lambda self: self.progress.step % 3 == 0
+WarmUp.take = counted(WarmUp.take)
+os.fsync, os.replace, os.rename = map(counted, (os.fsync, os.replace, os.rename))
+"""
 
 
 @pytest.mark.parametrize(
-    ("seed", "max_kills"),
-    [(0, 1), pytest.param(0, 3, marks=pytest.mark.slow), pytest.param(1, 3, marks=pytest.mark.slow)],
+    ("seed", "num_kills"),
+    [(0, 1), pytest.param(0, 4, marks=pytest.mark.slow), pytest.param(1, 4, marks=pytest.mark.slow)],
 )
-def test_a_run_killed_at_random_ends_with_the_same_weights(tmp_path: Path, run_cli, seed: int, max_kills: int):
+def test_a_run_killed_at_random_ends_with_the_same_weights(tmp_path: Path, run_cli, seed: int, num_kills: int):
     recipe, whole, killed = tmp_path / "recipe.toml", tmp_path / "whole", tmp_path / "killed"
     recipe.write_text(RECIPE)
     assert run_cli("train", recipe, "--out", whole, "--threads", 1, "--seed", seed).code == 0
     chance = random.Random(seed)
-    process = start("train", recipe, "--out", killed, "--threads", 1, "--seed", seed)
-    num_kills = 0
-    while num_kills < max_kills:
-        deadline = time.monotonic() + 100
-        before = _state(killed)
-        # Wait for the run to move, so that every kill meets a process at work, then for a random while.
-        while _state(killed) == before and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.4))
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-        num_kills += 1
-        process = start("resume", killed)
-    finish(process)
-    assert num_kills >= 1
+    words = ("train", recipe, "--out", killed, "--threads", 1, "--seed", seed)
+    for _ in range(num_kills):
+        ended = run_python(KILLED + COMMAND, *words, chance.randrange(20, 60))
+        assert ended.code == -signal.SIGKILL, ended.err
+        words = ("resume", killed)
+    assert run_cli("resume", killed).code == 0
     one, other = (load_file(folder / "weights.safetensors") for folder in (whole, killed))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert not [path.name for path in killed.iterdir() if path.name.startswith("checkpoint")]
-
-
-def _state(folder: Path) -> int | None:
-    """When the checkpoint was last written, or None."""
-    try:
-        return (folder / "checkpoint.safetensors").stat().st_mtime_ns
-    except FileNotFoundError:
-        return None

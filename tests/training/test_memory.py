@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 
 import pytest
@@ -18,6 +17,7 @@ from dualkg.training.engines import Engine
 from dualkg.training.memory import Need, predict
 from dualkg.training.trainer import Trainer
 from tests.conftest import graph_of
+from tests.processes import run_python
 
 CPU = torch.device("cpu")
 
@@ -151,8 +151,9 @@ print(large - small, predicted_large - predicted_small)
 
 def growth(*words: str) -> list[float]:
     """The growth of the peak between two batch sizes, so that libraries do not count: measured and predicted."""
-    done = subprocess.run([sys.executable, "-c", MEASURE, *words], capture_output=True, text=True, check=True)
-    return [float(number) for number in done.stdout.split()]
+    done = run_python(MEASURE, *words)
+    assert done.code == 0, done.err
+    return [float(number) for number in done.out.split()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 from dualkg.errors import RequestError
 from dualkg.training.optimizers import Adagrad, build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Optimizer
+from tests.processes import run_python
 
 
 @pytest.mark.parametrize(
@@ -90,6 +88,4 @@ def test_training_does_not_import_the_pytorch_compiler(tmp_path):
         "kg.train(kg.ComplEx(g.shape, dim=2), g, epochs=1, regularizer=kg.DURA(0.1));"
         "print('torch._dynamo' in sys.modules)"
     )
-    words = [sys.executable, "-c", code, str(tmp_path / "small.tsv")]
-    found = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "False"
+    assert run_python(code, tmp_path / "small.tsv").out.strip() == "False"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sqlite3
-import subprocess
-import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -16,6 +14,7 @@ import pytest
 from dualkg.tuning import study
 from dualkg.tuning.space import space_from
 from dualkg.tuning.tune import tune
+from tests.processes import COMMAND, FORKS, Started, until
 
 SPACE = """
 [data]
@@ -33,7 +32,7 @@ prune = false
 """
 # Short heartbeats, so that a killed process is noticed soon, and a long grace period: no process that runs may take
 # another for dead on a busy machine.
-COMMAND = "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, 3600\n"
+SETTINGS = "import dualkg.tuning.study as study; study.HEARTBEAT_SECONDS, study.GRACE_SECONDS = 1, 3600\n"
 # Once a trial is done, stop in the middle of the next and say so by a file.
 PAUSE = """
 import os, pathlib, time
@@ -58,11 +57,8 @@ def folder(tmp_path: Path) -> Path:
 WORDS = ("tune", "mine.toml", "--out", "out", "--threads", "1", "--device", "cpu")
 
 
-def start(folder: Path, *, patch: str) -> subprocess.Popen[bytes]:
-    code = COMMAND + patch + "\nfrom dualkg.cli import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *WORDS], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+def start(folder: Path, *, patch: str) -> Started:
+    return Started(SETTINGS + patch + COMMAND, *WORDS, cwd=folder)
 
 
 @pytest.fixture
@@ -99,19 +95,19 @@ def finished_points(folder: Path) -> Counter:
     return Counter(tuple(sorted(point.items())) for point in points.values())
 
 
-def kill_when_paused(folder: Path, processes: list[subprocess.Popen[bytes]]) -> None:
-    while len(list(folder.glob("*.paused"))) < len(processes):
-        if any(process.poll() is not None for process in processes):
-            raise AssertionError(f"a process ended early: {[process.communicate() for process in processes]}")
-        time.sleep(0.05)
+def kill_when_paused(folder: Path, *processes: Started) -> None:
+    def all_paused() -> bool:
+        assert all(process.running for process in processes), [process.finish() for process in processes]
+        return len(list(folder.glob("*.paused"))) == len(processes)
+
+    until(all_paused)
     for process in processes:
         process.kill()
-        process.communicate()
 
 
 def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, resume):
-    processes = [start(folder, patch=PAUSE), start(folder, patch=PAUSE)]
-    kill_when_paused(folder, processes)
+    with start(folder, patch=PAUSE) as one, start(folder, patch=PAUSE) as other:
+        kill_when_paused(folder, one, other)
     before = finished_points(folder)
     assert len(query(folder, "select 1 from trials where state = 'RUNNING'")) == 2
     resume()
@@ -124,15 +120,19 @@ def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, resume):
 
 
 def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path, resume):
-    paused = start(folder, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE)
-    kill_when_paused(folder, [paused])
+    with start(folder, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE) as paused:
+        kill_when_paused(folder, paused)
     assert not query(folder, "select 1 from trial_heartbeats")
     resume()
     assert set(finished_points(folder).values()) == {1}
     assert len(finished_points(folder)) == 6
 
 
-def test_parallel_jobs(small_graph, tmp_path):
+@pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_parallel_jobs(small_graph, tmp_path, monkeypatch, method):
+    """The processes are spawned, and import PyTorch; forked ones have it."""
+    context = FORKS if method == "forkserver" else multiprocessing.get_context("spawn")
+    monkeypatch.setattr(multiprocessing, "get_context", {"spawn": context}.get)
     tables = {"training": {"epochs": 2}, "model": {"dim": 4}, "space": {"training.seed": [0, 1, 2]}}
     space = space_from(tables, source="it", name="it")
     events = []

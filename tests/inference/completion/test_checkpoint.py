@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import dualkg as kg
 from dualkg.inference import completion, completion_search
 from dualkg.inference.completion import complete
 from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
+from tests.processes import Started
 
 
 @pytest.fixture
@@ -145,8 +144,7 @@ complete(
 
 def test_a_killed_search_resumes(tmp_path, options):
     checkpoint = tmp_path / "new.tsv.checkpoint"
-    command = [sys.executable, "-c", KILLED, str(checkpoint)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with Started(KILLED, checkpoint) as process:
         assert process.stdout.readline() == "checkpoint saved\n"
         process.kill()
     assert checkpoint.exists()

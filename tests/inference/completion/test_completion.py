@@ -17,6 +17,7 @@ from tests.inference.completion.brute_force import (
     random_calibration,
     random_graph,
 )
+from tests.pairwise import every_second
 
 FILTERS = {
     "whole": {},
@@ -45,8 +46,7 @@ def assert_same(found, expected):
     assert found.triples.tolist() == triples.tolist()
 
 
-@pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "filters"), every_second(MODELS, FILTERS))
 def test_the_triples_are_those_of_a_brute_force_search(name, filters):
     graph, calibration = random_graph(0), random_calibration(0)
     model = MODELS[name](graph.shape)

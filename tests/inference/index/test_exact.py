@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -15,6 +14,7 @@ from torch import Tensor
 import dualkg as kg
 from dualkg.inference import index as exact
 from dualkg.inference.index import METRICS, STORAGE_FORMATS, ExactIndex, StoredTable, best_of
+from tests.processes import run_python
 
 
 def drawn(seed: int, rows: int, width: int, *, most: int = 3) -> Tensor:
@@ -123,8 +123,7 @@ def test_a_memory_mapped_file_is_not_loaded(tmp_path):
     table = torch.zeros(100_000, 200)  # 80 MB
     table[[99_999, 5, 50_000]] = torch.tensor([[3.0], [2.0], [1.0]])
     ExactIndex.build(table).save(tmp_path)
-    told = subprocess.run([sys.executable, "-c", MAPPED, str(tmp_path)], capture_output=True, text=True, check=True)
-    kib, ids = json.loads(told.stdout)
+    kib, ids = json.loads(run_python(MAPPED, tmp_path).out)
     assert ids == [99_999, 5, 50_000]
     assert kib < 20_000
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import LIMIT
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WIDE, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
 
@@ -32,35 +34,61 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
+@pytest.fixture(scope="package")
+def reused() -> dict[str, Any]:
+    """By address, a page of the usual choices. A page per test would start a process each."""
+    return {}
+
+
 @pytest.fixture
-def opened(browser, address) -> Iterator[Callable[..., Any]]:
+def opened(browser, address, reused) -> Iterator[Callable[..., Any]]:
     """Opens a page: `opened("/entity/Twenty", viewport=PHONE, color_scheme="dark")`.
 
     The test fails if a script fails, the policy stops something, a name opens a dialog, or a request leaves this host.
     """
-    contexts, wrong = [], []
+    pages, wrong, allowed = [], [], []
+
+    def heard(message: Any) -> None:
+        if message.type == "error" and not any(part in message.text for part in allowed):
+            wrong.append(f"console: {message.text}")
+
+    def dismissed(dialog: Any) -> None:
+        wrong.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    listeners: dict[str, Callable[[Any], None]] = {
+        "pageerror": lambda error: wrong.append(f"script: {error}"),
+        "dialog": dismissed,
+        "request": lambda request: request.url.startswith(address) or wrong.append(f"requested: {request.url}"),
+        "console": heard,
+    }
+
+    def new_page(**choices: Any) -> Any:
+        usual = {"viewport": WIDE, "color_scheme": "light", "base_url": address}
+        page = browser.new_context(**{**usual, **choices}).new_page()
+        page.set_default_timeout(1000 * LIMIT)
+        return page
 
     def open_page(where: str = "/", *, allow: str | None = None, **choices: Any) -> Any:
         """`allow` is part of a message of the console that is expected."""
-        context = browser.new_context(**{"viewport": WIDE, "color_scheme": "light", "base_url": address, **choices})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.on("pageerror", lambda error: wrong.append(f"script: {error}"))
-        page.on("dialog", lambda dialog: (wrong.append(f"dialog: {dialog.message}"), dialog.dismiss()))
-        page.on("request", lambda request: request.url.startswith(address) or wrong.append(f"requested: {request.url}"))
-
-        def heard(message: Any) -> None:
-            if message.type == "error" and not (allow and allow in message.text):
-                wrong.append(f"console: {message.text}")
-
-        page.on("console", heard)
+        page = new_page(**choices) if choices or pages else reused.pop(address, None) or new_page()
+        pages.append((page, choices))
+        allowed.extend([allow] if allow else [])
+        for event, listener in listeners.items():
+            page.on(event, listener)
         page.goto(where)
         return page
 
     yield open_page
-    for context in contexts:
-        context.close()
+    for page, choices in pages:
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        if choices or address in reused:
+            page.context.close()
+        else:
+            page.unroute_all()
+            page.evaluate("localStorage.clear()")
+            reused[address] = page
     assert not wrong
 
 
