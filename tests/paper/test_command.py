@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import dualkg as kg
 from paper import registry
 from paper.__main__ import app, table_command
 from tests.paper.conftest import TINY
