@@ -61,10 +61,11 @@ class Recorder:
         self.event = 0
         self.pinned: list[int] = []  # descriptors, so that no inode number is used again
         self.look()
+        self.event += 1
         for file in self.files.values():
-            file.synced.append(0)
+            file.synced.append(self.event)
         for folder in self.folders:
-            self.folders[folder].append(0)
+            self.folders[folder].append(self.event)
         self.start = self.event
 
     def look(self) -> None:
@@ -174,8 +175,8 @@ class Recorder:
 
     def _data(self, inode: int, cut: int, synced: int, chance: random.Random, data: str) -> bytes:
         writes = [(event, content) for event, content in self.files[inode].writes if event <= cut]
-        safe = [content for event, content in writes if event < synced or synced == event == 0]
-        later = [content for event, content in writes if event >= synced and not synced == event == 0]
+        safe = [content for event, content in writes if event < synced]
+        later = [content for event, content in writes if event >= synced]
         if not later or data == "all":
             return writes[-1][1] if writes else b""
         if data == "none":
