@@ -1,29 +1,32 @@
 """Campaign `server`: a server with ordinary clients, while others hold connections, stop halfway or send nonsense.
 
 64 connections ask ordinary queries all the time, first alone (quiet), then beside each kind of abuse. Half of the
-abusers share the address of the ordinary clients. `python -m benchmarks.torture.server --minutes 2` runs it alone.
+abusers share the address of the ordinary clients.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import os
 import random
+import shutil
 import signal
 import socket
+import statistics
 import struct
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
+
+from benchmarks.torture.common import ENVIRONMENT, ROOT, TRACEBACK, dualkg, failure
 
 CLIENTS = 64
 PAUSE = 1.0  # mean seconds between two requests of a client
@@ -320,82 +323,97 @@ def memory_kib(pid: int) -> int:
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that runs in a process of its own."""
+
+    address: str
+    pid: int
+    log: Path
+    paths: list[str]  # of ordinary requests
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.address).port or 0
+
+
+@contextmanager
+def started(folder: Path, *, runs: int = 1) -> Iterator[Served]:
+    """`dualkg serve` of runs on the bundled graph; its stderr is a file in the folder."""
+    paths = make_run(folder / "run")
+    copies = [shutil.copytree(folder / "run", folder / f"run{number}") for number in range(1, runs)]
+    log = folder / "stderr.txt"
+    with log.open("wb") as errors:
+        words = ["serve", folder / "run", *copies, "--port", 0, "--threads", 1]
+        process = dualkg(*words, cwd=folder, stderr=errors)
+    try:
+        assert process.stdout
+        address = process.stdout.readline().strip()
+        if not address:
+            raise RuntimeError(f"the server did not start: {log.read_text(encoding='utf-8')}")
+        yield Served(address, process.pid, log, paths)
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """A quarter of the time quiet, then each kind of abuse; twice, so that the second half shows growth of memory."""
-    share = max(2.0, minutes * 60 / 2 / (len(KINDS) + 2))
+    """Ordinary clients alone, and beside each kind of abuse; twice, so that the second half shows growth of memory."""
+    share = max(2.0, minutes * 60 / 2 / (2 * len(KINDS)))
+    phases: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as scratch:
-        folder, log = Path(scratch), Path(scratch) / "stderr.txt"
-        paths = make_run(folder / "run")
-        words = [sys.executable, "-m", "dualkg", "serve", str(folder / "run"), "--port", "0", "--threads", "1"]
-        with log.open("wb") as errors:
-            server = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            assert server.stdout
-            port = urlsplit(server.stdout.readline().strip()).port or 0
-            measure(port, paths, min(5.0, share), seed)  # warm-up
-            phases: dict[str, dict[str, Any]] = {}
-            memory: list[tuple[str, int]] = []
-            for half in (0, 1):
-                for number, kind in enumerate(["quiet", *KINDS]):
-                    seconds = 2 * share if kind == "quiet" else share
-                    task = {"kind": kind, "port": port, "seconds": seconds, "seed": seed + 100 * half + number}
-                    run = [sys.executable, "-m", "benchmarks.torture.server", "--task", json.dumps(task)]
-                    abuser = None if kind == "quiet" else subprocess.Popen(run, stdout=subprocess.PIPE, text=True)
-                    found = measure(port, paths, seconds, seed + 1000 * half + number)
-                    if abuser:
-                        found["abusers"] = json.loads(abuser.communicate(timeout=120)[0])
-                    memory.append((kind, memory_kib(server.pid)))
-                    found["memory_mib"] = round(memory[-1][1] / 1024, 1)
-                    phases[f"{kind}, {'first' if half == 0 else 'second'} time"] = found
-            server.send_signal(signal.SIGTERM)
-            server.wait(60)
-        finally:
-            server.kill()
-            server.wait()
-        text = log.read_text(encoding="utf-8", errors="replace")
-    return {"campaign": "server", "seconds_a_phase": share, **judge(phases, memory, text)}
+        with started(Path(scratch)) as server:
+            measure(server.port, server.paths, min(5.0, share), seed)  # warm-up
+            for number, kind in enumerate([*KINDS, *KINDS]):
+                # Quiet right before each abuse: the speed of a shared machine changes with time.
+                quiet = measure(server.port, server.paths, share, seed + 2 * number)
+                task = {"kind": kind, "port": server.port, "seconds": share, "seed": seed + number}
+                line = [sys.executable, "-m", "benchmarks.torture.server", "--task", json.dumps(task)]
+                abuser = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT)
+                found = measure(server.port, server.paths, share, seed + 2 * number + 1)
+                found["abusers"] = json.loads(abuser.communicate(timeout=120)[0])
+                found["memory_mib"] = round(memory_kib(server.pid) / 1024, 1)
+                phases[f"{kind}, {'first' if number < len(KINDS) else 'second'} time"] = {
+                    "quiet": quiet,
+                    "abuse": found,
+                }
+        log = server.log.read_text(encoding="utf-8", errors="replace")
+    return {"seconds_a_phase": share, **judge(phases, log)}
 
 
-def judge(phases: dict[str, dict[str, Any]], memory: list[tuple[str, int]], log: str) -> dict[str, Any]:
+def judge(phases: dict[str, dict[str, Any]], log: str) -> dict[str, Any]:
     """The figures of the campaign, and what did not hold."""
-    quiet = max(found["p99_ms"] for name, found in phases.items() if name.startswith("quiet"))
-    worst = max(phases, key=lambda name: phases[name]["p99_ms"])
-    sizes = [size for _, size in memory]
+    parts = {f"{name}, {part}": found for name, both in phases.items() for part, found in both.items()}
+    abuse = [both["abuse"] for both in phases.values()]
+    sizes = [found["memory_mib"] for found in abuse]
     settled = sizes[len(sizes) // 3 :]
-    growth = max(settled) / min(settled) - 1
-    failures = [f"{name}: {failure}" for name, found in phases.items() for failure in found["failures"]]
+    failures = [failure("server", phase=name, what=one) for name, found in parts.items() for one in found["failures"]]
     failures += [
-        f"{name}: {number} abusers got {outcome}"
-        for name, found in phases.items()
+        failure("server", phase=name, what=f"{number} abusers got {outcome}")
+        for name, found in parts.items()
         for outcome, number in found.get("abusers", {}).items()
         if "without" in outcome or "expected" in outcome
     ]
-    if "Traceback" in log or '"trace"' in log:
-        failures.append(f"log: {log[-2000:]}")
+    if TRACEBACK in log or '"trace"' in log:
+        failures.append(failure("server", log=log))
+    p99 = {part: statistics.median(both[part]["p99_ms"] for both in phases.values()) for part in ("quiet", "abuse")}
     return {
-        "num_requests": sum(sum(found["statuses"].values()) for found in phases.values()),
-        "num_abusive_connections": sum(sum(found.get("abusers", {}).values()) for found in phases.values()),
-        "p99_quiet_ms": quiet,
-        "p99_worst_ms": phases[worst]["p99_ms"],
-        "p99_worst_phase": worst,
-        "p99_ratio": round(phases[worst]["p99_ms"] / quiet, 2),
-        "memory_growth": round(growth, 4),
+        "num_requests": sum(sum(found["statuses"].values()) for found in parts.values()),
+        "num_sent_again": sum(found["sent_again"] for found in parts.values()),
+        "num_abusive_connections": sum(sum(found["abusers"].values()) for found in abuse),
+        "p99_ms": p99,
+        "p99_ratio": round(p99["abuse"] / p99["quiet"], 2),
+        "p99_ratios": {
+            name: round(both["abuse"]["p99_ms"] / both["quiet"]["p99_ms"], 2) for name, both in phases.items()
+        },
+        "memory_mib": sizes,
+        "memory_growth": round(max(settled) / min(settled) - 1, 4),
         "failures": failures,
-        "log_lines": log.count("\n"),
         "phases": phases,
     }
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--minutes", type=float, default=2.0)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
-    choices = options.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    found = abuse(**choices.task) if choices.task else campaign(minutes=choices.minutes, seed=choices.seed)
-    print(json.dumps(found, indent=None if choices.task else 1))
-
-
-if __name__ == "__main__":
-    main()
+if __name__ == "__main__":  # one kind of abuse
+    print(json.dumps(abuse(**json.loads(sys.argv[2]))))

@@ -7,6 +7,7 @@ from importlib import metadata
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
 from dualkg.errors import DualkgError
@@ -57,6 +58,8 @@ def application(
     app.mount("/static", StaticFiles(packages=[("dualkg.serve", "static")]))
 
     async def handle(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 405:  # it names the methods of one route alone
+            error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
         return await error_response(request, error_reply(error, request.method))
 
     for kind in (DualkgError, RequestValidationError, HTTPException):
@@ -64,3 +67,10 @@ def application(
     access = middleware.loopback_host if token is None else middleware.requires_token(token)
     app.add_middleware(middleware.RequestMiddleware, service=service, checks=[access, middleware.same_origin])
     return app
+
+
+def _methods(request: Request) -> set[str]:
+    """The methods of all routes with the path of a request."""
+    routers = [module.routes for module in (*routes.MODULES, *pages.MODULES)]
+    found = [route for router in routers for route in router.routes if route.matches(request.scope)[0] != Match.NONE]
+    return {method for route in found for method in getattr(route, "methods", None) or ()}

@@ -21,6 +21,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     413: {"model": Error, "description": "The body is too large."},
     422: {"model": Error, "description": "A value is not valid."},
     429: {"model": Error, "description": "This client has too many requests in progress."},
+    431: {"model": Error, "description": "The address and headers are too large."},
     503: {"model": Error, "description": "The server is busy, or the request took too long."},
 }
 INTEGER, NUMBER = "{name} must be an integer; {got}.", "{name} must be a number; {got}."

@@ -18,7 +18,7 @@ class Limits:
 
     seconds: float = 30.0  # for a request
     stream_seconds: float = 600.0  # for one that streams its response
-    header_bytes: int = 2**16  # address and headers
+    header_bytes: int = 2**17  # address and headers; four names of any characters take 96,000
     body_bytes: int = 2**20
     all_body_bytes: int = 2**26  # of all requests that are being received
     receive_seconds: float = 10.0  # for address and headers to arrive, and for a client to read the end of a response

@@ -117,7 +117,9 @@ class Scores(Schema):
 class Triples(Schema):
     """Triples to score: head, relation and tail, each by name, or by id as a number."""
 
-    triples: list[tuple[NameOrId, NameOrId, NameOrId]] = Field(min_length=1, max_length=MAX_TRIPLES)
+    triples: list[tuple[NameOrId, NameOrId, NameOrId]] = Field(
+        min_length=1, max_length=MAX_TRIPLES, examples=[[[0, 0, 1]]]
+    )
 
 
 class MatchedEntity(Item):
@@ -234,10 +236,13 @@ class NewDecision(Schema):
     verdict: Literal["accepted", "rejected", "undecided"]
 
 
+EXAMPLE = {"head": 0, "relation": 0, "tail": 1, "verdict": "undecided"}
+
+
 class NewDecisions(Schema):
     """Decisions on new facts; either all are stored, or none."""
 
-    decisions: list[NewDecision] = Field(min_length=1, max_length=MAX_TRIPLES)
+    decisions: list[NewDecision] = Field(min_length=1, max_length=MAX_TRIPLES, examples=[[EXAMPLE]])
 
 
 class DecisionCounts(Schema):

@@ -108,6 +108,16 @@ def page_router() -> APIRouter:
     return APIRouter(route_class=PageRoute, include_in_schema=False)
 
 
+def links(**paths: dict[str, str]) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI links: GET requests that the names in a response can be used for, by JSON pointers to the names."""
+    found = {}
+    for name, pointers in paths.items():
+        path = f"/api/{name.replace('_', '-')}" + ("/{name}" if "name" in pointers else "")
+        parameters = {key: f"$response.body#{pointer}" for key, pointer in pointers.items()}
+        found[name] = {"operationRef": f"#/paths/{path.replace('/', '~1')}/get", "parameters": parameters}
+    return {200: {"links": found}}
+
+
 def api_router(tag: str) -> APIRouter:
     return APIRouter(tags=[tag], responses=RESPONSES)
 

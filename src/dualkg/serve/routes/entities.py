@@ -12,17 +12,22 @@ from dualkg.serve.limits import MAX_MATCHES
 from dualkg.serve.routes.queries import EntityName
 from dualkg.serve.schemas import Entity, EntityMap, Fact, Item, MatchedEntities, MatchedEntity
 from dualkg.serve.service import Context, ServedRun
-from dualkg.serve.templating import api_router, short, visible
+from dualkg.serve.templating import api_router, links, short, visible
 
 routes = api_router("entities")
 MAX_KNOWN, NUM_PREDICTED, NUM_SIMILAR = 500, 20, 10
 MAP_SHARE = 0.8  # of the time limit of a request that it waits for a map
 
 
-@routes.get("/api/entities")
+FIRST = "/entities/0/name"
+
+
+@routes.get("/api/entities", responses=links(entity={"name": FIRST}, similar={"entity": FIRST}))
 async def entities(
     context: Context,
-    q: Annotated[EntityName, Query(description="The beginning of a name, a part of it, or a misspelling.")],
+    q: Annotated[
+        EntityName, Query(description="The beginning of a name, a part of it, or a misspelling.", examples=["a"])
+    ],
     k: Annotated[int, Query(ge=1, le=MAX_MATCHES, description="Number of names.")] = 10,
 ) -> MatchedEntities:
     """Search entities by name while typing; case and accents are ignored."""

@@ -13,7 +13,7 @@ from dualkg.serve import schemas
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_PREDICTIONS
 from dualkg.serve.schemas import Item, Part, Predictions, Score, Scores, Triples
 from dualkg.serve.service import Context, RequestContext
-from dualkg.serve.templating import api_router
+from dualkg.serve.templating import api_router, links
 
 
 class NameConvertor(PathConvertor):
@@ -29,6 +29,14 @@ Relation = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The rel
 Tail = Annotated[str, Query(max_length=MAX_NAME_LENGTH, description="The tail, by name or label.")]
 EntityName = Annotated[str, Field(max_length=MAX_NAME_LENGTH, description="An entity, by name or label.")]
 K = Annotated[int, Query(ge=1, le=MAX_PREDICTIONS, description="Number of predictions.")]
+HEAD, RELATION, TAIL = (f"/scores/0/{part}/name" for part in ("head", "relation", "tail"))
+SCORE_LINKS = links(
+    tails={"head": HEAD, "relation": RELATION},
+    heads={"relation": RELATION, "tail": TAIL},
+    relations={"head": HEAD, "tail": TAIL},
+    prediction_set={"entity": HEAD, "relation": RELATION},
+    explain={"head": HEAD, "relation": RELATION, "tail": TAIL},
+)
 Known = Annotated[Literal["mark", "omit"], Query(description="Whether known answers are marked or left out.")]
 
 
@@ -85,13 +93,13 @@ async def prediction_set(
     )
 
 
-@routes.get("/api/score")
+@routes.get("/api/score", responses=SCORE_LINKS)
 async def score(context: Context, head: Head, relation: Relation, tail: Tail) -> Scores:
     """The score and the probability of one triple."""
     return await scores(context, Triples(triples=[(head, relation, tail)]))
 
 
-@routes.post("/api/score")
+@routes.post("/api/score", responses=SCORE_LINKS)
 async def scores(context: Context, triples: Triples) -> Scores:
     """The scores of several triples, in the order of the request."""
     found = await asyncio.gather(*(_score(context, *triple) for triple in triples.triples))
