@@ -35,7 +35,7 @@ PACKAGES = [
     "cli",
 ]
 # The last number is what the code has, rounded up: a change that adds much has to say so here.
-MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 150, 26_000
+MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 150, 27_000
 # Distributions whose import name differs from their own.
 IMPORT_NAMES = {
     "scikit-learn": "sklearn",
@@ -269,6 +269,7 @@ def test_the_public_surface():
         "resume",
         "RotatE",
         "Run",
+        "SampledSoftmax",
         "SE",
         "search",
         "SimplE",

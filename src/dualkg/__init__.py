@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dualkg.evaluation.report import Metrics, Report, evaluate, evaluate_relations
     from dualkg.inference.api import calibrate, complete
     from dualkg.inference.predictor import Prediction, Predictor
-    from dualkg.losses import KvsAll, Loss, MarginRanking, NegativeSampling, OneVsAll
+    from dualkg.losses import KvsAll, Loss, MarginRanking, NegativeSampling, OneVsAll, SampledSoftmax
     from dualkg.models.base import EmbeddingModel, Model
     from dualkg.models.bilinear import BilinearModel
     from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
@@ -48,7 +48,7 @@ __all__ += ["BilinearModel", "DistanceModel", "Dual", "EmbeddingModel", "Model"]
 __all__ += ["CP", "RESCAL", "ComplEx", "DistMult", "QuatE", "SimplE", "TuckER"]
 __all__ += ["HAKE", "SE", "ModE", "MuRP", "RotatE", "TransE"]
 __all__ += ["DURA", "N3", "BasicDURA", "Frobenius", "NoRegularizer", "RegP1", "Regularizer", "UnweightedDURA"]
-__all__ += ["KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll"]
+__all__ += ["KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll", "SampledSoftmax"]
 __all__ += ["Comparison", "Metrics", "Ranks", "Report", "compare_ranks", "evaluate", "evaluate_relations", "rank"]
 __all__ += ["Ensemble", "Optimizer", "Recipe", "Run", "Validation", "list_recipes", "load_recipe", "load_run"]
 __all__ += ["from_arrays", "from_libkge", "from_pykeen"]

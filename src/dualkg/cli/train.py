@@ -37,7 +37,9 @@ TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times 
 def train(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
     model: Annotated[str | None, Option(help="Model, such as ComplEx or RotatE, or package.module:Class.")] = None,
-    loss: Annotated[str | None, Option(help="Loss: OneVsAll, KvsAll, NegativeSampling or MarginRanking.")] = None,
+    loss: Annotated[
+        str | None, Option(help="Loss: OneVsAll, KvsAll, SampledSoftmax, NegativeSampling or MarginRanking.")
+    ] = None,
     regularizer: Annotated[str | None, Option(help="Regularizer: none, DURA, N3, Frobenius, RegP1, ….")] = None,
     weight: Annotated[float | None, Option(help="Weight λ of the regularizer.")] = None,
     dim: Annotated[int | None, Option(help="Embedding dimension.")] = None,

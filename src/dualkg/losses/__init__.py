@@ -1,9 +1,12 @@
-"""Losses: softmax over all entities (1-vs-all, K-vs-all), and losses over sampled negatives."""
+"""Losses: softmax over all entities (1-vs-all, K-vs-all) or a sample, and losses over sampled negatives."""
 
 from dualkg.losses.base import Loss
 from dualkg.losses.negative_sampling import MarginRanking, NegativeSampling
+from dualkg.losses.sampled_softmax import SampledSoftmax
 from dualkg.losses.softmax import KvsAll, OneVsAll
 
-LOSSES: dict[str, type[Loss]] = {loss.__name__: loss for loss in (OneVsAll, KvsAll, NegativeSampling, MarginRanking)}
+LOSSES: dict[str, type[Loss]] = {
+    loss.__name__: loss for loss in (OneVsAll, KvsAll, SampledSoftmax, NegativeSampling, MarginRanking)
+}
 
-__all__ = ["LOSSES", "KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll"]
+__all__ = ["LOSSES", "KvsAll", "Loss", "MarginRanking", "NegativeSampling", "OneVsAll", "SampledSoftmax"]

@@ -40,7 +40,7 @@ else:
 
 MAX_DEPTH = 20  # of nested tables and lists
 RENAMED_KEYS = {
-    "loss.kind": "loss.name, which is OneVsAll, KvsAll, NegativeSampling or MarginRanking",
+    "loss.kind": "loss.name, which is OneVsAll, KvsAll, SampledSoftmax, NegativeSampling or MarginRanking",
     "loss.count_power": "loss.count_exponent",
     "loss.negatives": "loss.sampler",
     "loss.sides": "loss.corruption",

@@ -20,7 +20,7 @@ import torch
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.logs import ProgressLog
-from dualkg.losses import KvsAll, OneVsAll
+from dualkg.losses import KvsAll, OneVsAll, SampledSoftmax
 from dualkg.losses.negative_sampling import NegativeSampling
 from dualkg.training.recipe import Recipe
 from dualkg.training.trainer import ProgressEvent, Trainer
@@ -81,7 +81,7 @@ def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> list[Dimension
     if recipe.regularizer.name != "none" and (weight := recipe.regularizer.weight):
         found.append(Dimension("regularizer.weight", tuple(_around(weight, 10**0.5, below=4, above=2))))
     loss = recipe.loss
-    if isinstance(loss, OneVsAll):
+    if isinstance(loss, (OneVsAll, SampledSoftmax)):
         found.append(Dimension("loss.relation_weight", (0.0, 0.5, 4.0)))
         found.append(Dimension("loss.frequency_weight", (0.0, 0.9)))
     elif isinstance(loss, KvsAll):

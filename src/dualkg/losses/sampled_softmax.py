@@ -1,0 +1,114 @@
+"""Sampled softmax: cross entropy against a sample of the entities, for graphs whose full softmax is too large."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dualkg.data.graph import Graph
+from dualkg.kernels.hashing import shift_right
+from dualkg.losses.base import Loss
+from dualkg.losses.negative_sampling import Draws
+from dualkg.losses.softmax import cross_entropy, frequency_weights
+from dualkg.models.base import Factors, Model, Side
+
+DIGITS = 53  # binary digits of a random number in [0, 1)
+
+
+class SampledSoftmax(Loss):
+    """Softmax cross entropy of each triple's answer against sampled entities, corrected for how they are sampled.
+
+    A negative e with the expected count n·q(e) has the score s(e) − log(n·q(e)), so that the sum over the sample is an
+    unbiased estimate of the sum over all entities (Bengio and Senécal, 2008). `distribution` q is `uniform`, or
+    `log-uniform` in the frequency rank of an entity, which samples frequent entities more often. With `shared`, a batch
+    has one sample, and its scores are one matrix product; otherwise each triple has its own. Negatives equal to the
+    answer are left out. `frequency_weight` and `relation_weight` are those of `OneVsAll`.
+    """
+
+    num_negatives: int = Field(1000, ge=1)
+    distribution: Literal["uniform", "log-uniform"] = "uniform"
+    shared: bool = True
+    frequency_weight: float = Field(0.0, ge=0, le=1)
+    relation_weight: float = Field(0.0, ge=0)
+
+    def bind(
+        self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
+    ) -> "BoundSampledSoftmax":
+        num_entities, weights, by_frequency = graph.shape.num_entities, None, None
+        if self.frequency_weight:
+            weights = frequency_weights(graph.train, num_entities, self.frequency_weight)
+            weights = weights.to(model.device, next(model.parameters()).dtype)
+        if self.distribution == "log-uniform":
+            counts = np.bincount(graph.train[:, [0, 2]].ravel(), minlength=num_entities)
+            by_frequency = torch.from_numpy(np.argsort(-counts, kind="stable")).to(model.device)
+        return BoundSampledSoftmax(self, num_entities, by_frequency, weights, seed)
+
+    def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
+        if batch_size < 2:
+            raise ValueError(
+                "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
+                "training.batch_size should be at least 2; it is 1"
+            )
+
+    def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
+        return reciprocal and not self.relation_weight
+
+    def numbers_per_example(self, model: Model, batch_size: int) -> int:
+        """The scores of the negatives, and copies of their vectors unless a batch shares them."""
+        sides = 1 if model.reciprocal else 2
+        if self.shared and model.shares_candidates:
+            return sides * self.num_negatives * (4 + 2 * model.score_arrays)
+        per_negative = 14 + (3 if model.score_form == "products" else 8) * model.embedding.entities.shape[1]
+        return sides * self.num_negatives * per_negative
+
+
+@dataclass(frozen=True)
+class BoundSampledSoftmax:
+    """Sampled softmax of a batch of triples; `by_frequency` has the entities by decreasing frequency."""
+
+    loss: SampledSoftmax
+    num_entities: int
+    by_frequency: Tensor | None = None
+    entity_weights: Tensor | None = None
+    seed: int = 0
+
+    def __call__(self, model: Model, f: Factors) -> Tensor:
+        draws = Draws.of(f, seed=self.seed)
+        loss = self._of_side(model, f, "tail", draws)
+        if not model.reciprocal:
+            loss = (loss + self._of_side(model, f, "head", draws.others())) / 2
+        if self.loss.relation_weight:
+            loss = loss + self.loss.relation_weight * cross_entropy(model.relation_scores(f), f.relations)
+        return loss
+
+    def _of_side(self, model: Model, f: Factors, side: Side, draws: Draws) -> Tensor:
+        answers = f.tails if side == "tail" else f.heads
+        negatives, log_counts = self.sample(draws)
+        scores = model.candidate_scores(f, negatives, side=side)
+        scores = (scores - log_counts.to(scores.dtype)).masked_fill(negatives == answers[:, None], -torch.inf)
+        positive = model.triple_scores(f)
+        losses = torch.cat([positive[:, None], scores], 1).logsumexp(1) - positive
+        if self.entity_weights is None:
+            return losses.mean()
+        weights = self.entity_weights[answers]
+        return (weights * losses).sum() / weights.sum()
+
+    def sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
+        """Negatives `(n,)`, or `(batch, n)` where they are not shared, and the logarithm of the expected count of each.
+
+        The rank k of an entity has the probability log((k + 2) / (k + 1)) / log(num_entities + 1), k from 0.
+        """
+        num = self.loss.num_negatives
+        if self.by_frequency is None:
+            negatives = draws.entities(num, self.num_entities, shared=self.loss.shared)
+            return negatives, torch.full((), math.log(num / self.num_entities), device=negatives.device)
+        drawn = draws.entities(num, 2**63 - 1, shared=self.loss.shared)
+        uniform = shift_right(drawn, 63 - DIGITS).double() / 2**DIGITS
+        log_size = math.log(self.num_entities + 1)
+        ranks = ((uniform * log_size).exp().long() - 1).clamp(0, self.num_entities - 1)
+        log_probabilities = torch.log(torch.log1p(1 / (ranks + 1).double()) / log_size)
+        return self.by_frequency[ranks], math.log(num) + log_probabilities

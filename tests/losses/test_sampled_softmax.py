@@ -1,0 +1,101 @@
+"""Sampled softmax: values worked out by hand, an unbiased normalizer, and the limit of all entities."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dualkg as kg
+from dualkg.losses.negative_sampling import Draws
+from dualkg.losses.sampled_softmax import BoundSampledSoftmax, SampledSoftmax
+
+
+class Fixed(BoundSampledSoftmax):
+    """With given negatives in place of drawn ones."""
+
+    def sample(self, draws):
+        return torch.tensor([0, 1, 1]), torch.log(torch.tensor([1.0, 2.0, 2.0]))
+
+
+def model_with(tails, **options):
+    """DistMult of width 1 with the head entity 1 and the relation 1, so that a tail scores its own number."""
+    model = kg.DistMult(kg.GraphShape(len(tails), 1), dim=1, reciprocal=True, **options)
+    with torch.no_grad():
+        model.entities.copy_(torch.tensor(tails)[:, None])
+        model.relations.fill_(1.0)
+    return model
+
+
+def test_by_hand():
+    """Negatives 0, 1, 1 with the counts 1, 2, 2 sum to e⁰ + e^(ln 4)/2 + e^(ln 4)/2 = 5; the answer has e^(ln 3)."""
+    model = model_with([0.0, math.log(4), math.log(3), 1.0])
+    loss = Fixed(SampledSoftmax(num_negatives=3), 4)
+    f = model.factors(torch.tensor([3]), torch.tensor([0]), torch.tensor([2]))
+    assert loss(model, f).item() == pytest.approx(math.log((3 + 5) / 3), rel=1e-6)
+
+
+def test_a_negative_equal_to_the_answer_is_left_out():
+    model = model_with([0.0, math.log(4), math.log(3), 1.0])
+    f = model.factors(torch.tensor([3]), torch.tensor([0]), torch.tensor([1]))
+    assert Fixed(SampledSoftmax(), 4)(model, f).item() == pytest.approx(math.log((4 + 1) / 4), rel=1e-6)
+
+
+@given(st.integers(2, 40), st.integers(0, 5))
+def test_the_probabilities_of_ranks_sum_to_1(num_entities, seed):
+    ranks = np.arange(num_entities)
+    assert np.sum(np.log((ranks + 2) / (ranks + 1)) / np.log(num_entities + 1)) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "log-uniform"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_sample_estimates_sums_over_all_entities_without_bias(distribution, shared):
+    """Σ value / expected count over many draws is near the sum of all values; every entity is drawn."""
+    num_entities, values = 7, torch.arange(1.0, 8.0)
+    by_frequency = torch.tensor([3, 0, 1, 2, 6, 5, 4]) if distribution == "log-uniform" else None
+    settings = SampledSoftmax(num_negatives=20_000, distribution=distribution, shared=shared)
+    loss = BoundSampledSoftmax(settings, num_entities, by_frequency)
+    ids = torch.arange(2)
+    draws = Draws.of(model_with([0.0] * 7).factors(ids, torch.zeros(2, dtype=torch.long), ids), seed=1)
+    negatives, log_counts = loss.sample(draws)
+    assert negatives.shape == ((20_000,) if shared else (2, 20_000))
+    estimates = (values[negatives] / log_counts.exp()).sum(-1)
+    assert estimates.flatten().tolist() == pytest.approx([28.0] * estimates.numel(), rel=0.05)
+    assert set(negatives.flatten().tolist()) == set(range(7))
+    if by_frequency is not None:  # ranks 0 and 1 have the probabilities log 2 / log 8 and log 1.5 / log 8
+        counts = Counter(negatives.flatten().tolist())
+        assert counts[3] / negatives.numel() == pytest.approx(1 / 3, abs=0.02)
+        assert counts[0] / negatives.numel() == pytest.approx(math.log(1.5) / math.log(8), abs=0.02)
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_with_many_negatives_the_loss_is_near_that_of_the_full_softmax(reciprocal):
+    graph = kg.load_graph("world")
+    torch.manual_seed(0)
+    model = kg.ComplEx(graph.shape, dim=4, reciprocal=reciprocal, init_scale=0.5)
+    f = model.factors(*torch.from_numpy(graph.train[:50].astype(np.int64)).unbind(1))
+    options = {"batch_size": 50, "seed": 0}
+    full = kg.OneVsAll(frequency_weight=0.5, relation_weight=2.0).bind(model, graph, **options)(model, f).item()
+    for distribution in ("uniform", "log-uniform"):
+        sampled = SampledSoftmax(
+            num_negatives=50_000, distribution=distribution, frequency_weight=0.5, relation_weight=2.0
+        )
+        assert sampled.bind(model, graph, **options)(model, f).item() == pytest.approx(full, rel=2e-3)
+
+
+def test_training_reaches_the_answers(small_graph):
+    """A random graph is learned by heart: half of its training triples rank near the top."""
+    options = {"regularizer": "none", "epochs": 40, "batch_size": 20, "device": "cpu"}
+    model = kg.ComplEx(small_graph, dim=32)
+    kg.train(model, small_graph, loss=SampledSoftmax(num_negatives=8), **options)
+    assert kg.evaluate(model, small_graph, split="train").mrr > 0.6
+
+
+def test_a_batch_of_one_is_refused():
+    with pytest.raises(ValueError, match="at least 2"):
+        SampledSoftmax().check_training(reciprocal=True, batch_size=1)
