@@ -24,7 +24,7 @@ from dualkg.analysis.sparsity import (
     storage_of,
 )
 from dualkg.inference.export import export
-from dualkg.training.checkpoint import compress, expand
+from dualkg.training.checkpoint import compress, expand, read_weights
 from dualkg.training.run import RunFolder
 from tests.models import odd_models as odd
 
@@ -194,8 +194,10 @@ def test_damaged_files_are_reported(run, damage):
     else:
         saved["csr/tails/columns"] = torch.full_like(saved["csr/tails/columns"], 9)
     save_file(saved, weights, metadata={"about": json.dumps({"shapes": {"entities": [30, 5], "tails": [30, 5]}})})
-    with pytest.raises(kg.RequestError, match="its CSR of tails is damaged"):
+    with pytest.raises(kg.RequestError, match="weights.safetensors is damaged: it has"):
         kg.load_run(weights.parent)
+    with pytest.raises(kg.RequestError, match="its CSR of tails is damaged"):
+        read_weights(weights)
 
 
 # -- storage and the curve --------------------------------------------------------------------------------

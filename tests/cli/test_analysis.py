@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import dualkg as kg
+from dualkg.training.run import RunFolder
 
 
 @pytest.fixture
@@ -110,7 +111,7 @@ def test_a_sparse_run_can_be_used_like_any_other(dualkg, tmp_path):
     result = json.loads(dualkg("sparsify", "run", "--share", 0.7, "--out", "other", "--json")[1])
     assert result["sparsity"]["share"] == result["storage"]["share"] == 0.7
     assert result["storage"]["on_disk"]["entity_tables"] == result["storage"]["entity_tables"]["CSR"]["bytes"]
-    assert result["reports"] == json.loads((tmp_path / "run-sparse-0.7" / "report.json").read_text())
+    assert result["reports"] == RunFolder(tmp_path / "run-sparse-0.7").saved_reports()
 
 
 def test_sparsity(dualkg):

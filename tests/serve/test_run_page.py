@@ -15,6 +15,7 @@ from dualkg.serve.pages.run import Axis, line_chart, metric_text, reliability_di
 from dualkg.serve.server import request_once
 from dualkg.serve.service import ServedRun, ServedRuns
 from dualkg.serve.templating import TEMPLATES
+from dualkg.training.run import RunFolder
 from tests.serve.conftest import hostile_graph
 
 
@@ -140,7 +141,7 @@ def test_metrics_are_written_as_in_papers():
 
 def test_the_page_as_json(run_cli, run_folders):
     result = run_cli("serve", *run_folders, "--get", "/run.json").json
-    assert result["runs"][0]["reports"] == json.loads((run_folders[0] / "report.json").read_text())
+    assert result["runs"][0]["reports"] == RunFolder(run_folders[0]).saved_reports()
     assert len(result["comparison"]["queries"]) == 20
 
 

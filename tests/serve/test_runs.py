@@ -17,6 +17,7 @@ from dualkg.serve.limits import Limits
 from dualkg.serve.routes import completion
 from dualkg.serve.server import request_once
 from dualkg.serve.service import ServedRun, ServedRuns
+from dualkg.training.run import RunFolder
 from tests.processes import until
 
 
@@ -32,7 +33,7 @@ def test_run_details(client, run_folders):
     assert found["recipe"]["model"]["dim"] == 4
     assert "dim = 4" in found["recipe_toml"]
     assert [epoch["epoch"] for epoch in found["history"]] == [1, 2, 3]
-    assert found["reports"] == json.loads((run_folders[0] / "report.json").read_text())
+    assert found["reports"] == RunFolder(run_folders[0]).saved_reports()
     assert found["calibrated"]
     assert found["sparsity"]["share"] == 0
     assert not client.get("/api/run", params={"run": "plain"}).json()["calibrated"]

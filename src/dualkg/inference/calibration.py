@@ -442,7 +442,11 @@ def save_calibration(saved: SavedCalibration, folder: str | Path) -> None:
 def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
     """Read `calibration.json` from the folder of a run on this graph; a damaged file is refused."""
     path, num_relations = RunFolder(folder).calibration, graph.shape.num_relations
-    found = read_json(path, checksum=True)
+    again = f"Make it again: dualkg calibrate {Path(folder)} --overwrite"
+    try:
+        found = read_json(path, checksum=True)
+    except RequestError as error:
+        raise RequestError(f"{error} {again}") from None
     try:
         calibration = Calibration.from_dict(found["calibration"])
         expected = (num_relations,), (num_relations, NUM_PATTERNS), (num_relations,)
@@ -455,9 +459,7 @@ def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
         return SavedCalibration(calibration, prediction_sets, dict(found.get("checks", {})))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
-        raise RequestError(
-            f"{path} is damaged: {reason}. Make it again: dualkg calibrate {Path(folder)} --overwrite"
-        ) from None
+        raise RequestError(f"{path} is damaged: {reason}. {again}") from None
 
 
 def calibration_for(run: Run, *, overwrite: bool = False) -> SavedCalibration:
