@@ -175,6 +175,15 @@ def test_every_model_has_a_starting_recipe_that_trains(graph, model):
     assert tuner.trials[0].error == ""
 
 
+@pytest.mark.parametrize("model", ["TransE", "RotatE", "HAKE", "MuRP"])
+def test_distance_models_start_with_a_larger_learning_rate_on_small_graphs(graph, model):
+    data, large = Data(graph="families"), dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
+    small = starting_recipe(data, graph, CPU, {"model.name": model}).optimizer
+    assert small.learning_rate == 0.01 > starting_recipe(data, large, CPU, {"model.name": model}).optimizer.learning_rate
+    given = {"model.name": model, "optimizer.learning_rate": 0.5}
+    assert starting_recipe(data, graph, CPU, given).optimizer.learning_rate == 0.5
+
+
 def test_far_worse_trials_stop_half_way(graph):
     tuner = AutomaticTuner(recipe_of(graph, **{"training.epochs": 36}), graph, device=CPU)
     good = tuner._train({}, 0)

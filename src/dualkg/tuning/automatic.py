@@ -356,7 +356,7 @@ class AutomaticTuner:
         mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
         return (
             f"Chose {text}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}"
-            f"{start}, the best of {len(self.trials)} trials in {self.spent_seconds:.0f} s."
+            f"{start}, filtered by train and valid, the best of {len(self.trials)} trials in {self.spent_seconds:.0f} s."
         )
 
 

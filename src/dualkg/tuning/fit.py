@@ -86,6 +86,8 @@ def starting_recipe(
     for key, value in STARTS.get(model, {}).items():  # a loss or a regularizer of the user's comes without our settings
         if f"{key.partition('.')[0]}.name" not in changes:
             start[key] = value
+    if len(graph.train) < SMALL_GRAPH and start.get("optimizer.name") == "Adam":  # there are few steps
+        start["optimizer.learning_rate"] = 0.01
     start |= changes
     if start.get("loss.sampler") == "shared":
         start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
