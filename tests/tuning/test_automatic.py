@@ -178,8 +178,8 @@ def test_every_model_has_a_starting_recipe_that_trains(graph, model):
 @pytest.mark.parametrize("model", ["TransE", "RotatE", "HAKE", "MuRP"])
 def test_distance_models_start_with_a_larger_learning_rate_on_small_graphs(graph, model):
     data, large = Data(graph="families"), dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
-    small = starting_recipe(data, graph, CPU, {"model.name": model}).optimizer
-    assert small.learning_rate == 0.01 > starting_recipe(data, large, CPU, {"model.name": model}).optimizer.learning_rate
+    rates = [starting_recipe(data, one, CPU, {"model.name": model}).optimizer.learning_rate for one in (graph, large)]
+    assert rates[0] == 0.01 > rates[1]
     given = {"model.name": model, "optimizer.learning_rate": 0.5}
     assert starting_recipe(data, graph, CPU, given).optimizer.learning_rate == 0.5
 

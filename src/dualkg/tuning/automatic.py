@@ -355,8 +355,8 @@ class AutomaticTuner:
         seeds = sum(_without_seed(trial.params) == _without_seed(chosen.params) for trial in same)
         mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
         return (
-            f"Chose {text}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}"
-            f"{start}, filtered by train and valid, the best of {len(self.trials)} trials in {self.spent_seconds:.0f} s."
+            f"Chose {text}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}{start}, "
+            f"filtered by train and valid, the best of {len(self.trials)} trials in {self.spent_seconds:.0f} s."
         )
 
 
