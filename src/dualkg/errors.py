@@ -11,6 +11,7 @@ import numpy as np
 
 MIN_SIMILARITY = 0.6  # the fraction of letters that two names must have in common
 MAX_COMPARED = 300  # names that difflib compares
+MAX_WORD, MAX_SENTENCE = 400, 2000  # characters of a message
 SYNONYMS = (  # words for one setting in dualkg, other libraries and the literature
     {"lr", "learning_rate", "alpha", "step_size"},
     {"dim", "embedding_dim", "embedding_size", "dimension", "hidden_dim", "hidden_size"},
@@ -88,6 +89,8 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 def close_matches(name: str, names: Iterable[str], *, most: int = 3) -> list[str]:
     """The names most similar to `name`, best first; case is ignored."""
+    if len(name) > MAX_WORD:
+        return []
     by_folded: dict[str, str] = {}
     for known in names:
         by_folded.setdefault(known.casefold(), known)

@@ -16,18 +16,22 @@ from safetensors.numpy import save_file
 
 import dualkg as kg
 from dualkg.errors import MAX_SENTENCE, DualkgError
+from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.index_build import build_index, save_index
 from dualkg.training.run import RunFolder
+from tests.conftest import graph_of
 
 DEEP = "[" * 100_000
-QUERY = ["--head", "Kenya", "--relation", "borders"]
+QUERY = ["--head", "e1", "--relation", "r1"]
 SMALL = ["--no-tune", "--epochs", "1", "--dim", "2"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> Path:
-    """A run, the same interrupted, and indexes of it."""
+    """A run, the same interrupted, and an index of it."""
     home = tmp_path_factory.mktemp("made")
+    triples = [(number % 20, number % 2, number * 7 % 19) for number in range(60)]
+    graph = graph_of(triples, triples[:5], triples[5:15], num_entities=20)
     recipe = kg.Recipe().with_changes({"training.epochs": 2, "training.checkpoint_seconds": 0.0, "model.dim": 2})
 
     def stop(event: object) -> None:
@@ -35,10 +39,9 @@ def made(tmp_path_factory) -> Path:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        kg.train_recipe(recipe, out=home / "stopped", on_progress=stop)
-    run = kg.train_recipe(recipe, out=home / "run")
-    for kind in ("ivf", "exact"):
-        save_index(build_index(run.model, run.graph, kind=kind, recall=0.3), home / kind)  # type: ignore[arg-type]
+        kg.train_recipe(recipe, graph=graph, out=home / "stopped", on_progress=stop)
+    run = kg.train_recipe(recipe, graph=graph, out=home / "run")
+    save_index(build_index(run.model, run.graph, kind="ivf", recall=0.1), home / "ivf")
     # As by an earlier version, or by somebody who counted the checksums again.
     report = RunFolder(home / "run").report
     saved = json.loads(report.read_text())
@@ -112,12 +115,15 @@ def test_ranks(refused, change: str) -> None:
     assert "ranks-test.parquet" in refused("compare", "run", "run")
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe{}\n", b'{"head": "\xff"}', DEEP.encode(), b"3"])
-def test_decisions(refused, run_cli, content: bytes) -> None:
-    Path("run/decisions.jsonl").write_bytes(content)
-    result = run_cli("serve", "run", "--get", "/api/decisions")
-    assert result.code == 2, result.out
-    assert "decisions.jsonl" in result.out
+@pytest.mark.parametrize("content", [b"\xff\xfe{}\n", b'{"head": "\xff"}', DEEP.encode(), b"3", None])
+def test_decisions(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "decisions.jsonl"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(DualkgError, match="decisions.jsonl"):
+        DecisionStore(path).load()
 
 
 @pytest.mark.parametrize("about", ["[]", "3", "null", DEEP, '{"shapes": 3}', '{"shapes": [1]}', '{"shapes": {"x": 3}}'])
@@ -146,7 +152,7 @@ def test_progress_of_a_checkpoint(refused, progress: object) -> None:
     assert str(path) in refused("resume", "stopped")
 
 
-@pytest.mark.parametrize("place", range(0, 200, 8))
+@pytest.mark.parametrize("place", range(0, 200, 25))
 def test_flipped_bits_of_an_index(refused, place: int) -> None:
     path = next(Path("ivf").rglob("*.faiss"))
     content = bytearray(path.read_bytes())
@@ -168,11 +174,11 @@ JSON_FILES = ["report.json", "environment.json", "history.json", "costs.json", "
 
 
 @pytest.mark.parametrize("name", JSON_FILES)
-@pytest.mark.parametrize("content", [DEEP, "[3]", "3", "null", '{"a": 1}', '{"seed": '])
+@pytest.mark.parametrize("content", [DEEP, "[3]", "null", '{"a": 1}'])
 def test_json_of_a_run(refused, run_cli, name: str, content: str) -> None:
     """A file of the wrong shape is refused, or does not matter to the command."""
     Path("run", name).write_text(content)
-    for words in (["predict", "run", *QUERY], ["compare", "run", "run"], ["serve", "run", "--get", "/run"]):
+    for words in (["predict", "run", *QUERY], ["compare", "run", "run", "--samples", 100]):
         result = run_cli(*words)
         assert result.code in (0, 2), result.err + result.out
         if result.code:
@@ -182,14 +188,14 @@ def test_json_of_a_run(refused, run_cli, name: str, content: str) -> None:
 FILES = ["recipe.toml", "weights.safetensors", "ranks-test.parquet", "graph/train.parquet", "graph/entities.parquet"]
 
 
-@pytest.mark.parametrize("name", [*FILES, *JSON_FILES, "decisions.jsonl"])
+@pytest.mark.parametrize("name", [*FILES, *JSON_FILES])
 def test_a_folder_in_the_place_of_a_file(made: Path, tmp_path: Path, monkeypatch, run_cli, name: str) -> None:
     shutil.copytree(made / "run", tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     path = Path("run", name)
     path.unlink(missing_ok=True)
     path.mkdir()
-    for words in (["evaluate", "run"], ["compare", "run", "run"], ["serve", "run", "--get", "/api/decisions"]):
+    for words in (["evaluate", "run"], ["compare", "run", "run", "--samples", 100]):
         result = run_cli(*words)
         assert "Traceback" not in result.out
         assert result.code in (0, 1, 2)
