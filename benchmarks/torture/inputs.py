@@ -33,7 +33,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.torture.common import MAX_FAILURES
+from benchmarks.torture.common import MAX_FAILURES, TRACEBACK
 
 MAX_SECONDS, MAX_MIB, MAX_MESSAGE = 10.0, 1024, 4000
 NAMES = [
@@ -646,37 +646,46 @@ class Inputs:
 # -- running ----------------------------------------------------------------------------------------------------
 
 
-def run_case(case: Case) -> str | None:
-    """Run a command in this process; return what is wrong with how it ended."""
+def run_command(words: list[str]) -> tuple[object, str]:
+    """Run a command in this process; return its exit status, or the place of an exception, and its output."""
     from dualkg.cli import common
     from dualkg.cli.main import main
-    from dualkg.errors import DualkgError
 
     out = io.StringIO()
     common.stdout.file = common.stderr.file = out
-    sys.argv = ["dualkg", *case.words]
+    sys.argv = ["dualkg", *words]
     code: object = 0
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
-            if case.words[0] == "LOAD_SPACE":
-                from dualkg.tuning import load_space
-
-                with contextlib.suppress(DualkgError):
-                    load_space(case.words[1])
-            else:
-                main()
+            main()
     except SystemExit as end:
-        code = end.code
+        code = end.code or 0
     except BaseException as error:  # what is looked for
         place = [frame for frame in traceback.extract_tb(error.__traceback__) if "dualkg" in frame.filename][-1:]
         where = "".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in place)
-        return f"{type(error).__name__} at {where}: {str(error)[:200]}"
-    text = out.getvalue()
-    if code not in (0, None, 1, 2):
-        return f"exit status {code}"
-    if "Traceback (most recent call last)" in text:
-        last = re.split(r"\\n|\n", text.strip())[-2:]
-        return f"a traceback in the output: {' '.join(last)[-200:]}"
+        code = f"{type(error).__name__} at {where}: {str(error)[:200]}"
+    return code, out.getvalue()
+
+
+def run_case(case: Case) -> str | None:
+    """Run a case in this process; return what is wrong with how it ended."""
+    if case.words[0] == "LOAD_SPACE":
+        from dualkg.errors import DualkgError
+        from dualkg.tuning import load_space
+
+        try:
+            load_space(case.words[1])
+        except DualkgError as error:
+            return None if len(str(error)) <= MAX_MESSAGE else f"a message of {len(str(error)):,} characters"
+        except Exception as error:  # what is looked for
+            return f"{type(error).__name__}: {str(error)[:200]}"
+        return None
+    code, text = run_command(case.words)
+    if code not in (0, 1, 2):
+        return str(code)
+    if TRACEBACK in text:
+        found = re.search(r"(\w+(?:Error|Exception)): [^\n\\]{0,150}", text[text.rindex(TRACEBACK) :])
+        return f"a traceback in the output: {found[0] if found else text[-200:]}"
     if code and len(text) > MAX_MESSAGE:
         return f"a message of {len(text):,} characters"
     return None

@@ -160,6 +160,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+@contextmanager
+def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """Raise the errors of a library that writes a file as OSError with its name."""
+    try:
+        yield
+    except errors as error:
+        reason = re.sub(r"^.*?(I/O error|[Ww]rite error)", r"\1", str(error), flags=re.DOTALL).replace(str(path), "")
+        raise OSError(errno.EIO, f"it could not be written ({reason.strip()})", str(path)) from error
+
+
 def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
     """The content of a JSON file as a type; a damaged one raises `RequestError`. With `checksum`, of `write_json`."""
     try:

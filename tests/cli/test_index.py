@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from safetensors import SafetensorError
 
 import dualkg as kg
 from dualkg.analysis.sparsity import sparsify
@@ -54,3 +55,23 @@ def test_predict_with_an_index(run_cli, run):
     query = ["predict", run, "--head", "e1", "--relation", "r1", "--json"]
     exact, indexed = (run_cli(*query, *more).json["predictions"] for more in ([], ["--index", f"{run}-index"]))
     assert [one["name"] for one in indexed] == [one["name"] for one in exact]
+
+
+@pytest.mark.parametrize(
+    ("kind", "writer", "error"),
+    [
+        ("exact", "dualkg.inference.index.save_file", SafetensorError("I/O error: No space left on device")),
+        ("ivf", "faiss.write_index", RuntimeError("Error in faiss at x.cpp:3: Error: write error in /tmp/.x.tmp/f")),
+    ],
+)
+def test_a_full_disk_is_a_sentence_with_the_name_of_the_file(run_cli, run, tmp_path, monkeypatch, kind, writer, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(writer, fail)
+    result = run_cli("index", run, "--kind", kind, "--recall", "0.1", "--out", tmp_path / "new")
+    assert result.code == 1
+    line = result.err.splitlines()[-1]
+    assert line.startswith(f"dualkg: {tmp_path}/new/tail/")
+    assert "it could not be written (" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -203,6 +203,14 @@ def test_a_folder_in_the_place_of_a_file(made: Path, tmp_path: Path, monkeypatch
             assert Path(name).name.partition(".")[0] in result.err + result.out
 
 
+def test_numbers_without_end(refused) -> None:
+    Path("mine.jsonl").write_text('{"head": 1' + "0" * 30 + ', "relation": "r", "tail": "t"}')
+    assert "mine.jsonl: head should be names" in refused("evaluate", "run", "--candidates", "mine.jsonl")
+    Path("stopped/environment.json").write_text('{"threads": {}}')
+    RunFolder("stopped").checkpoint.write_bytes(b"")
+    assert "checkpoint.safetensors" in refused("resume", "stopped")
+
+
 def test_ids_outside_of_a_graph(refused) -> None:
     path = Path("run/graph/train.parquet")
     table = pq.read_table(path)

@@ -125,7 +125,7 @@ def command(
 
 
 def set_threads(threads: int | None) -> None:
-    if threads is not None:
+    if isinstance(threads, int) and threads > 0:  # it may come from a file
         import torch
 
         torch.set_num_threads(threads)

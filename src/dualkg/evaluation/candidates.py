@@ -166,7 +166,7 @@ def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
             continue
         try:
             arrays[name] = pa.array(values)
-        except (pa.ArrowException, ValueError, TypeError) as error:
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             kind = "names" if name in PARTS else "lists of names"
             raise DataError(f"{source}: {name} should be {kind}; {error}.") from None
     if len({len(array) for array in arrays.values()}) > 1:

@@ -22,7 +22,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, distinct_triples, triple_keys
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
-from dualkg.files import atomic_write
+from dualkg.files import atomic_write, writing
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion_search import (
     NEW_TRIPLE,
@@ -222,7 +222,7 @@ class CompletionCheckpoint:
         if state.cache is not None:
             tensors["cache"] = state.cache.cpu()
         metadata = {"num_done": str(state.num_done), "options": json.dumps(self.options)}
-        with atomic_write(self.path) as file:
+        with atomic_write(self.path) as file, writing(file, SafetensorError):
             save_file(tensors, file, metadata=metadata)
         self.saved_at = time.monotonic()
 

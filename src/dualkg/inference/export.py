@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from dualkg.errors import RequestError
-from dualkg.files import atomic_folder, check_new_folder, file_record, locks
+from dualkg.files import atomic_folder, check_new_folder, file_record, locks, writing
 from dualkg.models import MODELS
 from dualkg.models.base import Model
 from dualkg.training.importing import ENTITY_TABLES
@@ -201,7 +202,8 @@ def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]
         names["relations"] = names["relations"] + [f"{relation}⁻¹" for relation in names["relations"]]
     with atomic_folder(folder) as fresh:
         if format == "safetensors":
-            save_file({name: np.ascontiguousarray(one) for name, one in tables.items()}, fresh / "tables.safetensors")
+            with writing(path := fresh / "tables.safetensors", SafetensorError):
+                save_file({name: np.ascontiguousarray(one) for name, one in tables.items()}, path)
         for name, table in tables.items():
             if format == "numpy":
                 np.save(fresh / f"{name}.npy", table)

@@ -27,6 +27,7 @@ from dualkg.data.graph import Graph, Split
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import full_precision
 from dualkg.evaluation.report import Metrics, evaluate
+from dualkg.files import writing
 from dualkg.models.base import Factors, Model, Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.distance import NormModel
@@ -261,7 +262,8 @@ class ExactIndex(Index):
         return {"storage": self.table.storage}
 
     def save(self, folder: Path) -> None:
-        save_file({name: part.contiguous() for name, part in self.table.parts.items()}, folder / FILE)
+        with writing(folder / FILE, SafetensorError):
+            save_file({name: part.contiguous() for name, part in self.table.parts.items()}, folder / FILE)
 
     @classmethod
     def load(

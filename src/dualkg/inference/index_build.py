@@ -19,7 +19,16 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode
 from dualkg.extras import optional_import
-from dualkg.files import atomic_folder, check_new_folder, file_damage, file_record, locks, read_json, write_json
+from dualkg.files import (
+    atomic_folder,
+    check_new_folder,
+    file_damage,
+    file_record,
+    locks,
+    read_json,
+    write_json,
+    writing,
+)
 from dualkg.inference.index import (
     ExactIndex,
     Index,
@@ -105,7 +114,8 @@ class FaissIndex(Index):
         return min(MAX_HNSW_EFFORT, self.shape[0]) if self.kind == "hnsw" else num_lists(self.shape[0])
 
     def save(self, folder: Path) -> None:
-        faiss().write_index(self._index, str(folder / FILE))
+        with writing(folder / FILE, RuntimeError):
+            faiss().write_index(self._index, str(folder / FILE))
 
     @classmethod
     def load(cls, folder: Path, metric: Metric, shape: tuple[int, int], **config: Any) -> Self:

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.files import atomic_write, check_type
+from dualkg.errors import DivergedError, RequestError
+from dualkg.files import atomic_write, check_type, writing
 
 
 @dataclass
@@ -47,11 +47,8 @@ def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dic
             raise DivergedError(f"{name} contains NaN or infinity, so it was not saved; {path.name} is unchanged.")
     tensors = {name: value.cpu().contiguous() for name, value in found.items()}
     about = {**about, "sha256": _checksum(tensors, about)}
-    with atomic_write(path) as fresh:
-        try:
-            save_file(tensors, fresh, metadata={"about": json.dumps(about)})
-        except SafetensorError as error:
-            raise DualkgError(f"{path} could not be written: {error}.") from None
+    with atomic_write(path) as fresh, writing(fresh, SafetensorError):
+        save_file(tensors, fresh, metadata={"about": json.dumps(about)})
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> str:
