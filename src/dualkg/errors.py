@@ -39,7 +39,6 @@ VISIBLE = dict.fromkeys((*range(32), 127), "�") | {ord("\t"): "⇥", ord("\n")
 VISIBLE |= {0x2028: "↵", 0x2029: "↵"} | {code: f"⟨U+{code:04X}⟩" for code in REORDERING}
 VISIBLE_LINES = {code: text for code, text in VISIBLE.items() if chr(code) not in "\t\n"}
 JSON_ESCAPES = {code: f"\\u{code:04x}" for code in REORDERING}  # the same JSON, harmless in a terminal
-MAX_WORD, MAX_SENTENCE = 400, 2000  # characters
 
 
 def shortened(text: str) -> str:

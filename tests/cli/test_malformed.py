@@ -86,13 +86,13 @@ def test_recipes(refused, text: str, reason: str) -> None:
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000, str(2**63)], ids=["digits", "brackets", "large"])
 def test_values_of_set(refused, value: str) -> None:
-    assert "training.batch_size" in refused("train", "world", *SMALL, "--set", f"training.batch_size={value}")
+    assert "--batch-size should be" in refused("train", "world", *SMALL, "--set", f"training.batch_size={value}")
 
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000, "/".join(["x" * 200] * 40)])
 @pytest.mark.parametrize("suffix", ["", ".tsv", ".toml", ".zip"])
 def test_paths(refused, name: str, suffix: str) -> None:
-    assert name[:5].replace("\0", "") in refused("train", name + suffix, code=None).replace("\0", "")
+    assert name.partition("\0")[0][:5] in refused("train", name + suffix, code=None)
     assert refused("inspect", name + suffix)
     assert refused("train", "world", "--labels", name + suffix)
 
