@@ -203,6 +203,13 @@ def test_a_folder_in_the_place_of_a_file(made: Path, tmp_path: Path, monkeypatch
             assert Path(name).name.partition(".")[0] in result.err + result.out
 
 
+def test_the_name_of_a_graph_is_text(refused) -> None:
+    path = Path("run/graph/graph.json")
+    for change in ({"name": ["a"]}, {"notes": {"duplicates": {"train": "x"}, "overlaps": {}, "remarks": []}}):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+        assert "The graph of the run run cannot be read" in refused("evaluate", "run")
+
+
 def test_numbers_without_end(refused) -> None:
     Path("mine.jsonl").write_text('{"head": 1' + "0" * 30 + ', "relation": "r", "tail": "t"}')
     assert "mine.jsonl: head should be names" in refused("evaluate", "run", "--candidates", "mine.jsonl")

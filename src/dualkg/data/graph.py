@@ -232,6 +232,10 @@ def load_saved_graph(folder: Path) -> Graph:
         if (saved := about.pop("format")) != FORMAT:
             raise ValueError(f"{folder} has format {saved}; this version reads {FORMAT}")
         notes = about.pop("notes")
+        texts = [*(about[key] for key in ("name", "source", "fingerprint")), *notes["remarks"]]
+        counts = [*notes["duplicates"].values(), *notes["overlaps"].values()]
+        if any(not isinstance(one, str) for one in texts) or any(not isinstance(one, int) for one in counts):
+            raise TypeError("graph.json has other values than names, sentences and counts")
         about["notes"] = Notes(notes["duplicates"], notes["overlaps"], tuple(notes["remarks"]))
         with _system_memory_pool():
             about["entities"] = _load_vocabulary(folder / "entities.parquet", "entity")
