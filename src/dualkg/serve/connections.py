@@ -42,6 +42,14 @@ class Phase(IntEnum):
 class Connection(H11Protocol):
     """A connection of uvicorn that refuses a large head unparsed, and malformed data without a traceback."""
 
+    phase: Phase | None = None  # at the last check
+    since = 0.0  # when it was first seen so
+    _seen: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.client_name = client_of(self.client)
+
     def handle_events(self) -> None:
         if self.conn.their_state is h11.IDLE:
             limit = self.config.h11_max_incomplete_event_size
@@ -57,20 +65,28 @@ class Connection(H11Protocol):
         else:
             self.transport.close()
 
-    @property
-    def phase(self) -> Phase:
-        if self.transport.is_closing() or self.flow.write_paused:
-            return Phase.SENDING
-        if self.cycle is None or self.cycle.response_complete:
-            return Phase.HEAD if self.cycle is None or self.conn.trailing_data[0] else Phase.IDLE
-        return Phase.BODY if self.cycle.more_body else Phase.ANSWERING
+    def observe(self, now: float) -> Phase:
+        """What the connection is doing; `since` is the time of the first check that saw the same, without progress."""
+        cycle, left = self.cycle, 0
+        if self.flow.write_paused or self.transport.is_closing():
+            phase, left = Phase.SENDING, self.transport.get_write_buffer_size()
+        elif cycle is None:
+            phase = Phase.HEAD
+        elif cycle.response_complete:
+            phase = Phase.HEAD if self.conn.trailing_data[0] else Phase.IDLE
+        else:
+            phase = Phase.BODY if cycle.more_body else Phase.ANSWERING
+        if phase is not self.phase or (cycle, left) != self._seen:
+            self.phase, self.since, self._seen = phase, now, (cycle, left)
+        return phase
 
     def refuse(self, status: HTTPStatus, message: str) -> None:
         """Close the connection; a client that has sent a part of a request is told why."""
-        if self.phase == Phase.SENDING:
+        phase = self.observe(0.0)
+        if phase is Phase.SENDING:
             self.transport.abort()
             return
-        if (self.phase == Phase.BODY and not self.cycle.response_started) or self.conn.trailing_data[0]:
+        if (phase is Phase.BODY and not self.cycle.response_started) or self.conn.trailing_data[0]:
             body = json.dumps({"error": message, "suggestions": []})
             head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nConnection: close\r\n"
             retry = "Retry-After: 1\r\n" if status in (429, 503) else ""
@@ -88,7 +104,6 @@ class LimitedServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, *, limits: Limits) -> None:
         super().__init__(config)
         self._limits = within_file_limit(limits)
-        self._since: dict[Connection, tuple[object, float]] = {}
 
     async def on_tick(self, counter: int) -> bool:
         self.check_connections(asyncio.get_running_loop().time())
@@ -96,38 +111,35 @@ class LimitedServer(uvicorn.Server):
 
     def check_connections(self, now: float) -> None:
         """Close what is too slow, then what is too much, the oldest first."""
-        limits, before = self._limits, self._since
-        self._since = {}
+        limits = self._limits
         # The middleware limits the time of a body. uvicorn closes idle connections too, unless bytes keep arriving.
         seconds = dict.fromkeys((Phase.HEAD, Phase.SENDING), limits.receive_seconds)
         seconds |= {Phase.BODY: math.inf, Phase.IDLE: limits.idle_seconds + 1}
         held: Counter[str] = Counter()
-        waiting: list[tuple[float, Phase, Connection]] = []
+        slow: list[Connection] = []
+        waiting: list[Connection] = []
         for one in self.server_state.connections:
             assert isinstance(one, Connection)
-            phase = one.phase
-            doing = phase, one.cycle, phase == Phase.SENDING and one.transport.get_write_buffer_size()
-            known = before.get(one)
-            start = known[1] if known and known[0] == doing else now
-            self._since[one] = doing, start
-            held[client_of(one.client)] += 1
-            if phase < Phase.ANSWERING:
-                waiting.append((start, phase, one))
-        waiting.sort(key=lambda entry: entry[0] + (entry[1] == Phase.IDLE) * IDLE_CREDIT)
+            held[one.client_name] += 1
+            if (phase := one.observe(now)) is not Phase.ANSWERING:
+                (slow if now - one.since > seconds[phase] else waiting).append(one)
+        for one in slow:
+            held[one.client_name] -= 1
+            one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, SLOW.format(limits.receive_seconds))
         num_held = held.total()
-        for start, phase, one in waiting:
-            client = client_of(one.client)
-            if now - start > seconds[phase]:
-                one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, SLOW.format(limits.receive_seconds))
-            elif phase == Phase.HEAD and now - start < GRACE and num_held <= 2 * limits.connections:
+        if num_held <= min(limits.connections, limits.client_connections):
+            return
+        waiting.sort(key=lambda one: one.since + (one.phase is Phase.IDLE) * IDLE_CREDIT)
+        for one in waiting:
+            if one.phase is Phase.HEAD and now - one.since < GRACE and num_held <= 2 * limits.connections:
                 continue
-            elif held[client] > limits.client_connections:
+            if held[one.client_name] > limits.client_connections:
                 one.refuse(HTTPStatus.TOO_MANY_REQUESTS, FULL.format(limits.client_connections, " of one client"))
             elif num_held > limits.connections:
                 one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, FULL.format(limits.connections, ""))
             else:
                 continue
-            held[client] -= 1
+            held[one.client_name] -= 1
             num_held -= 1
 
 
