@@ -233,3 +233,15 @@ def test_a_sentence_is_short_whatever_it_quotes() -> None:
     assert one.endswith("xxx after")
     assert "…" in one
     assert len(str(DualkgError("many words " * 10**5))) <= MAX_SENTENCE
+
+
+def test_few_bytes_that_stand_for_many_rows(refused) -> None:
+    column = pa.DictionaryArray.from_arrays(pa.array(bytes(2_000_000), pa.uint8()).cast(pa.int32()), pa.array(["e1"]))
+    np.savez_compressed("mine.npz", head=np.zeros(20 << 20, np.uint8))
+    sentence = refused("evaluate", "run", "--candidates", "mine.npz")
+    assert "mine.npz cannot be read as arrays: they expand to 20 MiB" in sentence
+    table = pa.table(dict.fromkeys(("head", "relation", "tail"), column))
+    for name in ("mine.parquet", "run/ranks-test.parquet", "run/graph/train.parquet"):
+        pq.write_table(table, name)
+        words = {"mine.parquet": ["evaluate", "run", "--candidates", name]}.get(name, ["compare", "run", "run"])
+        assert f"{name} expands to more than 16 MiB" in refused(*words)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dualkg.data.archives import check_parquet
 from dualkg.data.inspection import Inspection
 from dualkg.data.triples import (
     NO_TRIPLES,
@@ -28,7 +29,7 @@ from dualkg.data.triples import (
     triple_keys,
 )
 from dualkg.data.vocabulary import Vocabulary
-from dualkg.errors import RequestError
+from dualkg.errors import DataError, RequestError
 from dualkg.files import atomic_folder
 
 __all__ = [
@@ -243,7 +244,7 @@ def load_saved_graph(folder: Path) -> Graph:
             shape = len(about["entities"]), len(about["relations"]), len(about["entities"])
             about |= {split: _load_triples(folder / f"{split}.parquet", shape) for split in SPLITS}
         return Graph(**about)
-    except (KeyError, TypeError, AttributeError, IndexError, RecursionError, pa.ArrowException) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, RecursionError, DataError, pa.ArrowException) as error:
         raise ValueError(f"{folder} is damaged ({error})") from error
 
 
@@ -264,6 +265,7 @@ def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) ->
 
 def _read_parquet(path: Path) -> pa.Table:
     with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `read_table` would load another library
+        check_parquet(path, file.metadata)
         return file.read()
 
 

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from dualkg.data.archives import FREE_SIZE, MAX_RATIO, check_parquet
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
@@ -123,6 +124,7 @@ def read_candidates(path: str | Path, graph: Graph, *, split: Split = "test") ->
 def _read_parquet(path: Path) -> pa.Table:
     try:
         with pq.ParquetFile(path) as file:
+            check_parquet(path, file.metadata)
             return file.read()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}.") from None
@@ -148,6 +150,13 @@ def _read_json_lines(path: Path) -> pa.Table:
 
 def _read_npz(path: Path) -> pa.Table:
     try:
+        with zipfile.ZipFile(path) as archive:
+            size, most = (
+                sum(one.file_size for one in archive.infolist()),
+                max(FREE_SIZE, MAX_RATIO * path.stat().st_size),
+            )
+        if size > most:
+            raise ValueError(f"they expand to {size / 2**20:,.0f} MiB, and {most / 2**20:,.0f} are allowed")
         with np.load(path, allow_pickle=False) as arrays:
             return _table_of_arrays(dict(arrays), str(path))
     except (ValueError, OSError, zipfile.BadZipFile) as error:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
+from dualkg.data.archives import check_parquet
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
 from dualkg.data.inspection import CARDINALITIES, cardinalities
@@ -297,6 +298,7 @@ def load_ranks(path: Path) -> Ranks:
     """Read what `save_ranks` wrote; a damaged file is refused."""
     try:
         with pq.ParquetFile(path) as file:
+            check_parquet(path, file.metadata)
             table = file.read()
         half = table.num_rows // 2
         column = {name: table[name].to_numpy() for name in table.column_names if name != "direction"}
