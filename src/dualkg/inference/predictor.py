@@ -118,7 +118,7 @@ class Predictor:
         self.recipe = recipe  # defines the training loss that inductive entities and explanations need
         self.calibration = calibration
         self.index = index
-        self._prediction_sets = prediction_sets
+        self.prediction_sets = prediction_sets
         self._cache = cache
         self._log_probabilities = CachedLogProbabilities(model) if cache else partial(triple_log_probabilities, model)
 
@@ -212,10 +212,10 @@ class Predictor:
             )
         r, names = self._relation(relation), self.graph.entities
         given = self._entity(tail if head is None else head)  # type: ignore[arg-type]
-        if self._prediction_sets is None:
-            self._prediction_sets = PredictionSets.fit(self.model, self.graph)
+        if self.prediction_sets is None:
+            self.prediction_sets = PredictionSets.fit(self.model, self.graph)
         side: Side = "head" if head is None else "tail"
-        found = self._prediction_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
+        found = self.prediction_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
         predictions = [
             Prediction(names[id], names.label(id), id, score)
             for id, score in zip(found.entities.tolist(), found.scores.tolist(), strict=True)
@@ -235,7 +235,7 @@ class Predictor:
             found.graph,
             recipe=self.recipe,
             calibration=self.calibration,
-            prediction_sets=self._prediction_sets,
+            prediction_sets=self.prediction_sets,
             cache=self._cache,
         )
 

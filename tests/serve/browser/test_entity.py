@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dualkg.serve.templating import visible
 from tests.serve.browser.conftest import PHONE, overflow, wait_for_heading
 from tests.serve.conftest import HOSTILE
@@ -61,6 +63,7 @@ def test_a_query_with_an_untrusted_name(opened):
     assert page.locator("script:not([src])").count() == 0
 
 
+@pytest.mark.slow
 def test_a_query_with_line_breaks_in_a_name(opened):
     """A text field would lose them: the name is in a data attribute."""
     page = opened("/?find=tail&head=two%0Alines%0D%0AHTTP%2F1.1+200+OK&relation=likes")
@@ -76,6 +79,7 @@ def test_an_unknown_entity_offers_similar_names(opened):
     wait_for_heading(page, name)
 
 
+@pytest.mark.slow
 def test_search_of_another_entity(opened):
     page = opened("/entity/nobody", allow="404")
     page.fill("#name", "twenty-o")
@@ -84,6 +88,7 @@ def test_search_of_another_entity(opened):
     wait_for_heading(page, "Twenty-one")
 
 
+@pytest.mark.slow
 def test_on_a_phone(opened):
     page = opened("/entity/Twenty", viewport=PHONE)
     assert page.is_visible(".drawing.tall")

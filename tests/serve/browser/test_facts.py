@@ -68,6 +68,7 @@ def test_decisions_by_keyboard(opened):
     assert page.evaluate("document.activeElement.querySelector('.rank').textContent") == "1"
 
 
+@pytest.mark.slow
 def test_a_list_waits_for_another_completion(opened):
     page = opened("/docs", allow="status of 503")
     busy = iter([True])
@@ -95,6 +96,7 @@ def test_a_refused_decision_is_undone(opened):
     assert page.locator(".fact[data-verdict]").count() == 0
 
 
+@pytest.mark.slow
 def test_filters_by_relation_and_probability(opened):
     page = listed(opened("/facts"))
     page.select_option("#relation", "is a")
@@ -106,6 +108,7 @@ def test_filters_by_relation_and_probability(opened):
     assert set(page.locator(".fact .relation").all_inner_texts()) <= {"is a"}
 
 
+@pytest.mark.slow
 def test_on_a_phone(opened):
     page = listed(opened("/facts?top=500", viewport=PHONE, color_scheme="dark"))
     assert page.locator(".fact").count() == 500

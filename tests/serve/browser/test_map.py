@@ -45,6 +45,7 @@ def test_a_point_shows_its_name_and_opens_its_page(opened):
     page.wait_for_url("**/entity/thing%2021")
 
 
+@pytest.mark.slow
 def test_dragging_does_not_open_a_page(opened):
     page = ready(opened("/map"))
     x, y = pixel(page, 21)
@@ -75,6 +76,7 @@ def test_a_query_colours_the_map_and_is_in_the_address(opened):
     page.wait_for_selector("[data-tip]:not([hidden])")
 
 
+@pytest.mark.slow
 def test_keys_move_the_map(opened):
     page = ready(opened(QUERY, reduced_motion="reduce"))
     page.wait_for_selector("[data-found] li")
@@ -106,6 +108,7 @@ def test_the_page_polls_while_the_map_is_computed(opened, browser, address):
     assert page.locator("[data-veil]").is_hidden()
 
 
+@pytest.mark.slow
 def test_on_a_phone(opened):
     page = ready(opened(QUERY, viewport=PHONE, has_touch=True, color_scheme="dark"))
     page.wait_for_selector("[data-found] li")

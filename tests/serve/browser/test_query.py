@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.serve.browser.conftest import PHONE, overflow
 
 QUERY = "/?find=tail&head=thing+20&relation=likes"
@@ -44,6 +46,7 @@ def test_a_query_and_its_explanation_by_keyboard(opened):
     assert not page.is_visible(".opened")
 
 
+@pytest.mark.slow
 def test_the_back_button_restores_the_last_query(opened):
     page = opened(QUERY)
     first = page.inner_text(".answers")
@@ -59,6 +62,7 @@ def test_the_back_button_restores_the_last_query(opened):
     page.wait_for_url("**" + QUERY)
 
 
+@pytest.mark.slow
 def test_queries_for_the_head_and_the_relation(opened):
     page = opened(QUERY)
     page.click("label:has-text('head') >> nth=0")
@@ -84,6 +88,7 @@ def test_the_prediction_set_is_marked(opened):
     assert page.locator(".answer.inside").count() >= inside
 
 
+@pytest.mark.slow
 def test_known_answers_can_be_collapsed(opened):
     page = opened(QUERY)
     names = page.locator(".known-answers li")
@@ -92,6 +97,7 @@ def test_known_answers_can_be_collapsed(opened):
     assert not names.first.is_visible()
 
 
+@pytest.mark.slow
 def test_escape_closes_the_list_and_keeps_the_text(opened):
     page = opened()
     page.keyboard.type("thing")
@@ -147,6 +153,7 @@ def test_on_a_phone(opened):
     assert overflow(page) == 0
 
 
+@pytest.mark.slow
 def test_the_same_query_for_another_run(opened):
     page = opened(QUERY)
     page.select_option("#run", "plain")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.serve.browser.conftest import PHONE, overflow
 
 
@@ -28,6 +30,7 @@ def test_a_table_is_sorted_by_any_column(opened):
     assert table.locator("tbody bdi").all_inner_texts() == ["<b>bold</b>", "is a", "likes"]
 
 
+@pytest.mark.slow
 def test_a_differing_query_links_to_its_page(opened):
     page = opened("/run")
     page.locator(".differing tbody a").first.click()
@@ -35,6 +38,7 @@ def test_a_differing_query_links_to_its_page(opened):
     page.wait_for_selector("main h1")
 
 
+@pytest.mark.slow
 def test_on_a_phone_in_dark_mode(opened):
     page = opened("/run", viewport=PHONE, color_scheme="dark")
     assert overflow(page) == 0

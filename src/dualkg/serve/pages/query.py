@@ -150,7 +150,7 @@ async def _set_size(
 ) -> SetSize | None:
     """The size alone: probabilities of all its members would take long for a large set."""
     predictor, side, coverage = context.run.predictor, query.find, query.coverage
-    sets = predictor._prediction_sets
+    sets = predictor.prediction_sets
     if side == "relation" or sets is None:
         return None
     given, model, known = ids[OTHER_END[side]], predictor.model, predictor.all_known
