@@ -4,8 +4,6 @@ On a CPU among the heads and tails that a relation has in train (`types`), on a 
 for a few steps: the more a model has learned, the more candidates its bounds exclude, and the less time it takes.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

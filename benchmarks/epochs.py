@@ -1,7 +1,5 @@
 """A measurement of training, in the process that calls it: an epoch of the ordinary loop, or of a tutorial's."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import statistics

@@ -1,7 +1,5 @@
 """The pictures of RESULTS.md, from saved results. They need matplotlib."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

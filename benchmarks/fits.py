@@ -1,7 +1,5 @@
 """With which power time and memory grow."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

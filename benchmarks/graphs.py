@@ -1,7 +1,5 @@
 """Graphs of any size whose degrees are skewed as those of real graphs are: `python benchmarks/graphs.py --help`."""
 
-from __future__ import annotations
-
 import argparse
 
 import numpy as np

@@ -4,8 +4,6 @@ Plain autograd differentiates log Σ exp(scores) in the usual way. The weights a
 is the relative distance of the two solutions of one problem, `batch_seconds` the time of each of many entities.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import tempfile

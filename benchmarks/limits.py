@@ -4,8 +4,6 @@ Time can be no less than the larger of operations / matrix rate and bytes / copy
 when products and passes over memory follow one another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 `generate` writes the file, `measure` times a file that is there, `all` (the default) does both.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib

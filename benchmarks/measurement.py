@@ -3,8 +3,6 @@
 `python benchmarks/measurement.py` measures the ceilings that the others are held against: matrix products and copies.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import gc

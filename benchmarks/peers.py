@@ -3,8 +3,6 @@
 It needs nothing of dualkg: what it works on comes as a file of arrays.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

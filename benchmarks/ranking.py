@@ -4,8 +4,6 @@ The same weights, trained briefly, are ranked by `dualkg.rank`, by a loop over t
 evaluator, each in a fresh process; their MRR must agree to 1e-4.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import statistics

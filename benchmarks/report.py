@@ -3,8 +3,6 @@
 `--merge DIR` first takes over results that were measured on another machine and written there with `--out DIR`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ One of the four doubles while the others stay. The sizes follow from --budget, t
 On a CPU each point has a fresh process, and its memory is what it adds to a process that has trained something tiny.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass, replace
 from itertools import islice

@@ -5,8 +5,6 @@ together, types differ in size and spread, the first axes have most of the varia
 points to a type, not to an entity. `--entities` and `--width` set the size of the table.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

@@ -5,8 +5,6 @@ routes in a fresh process; only micro-batching differs. A probability needs the 
 directions; with micro-batching their sums are cached. `--run` serves another run.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 The commands alternate, so that other load affects all of them. Python has compiled every file before.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """The tables of RESULTS.md, from saved results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@ On a GPU: whole epochs of the published recipes, against the reference engine. O
 against the reference engine, a tutorial-style PyTorch loop and PyKEEN, in alternating rounds of fresh processes.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import tempfile

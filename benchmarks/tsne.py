@@ -6,8 +6,6 @@ point that are among its 10 nearest in the plane, over 2,000 points. results/tsn
 implementation that dualkg had before version 0.2.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -4,8 +4,6 @@ A grid over λ of ComplEx with DURA, on graphs so small that one training leaves
 where it does not. Starting the processes is part of the time, as it is of a search's.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `python benchmarks/tutorial.py` trains and ranks on a random graph, to see that it runs.
 """
 
-from __future__ import annotations
-
 import resource
 import sys
 import time

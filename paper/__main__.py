@@ -1,7 +1,5 @@
 """`python -m paper`: reproduce the tables and figures of the paper, run the studies, and record runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of a reproduction, and the runs that it trains where they are missing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The study `defaults`: automatic tuning beside the fixed defaults and the best recipe of the same model."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Do explanations hold: remove the training triples that support test triples most, train again, and rank."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

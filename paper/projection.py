@@ -1,7 +1,5 @@
 """Answers of queries in the plane: t-SNE of ten queries (Figure 2), and one query in a model of dim 2 (Figure 1)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Records: what is saved of the runs behind a published number, and what is computed from it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

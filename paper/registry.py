@@ -1,7 +1,5 @@
 """The tables of the paper: their rows, the recipe of each row, and the published numbers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

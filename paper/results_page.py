@@ -1,7 +1,5 @@
 """The pages made from records: records/RESULTS.md, and the results table of README.md."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

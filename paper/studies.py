@@ -2,8 +2,6 @@
 
 A study's results are plain data, saved as `records/figures/NAME-GRAPH.json`; its tables are made from them."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

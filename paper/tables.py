@@ -1,7 +1,5 @@
 """Tables as text: measured against published results, data sets, hyper-parameters."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Trials: train recipes and rank the validation split along the way, to choose between them without looking at test."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence

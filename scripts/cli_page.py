@@ -4,8 +4,6 @@ python scripts/cli_page.py            # write the page
 python scripts/cli_page.py --check    # fail if the page is out of date
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Shared by all tests: a cache folder for the session, few threads, commands, small graphs, the benchmark graphs."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Parametrized tests of which the ordinary run has some cases, and the slow one has all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import combinations, product
 from typing import Any

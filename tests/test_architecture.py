@@ -1,7 +1,5 @@
 """The architecture: package order, sizes, imports, declared dependencies, package data, public names."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

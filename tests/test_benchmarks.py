@@ -1,7 +1,5 @@
 """The benchmarks: what they generate, count, fit and write. How fast anything is, no test asks."""
 
-from __future__ import annotations
-
 import json
 import math
 import runpy

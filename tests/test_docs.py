@@ -1,7 +1,5 @@
 """The pages, held against the program: help, links, recipe keys, commands, and every Python example."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

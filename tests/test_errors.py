@@ -1,7 +1,5 @@
 """Names that may have been meant."""
 
-from __future__ import annotations
-
 import difflib
 import random
 

@@ -1,7 +1,5 @@
 """Files and folders that appear whole or not at all, locks, and checksums."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Log lines of long computations: how often, what they say, and where the command line writes them."""
 
-from __future__ import annotations
-
 import logging
 from itertools import pairwise
 

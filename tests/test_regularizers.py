@@ -1,7 +1,5 @@
 """The paper's regularizers on numbers worked out on paper, for real, complex and full-matrix relations."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

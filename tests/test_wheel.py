@@ -1,7 +1,5 @@
 """The wheel: built, installed in an environment of its own, and used from there."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -8,8 +8,6 @@ A campaign is a module beside this one with `campaign(*, minutes, seed) -> dict`
 with what repeats each. The exit status is 1 if there is one.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

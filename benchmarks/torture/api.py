@@ -3,8 +3,6 @@
 Examples, coverage of the description, fuzzing with valid and invalid values, and chains of requests (stateful).
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the campaigns share: the time they have, the program under test, and a small run to work on."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

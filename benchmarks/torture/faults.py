@@ -5,8 +5,6 @@ the command ends in a traceback, in a message without the name of a file, or dam
 command does not succeed when it is run again with a good disk. It needs Linux and a C compiler.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

@@ -5,8 +5,6 @@ An input fails if it ends in a traceback, a crash, a message of more than `MAX_M
 crashes or hangs. An input that the parser of its format accepts has come past the first parser, and is counted.
 """
 
-from __future__ import annotations
-
 import bz2
 import contextlib
 import gzip

@@ -6,8 +6,6 @@ names up to some moment since the last sync, as journaling file systems have. *B
 such moment. Every state must open as the old or the new one; an unfinished run must resume to the same weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import random

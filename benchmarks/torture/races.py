@@ -4,8 +4,6 @@ Afterwards nothing may be lost: what is there is whole, by its checksums, and is
 succeeded wrote. Each process that did not succeed has said why in a sentence, and no temporary file or lock is left.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -4,8 +4,6 @@
 abusers share the address of the ordinary clients.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Entities by kind, and one plain English name for each."""
 
-from __future__ import annotations
-
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable

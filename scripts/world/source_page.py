@@ -1,7 +1,5 @@
 """The page SOURCE.md that travels with the graph: what it holds, where it comes from, on what terms."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from importlib.metadata import distribution, version
 from importlib.resources import files

@@ -1,7 +1,5 @@
 """Log lines of long computations, through the logger `dualkg` of Python's `logging`."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator

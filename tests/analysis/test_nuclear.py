@@ -1,7 +1,5 @@
 """Theorem 1: what DURA over everything bounds, for any factors, and the factors at which the two sides meet."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """t-SNE of vectors, and the map of all entities of a run."""
 
-from __future__ import annotations
-
 import sys
 import warnings
 

@@ -1,7 +1,5 @@
 """RESCAL in other axes: the same scores, and fewer entries that matter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """λ-sparsity: the threshold, the zeros, the run that keeps them out of its file, the storage and the curve."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 

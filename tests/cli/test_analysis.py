@@ -1,7 +1,5 @@
 """`inspect`, `sparsify`, `sparsity` and `nuclear-norm`, as people type them."""
 
-from __future__ import annotations
-
 import json
 import sys
 

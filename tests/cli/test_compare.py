@@ -1,7 +1,5 @@
 """`compare`, as people type it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """`dualkg complete`, run_cli."""
 
-from __future__ import annotations
-
 import pyarrow.parquet
 import pytest
 

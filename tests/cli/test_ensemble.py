@@ -1,7 +1,5 @@
 """`ensemble`, and the commands that take an ensemble as a run, with two tiny runs on `world`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

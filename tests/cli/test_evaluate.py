@@ -1,7 +1,5 @@
 """`calibrate` and `evaluate`, as users type them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """`index`, as users type it."""
 
-from __future__ import annotations
-
 import pytest
 from safetensors import SafetensorError
 

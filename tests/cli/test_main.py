@@ -1,7 +1,5 @@
 """The commands, as users type them: what they print, and how they refuse wrong requests."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Malformed inputs: a command that reads them ends in a short sentence that names the file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """`dualkg predict --queries`: a file of queries, its predictions as TSV and JSON lines, and its mistakes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

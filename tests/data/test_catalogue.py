@@ -1,7 +1,5 @@
 """The catalogue: its entries, downloads, and recognition by counts and checksums."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Known answers, against a dictionary of sets."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Triples of ids: their keys, repeats and counts."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

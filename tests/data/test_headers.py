@@ -1,7 +1,5 @@
 """Headers of any names, blanks around names, delimiters: what is removed is reported, and triples are never."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

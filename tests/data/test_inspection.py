@@ -1,7 +1,5 @@
 """Statistics of graphs worked out by hand, and of random graphs by plain loops."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 

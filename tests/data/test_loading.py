@@ -1,7 +1,5 @@
 """From names and paths to graphs: files, archives, the cache, and errors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path

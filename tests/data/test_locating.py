@@ -1,7 +1,5 @@
 """The files of a graph: in folders, archives and the data folder, by name and by path."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

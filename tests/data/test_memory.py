@@ -1,7 +1,5 @@
 """Graphs from lists, arrays, tables, networkx, PyTorch Geometric and datasets are those of the same file."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 from typing import Any

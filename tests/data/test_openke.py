@@ -1,7 +1,5 @@
 """Folders of OpenKE: ids of head, tail and relation after a count, and their names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Splitting a graph: every triple once, no leaks, no unseen entities or relations."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Saved graphs: load unchanged, or are refused if damaged."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

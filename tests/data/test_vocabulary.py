@@ -1,7 +1,5 @@
 """Names, labels and ids."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

@@ -1,7 +1,5 @@
 """The bundled graph `world`: its files, read as they are shipped."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

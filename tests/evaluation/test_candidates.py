@@ -1,7 +1,5 @@
 """Restricted candidates, numbers of candidates and adjusted mean ranks, against brute force and by hand."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 

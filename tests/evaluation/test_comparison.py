@@ -1,7 +1,5 @@
 """Paired comparison: properties for any ranks, a case worked out by hand, coverage of the interval."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks against brute force on random graphs with ties."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 from collections.abc import Callable

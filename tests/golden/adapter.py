@@ -6,8 +6,6 @@ Everything that is returned to the tests is plain data (numbers, strings, lists,
 that are fixed in this file.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Hashes, sample values and comparisons of recorded results; independent of the code base under test."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

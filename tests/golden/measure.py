@@ -1,7 +1,5 @@
 """What is recorded of a training and of the run on the bundled graph: used both to record and to test."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import Any

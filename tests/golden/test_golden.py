@@ -4,8 +4,6 @@ On the machine of the record they agree bit for bit, on others within a toleranc
 in adapter.py alone.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run on the bundled graph, and all that is computed from it, agree with what was recorded in golden.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results of the run on the bundled graph as plain data, under the keys of golden.json; see adapter.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`kg.calibrate`, `kg.complete` and `kg.search`: from a run, from its folder, and with wrong arguments."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

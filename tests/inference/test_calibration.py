@@ -1,7 +1,5 @@
 """Calibration: monotone probabilities, bounded by their examples, weighted fits, shrinkage to shared parameters."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Domain/range patterns of triples."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

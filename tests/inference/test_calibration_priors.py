@@ -1,7 +1,5 @@
 """Prior correction: priors by hand, and the log-probability that log odds require."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Sampling of candidates: all true ones, some false ones, and weights."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

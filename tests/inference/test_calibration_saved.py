@@ -1,7 +1,5 @@
 """The calibration of a run is fitted once and saved; a damaged file is refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

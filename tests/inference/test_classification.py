@@ -1,7 +1,5 @@
 """Triple classification: AUC, thresholds, negatives, and invalid arguments."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Explanations: influence compared with leaving triples out, and sentences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Extending a model by new entities: names, graphs, refusals, and files that extend a run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

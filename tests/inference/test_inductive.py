@@ -1,7 +1,5 @@
 """The problem of embedding an unseen entity, compared with training losses that are written out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

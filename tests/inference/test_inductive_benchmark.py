@@ -1,7 +1,5 @@
 """The benchmark of inductive entities on a small graph; no test depends on its times."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from pathlib import Path

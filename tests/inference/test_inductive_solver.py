@@ -1,7 +1,5 @@
 """Batches of inductive entities, compared with each entity on its own, and the solver."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Locks and checksums of runs: two writers, damaged files, what a kill leaves, and `dualkg check`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading

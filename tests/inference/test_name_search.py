@@ -1,7 +1,5 @@
 """Search for names: what is found first, and how fast."""
 
-from __future__ import annotations
-
 import random
 import time
 

@@ -1,7 +1,5 @@
 """Prediction sets: coverage, thresholds and contents."""
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Reliability: ECE, sampling noise and Brier score."""
 
-from __future__ import annotations
-
 import json
 import math
 

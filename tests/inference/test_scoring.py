@@ -1,7 +1,5 @@
 """Scores in blocks, and log-probabilities of triples from both directions, with and without a cache."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Sums over the differences of all pairs, and their gradients, against float64."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

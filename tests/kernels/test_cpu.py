@@ -1,7 +1,5 @@
 """The CPU kernels, compiled and plain, against float64: random numbers, odd sizes, buffers filled with NaN."""
 
-from __future__ import annotations
-
 import importlib.util
 from itertools import product
 

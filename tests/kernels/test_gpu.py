@@ -1,7 +1,5 @@
 """The Triton kernels against float64: random numbers, odd sizes, buffers filled with NaN."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

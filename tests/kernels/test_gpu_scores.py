@@ -1,7 +1,5 @@
 """Counts by Triton against a definition in plain Python, and ranks on a GPU against those on a CPU."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

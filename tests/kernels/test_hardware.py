@@ -1,7 +1,5 @@
 """Requirements of Triton kernels, and the error for a missing one."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

@@ -1,7 +1,5 @@
 """Counts of better and tied candidates, by PyTorch and by numba, against a definition in plain Python."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 

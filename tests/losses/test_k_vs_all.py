@@ -1,7 +1,5 @@
 """The loss of queries with all their answers, by hand and against the loss of triples."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

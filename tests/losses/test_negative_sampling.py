@@ -1,7 +1,5 @@
 """The losses over sampled negatives: values worked out by hand, and what must not matter."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

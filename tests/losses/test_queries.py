@@ -1,7 +1,5 @@
 """What the training split knows, held against a set of triples."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sampled softmax: values worked out by hand, an unbiased normalizer, and the limit of all entities."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

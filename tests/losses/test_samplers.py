@@ -1,7 +1,5 @@
 """Which negatives are drawn: reproducibly, evenly, and never a known answer that counts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Models and regularizers of a user, for tests of what applies to them."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

@@ -4,8 +4,6 @@ A graph withholds triples that follow from its pattern alone. `CAPABILITIES` say
 docs/models.md is this one. Reciprocal relations are left out: a second relation would say what the model cannot.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Scores and duals worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The contract of every model: maps, scores of single triples and of batches, saving, an easy graph."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file

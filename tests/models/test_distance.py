@@ -1,7 +1,5 @@
 """Distance models: scores worked out by hand, all pairs against single ones, and what they refuse."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

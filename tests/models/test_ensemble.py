@@ -1,7 +1,5 @@
 """Ensembles of models: weighted sums of scores, whatever the members are."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

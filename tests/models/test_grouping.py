@@ -1,7 +1,5 @@
 """Products of a batch grouped by relation."""
 
-from __future__ import annotations
-
 import torch
 from hypothesis import given
 from hypothesis import strategies as st

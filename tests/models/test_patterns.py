@@ -1,7 +1,5 @@
 """Relation patterns: trained models, algebraic reasons, and the tables of docs/models.md."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

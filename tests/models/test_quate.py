@@ -1,7 +1,5 @@
 """QuatE: relations as rotations, relations of zeros, and the training steps they allow."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """SimplE: its score, and pairs of numbers that are not complex coordinates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

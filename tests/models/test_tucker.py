@@ -1,7 +1,5 @@
 """TuckER: its core, its matrices and batch normalization."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """`python -m paper`, from the command line."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

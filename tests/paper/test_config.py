@@ -1,7 +1,5 @@
 """Training what a table lacks."""
 
-from __future__ import annotations
-
 import pytest
 
 import dualkg as kg

@@ -1,7 +1,5 @@
 """The study of defaults: what it trains, and its table."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The study that removes the supporting triples of test triples and trains again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The figures: their texts and captions, identical files, and refusals."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import sys

@@ -1,7 +1,5 @@
 """The study that compares inductive entities with training again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

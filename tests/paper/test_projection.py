@@ -1,7 +1,5 @@
 """Queries and their answers, silhouettes, projections, and Figure 1."""
 
-from __future__ import annotations
-
 import json
 import sys
 

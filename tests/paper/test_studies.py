@@ -1,7 +1,5 @@
 """The studies, each once with tiny runs on the bundled graph."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

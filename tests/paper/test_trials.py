@@ -1,7 +1,5 @@
 """Trials on the validation split."""
 
-from __future__ import annotations
-
 import json
 
 

@@ -1,7 +1,5 @@
 """Two runs of a small graph with names that look like markup, paths or commands, and servers for them."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Queries answered in a micro-batch have the same predictions as alone."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

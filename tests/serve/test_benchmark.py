@@ -1,7 +1,5 @@
 """The benchmark of serving: what it asks, and what it says of a measurement."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

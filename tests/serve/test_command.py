@@ -1,7 +1,5 @@
 """The command `dualkg serve`."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

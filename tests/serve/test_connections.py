@@ -1,7 +1,5 @@
 """Connections that are slow, too many, or send nonsense; and the requests of others meanwhile."""
 
-from __future__ import annotations
-
 import json
 import resource
 import select

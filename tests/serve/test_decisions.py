@@ -1,7 +1,5 @@
 """New facts that are accepted or rejected."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import io

@@ -1,7 +1,5 @@
 """Entities by a few letters, all about one, and all on a map."""
 
-from __future__ import annotations
-
 import shutil
 from threading import Event
 from urllib.parse import quote

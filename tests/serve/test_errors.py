@@ -1,7 +1,5 @@
 """Refused requests and their messages."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualkg.errors import RequestError

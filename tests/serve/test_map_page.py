@@ -1,7 +1,5 @@
 """The page of the map; tests of the drawing are in browser/."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The OpenAPI description, checked against the server by generated requests."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 

@@ -1,7 +1,5 @@
 """Pages as the server sends them: their content, names as text, and no resource of another host."""
 
-from __future__ import annotations
-
 import re
 from html.parser import HTMLParser
 from pathlib import Path

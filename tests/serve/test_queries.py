@@ -1,7 +1,5 @@
 """Predictions over HTTP are those of a predictor."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.serve.conftest import HOSTILE

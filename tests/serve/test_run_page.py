@@ -1,7 +1,5 @@
 """The page of a run, and of two."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -146,7 +144,7 @@ def test_the_page_as_json(run_cli, run_folders):
 
 
 def test_the_page_shows_the_engine(run_cli, tmp_path):
-    assert run_cli("train", "world", "--dim", 2, "--epochs", 1, "--out", tmp_path / "trained").code == 0
+    assert run_cli("train", "world", "--no-tune", "--dim", 2, "--epochs", 1, "--out", tmp_path / "trained").code == 0
     served = ServedRuns.load([tmp_path / "trained"], device="cpu")
     engine = json.loads((tmp_path / "trained" / "environment.json").read_text())["engine"]
     assert json.loads(request_once(application(served), "/run.json").body)["runs"][0]["engine"] == engine

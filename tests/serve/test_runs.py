@@ -1,7 +1,5 @@
 """Details of a run, comparison of two, completion, and metrics."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """The given entity as an answer to its own query: shown if train has such triples, else left out."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

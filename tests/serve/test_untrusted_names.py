@@ -1,7 +1,5 @@
 """Names and queries are data: never markup, a path, a line of a log or a command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from urllib.parse import quote

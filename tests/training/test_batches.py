@@ -1,7 +1,5 @@
 """The order of an epoch."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -1,7 +1,5 @@
 """Callbacks of a training, and trackers that write for TensorBoard, MLflow and Weights & Biases."""
 
-from __future__ import annotations
-
 import json
 import logging
 import struct

@@ -1,7 +1,5 @@
 """When a step is captured and when it is replayed, with a fake GPU that records the calls."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The choice of engine and precision, and the requests that are refused."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import pytest

@@ -1,7 +1,5 @@
 """Ensembles of runs: fitted weights, saved folders, folders of several seeds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """The fused step against the reference step: the same steps, for every model, regularizer and loss."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

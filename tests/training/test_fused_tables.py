@@ -1,7 +1,5 @@
 """The cross entropy over a table, in blocks of a batch and at once, exact and in bfloat16."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

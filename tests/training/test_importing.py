@@ -3,8 +3,6 @@
 The score functions of both libraries are written out here in their own layouts, so that neither needs to be installed.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path

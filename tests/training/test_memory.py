@@ -1,7 +1,5 @@
 """Memory that a run needs, predicted before it starts."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """The same results on a GPU: run with `pytest -m gpu` where there is one."""
 
-from __future__ import annotations
-
 import gc
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losses as recipes name them: what is written, read, refused, built, and trained."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Run folders: what they hold, what they refuse, and embeddings from elsewhere."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Training: that it learns, stops, keeps the best, diverges loudly, and resumes to the very same weights."""
 
-from __future__ import annotations
-
 import os
 import signal
 

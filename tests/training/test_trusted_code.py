@@ -1,7 +1,5 @@
 """Classes that files name are imported only with trust: somebody else's run folder, recipe or search space."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Automatic tuning: the search by hand, its budget, and `fit` from triples to a run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """Several processes share a study, also when some of them are killed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sqlite3
 from collections import Counter

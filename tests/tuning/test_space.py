@@ -1,7 +1,5 @@
 """Search spaces: what they contain, and the errors for mistakes in them."""
 
-from __future__ import annotations
-
 import tomllib
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tuning: every trial runs once, selected by the validation split, whatever is interrupted or fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

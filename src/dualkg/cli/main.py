@@ -1,7 +1,5 @@
 """The program `dualkg`: its commands, and how errors become a sentence and an exit status."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import io

@@ -1,7 +1,5 @@
 """Knowledge graphs: loading, splits, vocabularies and known answers."""
 
-from __future__ import annotations
-
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.data.loading import load_graph

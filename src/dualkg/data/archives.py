@@ -1,7 +1,5 @@
 """Input files: plain, compressed or inside an archive, with errors that name them."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import hashlib

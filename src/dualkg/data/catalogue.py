@@ -1,7 +1,5 @@
 """The catalogue of public benchmark graphs: their addresses, checksums and downloads."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

@@ -1,7 +1,5 @@
 """Triples of names become triples of ids: one growing vocabulary of entities and one of relations."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Inspect a graph: degrees, cardinalities, components, unseen entities, redundant relations and what they leak."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property

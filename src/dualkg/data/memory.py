@@ -3,8 +3,6 @@
 None of these libraries is imported: their objects are recognized by their interfaces.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence

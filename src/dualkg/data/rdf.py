@@ -1,7 +1,5 @@
 """The reader of RDF, by pyoxigraph: IRIs are names, and literals are at most labels."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Generator, Iterator
 from typing import Any

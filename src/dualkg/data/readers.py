@@ -1,7 +1,5 @@
 """The interface of all readers of triples, the choice of columns, and the readers of tables and of JSON."""
 
-from __future__ import annotations
-
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence

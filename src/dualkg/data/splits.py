@@ -1,7 +1,5 @@
 """Split triples into train, valid and test without leaking test triples into train."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Readers of text in columns and of OpenKE's files: layout, blocks of triples, and errors that name the line."""
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

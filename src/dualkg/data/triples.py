@@ -1,7 +1,5 @@
 """Arrays of triples of ids: shape of a graph, distinct triples, repeated triples, and notes on them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations

@@ -1,7 +1,5 @@
 """Names and labels of entities or relations, and their ids."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 

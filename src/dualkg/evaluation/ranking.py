@@ -1,7 +1,5 @@
 """Filtered ranks: the rank of each true answer among all entities, or given ones, but the other known answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

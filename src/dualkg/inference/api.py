@@ -1,7 +1,5 @@
 """Entry points for a run or its folder: calibrate it, and complete its graph."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Checking the files of a run: which are damaged, and what can be saved."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import tomllib

@@ -4,8 +4,6 @@ A query is an entity and a relation id, as in `KnownAnswers`: relation `r` for t
 `r + num_relations` for the heads of (?, r, entity).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

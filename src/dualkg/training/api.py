@@ -1,7 +1,5 @@
 """Entry points of training: from objects, from a recipe, from a checkpoint, or with several seeds."""
 
-from __future__ import annotations
-
 import json
 import statistics
 import time

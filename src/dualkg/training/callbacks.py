@@ -1,7 +1,5 @@
 """Callbacks of a training, and the trackers built on them: TensorBoard, MLflow, Weights & Biases."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

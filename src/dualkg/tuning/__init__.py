@@ -1,7 +1,5 @@
 """Hyperparameter tuning: automatic tuning before a training, and searches of a given space with Optuna."""
 
-from __future__ import annotations
-
 from dualkg.tuning.fit import fit, resume
 from dualkg.tuning.results import TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import SearchSpace, load_space, space_from

@@ -5,8 +5,6 @@ trained longer, and the best of those is chosen (successive halving). If there i
 seeds too. Trials are compared by the MRR on the validation split. The test split is not used, not even as a filter.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import time

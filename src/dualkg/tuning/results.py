@@ -1,7 +1,5 @@
 """Results of tuning: the trials, the best recipe, and the files they are written to."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Search spaces: a base recipe, the values to try for some of its keys, and a search method, as validated TOML."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -1,7 +1,5 @@
 """The Optuna study of a search: its database, the trials that count, and the worker that runs them."""
 
-from __future__ import annotations
-
 import dataclasses
 import multiprocessing
 import time

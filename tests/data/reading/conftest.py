@@ -1,7 +1,5 @@
 """Helpers to write compressed files and archives, and to read triples back as names."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import io

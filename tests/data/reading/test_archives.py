@@ -1,7 +1,5 @@
 """Errors of files that are missing, unreadable, damaged, truncated or too large once they are decompressed."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import tarfile

@@ -1,7 +1,5 @@
 """Every format under every compression reads as the same triples."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """JSON lines: the keys of triples, arrays, and errors that name the line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

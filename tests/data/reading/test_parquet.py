@@ -1,7 +1,5 @@
 """Parquet: columns by name, number or position, and bad rows by their number."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """RDF: IRIs as names, labels, and notes of skipped triples."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

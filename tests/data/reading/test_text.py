@@ -1,7 +1,5 @@
 """TSV and CSV: separators, quotes, headers, columns, and errors that name the first bad line."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable
 from pathlib import Path

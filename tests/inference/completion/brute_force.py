@@ -1,7 +1,5 @@
 """Completion of a small graph by scoring every triple."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,8 +1,5 @@
 """The benchmark of completion on a small graph; no test depends on its times."""
 
-from __future__ import annotations
-
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 
 import completion
+from tests.processes import run_python
 
 
 def test_a_list_is_measured(tmp_path):
@@ -22,6 +20,6 @@ def test_a_list_is_measured(tmp_path):
 
 
 def test_the_script_lists_its_jobs():
-    words = [sys.executable, completion.__file__, "--list", "--device", "cuda"]
-    printed = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    code = "import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    printed = run_python(code, completion.__file__, "--list", "--device", "cuda").out.splitlines()
     assert printed == ["FB15k-237 ComplEx dim 2000 whole"]

@@ -1,7 +1,5 @@
 """The number of test triples among the best, and of the baselines."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

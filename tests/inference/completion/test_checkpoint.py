@@ -1,7 +1,5 @@
 """A search that is stopped or killed ends with the list of one that never was."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The new triples, compared with a brute-force search."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

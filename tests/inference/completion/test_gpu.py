@@ -1,7 +1,5 @@
 """On a GPU the list is that of every triple."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualkg.inference import completion_search

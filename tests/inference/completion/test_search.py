@@ -1,7 +1,5 @@
 """Which triples are candidates, the parts of a search, and normalizers."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Lists as tables and files."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Fixtures of the index tests: a clustered table, and short measurements."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

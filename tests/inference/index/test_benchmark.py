@@ -1,7 +1,5 @@
 """The benchmark of index search: its synthetic table and its page."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Building, saving and loading an index; a damaged one is refused."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 

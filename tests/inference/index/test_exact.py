@@ -1,7 +1,5 @@
 """The exact index compared with a sort of all scores, for all storage formats, block sizes and metrics."""
 
-from __future__ import annotations
-
 import json
 import sys
 

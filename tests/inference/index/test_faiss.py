@@ -1,7 +1,5 @@
 """FAISS indexes compared with the exact one."""
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """Which models can be indexed, by which vectors, and how others are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

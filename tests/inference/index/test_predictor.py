@@ -1,7 +1,5 @@
 """Predictions with an index are those without one."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

@@ -1,7 +1,5 @@
 """Metrics and bytes of storage formats agree with an index in the same format."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

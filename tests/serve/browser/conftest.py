@@ -1,7 +1,5 @@
 """A real browser: Chromium, driven by Playwright. Without either, these tests are skipped."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The entity page in a browser."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualkg.serve.templating import visible

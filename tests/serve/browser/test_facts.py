@@ -1,7 +1,5 @@
 """The page of new facts in a browser."""
 
-from __future__ import annotations
-
 import pytest
 
 from dualkg.training.run import RunFolder

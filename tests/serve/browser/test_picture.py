@@ -1,7 +1,5 @@
 """The screenshot of the README: `make picture` stores it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The run page in a browser."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.serve.browser.conftest import PHONE, overflow
