@@ -1,6 +1,8 @@
 """Files and folders that appear whole or not at all, locks, and checksums."""
 
 import os
+import random
+import shutil
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.torture.power import Recorder
 from dualkg import files
 from dualkg.errors import LockedError, RequestError
 from dualkg.files import (
@@ -399,3 +402,53 @@ def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert file_damage(path, record, memory=memory) == "it has 6 bytes in place of 4"
     path.unlink()
     assert file_damage(path, record, memory=memory) == "it is missing"
+
+
+# -- power cuts ---------------------------------------------------------------------------------------------------
+
+
+def change_file(home: Path) -> None:
+    write_text(home / "run" / "weights", "new")
+
+
+def change_folder(home: Path) -> None:
+    with atomic_folder(home / "run", existing="replace") as fresh:
+        (fresh / "weights").write_text("new")
+        (fresh / "graph").mkdir()
+        (fresh / "graph" / "train").write_text("new graph")
+
+
+def link_file(home: Path) -> None:
+    (home / "run" / "checkpoint").write_text("new")
+    files.sync(home / "run" / "checkpoint")
+    link_or_copy(home / "run" / "checkpoint", home / "run" / "weights")
+    (home / "run" / "checkpoint").unlink()
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("change", [change_file, change_folder, link_file])
+def test_a_power_cut_leaves_the_old_or_the_new(tmp_path, monkeypatch, change, exchange):
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange_names", lambda one, other: False)
+    home = folder_of(tmp_path / "home")
+    folder_of(home / "run", weights="old")
+    recorder = Recorder(home)
+    with recorder.recording():
+        change(home)
+    chance, found = random.Random(0), set()
+    for cut in range(recorder.start, recorder.event + 1):
+        for by_folder in (True, False):
+            for data in ("none", "half", "all"):
+                disk = folder_of(tmp_path / "disk")
+                for place, content in recorder.state(cut, chance, by_folder=by_folder, data=data).items():
+                    (disk / place).mkdir() if content is None else (disk / place).write_bytes(content)
+                recover(disk / "run")
+                weights, graph = disk / "run" / "weights", disk / "run" / "graph" / "train"
+                found.add(weights.read_text())
+                assert graph.exists() == (change is change_folder and weights.read_text() == "new")
+                with locked(disk / "run"):
+                    pass
+                assert [path.name for path in disk.iterdir()] == ["run"]
+                assert not [path.name for path in (disk / "run").iterdir() if path.name.startswith(".")]
+                shutil.rmtree(disk)
+    assert found == {"old", "new"}

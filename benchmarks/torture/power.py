@@ -301,34 +301,31 @@ def record(scenario: Scenario, home: Path) -> tuple[Recorder, set[str]]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
+    """Each scenario has its share of the time, in which cuts are tried in random order; in enough time, all are."""
     load_program()
     chance, failures = random.Random(seed), []
-    counts: Counter[str] = Counter()
-    events: dict[str, int] = {}
-    for number in rounds(minutes):
-        name = list(SCENARIOS)[number % len(SCENARIOS)]
-        scenario = SCENARIOS[name]
+    counts, scenarios = Counter[str](), {}
+    variants = [(by_folder, data) for by_folder in (False, True) for data in ("none", "half", "all")]
+    for name, scenario in SCENARIOS.items():
         with tempfile.TemporaryDirectory() as folder:
             recorder, allowed = record(scenario, Path(folder))
-            events[name] = recorder.event - recorder.start
             seen: dict[int, str] = {}
-            cuts = range(recorder.start, recorder.event + 1)
-            variants = [(by, data) for by in (False, True) for data in ("none", "half", "all")]
-            for cut in cuts:
+            cuts = list(range(recorder.start, recorder.event + 1))
+            chance.shuffle(cuts)
+            for number in rounds(minutes / len(SCENARIOS), most=len(cuts)):
                 for by_folder, data in variants:
-                    tree = recorder.state(cut, chance, by_folder=by_folder, data=data)
+                    tree = recorder.state(cuts[number], chance, by_folder=by_folder, data=data)
                     key = hash(tuple(sorted(tree.items())))
-                    counts["states"] += 1
                     if key not in seen:
-                        counts["different states"] += 1
                         seen[key] = _open(tree, scenario)
                     if seen[key] not in allowed:
-                        about = {"cut": cut - recorder.start, "by_folder": by_folder, "data": data, "seed": seed}
-                        about |= {"scenario": name, "outcome": seen[key], "files": sorted(tree)}
+                        about = {"cut": cuts[number] - recorder.start, "by_folder": by_folder, "data": data}
+                        about |= {"scenario": name, "outcome": seen[key], "files": sorted(tree), "seed": seed}
                         failures.append(failure("power", **about))
-        counts["recordings"] += 1
-    figures = {key.replace(" ", "_"): value for key, value in counts.items()}
-    return {**figures, "events_by_scenario": events, "failures": failures}
+            scenarios[name] = {"events": len(cuts), "cuts": number + 1, "different_states": len(seen)}
+        counts.update(scenarios[name])
+        counts["states"] += (number + 1) * len(variants)
+    return {**counts, "by_scenario": scenarios, "failures": failures}
 
 
 def _open(tree: dict[str, bytes | None], scenario: Scenario) -> str:

@@ -10,6 +10,7 @@ import random
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -30,6 +31,7 @@ TOLD = (
     "is a finished run",
     "is not finished",
     "was replaced after it was loaded",
+    "which would be lost",
 )
 SPACE = """
 [data]
@@ -192,7 +194,7 @@ def tune(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check
 def decide(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
     """Processes write decisions, while one may train over the run; a decision that was answered is there for good."""
     _copy(arena, "good-0", "run")
-    lines: Lines = [("decide", who, NUM_DECISIONS) for who in range(number)]
+    lines: Lines = [("decide", who, NUM_DECISIONS, chance.random()) for who in range(number)]
     if chance.random() < 0.5:
         lines[-1] = ("train", "mine.tsv", *SETTINGS, "--seed", 1, "--out", "run", "--overwrite")
 
@@ -243,6 +245,7 @@ def _decide(words: list[str]) -> int:
 
     store = DecisionStore(Path("run/decisions.jsonl"))
     for i in range(int(words[2])):
+        time.sleep(float(words[3]) / 2)  # some before the training that replaces the run, some after
         store.update([Decision(f"{words[1]}-{i}", "r", "t", "accepted", None, "2026-01-01T00:00:00+00:00")])
     return 0
 

@@ -26,6 +26,7 @@ from dualkg.files import (
     file_record,
     locks,
     read_json,
+    recover,
     write_json,
     writing,
 )
@@ -405,6 +406,7 @@ def describe_index(index: ModelIndex) -> dict[str, Any]:
 def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
     """Read an index. Unless `in_memory`, an exact one is searched in its memory-mapped file."""
     folder = Path(folder)
+    recover(folder)
     if not (folder / ABOUT).exists():
         raise RequestError(f"{folder} holds no index (there is no {ABOUT}). Build one with: dualkg index RUN")
     saved = read_json(folder / ABOUT, checksum=True)
