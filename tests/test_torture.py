@@ -1,0 +1,44 @@
+"""The campaigns of `make torture` on inputs and disks: what they change, and that a short one finds nothing."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save
+
+from benchmarks.torture import faults, inputs
+
+TREE = {"model": {"name": "ComplEx", "dim": 3, "options": {"a": [1, 2.5]}}, "training": {"epochs": 2}}
+
+
+@given(st.integers())
+def test_changes_within_a_structure_are_parsed(seed):
+    draw = random.Random(seed)
+    json.loads(inputs.as_json(inputs.mutated_tree(TREE, draw)))
+    table = {key: value for key, value in inputs.mutated_tree(TREE, draw).items() if isinstance(value, dict)}
+    inputs.as_toml(table)  # keys with a null are no TOML
+    content = inputs.mutated_safetensors(save({"a": np.ones(3, np.float32)}, {"about": '{"b": 1}'}), draw)
+    size = struct.unpack("<Q", content[:8])[0]
+    json.loads(content[8 : 8 + size])
+
+
+def test_the_parser_of_a_format_decides_what_is_counted():
+    assert inputs.is_parsed("a.toml", b"x = 1")
+    assert not inputs.is_parsed("a.toml", b"x = ")
+    assert inputs.is_parsed("a.tsv", b"a\tb\tc\n")
+    assert not inputs.is_parsed("a.tsv.gz", b"a\tb\tc\n")
+    assert not inputs.is_parsed("a.parquet", b"PAR1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("campaign", [inputs.campaign, faults.campaign])
+def test_a_short_campaign_finds_nothing(campaign):
+    found = campaign(minutes=0.5, seed=1)
+    assert found["failures"] == []
+    assert found.get("share_past_the_first_parser", 1) >= 1 / 3
