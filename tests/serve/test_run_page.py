@@ -48,7 +48,7 @@ def test_one_run_is_shown_alone(client, served):
     assert "Largest differences" not in page
     assert 'href="/run.json?with="' in page
     number = len(served.get("calibrated").run.graph.train)
-    assert f"ComplEx with DURA, dim 4, on the {number} training triples of made: 3 epochs" in page
+    assert f"ComplEx with DURA, dim 4, on the {number} training triples of <bdi>made</bdi>: 3 epochs" in page
 
 
 def test_the_chosen_run_comes_first(client):
