@@ -7,7 +7,7 @@ BENCH := .venv-bench
 BENCH_READY := $(BENCH)/.ready
 unexport PYTHONDONTWRITEBYTECODE  # tests start many processes, and each would compile the package again
 
-.PHONY: demo test test-slow test-pykeen torture records picture world bench bench-report clean
+.PHONY: demo test types unit test-slow test-pykeen torture records picture world bench bench-report clean
 
 demo: $(READY)
 	$(BIN)/dualkg demo
@@ -16,7 +16,13 @@ test: $(READY)
 	@command -v chromium chromium-browser google-chrome >/dev/null || echo "The pages' tests need a browser, and are skipped without: apt-get install chromium"
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
+	@$(MAKE) --no-print-directory -j2 types unit
+
+# At the same time: mypy uses one core, and the last tests leave others free.
+types:
 	$(BIN)/mypy
+
+unit:
 	$(BIN)/pytest -n auto --dist worksteal --durations=15
 
 test-slow: $(READY)
