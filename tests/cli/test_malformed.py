@@ -201,6 +201,14 @@ def test_a_folder_in_the_place_of_a_file(made: Path, tmp_path: Path, monkeypatch
             assert Path(name).name.partition(".")[0] in result.err + result.out
 
 
+@pytest.mark.parametrize(
+    "content", ['{"other": {"options": {}}}', '{"mlflow": {}}', '{"mlflow": {"options": {"x": 1}}}']
+)
+def test_trackers(refused, content: str) -> None:
+    Path("stopped/tracking.json").write_text(content)
+    assert "stopped/tracking.json is damaged" in refused("resume", "stopped")
+
+
 def test_the_name_of_a_graph_is_text(refused) -> None:
     path = Path("run/graph/graph.json")
     for change in ({"name": ["a"]}, {"notes": {"duplicates": {"train": "x"}, "overlaps": {}, "remarks": []}}):

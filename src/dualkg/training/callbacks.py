@@ -307,7 +307,12 @@ def save_trackers(folder: Path, callbacks: Sequence[Callback]) -> None:
 
 def saved_trackers(folder: Path) -> list[Callback]:
     """The trackers that a run was started with, to resume it with."""
-    return [TRACKERS[name](**about["options"]) for name, about in read_tracking(folder).items()]
+    try:
+        return [TRACKERS[name](**about["options"]) for name, about in read_tracking(folder).items()]
+    except (KeyError, TypeError) as error:
+        raise RequestError(
+            f"{RunFolder(folder).tracking} is damaged: {error}. Remove it to resume untracked."
+        ) from None
 
 
 class CallbackList(Callback):
