@@ -35,7 +35,7 @@ torture: $(READY)
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "dualkg needs Python 3.11 or newer; this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,serve,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,postgresql,index,analysis,serve,dev]'
 	touch $@
 
 # Models of PyKEEN, imported and ranked beside PyKEEN.
@@ -53,7 +53,7 @@ picture: $(READY)
 
 # The bundled graph from its sources.
 world: $(READY)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,index,analysis,serve,dev,world]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[rdf,fast,search,postgresql,index,analysis,serve,dev,world]'
 	$(BIN)/python scripts/build_world.py
 
 # Speed and memory on this machine, for more than half an hour. Peers and pictures have an environment of their own.

@@ -42,8 +42,8 @@ IMPORT_NAMES = {
     "opentsne": "openTSNE",
     "mlflow-skinny": "mlflow",
 }
-# Declared and never imported by name: uvicorn loads uvloop, PyTorch tensorboard, MLflow alembic for its database.
-NOT_IMPORTED = {"uvloop", "tensorboard", "alembic"}
+# Declared and never imported by name: others load them, such as SQLAlchemy the driver psycopg.
+NOT_IMPORTED = {"uvloop", "tensorboard", "alembic", "psycopg"}
 # Triton is part of PyTorch's CUDA build, and is used only where it is installed.
 NOT_DECLARED = {"triton"}
 

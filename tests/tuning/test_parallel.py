@@ -1,9 +1,14 @@
 """Several processes share a study, also when some of them are killed."""
 
 import multiprocessing
+import os
+import shutil
+import signal
 import sqlite3
+import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -138,3 +143,41 @@ def test_parallel_jobs(small_graph, tmp_path, monkeypatch, method):
     assert [trial.state for trial in result.trials] == ["finished"] * 3
     assert {trial.params["training.seed"] for trial in result.trials} == {0, 1, 2}
     assert events
+
+
+@pytest.fixture
+def postgresql(tmp_path_factory) -> Iterator[str]:
+    """The URL of a PostgreSQL server that listens on a socket in a folder of its own."""
+    pytest.importorskip("psycopg")
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    initdb = shutil.which("initdb") or (str(programs[-1] / "initdb") if programs else None)
+    if initdb is None:
+        pytest.skip("PostgreSQL's server is not installed")
+    user = {"user": "postgres"} if os.geteuid() == 0 else {}  # it refuses to run as root
+    with tempfile.TemporaryDirectory(prefix="pg") as folder:  # the path of a socket is short
+        Path(folder).chmod(0o777)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **user}
+        subprocess.run([initdb, "-D", f"{folder}/data", "-U", "test", "-A", "trust", "-N"], check=True, **quiet)
+        words = ["-D", f"{folder}/data", "-k", folder, "-c", "listen_addresses=", "-F"]
+        with subprocess.Popen([str(Path(initdb).with_name("postgres")), *words], **quiet) as server:
+            try:
+                until(lambda: Path(folder, ".s.PGSQL.5432").exists())
+                yield f"postgresql://test@/postgres?host={folder}"
+            finally:
+                server.send_signal(signal.SIGQUIT)
+
+
+def test_processes_share_a_study_in_postgresql(folder: Path, postgresql: str):
+    import psycopg
+
+    words = [*WORDS, "--storage", postgresql]
+    words[words.index("out")] = "one"
+    with Started(SETTINGS + COMMAND, *words, cwd=folder) as one:
+        words[words.index("one")] = "other"
+        with Started(SETTINGS + COMMAND, *words, cwd=folder) as other:
+            ends = one.finish(), other.finish()
+    assert [end.code for end in ends] == [0, 0], ends
+    with psycopg.connect(postgresql) as database:
+        states = database.execute("select state::text from trials").fetchall()
+    assert states == [("COMPLETE",)] * 6
+    assert (folder / "one" / "best.toml").read_text() == (folder / "other" / "best.toml").read_text()

@@ -179,7 +179,7 @@ def test_another_space_in_the_same_folder_is_refused(small_graph, tmp_path):
         tune(space({"model.dim": [2]}), out=tmp_path, graph=dataclasses.replace(small_graph, fingerprint="other"))
 
 
-def test_requests_that_are_refused(small_graph, tmp_path):
+def test_requests_that_are_refused(small_graph, tmp_path, monkeypatch):
     with pytest.raises(kg.RequestError, match="made has no validation triples, and tuning selects by their MRR"):
         tune(FOUR, out=tmp_path, graph=dataclasses.replace(small_graph, valid=small_graph.valid[:0]))
     (tmp_path / "run").mkdir()
@@ -188,8 +188,12 @@ def test_requests_that_are_refused(small_graph, tmp_path):
         tune(FOUR, out=tmp_path / "run", graph=small_graph)
     with pytest.raises(kg.RequestError, match="--storage should be the URL of a database"):
         tune(FOUR, out=tmp_path, graph=small_graph, storage="nonsense")
-    with pytest.raises(kg.RequestError, match="needs a database driver that is not installed"):
-        tune(FOUR, out=tmp_path, graph=small_graph, storage="postgresql://nowhere/x")
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    for url in ("postgresql://nowhere/x", "postgres://nowhere/x"):
+        with pytest.raises(kg.RequestError, match=r"driver that is not installed: pip install 'dualkg\[postgresql\]'"):
+            tune(FOUR, out=tmp_path, graph=small_graph, storage=url)
+    with pytest.raises(kg.RequestError, match="driver that is not installed: .*oracledb"):
+        tune(FOUR, out=tmp_path, graph=small_graph, storage="oracle+oracledb://nowhere/x")
     with pytest.raises(kg.RequestError, match="The storage cannot be opened: unable to open database file"):
         tune(FOUR, out=tmp_path, graph=small_graph, storage=f"sqlite:///{tmp_path}/nowhere/x.db")
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import multiprocessing
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -138,6 +139,7 @@ def sqlite_url(path: Path) -> str:
 
 def open_storage(url: str) -> RDBStorage:
     """Open a database; retried, as several processes may be creating its tables at the same time."""
+    url = re.sub(r"^postgres(?=[:+])", "postgresql", url)
     connect: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
     problem: Exception | None = None
     for _ in range(5):
@@ -151,7 +153,10 @@ def open_storage(url: str) -> RDBStorage:
                 f"--storage should be the URL of a database, such as sqlite:///study.db; got '{url}'."
             ) from None
         except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
-            raise RequestError(f"The storage needs a database driver that is not installed: {error}") from None
+            install = (
+                "pip install 'dualkg[postgresql]'" if url.startswith("postgresql:") else str(error.__cause__ or error)
+            )
+            raise RequestError(f"The storage needs a database driver that is not installed: {install}") from None
         except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
             problem = error
             time.sleep(0.3)
@@ -247,7 +252,7 @@ class Worker:
             return self._train(trial, params)
         except (RequestError, DivergedError, torch.OutOfMemoryError) as error:
             memory = f"{self.device} is out of memory. Search smaller dimensions and batches, or use fewer --jobs."
-            reason = memory if isinstance(error, torch.OutOfMemoryError) else str(error)
+            reason = memory if isinstance(error, torch.OutOfMemoryError) else str(error.__cause__ or error)
             trial.set_user_attr(ERROR, reason)
             raise FailedTrialError(reason) from None
 
