@@ -5,16 +5,19 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
+import httpx
 import pytest
 from markupsafe import escape
 from starlette.requests import Request
 
+import dualkg as kg
 from dualkg import serve
+from dualkg.serve.app import application
 from dualkg.serve.errors import ErrorReply
 from dualkg.serve.limits import Limits
-from dualkg.serve.service import RequestContext, Service
+from dualkg.serve.service import RequestContext, ServedRun, ServedRuns, Service
 from dualkg.serve.templating import entity_url, fill, percent, short, visible
-from tests.serve.conftest import HOSTILE
+from tests.serve.conftest import HOSTILE, serving
 
 STATIC = Path(serve.__file__).with_name("static")
 TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -376,3 +379,14 @@ def test_invisible_names_are_made_visible():
 )
 def test_percent(probability, text):
     assert percent(probability) == text
+
+
+def test_pages_of_an_ensemble_offer_no_explanation(run_folders):
+    ensemble = kg.Ensemble(run_folders, weights="equal")
+    both = ServedRuns([ServedRun.of(ensemble, name="both"), ServedRun.of(kg.load_run(run_folders[1]), name="one")])
+    with serving(application(both)) as address, httpx.Client(base_url=address) as client:
+        query = {"head": "Twenty", "relation": "likes"}
+        assert "Why?" not in client.get("/", params=query).raise_for_status().text
+        assert "Why?" in client.get("/", params={**query, "run": "one"}).text
+        refused = client.get("/api/explain", params={**query, "tail": "Twenty-one"})
+        assert "has no embeddings of its own" in refused.text

@@ -48,8 +48,8 @@ def with_adjoint(model: Model) -> BilinearModel:
         return model
     _ = model.embedding  # an ensemble has none, and says so
     raise RequestError(
-        f"An unseen entity can be embedded where a model scores by ⟨h R, t⟩: CP, DistMult, ComplEx, RESCAL, SimplE, "
-        f"QuatE, or TuckER without batch_norm. {type(model).__name__} is none of them."
+        f"Explanations and unseen entities need a model that scores by ⟨h R, t⟩: CP, DistMult, ComplEx, RESCAL, "
+        f"SimplE, QuatE, or TuckER without batch_norm. {type(model).__name__} is none of them."
     )
 
 

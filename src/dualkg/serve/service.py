@@ -16,6 +16,7 @@ from dualkg.data.graph import Graph, relations_with_self_loops
 from dualkg.errors import RequestError
 from dualkg.inference import predictor as inference
 from dualkg.inference.decisions import DecisionStore
+from dualkg.inference.inductive import with_adjoint
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Prediction, Predictor, QueryType
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
@@ -66,6 +67,15 @@ class ServedRun:
     def loops(self) -> frozenset[int]:
         """The relations that often relate an entity to itself."""
         return relations_with_self_loops(self.graph)
+
+    @cached_property
+    def has_explanations(self) -> bool:
+        """Whether predictions can be explained: not those of an ensemble or of a model without an adjoint."""
+        try:
+            with_adjoint(self.run.model)
+        except RequestError:
+            return False
+        return True
 
     @cached_property
     def relations(self) -> list[Item]:
