@@ -14,7 +14,7 @@ import pytest
 from dualkg.serve.connections import Connection, within_file_limit
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import client_of as client_name
-from tests.serve.conftest import until
+from tests.processes import LIMIT, until
 
 HALF = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 POST = b"POST /api/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
@@ -28,7 +28,7 @@ def connect():
 
         def opened(client: httpx.Client, sent: bytes = b"") -> socket.socket:
             address = client.base_url.host, client.base_url.port
-            made = stack.enter_context(socket.create_connection(address, timeout=60))
+            made = stack.enter_context(socket.create_connection(address, timeout=LIMIT))
             made.sendall(sent)
             return made
 
@@ -55,7 +55,7 @@ def test_half_headers_do_not_shut_others_out(client_of, connect):
     client = client_of(Limits(connections=100, client_connections=20))
     held = [connect(client, HALF) for _ in range(60)]
     for _ in range(5):
-        with httpx.Client(base_url=client.base_url, timeout=60) as other:
+        with httpx.Client(base_url=client.base_url, timeout=LIMIT) as other:
             assert other.get("/api/runs").status_code == 200
             assert other.get("/health").status_code == 200
     until(lambda: len(select.select(held, [], [], 0)[0]) >= 40)
@@ -132,16 +132,16 @@ def test_requests_in_progress_are_limited(client_of, blocked, limits, status, me
     replies: list[int] = []
 
     def ask() -> None:
-        replies.append(httpx.get(f"{client.base_url}/api/tails", params=query, timeout=60).status_code)
+        replies.append(httpx.get(f"{client.base_url}/api/tails", params=query, timeout=LIMIT).status_code)
 
     with blocked:
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        until(lambda: httpx.get(f"{client.base_url}/api/runs", timeout=60).status_code == status)
-        refused = httpx.get(f"{client.base_url}/api/runs", timeout=60)
+        until(lambda: httpx.get(f"{client.base_url}/api/runs", timeout=LIMIT).status_code == status)
+        refused = httpx.get(f"{client.base_url}/api/runs", timeout=LIMIT)
         assert (refused.headers["retry-after"], refused.json()["error"]) == ("1", message)
-        assert httpx.get(f"{client.base_url}/health", timeout=60).json() == {"status": "ok"}
+        assert httpx.get(f"{client.base_url}/health", timeout=LIMIT).json() == {"status": "ok"}
     for thread in threads:
         thread.join()
     assert replies == [200, 200]

@@ -35,7 +35,7 @@ def curator(folder):
     """A client of a server of one run, whose folder may be written to."""
     with (
         serving(application(ServedRuns.load([folder], device="cpu"))) as address,
-        httpx.Client(base_url=address, timeout=30) as client,
+        httpx.Client(base_url=address, timeout=LIMIT) as client,
     ):
         yield client
 
@@ -183,7 +183,7 @@ def test_a_form_cannot_decide(curator, folder, kind):
 
 def test_decisions_need_the_token(folder):
     app = application(ServedRuns.load([folder], device="cpu"), token="secret")
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         for where in ("/api/decisions", "/facts.tsv", "/facts.json", "/facts"):
             assert client.get(where).status_code == 401
         assert decide(client, ACCEPT).status_code == 401
@@ -192,7 +192,7 @@ def test_decisions_need_the_token(folder):
 
 def test_a_read_only_server(folder):
     app = application(ServedRuns.load([folder], device="cpu"), read_only=True)
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         reply = decide(client, ACCEPT)
         assert reply.status_code == 403
         assert reply.json()["error"] == "This server was started with --read-only and accepts no decisions."
@@ -204,7 +204,7 @@ def test_a_run_without_a_folder(untouched_folders):
     run = load_run(untouched_folders[0])
     run.folder = None
     app = application(ServedRuns([ServedRun.of(run, name="loose", device="cpu")]))
-    with serving(app) as address, httpx.Client(base_url=address) as client:
+    with serving(app) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         assert not client.get("/api/decisions").json()["can_decide"]
         reply = decide(client, ACCEPT)
     assert (reply.status_code, "has no folder" in reply.json()["error"]) == (400, True)

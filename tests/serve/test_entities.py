@@ -14,6 +14,7 @@ from dualkg.serve import service
 from dualkg.serve.app import application
 from dualkg.serve.routes import entities
 from dualkg.serve.service import ServedRuns
+from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE, serving
 
 
@@ -99,7 +100,7 @@ def test_the_map_is_computed_once_and_stored(untouched_folders, tmp_path):
     folder = shutil.copytree(untouched_folders[0], tmp_path / "mine")
     with (
         serving(application(ServedRuns.load([folder], device="cpu"))) as address,
-        httpx.Client(base_url=address, timeout=30) as client,
+        httpx.Client(base_url=address, timeout=LIMIT) as client,
     ):
         assert_computed_once(client, folder / "map.parquet")
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from dualkg.serve.app import application
+from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE, serving
 
 ESCAPE = "\x1b]0;owned\x07"
@@ -40,7 +41,7 @@ def test_no_query_is_a_command(client):
 @pytest.mark.parametrize("name", ["a\nb\r\n{}", ESCAPE, '","status":200,"x":"', "<script>"])
 def test_a_request_is_one_line_of_the_access_log(served, capfd, name):
     # A line may be written after its response, but not after the server has stopped.
-    with serving(application(served, log=True)) as address, httpx.Client(base_url=address, timeout=120) as client:
+    with serving(application(served, log=True)) as address, httpx.Client(base_url=address, timeout=LIMIT) as client:
         client.get(f"/api/entity/{quote(name)}")
         client.get("/health")
     text = capfd.readouterr().err

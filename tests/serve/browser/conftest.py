@@ -99,4 +99,4 @@ def wait_for_heading(page: Any, text: str) -> None:
     """Until the page is the one that is headed so. Conditions in JavaScript would be stopped by the pages' policy."""
     from playwright.sync_api import expect
 
-    expect(page.locator("h1")).to_have_text(text)
+    expect(page.locator("h1")).to_have_text(text, timeout=1000 * LIMIT)
