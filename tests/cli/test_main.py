@@ -166,6 +166,8 @@ def test_a_recipe_with_changes_and_seeds(dualkg, tmp_path):
     left_out = "regularizer.name (none), optimizer.learning_rate (0.1), optimizer.schedule (constant)"
     assert f"quick.toml leaves out {left_out}" in shown.err
     assert "Without a recipe the default is DURA, 0.3, linear" in shown.err
+    refused = dualkg("resume", "runs/quick")
+    assert (refused.code, "Type the same dualkg train command again" in refused.err) == (2, True)
     whole = dualkg("train", "runs/quick/seed-3/recipe.toml", "--out", "runs/again")
     assert "leaves out" not in whole.err
 

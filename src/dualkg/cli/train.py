@@ -120,6 +120,10 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
     from dualkg.tuning.fit import resume as resume_run
 
     folder = RunFolder(run)
+    if folder.seeds() or (folder.tuning.exists() and not folder.recipe.exists()):
+        raise RequestError(
+            f"{run} has several seeds. Type the same dualkg train command again: finished seeds are not repeated."
+        )
     folder.check_is_run()
     cli.set_threads(threads or folder.saved_environment.get("threads"))  # as before, for the same weights bit for bit
     with cli.tuning_progress(run.name, run) as (on_tuning, on_progress):
@@ -216,6 +220,7 @@ def _tune_and_train(
     """Tune once, and train the chosen recipe with one or several seeds."""
     from dualkg.files import locked
     from dualkg.training.api import choose_device
+    from dualkg.training.trainer import InterruptedRunError
     from dualkg.tuning.fit import Search, tune_and_train
 
     training, name = search.start.training, f"{graph.name} {search.start.model.name}"
@@ -242,7 +247,10 @@ def _tune_and_train(
         raise RequestError(f"{path} is of another search. Use --overwrite, or another folder with --out.")
     with locked(out):
         with cli.tuning_progress(name, out, announce=announce) as (on_tuning, _):
-            recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
+            try:
+                recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
+            except InterruptedRunError as error:
+                raise InterruptedRunError(f"{error} Resume with: {shlex.join(['dualkg', *sys.argv[1:]])}") from None
         cli.note(done.summary)
         return _train_seeds(recipe, seeds, out=out, graph=graph, device=device, overwrite=overwrite, **arguments)
 

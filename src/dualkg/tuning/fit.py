@@ -156,7 +156,7 @@ class Search:
         try:
             chosen = tuner.run()
         except InterruptedRunError:
-            saved = ", which are saved" if path else ""
+            saved = ", which are saved" if path and tuner.trials else ""
             raise InterruptedRunError(f"Stopped while tuning, after {len(tuner.trials)} trials{saved}.") from None
         done = replace(self, trials=tuple(tuner.trials), summary=tuner.summary())
         if path:
