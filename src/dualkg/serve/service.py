@@ -135,7 +135,8 @@ class Service:
         )
         self._mapping = Lock()  # one map at a time
         self._maps: dict[str, Future[Vectors]] = {}
-        self.completing = Lock()  # one completion at a time
+        self.completing = Lock()  # one completion at a time, and in one thread: each would keep its own free memory
+        self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
         self.deciding = Lock()  # one thread reads or writes decisions at a time
         self._decisions: dict[str, DecisionStore] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="slow")
@@ -172,7 +173,8 @@ class Service:
 
     async def stop(self) -> None:
         await self.batcher.stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self.completions):
+            threads.shutdown(wait=False, cancel_futures=True)
 
 
 @dataclass(frozen=True)

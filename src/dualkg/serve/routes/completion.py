@@ -106,7 +106,7 @@ async def completion(context: RequestContext, options: dict[str, Any]) -> AsyncG
             service.completing.release()
             loop.call_soon_threadsafe(progress.put_nowait, None)
 
-    running = asyncio.ensure_future(asyncio.to_thread(work))
+    running = loop.run_in_executor(service.completions, work)
     try:
         while (line := await asyncio.wait_for(progress.get(), deadline - loop.time())) is not None:
             yield line
