@@ -30,7 +30,7 @@ GRAPH_DEFAULTS = (  # settings with defaults of their own where no recipe is giv
     ("optimizer", "schedule"),
     ("training", "batch_size"),
 )
-TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times the final training)."
+TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times the final training, or 2m)."
 
 
 @cli.command()

@@ -180,9 +180,9 @@ def fit(
 ) -> Run:
     """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
 
-    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the final training. Keys in
-    `changes`, named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be resumed. Notes
-    of the reader, leakage and unseen entities are warnings of the logger `dualkg`.
+    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the final training, or two
+    minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be
+    resumed. Notes of the reader, leakage and unseen entities are warnings of the logger `dualkg`.
     """
     if not isinstance(model, str):
         raise RequestError(
