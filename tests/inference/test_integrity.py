@@ -212,6 +212,9 @@ def test_a_damaged_checkpoint_is_not_resumed(folder):
 
 def test_damaged_results_are_computed_again(folder, run_cli):
     before = {path.name: path.read_bytes() for path in (folder.weights, folder.ranks("test"), folder.history)}
+    folder.report.unlink()
+    kg.resume(folder.path)
+    assert {name: (folder.path / name).read_bytes() for name in before} == before
     flip(folder.ranks("test"), 40)
     folder.history.unlink()
     with pytest.raises(kg.RequestError, match="ranks-test.parquet is damaged"):

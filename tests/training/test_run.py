@@ -262,6 +262,9 @@ def test_a_run_can_be_written_to_an_empty_folder(small_graph, tmp_path, monkeypa
 
 def test_incomplete_results_are_not_a_finished_run(run):
     RunFolder(run.folder).report.unlink()
+    with pytest.raises(kg.RequestError, match="not finished. Resume it with: dualkg resume"):
+        kg.load_run(run.folder)
+    RunFolder(run.folder).weights.unlink()
     with pytest.raises(kg.RequestError, match="not finished. It has no checkpoint; train it again"):
         kg.load_run(run.folder)
     with pytest.raises(kg.RequestError, match="cannot be resumed"):

@@ -251,7 +251,7 @@ def resume(
         raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     start = folder.checkpoint
-    if folder.finished and not folder.checkpoint.exists() and folder.weights.name not in damage:
+    if not folder.checkpoint.exists() and folder.weights.exists() and folder.weights.name not in damage:
         start = folder.weights
     if not start.exists():
         raise RequestError(f"The run {folder.path} cannot be resumed. {folder.resume_advice()}")

@@ -338,7 +338,8 @@ class RunFolder:
         return found
 
     def resume_advice(self) -> str:
-        if self.checkpoint.exists() or self.tuning.exists():  # it was interrupted in training, or in tuning
+        # It was interrupted in training, before its report, or in tuning.
+        if self.checkpoint.exists() or self.weights.exists() or self.tuning.exists():
             return f"Resume it with: dualkg resume {self.path}"
         return f"It has no checkpoint; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
 

@@ -264,7 +264,7 @@ def resume(
     """
     folder = RunFolder(path)
     folder.check_is_run()
-    if folder.finished or folder.checkpoint.exists() or not folder.tuning.exists():
+    if folder.weights.exists() or folder.checkpoint.exists() or not folder.tuning.exists():
         return api.resume(path, device=device, on_progress=on_progress, callbacks=callbacks, trust_code=trust_code)
     with trusted_code(trust_code):
         search, chosen = Search.load(folder.tuning), api.choose_device(device)
