@@ -331,7 +331,7 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
                     outcome, problem = pipe.recv() if pipe.poll(SECONDS) else late
                 except EOFError:
                     outcome, problem = "none", "the process ended"
-                outcomes[outcome] += 1
+                outcomes[f"{fault}: {outcome}"] += 1
                 if problem:
                     failures.append(failure("faults", number=number, command=name, fault=fault, problem=problem))
                 if problem and ("seconds" in problem or "process ended" in problem):

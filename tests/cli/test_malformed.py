@@ -74,8 +74,9 @@ def refused(made: Path, tmp_path: Path, monkeypatch, run_cli) -> Callable[..., s
         (f"[training]\nepochs = {2**70}", "mine.toml: training.epochs should be"),
         (f'[model]\nname = "{"x" * 10**6}"', "No embeddingmodel is named 'xxx"),
         ("[loss]\nname = 3.5", "name should be text; it is 3.5"),
+        ('[regularizer]\nname = "DURA"', "DURA needs a weight"),
     ],
-    ids=["brackets", "some brackets", "digits", "batch size", "epochs", "megabyte", "loss"],
+    ids=["brackets", "some brackets", "digits", "batch size", "epochs", "megabyte", "loss", "weight"],
 )
 def test_recipes(refused, text: str, reason: str) -> None:
     Path("mine.toml").write_text(text)

@@ -259,7 +259,8 @@ def describe(recipe: Recipe, graph: Graph) -> str:
     """What is about to be trained, in a line."""
     model, regularizer, training = recipe.model, recipe.regularizer, recipe.training
     dual = "" if model.dual == "none" else f", dual of the {model.dual} side"
-    penalty = "no regularizer" if regularizer.name == "none" else f"{regularizer.name} {regularizer.weight:g}"
+    weight = "" if regularizer.weight is None else f" {regularizer.weight:g}"  # which is refused later
+    penalty = "no regularizer" if regularizer.name == "none" else f"{regularizer.name}{weight}"
     return (
         f"Training {model.name} (dim {model.dim}{dual}) with {penalty} on the {len(graph.train):,} triples of "
         f"{graph.name}: {training.epochs} epoch{'s' * (training.epochs > 1)}, batch size {training.batch_size}."
