@@ -308,7 +308,7 @@ def damaged(folder: Path) -> None:
             "because the graph is good.tsv",
         ),
         (["train", "good.tsv", "--set", "training.epoch=1"], "--set: training.epoch is not a setting of recipes"),
-        (["train", "good.tsv", "--dim", "99999999999"], "GiB for its tables"),
+        (["train", "good.tsv", "--dim", "2000000000"], "GiB for its tables"),
         (["train", "good.tsv", "--learning-rate", "1"], "No such option: --learning-rate (Possible options: --lr)"),
         (["train", "good.tsv", "--set", "optimizer.lr=1"], "optimizer.lr is not a setting of recipes. Did you mean"),
         (["train", "good.tsv", "--set", "lr=1"], "Did you mean 'optimizer.learning_rate=1'?"),
