@@ -60,7 +60,11 @@ class LineBreaks(Extension):
 
 
 TEMPLATES = Environment(
-    loader=PackageLoader("dualkg.serve"), extensions=[LineBreaks], autoescape=True, undefined=StrictUndefined
+    loader=PackageLoader("dualkg.serve"),
+    extensions=[LineBreaks],
+    autoescape=True,
+    undefined=StrictUndefined,
+    auto_reload=False,  # an upgrade must not change the pages of a server that runs
 )
 TEMPLATES.filters |= {
     "visible": visible,
