@@ -112,4 +112,4 @@ def test_extend_and_resume_are_refused(dualkg, runs, tmp_path):
     (tmp_path / "new.tsv").write_text("Atlantis\tpart_of\tEurope\n")
     assert "no embeddings of its own" in dualkg("extend", "both", tmp_path / "new.tsv", "--out", "made").err
     assert "both is finished" in dualkg("resume", "both").err
-    assert "not a run" in dualkg("resume", "seeds").err
+    assert "Type the same dualkg train command again" in dualkg("resume", "seeds").err

@@ -55,7 +55,9 @@ def test_a_loss_is_written_with_its_name_and_all_settings():
 def test_shared_settings_remain_when_the_loss_name_changes():
     changed = recipe_of(dropout=0.2).with_changes({"loss.name": "KvsAll"})
     assert changed.loss == kg.KvsAll(dropout=0.2)
-    with pytest.raises(kg.RequestError, match="relation_weight is a setting of OneVsAll; loss.name is 'KvsAll'"):
+    with pytest.raises(
+        kg.RequestError, match="relation_weight is a setting of OneVsAll and SampledSoftmax; loss.name is 'KvsAll'"
+    ):
         recipe_of(relation_weight=0.2).with_changes({"loss.name": "KvsAll"})
 
 
@@ -111,7 +113,7 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
         ),
         (
             'name = "NegativeSampling"\nfrequency_weight = 0.9',
-            "frequency_weight is a setting of OneVsAll; loss.name is 'NegativeSampling'",
+            "frequency_weight is a setting of OneVsAll and SampledSoftmax; loss.name is 'NegativeSampling'",
         ),
         ('name = "MarginRanking"\nlabel_smoothing = 0.1', "label_smoothing is a setting of OneVsAll and KvsAll"),
         ('name = "MarginRanking"\ndropout = 0.1', "dropout is a setting of OneVsAll and KvsAll"),
@@ -120,7 +122,7 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
             "loss.num_negatives has no effect with loss.sampler = 'in-batch'; leave it out",
         ),
         ('name = "MarginRanking"\ncorruption = "bernoulli"', "is for model.reciprocal = false; it is true"),
-        ('name = "sampled"', "No loss is named 'sampled'.*OneVsAll"),
+        ('name = "sampled"', "No loss is named 'sampled'. Did you mean 'SampledSoftmax'"),
         (
             'name = "MarginRanking"\nnum_negatives = 0',
             "num_negatives should be greater than or equal to 1; 0 was given",
@@ -143,7 +145,10 @@ SAMPLED_LOSSES = "NegativeSampling and MarginRanking"
         ("power = 1", "loss.power is not a setting of OneVsAll. There are: frequency_weight"),
         ("dropout = 'half'", 'loss.dropout should be a valid number.*; "half" was given'),
         # keys and values of earlier versions
-        ('kind = "margin"', "loss.kind is now loss.name, which is OneVsAll, KvsAll, NegativeSampling or MarginRanking"),
+        (
+            'kind = "margin"',
+            "loss.kind is now loss.name, which is OneVsAll, KvsAll, SampledSoftmax, NegativeSampling or MarginRanking",
+        ),
         ("known = true", "loss.known is now loss.filtered, with the opposite meaning"),
         ('sides = "both"', "loss.sides is now loss.corruption"),
         ('negatives = "shared"', "loss.negatives is now loss.sampler"),

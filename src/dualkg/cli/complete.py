@@ -34,7 +34,7 @@ def complete(
     check: Annotated[bool, Option("--check", help="Write no file; count the test triples found.")] = False,
     device: cli.Device = None,
 ) -> cli.Result:
-    """Print or write the most probable triples that the graph does not contain; with --out, it resumes after Ctrl-C."""
+    """Print the most probable triples that the graph lacks, or write them; with --out, it resumes after Ctrl-C."""
     from dualkg.inference.api import complete as complete_run
     from dualkg.inference.calibration import calibration_for
     from dualkg.inference.completion import check_completion, sizes_up_to

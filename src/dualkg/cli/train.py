@@ -132,7 +132,7 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
 
 @cli.command(threads=False, trust_code=False)
 def check(run: cli.RunPath) -> cli.Result:
-    """Check every file of a run by its checksum, and say what can be saved. Exit with 1 if a file is damaged."""
+    """Check every file of a run by its checksum, and say what can be saved; exit status 1 if one is damaged."""
     from dualkg.inference.integrity import check_run
 
     checks = check_run(run)
