@@ -30,25 +30,30 @@ SHIM = r"""
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
-enum { WRITE = 1, SYNC = 2, NAME = 4 };
+enum { WRITE = 1, SYNC = 2, NAME = 4, RENAME = 8, REMOVE = 16 };
 static char home[4096];
-static long seen, first;
+static long seen, first, counts[5];
 static int number, kinds, sticky, armed;
 void fault_arm(const char *folder, int which, long place, int code, int all_later) {
     strncpy(home, folder, sizeof home - 1);
     kinds = which; first = place; number = code; sticky = all_later; seen = 0; armed = 1;
 }
 long fault_disarm(void) { armed = 0; return seen; }
+long fault_count(int bit) { return counts[bit]; }
 static int fails(const char *path, int kind) {
-    if (!armed || !(kinds & kind) || strncmp(path, home, strlen(home))) return 0;
+    if (!armed || strncmp(path, home, strlen(home))) return 0;
+    for (int bit = 0; bit < 5; bit++) if (kind >> bit & 1) __sync_fetch_and_add(&counts[bit], 1);
+    if (!(kinds & kind)) return 0;
     long place = __sync_fetch_and_add(&seen, 1);
     if (first < 0 || place < first || (place > first && !sticky)) return 0;
+    if (number < 0) kill(getpid(), -number);
     errno = number;
     return 1;
 }
@@ -93,18 +98,21 @@ size_t fwrite(const void *a, size_t size, size_t n, FILE *file) {
     REAL(size_t, fwrite, const void *, size_t, size_t, FILE *);
     return fails_fd(fileno(file), WRITE) ? 0 : real(a, size, n, file);
 }
-#define BY_NAME(name, args, path, at, ...) int name args { \
-    REAL(int, name, __VA_ARGS__); if (fails_at(at, path, NAME)) return -1; return real
-BY_NAME(rename, (const char *a, const char *b), b, AT_FDCWD, const char *, const char *)(a, b); }
-BY_NAME(renameat, (int d, const char *a, int e, const char *b), b, e, int, const char *, int, const char *)
-    (d, a, e, b); }
-BY_NAME(renameat2, (int d, const char *a, int e, const char *b, unsigned f), b, e, int, const char *, int, const char *,
-        unsigned)(d, a, e, b, f); }
-BY_NAME(link, (const char *a, const char *b), b, AT_FDCWD, const char *, const char *)(a, b); }
-BY_NAME(linkat, (int d, const char *a, int e, const char *b, int f), b, e, int, const char *, int, const char *, int)
-    (d, a, e, b, f); }
-BY_NAME(mkdir, (const char *a, mode_t m), a, AT_FDCWD, const char *, mode_t)(a, m); }
-BY_NAME(mkdirat, (int d, const char *a, mode_t m), a, d, int, const char *, mode_t)(d, a, m); }
+#define BY_NAME(name, kind, args, path, at, ...) int name args { \
+    REAL(int, name, __VA_ARGS__); if (fails_at(at, path, kind)) return -1; return real
+BY_NAME(rename, NAME | RENAME, (const char *a, const char *b), b, AT_FDCWD, const char *, const char *)(a, b); }
+BY_NAME(renameat, NAME | RENAME, (int d, const char *a, int e, const char *b), b, e, int, const char *, int,
+        const char *)(d, a, e, b); }
+BY_NAME(renameat2, NAME | RENAME, (int d, const char *a, int e, const char *b, unsigned f), b, e, int, const char *,
+        int, const char *, unsigned)(d, a, e, b, f); }
+BY_NAME(link, NAME, (const char *a, const char *b), b, AT_FDCWD, const char *, const char *)(a, b); }
+BY_NAME(linkat, NAME, (int d, const char *a, int e, const char *b, int f), b, e, int, const char *, int, const char *,
+        int)(d, a, e, b, f); }
+BY_NAME(mkdir, NAME, (const char *a, mode_t m), a, AT_FDCWD, const char *, mode_t)(a, m); }
+BY_NAME(mkdirat, NAME, (int d, const char *a, mode_t m), a, d, int, const char *, mode_t)(d, a, m); }
+BY_NAME(unlink, REMOVE, (const char *a), a, AT_FDCWD, const char *)(a); }
+BY_NAME(unlinkat, REMOVE, (int d, const char *a, int f), a, d, int, const char *, int)(d, a, f); }
+BY_NAME(rmdir, REMOVE, (const char *a), a, AT_FDCWD, const char *)(a); }
 #define OPEN(name, args, at, path, call, ...) int name args { \
     REAL(int, name, __VA_ARGS__); mode_t mode = 0; \
     va_list rest; va_start(rest, flags); if (flags & (O_CREAT | O_TMPFILE)) mode = va_arg(rest, mode_t); va_end(rest); \
@@ -114,7 +122,7 @@ OPEN(open64, (const char *path, int flags, ...), AT_FDCWD, path, (path, flags, m
 OPEN(openat, (int d, const char *path, int flags, ...), d, path, (d, path, flags, mode), int, const char *, int, ...)
 OPEN(openat64, (int d, const char *path, int flags, ...), d, path, (d, path, flags, mode), int, const char *, int, ...)
 """
-WRITE, SYNC, NAME = 1, 2, 4
+WRITE, SYNC, NAME, RENAME, REMOVE = 1, 2, 4, 8, 16
 # The kinds of calls that fail, the error, and whether all later ones fail, too. Nothing can be written from the first
 # call on where the disk is read-only.
 FAULTS = {
@@ -153,6 +161,14 @@ def compile_shim(folder: Path) -> Path:
     command = ["cc", "-shared", "-fPIC", "-O1", "-w", "-o", str(library), str(source), "-ldl"]
     subprocess.run(command, check=True, capture_output=True)
     return library
+
+
+def load_shim(library: str) -> Any:
+    """The functions of the shim, in a process that was started with it; a negative code is a signal."""
+    shim: Any = ctypes.CDLL(library)
+    shim.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int]
+    shim.fault_disarm.restype = shim.fault_count.restype = ctypes.c_long
+    return shim
 
 
 def make_good(good: Path) -> None:
@@ -275,9 +291,7 @@ def worker(pipe: Connection, home: str, library: str) -> None:
     import torch
 
     torch.set_num_threads(1)
-    shim: Any = ctypes.CDLL(library)
-    shim.fault_arm.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_int, ctypes.c_int]
-    shim.fault_disarm.restype = ctypes.c_long
+    shim = load_shim(library)
     if not Path(home, "good").exists():
         make_good(Path(home, "good"))
     counts: dict[Any, int] = {}

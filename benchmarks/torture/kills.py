@@ -1,0 +1,421 @@
+"""Kills: SIGKILL at every fsync and rename of a command, at other file operations, and at random moments.
+
+The command is then run again, or resumed if it says so; it may be killed again on the way. In the end all files must be
+those of a command that was never killed, bit for bit but for times, and no other file may be left. What was there
+before must not have changed. The file operations of all libraries are counted by the C shim of `faults`, so this
+needs Linux and a C compiler. One case again: python -m benchmarks.torture.kills --case JSON, as in its failure.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import select
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from benchmarks.torture.common import (
+    ENVIRONMENT,
+    ROOT,
+    TRACEBACK,
+    Command,
+    failure,
+    fork_command,
+    in_process,
+    load_program,
+    rounds,
+    write_triples,
+)
+from benchmarks.torture.faults import NAME, REMOVE, RENAME, SYNC, WRITE, compile_shim, load_shim
+
+EVENTS = {"fsync": SYNC, "rename": RENAME, "write": WRITE, "create": NAME, "remove": REMOVE}
+MOMENT = "moment"  # any, by the clock
+SECONDS = 120  # that only a broken program needs
+CPU = ("--device", "cpu", "--threads", 1)
+SETTINGS = ("--dim", 2, "--epochs", 2, "--batch-size", 60, "--engine", "reference", *CPU)
+SAVED = ("--set", "training.checkpoint_seconds=0", "--set", "validation.every=1", "--set", "validation.keep='best'")
+TRAIN = ("train", "mine.tsv", "--no-tune", *SETTINGS, *SAVED)
+SCENARIOS: dict[str, tuple[object, ...]] = {
+    "train": (*TRAIN, "--out", "new"),
+    "train, empty folder": (*TRAIN, "--out", "empty"),
+    "train, two seeds": (*TRAIN, "--seeds", 2, "--out", "new"),
+    "train, overwrite": (*TRAIN, "--seed", 5, "--out", "run", "--overwrite"),
+    "train, automatic tuning": ("train", "mine.tsv", *SETTINGS, "--out", "new"),
+    "resume": ("resume", "stopped", "--device", "cpu"),
+    "tune": ("tune", "space.toml", "--out", "new", *CPU),
+    "calibrate": ("calibrate", "run", *CPU),
+    "calibrate, overwrite": ("calibrate", "calibrated", "--overwrite", *CPU),
+    "extend": ("extend", "run", "new-triples.tsv", "--out", "new", *CPU),
+    "index, exact": ("index", "run", "--kind", "exact", "--out", "new", "--threads", 1),
+    "index, ivf": ("index", "run", "--kind", "ivf", "--recall", 0.1, "--out", "new", "--threads", 1),
+    "complete, TSV": ("complete", "run", "--top", 50, "--out", "new.tsv", *CPU),
+    "complete, Parquet": ("complete", "calibrated", "--top", 50, "--out", "new.parquet", *CPU),
+    "export, NumPy": ("export", "run", "--out", "new"),
+    "export, TSV": ("export", "run", "--format", "tsv", "--out", "new"),
+    "record": ("record", "run", "--name", "mine/new", "--records", "records"),
+    "record, again": ("record", "run", "calibrated", "--name", "mine/old", "--records", "records"),
+}
+SPACE = """
+[data]
+graph = "mine.tsv"
+[model]
+dim = 2
+[training]
+epochs = 1
+batch_size = 100
+[space]
+"model.dim" = [2, 3]
+"training.seed" = [0, 1]
+[search]
+prune = false
+"""
+VOLATILE = re.compile(r"second|_at$|_mib$|^date$|^files$|^sha256$|^graph_path$|_per_|^bytes_read$|^train(ed)?_on$")
+DONE = ("is finished", "is a finished run", "exists already", "has a calibration already")
+
+
+# -- what runs in a forked process -------------------------------------------------------------------------------------
+
+
+def run_words(words: list[str]) -> int:
+    """A command of dualkg, or `record` of the paper."""
+    if words[0] != "record":
+        return in_process(words)
+    from dualkg.cli import main
+    from paper.__main__ import app
+
+    sys.argv = ["python -m paper", *words]
+    try:
+        main(app)
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return 0
+
+
+def run_killed(shim: Any, home: Path, event: str, place: int, words: list[str]) -> int:
+    """Run a command that kills itself at an event; else, count the events."""
+    age_heartbeats(home / "new" / "study.db")
+    kinds = EVENTS.get(event, 0)
+    shim.fault_arm(os.fsencode(home), kinds, place if kinds else -1, -signal.SIGKILL, 0)
+    status = run_words(words)
+    shim.fault_disarm()
+    counts = {event: shim.fault_count(kind.bit_length() - 1) for event, kind in EVENTS.items()}
+    home.with_name("counts.json").write_text(json.dumps({"events": counts, "modules": list(sys.modules)}))
+    return status
+
+
+def age_heartbeats(study: Path) -> None:
+    """A killed trial is repeated only when it has given no sign of life for a while: here at once."""
+    if study.exists():
+        with suppress(sqlite3.OperationalError), closing(sqlite3.connect(study)) as database:
+            database.execute("update trial_heartbeats set heartbeat = datetime('now', '-1 hour')")
+            database.commit()
+
+
+def fingerprint(home: Path, words: list[str]) -> int:
+    """Write what is there, by file: a checksum of its content without times; or what is wrong."""
+    from dualkg.training.run import RunFolder, load_run
+
+    found = {}
+    for path in sorted(home.rglob("*")):
+        name = path.relative_to(home).as_posix()
+        if path.is_file():
+            found[name] = content_of(path)
+        if (path / "recipe.toml").exists() and (path / "environment.json").exists():
+            if damage := RunFolder(path).damage():
+                found[f"{name}: damage"] = str(damage)
+            load_run(path)
+    home.with_name("found.json").write_text(json.dumps(found))
+    return 0
+
+
+def content_of(path: Path) -> str:
+    from safetensors.numpy import load_file
+
+    if path.suffix == ".safetensors":
+        parts: Any = [(name, table.tobytes()) for name, table in sorted(load_file(path).items())]
+    elif path.suffix == ".json":
+        parts = without_times(json.loads(path.read_text(encoding="utf-8")))
+    elif path.suffix == ".db":
+        sql = "select param_name, param_value, value from trials t join trial_params using (trial_id) "
+        with closing(sqlite3.connect(path)) as database:
+            parts = sorted(database.execute(f"{sql} join trial_values using (trial_id) where state = 'COMPLETE'"))
+    elif path.name in ("trials.csv", "RESULTS.md"):
+        parts = sorted(re.sub(r"\d+\.\d+ ?s?\b", "", line) for line in path.read_text(encoding="utf-8").splitlines())
+    else:
+        parts = path.read_bytes()
+    return hashlib.sha256(parts if isinstance(parts, bytes) else repr(parts).encode()).hexdigest()[:12]
+
+
+def without_times(found: Any) -> Any:
+    if isinstance(found, dict):
+        return {key: without_times(value) for key, value in sorted(found.items()) if not VOLATILE.search(key)}
+    return [without_times(one) for one in found] if isinstance(found, list) else found
+
+
+def make_good(good: Path) -> int:
+    """Data, a run, one with a calibration, one that was stopped, and a record."""
+    import dualkg as kg
+
+    write_triples(good / "mine.tsv")
+    (good / "new-triples.tsv").write_text("new\tcolour\tcolour1\nnew\tshape\tshape2\n")
+    (good / "space.toml").write_text(SPACE)
+    (good / "empty").mkdir()
+    lines: list[tuple[object, ...]] = [(*TRAIN, "--out", "run"), (*TRAIN, "--seed", 1, "--out", "calibrated")]
+    lines += [("calibrate", "calibrated", *CPU), ("record", "run", "--name", "mine/old", "--records", "records")]
+    for line in lines:
+        if status := run_words([str(word) for word in line]):
+            return status
+
+    def stop(event: Any) -> None:
+        if event.epoch == 2:
+            raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        recipe = kg.load_recipe("run/recipe.toml").with_changes({"training.seed": 2})
+        kg.train_recipe(recipe, out="stopped", on_progress=stop, device="cpu")
+    return 0
+
+
+# -- a case ------------------------------------------------------------------------------------------------------------
+
+
+class Arena:
+    """A folder that each case finds as it was, and what each command makes of it if it is not killed."""
+
+    def __init__(self, home: Path, library: str, scenarios: list[str]) -> None:
+        self.good, self.here, self.output = home / "good", home / "here", home / "output"
+        self.shim = load_shim(library)
+        self.good.mkdir()
+        os.environ["DUALKG_CACHE"] = str(self.good / "cache")
+        made = self.run((), lambda words: make_good(self.good), cwd=self.good)
+        if made.status:
+            raise RuntimeError(f"the runs were not made: {made.wait()}")
+        shutil.rmtree(self.good / "cache", ignore_errors=True)
+        os.environ["DUALKG_CACHE"] = str(self.here / "cache")
+        self.before = raw(self.good)
+        self.expected: dict[str, dict[str, str]] = {}
+        self.events: dict[str, dict[str, int]] = {}
+        self.seconds: dict[str, float] = {}
+        for name in scenarios:
+            self._measure(name)
+
+    def _measure(self, name: str) -> None:
+        """Run a scenario twice: what it makes is the same, but for times."""
+        for _ in range(2):
+            self._fresh()
+            started = time.monotonic()
+            done = self.run(SCENARIOS[name], lambda words: run_killed(self.shim, self.here, "", -1, words))
+            self.seconds[name] = time.monotonic() - started
+            if done.status:
+                raise RuntimeError(f"{name} fails if it is not killed: {done.wait()}")
+            found = self._fingerprint()
+            if found != self.expected.setdefault(name, found):
+                raise RuntimeError(f"{name} is not the same twice: {difference(self.expected[name], found)}")
+            counted = json.loads(self.here.with_name("counts.json").read_text())
+            for module in counted["modules"]:  # what is imported here takes no time in forked processes
+                with suppress(Exception):
+                    import_module(module)
+        self.events[name] = counted["events"]
+
+    def run(
+        self, words: tuple[object, ...], call: Any, *, kill_after: float | None = None, cwd: Path | None = None
+    ) -> Command:
+        """Run something in a forked process, to its end or for some seconds."""
+        command = fork_command(*words, cwd=cwd or self.here, output=self.output, call=call)
+        process = os.pidfd_open(command.pid)
+        if not select.select([process], [], [], SECONDS if kill_after is None else kill_after)[0]:
+            os.kill(command.pid, signal.SIGKILL)
+        os.close(process)
+        command.wait()
+        return command
+
+    def _fresh(self) -> None:
+        shutil.rmtree(self.here, ignore_errors=True)
+        shutil.copytree(self.good, self.here)
+
+    def _fingerprint(self) -> dict[str, str]:
+        ended = self.run((), lambda words: fingerprint(self.here, words))
+        if ended.status:
+            return {"open": ended.wait()[-800:]}
+        return dict(json.loads(self.here.with_name("found.json").read_text()))
+
+    def case(self, name: str, kills: list[tuple[str, float]]) -> tuple[list[str], str | None]:
+        """Kill a command at one event after the other and run it again; the events reached, and what is wrong."""
+        self._fresh()
+        words, reached = SCENARIOS[name], list[str]()
+        for event, place in kills:
+            seconds = place if event == MOMENT else None
+            number = -1 if event == MOMENT else int(place)
+            ended = self.run(words, partial(run_killed, self.shim, self.here, event, number), kill_after=seconds)
+            if ended.status != -signal.SIGKILL:
+                if not reached and ended.status:
+                    return reached, f"it ended with {ended.status}: {ended.wait()[-800:]}"
+                break
+            reached.append(event)
+            if lost := self._lost(name):
+                return reached, f"lost by the kill: {lost}"
+            words = self._again(name, words)
+        for _ in range(3):
+            ended = self.run(words, partial(run_killed, self.shim, self.here, "", -1))
+            text = ended.wait()
+            if TRACEBACK in text or ended.status not in (0, 1, 2):
+                return reached, f"run again, it ended with {ended.status}: {text[-1500:]}"
+            if ended.status == 0 or any(sentence in text for sentence in DONE):
+                break
+            if not (found := re.search(r"dualkg resume (\S+?),? ", " ".join(text.split()) + " ")):
+                return reached, f"run again, it ended with {ended.status}: {text[-800:]}"
+            words = ("resume", found[1], "--device", "cpu")
+        made = self._fingerprint()
+        return reached, None if made == self.expected[name] else difference(self.expected[name], made)
+
+    def _again(self, name: str, words: tuple[object, ...]) -> tuple[object, ...]:
+        """The same command, but a run that was begun is resumed."""
+        out = str(words[words.index("--out") + 1]) if "--out" in words else "stopped"
+        folder = self.here / out
+        begun = (folder / "checkpoint.safetensors").exists() and not (folder / "report.json").exists()
+        if name == "train, overwrite" and raw(folder) == raw(self.good / out):
+            return words
+        return ("resume", out, "--device", "cpu") if begun and words[0] == "train" else words
+
+    def _lost(self, name: str) -> list[str]:
+        """Files that were there before and must still be: all that the command does not replace."""
+        after = raw(self.here)
+        changed = {file for file, content in self.before.items() if after.get(file) != content}
+        replaced = {"resume": "stopped/", "calibrate, overwrite": "calibrated/calibration.json"}
+        replaced |= {"train, overwrite": "run/", "record, again": "records/", "record": "records/RESULTS.md"}
+        return sorted(file for file in changed if not (name in replaced and file.startswith(replaced[name])))
+
+
+def raw(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith(".")
+    }
+
+
+def difference(expected: dict[str, str], found: dict[str, str]) -> str:
+    wrong = {"open": found["open"]} if "open" in found else {}
+    wrong |= dict.fromkeys(found.keys() - expected.keys(), "is left")
+    wrong |= dict.fromkeys(expected.keys() - found.keys(), "is missing")
+    wrong |= {file: "differs" for file in expected.keys() & found.keys() if expected[file] != found[file]}
+    return json.dumps(wrong)
+
+
+# -- the campaign ------------------------------------------------------------------------------------------------------
+
+Case = tuple[str, list[tuple[str, float]]]
+
+
+def cases(arena: Arena, chance: random.Random) -> Iterator[Case]:
+    """Each fsync and each rename of each command, in random order; then other operations and moments, some twice."""
+    every = [
+        (name, [(event, float(place))])
+        for name, counts in arena.events.items()
+        for event in ("fsync", "rename")
+        for place in range(counts[event])
+    ]
+    chance.shuffle(every)
+    yield from every
+    while True:
+        for name in arena.events:
+            yield name, [_random_event(arena, name, chance) for _ in range(chance.choice([1, 1, 2]))]
+
+
+def _random_event(arena: Arena, name: str, chance: random.Random) -> tuple[str, float]:
+    event = chance.choice([MOMENT, MOMENT, *EVENTS])
+    if event == MOMENT:
+        return event, round(chance.uniform(0, arena.seconds[name]), 4)
+    return event, chance.randrange(max(1, arena.events[name][event]))
+
+
+def patch_program() -> None:
+    """What depends on the clock depends on counts here, and checkpoints are written as often as possible."""
+    from dualkg.inference import completion
+    from dualkg.tuning import study
+    from dualkg.tuning.automatic import AutomaticTuner
+
+    study.GRACE_SECONDS = 1
+    completion.SAVE_INTERVAL = 0.0
+
+    def has_time(self: AutomaticTuner, epochs: int = 0, *, rung: int) -> bool:
+        return len(self.trials) < (4, 7)[rung]
+
+    AutomaticTuner._has_time = has_time  # type: ignore[method-assign]
+
+
+def run_cases(library: str, *, minutes: float, seed: int, only: Case | None = None) -> dict[str, Any]:
+    """The figures, in a process that was started with the shim."""
+    load_program()
+    import_module("faiss")
+    import_module("paper.__main__")
+    patch_program()
+    by_command: Counter[str] = Counter()
+    by_event: Counter[str] = Counter()
+    failures, not_reached, done = [], 0, set()
+    with tempfile.TemporaryDirectory(prefix="dualkg-kills-") as home:
+        arena = Arena(Path(os.path.realpath(home)), library, [only[0]] if only else list(SCENARIOS))
+        plan = iter([only]) if only else cases(arena, random.Random(seed))
+        for _, (name, kills) in zip(rounds(minutes), plan, strict=False):
+            reached, problem = arena.case(name, kills)
+            by_command[name] += len(reached)
+            by_event.update(reached)
+            not_reached += not reached
+            if len(kills) == 1 and reached and kills[0][0] in ("fsync", "rename"):
+                done.add((name, *kills[0]))
+            if problem:
+                failures.append(failure("kills", case=json.dumps([name, kills]), seed=seed, problem=problem))
+                print(f"{name} {kills}: {problem}", file=sys.stderr, flush=True)
+    every = sum(counts["fsync"] + counts["rename"] for counts in arena.events.values())
+    return {
+        "kills": by_event.total(),
+        "by_event": dict(by_event),
+        "by_command": dict(by_command),
+        "events": {name: {event: counts[event] for event in EVENTS} for name, counts in arena.events.items()},
+        "num_syncs_and_renames": every,
+        "num_syncs_and_renames_killed_at": len(done),
+        "not_reached": not_reached,  # the command ended before
+        "failures": failures,
+    }
+
+
+def campaign(*, minutes: float, seed: int, case: Case | None = None) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="dualkg-shim-") as folder:
+        try:
+            library = str(compile_shim(Path(folder)))
+        except (OSError, subprocess.CalledProcessError) as error:
+            return {"kills": 0, "skipped": f"there is no C compiler ({error})", "failures": []}
+        results = Path(folder) / "results.json"
+        task = json.dumps({"library": library, "minutes": minutes, "seed": seed, "only": case})
+        line = [sys.executable, "-m", "benchmarks.torture.kills", "--task", task, "--out", str(results)]
+        environment = {**ENVIRONMENT, "LD_PRELOAD": library, "DUALKG_COMMIT": "0123456789ab", "COLUMNS": "200"}
+        ended = subprocess.run(line, cwd=ROOT, env=environment, check=False)
+        if not results.exists():
+            return {"failures": [failure("kills", problem=f"the campaign ended with {ended.returncode}")]}
+        return dict(json.loads(results.read_text()))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.torture.kills")
+    parser.add_argument("--case", type=json.loads, help="one case, as in a failure")
+    parser.add_argument("--task", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    choices = parser.parse_args()
+    if choices.task:
+        choices.out.write_text(json.dumps(run_cases(**choices.task)))
+    else:
+        print(json.dumps(campaign(minutes=0, seed=0, case=choices.case), indent=1))
