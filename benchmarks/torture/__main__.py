@@ -25,6 +25,17 @@ from benchmarks.torture.common import MAX_FAILURES, ROOT
 from dualkg.files import locked, read_json, write_text
 
 RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
+PAGE = ROOT / "docs" / "promises.md"
+BEGIN, END = "<!-- made from reliability.json: begin -->\n", "<!-- made from reliability.json: end -->\n"
+FIGURES = {  # what the page shows of a campaign
+    "kills": ("kills",),
+    "power": ("states", "cut_points"),
+    "faults": ("cases",),
+    "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
+    "races": ("races", "processes", "told"),
+    "server": ("num_requests", "num_abusive_connections", "p99_ratio_of_medians", "p99_worst_ratio", "memory_growth"),
+    "api": ("num_operations", "num_requests"),
+}
 
 
 def names() -> list[str]:
@@ -57,6 +68,24 @@ def run(name: str, *, minutes: float, seed: int) -> dict[str, Any]:
     return {**figures, "num_failures": len(failures), "failures": failures[:MAX_FAILURES], **about}
 
 
+def with_table(page: str, results: dict[str, Any]) -> str:
+    """The page with a row for each campaign that was run."""
+    lines = ["| campaign | figures | failures | minutes | commit |", "|---|---|--:|--:|---|"]
+    for name in sorted(results):
+        found = results[name]
+        figures = ", ".join(
+            f"{key.removeprefix('num_').replace('_', ' ')} {_shown(found[key])}" for key in FIGURES[name]
+        )
+        time = f"{found['seconds'] / 60:.1f}"
+        lines.append(f"| `{name}` | {figures} | {found['num_failures']} | {time} | {found['on']['commit']} |")
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}{chr(10).join(lines)}\n{END}{rest.split(END)[1]}"
+
+
+def _shown(figure: float) -> str:
+    return f"{figure:,}" if isinstance(figure, int) else f"{figure:.3g}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.torture", description=__doc__.splitlines()[0])
     parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"one of {', '.join(names())}")
@@ -80,7 +109,10 @@ def main() -> int:
         failed += result["num_failures"]
         with locked(choices.out, wait=True):
             saved = read_json(choices.out) if choices.out.exists() else {}
-            write_text(choices.out, json.dumps({**saved, name: result}, indent=1, sort_keys=True) + "\n")
+            saved[name] = result
+            write_text(choices.out, json.dumps(saved, indent=1, sort_keys=True) + "\n")
+            if choices.out == RESULTS:
+                write_text(PAGE, with_table(PAGE.read_text(encoding="utf-8"), saved))
         print(json.dumps({name: result}, indent=1))
     return 1 if failed else 0
 
