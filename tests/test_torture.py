@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from benchmarks.torture import faults, inputs
+from benchmarks.torture.__main__ import BEGIN, END, FIGURES, names, with_table
 
 TREE = {"model": {"name": "ComplEx", "dim": 3, "options": {"a": [1, 2.5]}}, "training": {"epochs": 2}}
 
@@ -34,6 +35,17 @@ def test_the_parser_of_a_format_decides_what_is_counted():
     assert inputs.is_parsed("a.tsv", b"a\tb\tc\n")
     assert not inputs.is_parsed("a.tsv.gz", b"a\tb\tc\n")
     assert not inputs.is_parsed("a.parquet", b"PAR1")
+
+
+def test_the_table_of_the_page_has_a_row_for_each_campaign():
+    about = {"num_failures": 0, "failures": [], "seconds": 90.0, "on": {"commit": "abc"}}
+    page = with_table(f"Before\n\n{BEGIN}old\n{END}\nAfter\n", {"races": {"races": 1200, "told": 3, **about}})
+    row = "| `races` | races 1,200, told 3 | 0 | 1.5 | abc |"
+    assert page == (
+        f"Before\n\n{BEGIN}| campaign | figures | failures | minutes | commit |\n|---|---|--:|--:|---|\n{row}\n{END}\n"
+        "After\n"
+    )
+    assert set(FIGURES) == set(names())
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "promises.md"
 BEGIN, END = "<!-- made from reliability.json: begin -->\n", "<!-- made from reliability.json: end -->\n"
 FIGURES = {  # what the page shows of a campaign
     "kills": ("kills",),
-    "power": ("states", "cut_points"),
+    "power": ("states", "different_states", "cuts", "events"),
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
     "races": ("races", "processes", "told"),
@@ -73,9 +73,8 @@ def with_table(page: str, results: dict[str, Any]) -> str:
     lines = ["| campaign | figures | failures | minutes | commit |", "|---|---|--:|--:|---|"]
     for name in sorted(results):
         found = results[name]
-        figures = ", ".join(
-            f"{key.removeprefix('num_').replace('_', ' ')} {_shown(found[key])}" for key in FIGURES[name]
-        )
+        shown = {key.removeprefix("num_").replace("_", " "): found[key] for key in FIGURES[name] if key in found}
+        figures = ", ".join(f"{key} {_shown(figure)}" for key, figure in shown.items())
         time = f"{found['seconds'] / 60:.1f}"
         lines.append(f"| `{name}` | {figures} | {found['num_failures']} | {time} | {found['on']['commit']} |")
     before, rest = page.split(BEGIN)
