@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dualkg.evaluation.report import COLUMNS
-from dualkg.files import read_json, write_text
+from dualkg.files import locked, read_json, write_text
 from paper.records import Record, is_uncommitted, load_records
 from paper.registry import FOLDER, GRAPHS, MAIN, PUBLISHED_GRAPHS, TABLES, Row, published_metrics
 from paper.studies import STUDIES
@@ -34,7 +34,8 @@ while other work ran on the same device, † a record with runs from a source tr
 
 def write_pages(records: Path, readme: Path | None = None) -> None:
     """Write RESULTS.md, and the table of the README if one is given."""
-    write_text(records / "RESULTS.md", results_page(records))
+    with locked(records / "RESULTS.md", wait=True):
+        write_text(records / "RESULTS.md", results_page(records))
     if readme:
         write_text(readme, with_table(readme.read_text(encoding="utf-8"), readme_table(records)))
 

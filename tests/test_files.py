@@ -1,5 +1,6 @@
 """Files and folders that appear whole or not at all, locks, and checksums."""
 
+import errno
 import os
 import random
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -342,6 +344,30 @@ def test_a_folder_in_a_place_that_cannot_be_written_is_locked_inside(
     assert [found.name for found in path.iterdir()] == ["recipe"]
     with locked(tmp_path / "none"):  # writing it will fail for its own reason
         pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_locks_has_the_existence_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(file: object, operation: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr(files, "_HAS_LOCKS", {})
+    path = tmp_path / "run"
+    with locked(path):
+        (pid, host, *_) = (tmp_path / ".run.lock").read_text().splitlines()
+        assert files.lock_holder(path) == f"process {pid} on {host}"
+        with locked(path):
+            write_text(path, "text")
+        with ThreadPoolExecutor() as threads, pytest.raises(LockedError, match=f"by process {pid} on {host}\\. Try"):
+            threads.submit(lambda: locked(path).__enter__()).result()
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+    (tmp_path / ".run.lock").write_text(f"{2**22 + 1}\n{host}\n")  # of a process that was killed
+    with locked(path):
+        pass
+    assert [found.name for found in tmp_path.iterdir()] == ["run"]
 
 
 def test_the_lock_of_a_folder_that_is_replaced_is_that_of_the_new_one(tmp_path: Path) -> None:

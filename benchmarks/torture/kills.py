@@ -134,7 +134,7 @@ def fingerprint(home: Path, words: list[str]) -> int:
         name = path.relative_to(home).as_posix()
         if path.is_file():
             found[name] = content_of(path)
-        if (path / "recipe.toml").exists() and (path / "environment.json").exists():
+        if (path / "environment.json").exists() and RunFolder(path).finished:
             if damage := RunFolder(path).damage():
                 found[f"{name}: damage"] = str(damage)
             load_run(path)
@@ -223,6 +223,8 @@ class Arena:
             if done.status:
                 raise RuntimeError(f"{name} fails if it is not killed: {done.wait()}")
             found = self._fingerprint()
+            if "open" in found:
+                raise RuntimeError(f"what {name} makes cannot be opened: {found['open']}")
             if found != self.expected.setdefault(name, found):
                 raise RuntimeError(f"{name} is not the same twice: {difference(self.expected[name], found)}")
             counted = json.loads(self.here.with_name("counts.json").read_text())

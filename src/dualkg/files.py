@@ -18,14 +18,16 @@ import socket
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from dualkg.errors import LockedError, RequestError
+
+if TYPE_CHECKING:
+    from filelock import FileLock, SoftFileLock
 
 TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")  # a complete folder that is moved file by file is `full`
 INNER_LOCK = ".lock"  # of a folder whose parent cannot be written
@@ -33,6 +35,7 @@ MAX_NAME = 200  # bytes of a name that others are made from; file systems allow 
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_HAS_LOCKS: dict[int, bool] = {}  # by device
 
 
 # -- atomic writes ------------------------------------------------------------------------------------------------
@@ -317,18 +320,17 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
     if path is None:
         yield
         return
-    from filelock import FileLock, SoftFileLock, Timeout
+    from filelock import SoftFileLock, Timeout
 
     given, path = path, Path(os.path.realpath(path))
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = None
     for file in (_hidden(path, "lock"), path / INNER_LOCK):
-        lock = FileLock(file, mode=0o666, is_singleton=True)
-        nested = lock.is_locked
         try:
-            with warnings.catch_warnings(action="ignore"):  # without locks, filelock uses the existence of the file
-                lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
+            lock = _lock_type(file.parent)(file, mode=0o666, is_singleton=True)
+            nested = lock.is_locked
+            lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
             break
         except Timeout:
             raise LockedError(_refusal(given, file)) from None
@@ -364,6 +366,22 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
                 parent.rmdir()
 
 
+def _lock_type(folder: Path) -> "type[FileLock | SoftFileLock]":
+    """A lock of the operating system; or the existence of a file, on a file system without such locks."""
+    from filelock import FileLock, SoftFileLock
+
+    device = folder.stat().st_dev
+    if device not in _HAS_LOCKS:
+        has_locks = True
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            has_locks = error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+        _HAS_LOCKS[device] = has_locks
+    return FileLock if _HAS_LOCKS[device] else SoftFileLock
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -391,7 +409,8 @@ def lock_holder(path: str | Path) -> str | None:
         with suppress(OSError, ValueError):
             pid, host, *since = file.read_text(encoding="utf-8").splitlines()
             if host != socket.gethostname() or _is_alive(int(pid)):
-                return f"process {int(pid)} on {host}{f' since {since[0]}' if since else ''}"
+                time = f" since {since[0]}" if since and ":" in since[0] else ""  # else a mark of filelock's
+                return f"process {int(pid)} on {host}{time}"
     return None
 
 

@@ -11,7 +11,7 @@ from dualkg.training.api import train_seeds
 from paper.config import RECORDS
 from paper.records import is_uncommitted, load_record, load_records, recipe_without_seed, record_runs
 from paper.registry import COMPARED_MODELS, FOLDER, MAIN, Row, published_metrics, recipe_of
-from paper.results_page import results_page
+from paper.results_page import results_page, write_pages
 
 
 @pytest.fixture
@@ -114,6 +114,13 @@ def test_an_interrupted_update_leaves_the_record_unchanged(runs, tmp_path, monke
         record_runs([tmp_path / "other"], tmp_path / "records" / "x")
     after = load_records(tmp_path / "records")["x"]
     assert (after.recipe, after.runs) == (before.recipe, before.runs)
+
+
+def test_what_a_killed_update_left_of_the_page_is_removed(runs, tmp_path):
+    record_runs([runs], tmp_path / "records" / "x")
+    (tmp_path / "records" / ".RESULTS.md.a_1b2c3d.tmp").write_text("half")
+    write_pages(tmp_path / "records")
+    assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["RESULTS.md", "x"]
 
 
 def test_runs_on_different_data_are_not_one_record(runs, tmp_path):

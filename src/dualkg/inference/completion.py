@@ -22,7 +22,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, distinct_triples, triple_keys
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
-from dualkg.files import atomic_write, writing
+from dualkg.files import atomic_write, remove_strays, writing
 from dualkg.inference.calibration import Calibration, PriorCorrection
 from dualkg.inference.completion_search import (
     NEW_TRIPLE,
@@ -228,6 +228,7 @@ class CompletionCheckpoint:
 
     def load(self, start: SearchState) -> SearchState:
         """The state to resume from: the start if there is no file."""
+        remove_strays(self.path, inside=False)
         if not self.path.exists():
             return start
         try:

@@ -77,6 +77,7 @@ def test_a_search_resumes_from_its_last_checkpoint(tmp_path, options, monkeypatc
 
 def test_a_short_search_leaves_nothing_behind(tmp_path, options):
     graph = random_graph(0)
+    (tmp_path / ".new.tsv.checkpoint.a_1b2c3d.tmp").write_text("killed while it was written")
     complete(MODELS["CP"](graph.shape), graph, **options, checkpoint=tmp_path / "new.tsv.checkpoint")
     assert not list(tmp_path.iterdir())
 
