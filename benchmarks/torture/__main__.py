@@ -28,7 +28,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
 PAGE = ROOT / "docs" / "promises.md"
 BEGIN, END = "<!-- made from reliability.json: begin -->\n", "<!-- made from reliability.json: end -->\n"
 FIGURES = {  # what the page shows of a campaign
-    "kills": ("kills",),
+    "kills": ("kills", "num_syncs_and_renames_killed_at"),
     "power": ("states", "different_states", "cuts", "events"),
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),

@@ -158,9 +158,18 @@ def test_finished_seeds_are_not_repeated(tmp_path):
     assert list(reports) == [4, 5]
     assert reports[4]["test"]["metrics"] != reports[5]["test"]["metrics"]
     events.clear()
+    first = RunFolder(tmp_path / "runs" / "seed-4")
+    left = [first.path.with_name(".seed-4.lock"), first.checkpoint]  # as if killed just after its report was written
+    for path in left:
+        path.touch()
     again = train_seeds(recipe, 2, out=tmp_path / "runs", on_progress=events.append)
     assert not events
     assert again == reports
+    assert not any(path.exists() for path in left)
+    first.checkpoint.touch()
+    with pytest.raises(kg.RequestError, match="seed-4 is a finished run"):
+        kg.train_recipe(recipe, out=first.path)
+    assert not first.checkpoint.exists()
 
 
 @pytest.mark.parametrize("choices", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}])

@@ -144,6 +144,7 @@ def test_ctrl_c_saves_finished_trials_and_the_rest_is_done_later(small_graph, tm
     assert json.loads((tmp_path / "summary.json").read_text())["finished"] == 2
     result = tune(FOUR, out=tmp_path, graph=small_graph)
     assert len({tuple(row.params.items()) for row in result.trials}) == 4
+    assert [row.number for row in result.trials] == [0, 1, 2, 3]  # as without the stop, so that ties end the same way
     states = Counter(trial.state.name for trial in trials_in(tmp_path))
     assert states == {"COMPLETE": 4, "FAIL": 1}
 

@@ -14,7 +14,7 @@ from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate
-from dualkg.files import locks, write_text
+from dualkg.files import locked, locks, write_text
 from dualkg.logs import ProgressLog, logger
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
@@ -247,7 +247,7 @@ def resume(
     folder.check_is_run()
     damage = folder.damage() if folder.finished else {}
     if folder.finished and not damage:
-        folder.checkpoint.unlink(missing_ok=True)  # the run may have been killed just before this
+        folder.remove_checkpoint()
         raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
     start = folder.checkpoint
@@ -300,6 +300,9 @@ def train_seeds(
         elif not exists:
             RunFolder(out).calibration.unlink(missing_ok=True)  # of the ensemble of the seeds before
             train_recipe(one, graph=graph, out=folder.path, overwrite=overwrite, **options)
+        else:
+            with locked(folder.path, wait=True):
+                folder.remove_checkpoint()
         reports[seed] = folder.saved_reports()
     return reports
 

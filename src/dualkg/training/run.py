@@ -228,6 +228,7 @@ class RunFolder:
         if overwrite:
             return
         if self.finished:
+            self.remove_checkpoint()
             raise RequestError(f"{self.path} is a finished run. Use --overwrite, or another folder with --out.")
         raise RequestError(
             f"The run {self.path} is not finished. Resume it with: dualkg resume {self.path}, or replace it with "
@@ -278,6 +279,11 @@ class RunFolder:
             write_text(self.costs, json.dumps(run.costs, indent=1))
         self.save_reports(run)
         self.checkpoint.unlink(missing_ok=True)
+
+    def remove_checkpoint(self) -> None:
+        """Remove the checkpoint of a finished run that was killed just before it did; a damaged run keeps it."""
+        if self.checkpoint.exists() and not self.damage():
+            self.checkpoint.unlink(missing_ok=True)
 
     def save_reports(self, run: Run) -> None:
         """Write ranks and reports; last the report, with size and checksum of every file."""

@@ -38,11 +38,11 @@ ERROR = "error"  # user attribute: why a trial failed
 def collect(study: optuna.Study, space: SearchSpace, *, graph: str) -> TuningResult:
     """Read the results of a study."""
     trials = []
-    for trial in sorted(current_trials(study, space.num_trials).values(), key=lambda trial: trial.number):
+    for slot, trial in sorted(current_trials(study, space.num_trials).items()):  # whatever was killed in between
         value = trial.value if trial.values else None
         seconds = round(trial.duration.total_seconds(), 3) if trial.duration else None
         error = trial.user_attrs.get(ERROR, "")
-        trials.append(TrialResult(trial.number, state_of(trial), value, seconds, trial.params, error))
+        trials.append(TrialResult(slot, state_of(trial), value, seconds, trial.params, error))
     return TuningResult(space, graph, tuple(trials), _importance(study, trials))
 
 
