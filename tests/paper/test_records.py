@@ -123,9 +123,10 @@ def test_what_a_killed_update_left_of_the_page_is_removed(runs, tmp_path):
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["RESULTS.md", "x"]
 
 
-def test_runs_on_different_data_are_not_one_record(runs, tmp_path):
+@pytest.mark.parametrize("data", ["something else", {}])
+def test_runs_on_different_data_are_not_one_record(runs, tmp_path, data):
     path = runs / "seed-1" / "environment.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"data": "something else"}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"data": data}))
     with pytest.raises(kg.RequestError, match="trained on different data"):
         record_runs([runs], tmp_path / "records" / "x")
 

@@ -118,7 +118,7 @@ def load_recipes(folders: Sequence[RunFolder]) -> list[Recipe]:
     names = ", ".join(str(folder.path) for folder in folders)
     if len({recipe.with_changes({"training.seed": 0}).as_toml() for recipe in recipes}) > 1:
         raise RequestError(f"The runs {names} have different recipes; runs that differ only in the seed were expected.")
-    if len({folder.saved_environment.get("data") for folder in folders}) > 1:
+    if len({str(folder.saved_environment.get("data")) for folder in folders}) > 1:
         raise RequestError(f"The runs {names} were trained on different data.")
     return recipes
 
