@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
-from benchmarks.torture import faults, inputs
+from benchmarks.torture import faults, inputs, kills
 from benchmarks.torture.__main__ import BEGIN, END, FIGURES, names, with_table
 
 TREE = {"model": {"name": "ComplEx", "dim": 3, "options": {"a": [1, 2.5]}}, "training": {"epochs": 2}}
@@ -48,8 +48,26 @@ def test_the_table_of_the_page_has_a_row_for_each_campaign():
     assert set(FIGURES) == set(names())
 
 
+def test_times_alone_may_differ_after_a_kill():
+    one = {"seconds": 1.0, "started_at": "now", "trials": [{"mrr": 0.5, "seconds": 2}], "summary": "7 trials in 1 s."}
+    other = {
+        "seconds": 2.0,
+        "started_at": "then",
+        "trials": [{"mrr": 0.5, "seconds": 3}],
+        "summary": "7 trials in 2 s.",
+    }
+    assert kills.without_times(one) == kills.without_times(other)
+    other["trials"] = [{"mrr": 0.6}]
+    assert kills.without_times(one) != kills.without_times(other)
+    assert json.loads(kills.difference({"a": "1", "b": "1"}, {"a": "2", ".b.tmp": "1"})) == {
+        "a": "differs",
+        "b": "is missing",
+        ".b.tmp": "is left",
+    }
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("campaign", [inputs.campaign, faults.campaign])
+@pytest.mark.parametrize("campaign", [inputs.campaign, faults.campaign, kills.campaign])
 def test_a_short_campaign_finds_nothing(campaign):
     found = campaign(minutes=0.5, seed=1)
     assert found["failures"] == []

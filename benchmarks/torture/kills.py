@@ -83,7 +83,9 @@ batch_size = 100
 [search]
 prune = false
 """
-VOLATILE = re.compile(r"second|_at$|_mib$|^date$|^files$|^sha256$|^graph_path$|_per_|^bytes_read$|^train(ed)?_on$")
+VOLATILE = re.compile(
+    r"second|_at$|_mib$|^date$|_per_|^files$|^sha256$"
+)  # files and their checksums are checked by themselves
 DONE = ("is finished", "is a finished run", "exists already", "has a calibration already")
 
 
@@ -163,6 +165,8 @@ def content_of(path: Path) -> str:
 def without_times(found: Any) -> Any:
     if isinstance(found, dict):
         return {key: without_times(value) for key, value in sorted(found.items()) if not VOLATILE.search(key)}
+    if isinstance(found, str):
+        return re.sub(r"\bin [\d.]+ s\b", "", found)
     return [without_times(one) for one in found] if isinstance(found, list) else found
 
 
