@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -328,7 +329,7 @@ Case = tuple[str, list[tuple[str, float]]]
 
 
 def cases(arena: Arena, chance: random.Random) -> Iterator[Case]:
-    """Each fsync and each rename of each command, in random order; then other operations and moments, some twice."""
+    """Each fsync and each rename of each command, in random order; between and after them others, some of two kills."""
     every = [
         (name, [(event, float(place))])
         for name, counts in arena.events.items()
@@ -336,10 +337,9 @@ def cases(arena: Arena, chance: random.Random) -> Iterator[Case]:
         for place in range(counts[event])
     ]
     chance.shuffle(every)
-    yield from every
-    while True:
-        for name in arena.events:
-            yield name, [_random_event(arena, name, chance) for _ in range(chance.choice([1, 1, 2]))]
+    for number, name in enumerate(cycle(arena.events)):
+        yield from every[3 * number : 3 * number + 3]
+        yield name, [_random_event(arena, name, chance) for _ in range(chance.choice([1, 1, 2]))]
 
 
 def _random_event(arena: Arena, name: str, chance: random.Random) -> tuple[str, float]:

@@ -42,10 +42,14 @@ _HAS_LOCKS: dict[int, bool] = {}  # by device
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary file that replaces `path` when the block succeeds, and is deleted when it fails."""
+def atomic_write(path: Path, *, apart: bool = False) -> Iterator[Path]:
+    """A temporary file that replaces `path` when the block succeeds, and is deleted when it fails.
+
+    `apart`: it is in a folder of its own, for a library that writes temporary files of its own beside it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary(path, path.parent, folder=False) as fresh:
+    with _temporary(path, path.parent, folder=apart) as place:
+        fresh = place / path.name if apart else place
         yield fresh
         fresh.chmod(0o666 & ~_umask())
         if not _is_temporary(path.parent):  # whose files are written to disk together
@@ -125,7 +129,7 @@ def _temporary(path: Path, parent: Path, *, folder: bool) -> Iterator[Path]:
     except OSError as error:
         if error.filename is not None and (not name or not str(error.filename).startswith(name)):
             raise
-        place = str(error.filename or name).replace(name, str(path), 1)
+        place = str(error.filename or name).replace(f"{name}/{path.name}", name).replace(name, str(path), 1)
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
 
 

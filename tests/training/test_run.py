@@ -1,12 +1,14 @@
 """Run folders: what they hold, what they refuse, and embeddings from elsewhere."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 import dualkg as kg
 from dualkg.evaluation.report import load_ranks
+from dualkg.files import locked
 from dualkg.training.api import train_seeds
 from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.recipe import Recipe, load_recipe
@@ -170,6 +172,26 @@ def test_finished_seeds_are_not_repeated(tmp_path):
     with pytest.raises(kg.RequestError, match="seed-4 is a finished run"):
         kg.train_recipe(recipe, out=first.path)
     assert not first.checkpoint.exists()
+
+
+def test_what_safetensors_leaves_when_it_is_killed_is_removed(tmp_path, monkeypatch):
+    """It writes a temporary file beside the one it is asked for."""
+    seen = []
+
+    def killed(tensors, path, metadata):
+        seen.append(Path(path).parent)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dualkg.training.checkpoint.save_file", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save_tensors({}, RunFolder(tmp_path / "run").checkpoint, about={})
+    assert seen[0].parent == tmp_path / "run"  # a folder of its own there
+    assert not seen[0].exists()
+    left = tmp_path / "run" / ".checkpoint.safetensors.a_1b2c3d.tmp"
+    left.mkdir()
+    (left / ".tmpqNJhc4").touch()
+    with locked(tmp_path / "run"):
+        assert not left.exists()
 
 
 @pytest.mark.parametrize("choices", [{"epochs": 0}, {"batch_size": 0}, {"seed": -1}])

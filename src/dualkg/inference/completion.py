@@ -222,7 +222,7 @@ class CompletionCheckpoint:
         if state.cache is not None:
             tensors["cache"] = state.cache.cpu()
         metadata = {"num_done": str(state.num_done), "options": json.dumps(self.options)}
-        with atomic_write(self.path) as file, writing(file, SafetensorError):
+        with atomic_write(self.path, apart=True) as file, writing(file, SafetensorError):
             save_file(tensors, file, metadata=metadata)
         self.saved_at = time.monotonic()
 
