@@ -71,7 +71,9 @@ class Recorder:
         found: dict[tuple[int, str], int] = {}
         for folder, inner, names in os.walk(self.root):
             inode = Path(folder).stat().st_ino
-            self.folders.setdefault(inode, [])
+            if inode not in self.folders:
+                self.pinned.append(os.open(folder, os.O_RDONLY))
+                self.folders[inode] = []
             for name in (*inner, *names):
                 path = Path(folder, name)
                 stat = path.stat()

@@ -27,6 +27,7 @@ TOLD = (
     "is being written by process",
     "is being written by another process",
     "exists already",
+    "exists and is not a run",
     "is finished",
     "is a finished run",
     "is not finished",
