@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import spearmanr
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import rank
 from dualkg.evaluation.report import Metrics
+from dualkg.extras import optional_import
 from dualkg.inference.explanation import Influence, influence
 from dualkg.inference.inductive import FrozenContext, with_adjoint
 from dualkg.models.base import Model
@@ -113,4 +113,6 @@ def rank_correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> 
     """Spearman's rank correlation; 0 if one of the two is constant."""
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
+    with optional_import("scipy", purpose="The study of explanations"):
+        from scipy.stats import spearmanr
     return float(spearmanr(a, b).statistic)

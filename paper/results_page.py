@@ -37,7 +37,8 @@ def write_pages(records: Path, readme: Path | None = None) -> None:
     with locked(records / "RESULTS.md", wait=True):
         write_text(records / "RESULTS.md", results_page(records))
     if readme:
-        write_text(readme, with_table(readme.read_text(encoding="utf-8"), readme_table(records)))
+        with locked(readme, wait=True):
+            write_text(readme, with_table(readme.read_text(encoding="utf-8"), readme_table(records)))
 
 
 def results_page(root: Path) -> str:
