@@ -74,12 +74,26 @@ def executable(path: Path, text: str) -> None:
 def test_what_the_campaign_of_the_server_finds():
     from benchmarks.torture.server import judge
 
-    found = {"statuses": {"200": 5}, "p99_ms": 10.0, "failures": [], "sent_again": 1}
-    slow = {**found, "p99_ms": 15.0, "abusers": {"429": 3, "503 without Retry-After": 1}, "memory_mib": 100.0}
+    found = {
+        "statuses": {"200": 5},
+        "p99_ms": 10.0,
+        "failures": [],
+        "sent_again": 1,
+        "loop_runs": 0.2,
+        "loop_waits": 0.1,
+    }
+    slow = {
+        **found,
+        "p99_ms": 15.0,
+        "abusers": {"429": 3, "503 without Retry-After": 1},
+        "memory_mib": 100.0,
+        "loop_waits": 0.5,
+    }
     phases = {"one": {"quiet": found, "abuse": slow}, "two": {"quiet": found, "abuse": {**slow, "memory_mib": 103.0}}}
     figures = judge(phases, "")
     assert (figures["num_requests"], figures["num_abusive_connections"], figures["p99_worst_ratio"]) == (20, 8, 1.5)
     assert figures["memory_growth"] == 0.03
+    assert figures["loop_waits"] == {"quiet": 0.1, "abuse": 0.5}  # for a core: the machine was busy
     assert figures["held"] == {"p99 within 2x in every phase": True, "memory within 2 %": False}
     assert [one["what"] for one in figures["failures"]] == ["1 abusers got 503 without Retry-After"] * 2
     assert len(judge(phases, '{"failed": "/", "trace": "…"}')["failures"]) == 3

@@ -10,8 +10,9 @@ from contextlib import ExitStack, suppress
 
 import httpx
 import pytest
+import uvicorn
 
-from dualkg.serve.connections import Connection, within_file_limit
+from dualkg.serve.connections import Connection, LimitedServer, Phase, within_file_limit
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import client_of as client_name
 from tests.processes import LIMIT, until
@@ -62,6 +63,27 @@ def test_half_headers_do_not_shut_others_out(client_of, connect):
     status, headers, body = answer(select.select(held, [], [], 0)[0][0])
     assert (status, headers["retry-after"], headers["connection"]) == (429, "1", "close")
     assert body["error"].startswith("This server holds 20 connections of one client, and this one had no complete")
+
+
+def test_new_connections_do_not_close_the_idle_ones():
+    """An idle connection was closed in place of connections that had just arrived, which are given a moment."""
+    server, closed = LimitedServer(uvicorn.Config("app"), limits=Limits(connections=8, client_connections=2)), []
+
+    class Fake(Connection):
+        def __init__(self, phase: Phase) -> None:
+            self.client_name, self.phase, self.since = "client", phase, 10.0
+
+        def observe(self, now: float) -> Phase:
+            return self.phase
+
+        def refuse(self, status: int, message: str) -> None:
+            closed.append((int(status), self.phase))
+
+    server.server_state.connections = {Fake(Phase.IDLE), *(Fake(Phase.HEAD) for _ in range(3))}
+    server.check_connections(10.2)
+    assert closed == []
+    server.check_connections(10.6)
+    assert closed == [(429, Phase.HEAD)] * 2
 
 
 def test_slow_bodies_and_empty_connections_make_room(client_of, connect):

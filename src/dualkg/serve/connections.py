@@ -25,7 +25,6 @@ LARGE = "The address and headers of a request must have at most {:,} bytes and {
 SLOW = "A request did not arrive within {:g} seconds."
 FULL = "This server holds {:,} connections{}, and this one had no complete request. Try again in a moment."
 IDLE_CREDIT = 1.0  # seconds by which a connection that has had a response counts as younger
-GRACE = 0.5  # seconds that a new connection has to send its request, even if there are too many
 SPARE_FILES = 256  # beside two for each connection, since new ones arrive before old ones are closed
 
 
@@ -37,6 +36,10 @@ class Phase(IntEnum):
     IDLE = 2  # between two requests
     SENDING = 3  # waits for its client to read
     ANSWERING = 4
+
+
+# Seconds that a connection has to send its first or next request, even if there are too many.
+GRACE: dict[Phase | None, float] = {Phase.HEAD: 0.5, Phase.IDLE: IDLE_CREDIT}
 
 
 class Connection(H11Protocol):
@@ -131,7 +134,7 @@ class LimitedServer(uvicorn.Server):
             return
         waiting.sort(key=lambda one: one.since + (one.phase is Phase.IDLE) * IDLE_CREDIT)
         for one in waiting:
-            if one.phase is Phase.HEAD and now - one.since < GRACE and num_held <= 2 * limits.connections:
+            if now - one.since < GRACE.get(one.phase, 0) and num_held <= 2 * limits.connections:
                 continue
             if held[one.client_name] > limits.client_connections:
                 one.refuse(HTTPStatus.TOO_MANY_REQUESTS, FULL.format(limits.client_connections, " of one client"))
