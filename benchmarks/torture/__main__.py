@@ -101,6 +101,7 @@ def main() -> int:
     if len(chosen) > 1:  # each in a process of its own
         common = ["--minutes", str(minutes), "--seed", str(choices.seed), "--out", str(choices.out)]
         line = [sys.executable, "-m", "benchmarks.torture"]
+        os.environ["DUALKG_COMMIT"] = environment()["commit"] or ""  # the results of the first change the source tree
         return max([subprocess.run([*line, name, *common], cwd=ROOT, check=False).returncode for name in chosen])
     for name in chosen:
         print(f"{name}: {minutes:.3g} minutes, seed {choices.seed}", file=sys.stderr, flush=True)

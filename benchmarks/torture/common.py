@@ -15,6 +15,20 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 TRACEBACK = "Traceback (most recent call last)"
 MAX_FAILURES = 20  # that are saved with all details
+SPACE = """
+[data]
+graph = "mine.tsv"
+[model]
+dim = 2
+[training]
+epochs = 1
+batch_size = 100
+[space]
+"model.dim" = [2, 3]
+"training.seed" = [0, 1]
+[search]
+prune = false
+"""
 
 
 def rounds(minutes: float, *, most: int | None = None) -> Iterator[int]:

@@ -7,6 +7,7 @@ needs Linux and a C compiler. One case again: python -m benchmarks.torture.kills
 """
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
@@ -32,6 +33,7 @@ from typing import Any
 from benchmarks.torture.common import (
     ENVIRONMENT,
     ROOT,
+    SPACE,
     TRACEBACK,
     Command,
     failure,
@@ -58,6 +60,8 @@ SCENARIOS: dict[str, tuple[object, ...]] = {
     "train, automatic tuning": ("train", "mine.tsv", *SETTINGS, "--out", "new"),
     "resume": ("resume", "stopped", "--device", "cpu"),
     "tune": ("tune", "space.toml", "--out", "new", *CPU),
+    "tune, TPE": ("tune", "tpe.toml", "--out", "new", *CPU),
+    "tune, two processes": ("tune", "space.toml", "--jobs", 2, "--out", "new", *CPU),
     "calibrate": ("calibrate", "run", *CPU),
     "calibrate, overwrite": ("calibrate", "calibrated", "--overwrite", *CPU),
     "extend": ("extend", "run", "new-triples.tsv", "--out", "new", *CPU),
@@ -65,25 +69,20 @@ SCENARIOS: dict[str, tuple[object, ...]] = {
     "index, ivf": ("index", "run", "--kind", "ivf", "--recall", 0.1, "--out", "new", "--threads", 1),
     "complete, TSV": ("complete", "run", "--top", 50, "--out", "new.tsv", *CPU),
     "complete, Parquet": ("complete", "calibrated", "--top", 50, "--out", "new.parquet", *CPU),
+    "predict": ("predict", "calibrated", "--queries", "queries.tsv", "--out", "new.jsonl", *CPU),
+    "ensemble": ("ensemble", "run", "calibrated", "--out", "new", "--device", "cpu"),
+    "sparsify": ("sparsify", "run", "--share", 0.5, "--out", "new", *CPU),
     "export, NumPy": ("export", "run", "--out", "new"),
     "export, TSV": ("export", "run", "--format", "tsv", "--out", "new"),
     "record": ("record", "run", "--name", "mine/new", "--records", "records"),
     "record, again": ("record", "run", "calibrated", "--name", "mine/old", "--records", "records"),
 }
-SPACE = """
-[data]
-graph = "mine.tsv"
-[model]
-dim = 2
-[training]
-epochs = 1
-batch_size = 100
-[space]
-"model.dim" = [2, 3]
-"training.seed" = [0, 1]
-[search]
-prune = false
+TPE = (
+    SPACE.replace("[2, 3]", "{ low = 2, high = 9 }")
+    + """method = "tpe"
+trials = 12  # the first ten are random
 """
+)
 VOLATILE = re.compile(
     r"second|_at$|_mib$|^date$|_per_|^files$|^sha256$"
 )  # files and their checksums are checked by themselves
@@ -124,7 +123,9 @@ def age_heartbeats(study: Path) -> None:
     """A killed trial is repeated only when it has given no sign of life for a while: here at once."""
     if study.exists():
         with suppress(sqlite3.OperationalError), closing(sqlite3.connect(study)) as database:
-            database.execute("update trial_heartbeats set heartbeat = datetime('now', '-1 hour')")
+            database.execute("delete from trial_heartbeats")
+            sql = "select trial_id, datetime('now', '-1 hour') from trials where state = 'RUNNING'"
+            database.execute(f"insert into trial_heartbeats (trial_id, heartbeat) {sql}")
             database.commit()
 
 
@@ -178,6 +179,8 @@ def make_good(good: Path) -> int:
     write_triples(good / "mine.tsv")
     (good / "new-triples.tsv").write_text("new\tcolour\tcolour1\nnew\tshape\tshape2\n")
     (good / "space.toml").write_text(SPACE)
+    (good / "tpe.toml").write_text(TPE)
+    (good / "queries.tsv").write_text("thing1\tcolour\t?\n?\tshape\tshape2\n")
     (good / "empty").mkdir()
     lines: list[tuple[object, ...]] = [(*TRAIN, "--out", "run"), (*TRAIN, "--seed", 1, "--out", "calibrated")]
     lines += [("calibrate", "calibrated", *CPU), ("record", "run", "--name", "mine/old", "--records", "records")]
@@ -245,9 +248,14 @@ class Arena:
         command = fork_command(*words, cwd=cwd or self.here, output=self.output, call=call)
         process = os.pidfd_open(command.pid)
         if not select.select([process], [], [], SECONDS if kill_after is None else kill_after)[0]:
-            os.kill(command.pid, signal.SIGKILL)
+            for pid in [command.pid, *children(command.pid)]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         os.close(process)
         command.wait()
+        with suppress(ChildProcessError):  # processes of a command that killed itself end by themselves
+            while True:
+                os.waitpid(-1, 0)
         return command
 
     def _fresh(self) -> None:
@@ -307,6 +315,12 @@ class Arena:
         return sorted(file for file in changed if not (name in replaced and file.startswith(replaced[name])))
 
 
+def children(pid: int) -> list[int]:
+    with suppress(OSError):
+        return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
 def raw(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
@@ -333,6 +347,7 @@ def cases(arena: Arena, chance: random.Random) -> Iterator[Case]:
     every = [
         (name, [(event, float(place))])
         for name, counts in arena.events.items()
+        if "--jobs" not in SCENARIOS[name]  # whose processes take seconds to start
         for event in ("fsync", "rename")
         for place in range(counts[event])
     ]
@@ -366,6 +381,7 @@ def patch_program() -> None:
 
 def run_cases(library: str, *, minutes: float, seed: int, only: Case | None = None) -> dict[str, Any]:
     """The figures, in a process that was started with the shim."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: `waitpid` also finds children of killed ones
     load_program()
     import_module("faiss")
     import_module("paper.__main__")
@@ -386,7 +402,9 @@ def run_cases(library: str, *, minutes: float, seed: int, only: Case | None = No
             if problem:
                 failures.append(failure("kills", case=json.dumps([name, kills]), seed=seed, problem=problem))
                 print(f"{name} {kills}: {problem}", file=sys.stderr, flush=True)
-    every = sum(counts["fsync"] + counts["rename"] for counts in arena.events.values())
+    every = sum(
+        counts["fsync"] + counts["rename"] for name, counts in arena.events.items() if "--jobs" not in SCENARIOS[name]
+    )
     return {
         "kills": by_event.total(),
         "by_event": dict(by_event),

@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors.numpy import load_file
 
-from benchmarks.torture.common import Command, failure, fork_command, load_program, rounds, write_triples
+from benchmarks.torture.common import SPACE, Command, failure, fork_command, load_program, rounds, write_triples
 
 SETTINGS = ("--no-tune", "--dim", 4, "--epochs", 3, "--batch-size", 50, "--engine", "reference", "--device", "cpu")
 NUM_SEEDS = 4
@@ -34,20 +34,6 @@ TOLD = (
     "was replaced after it was loaded",
     "which would be lost",
 )
-SPACE = """
-[data]
-graph = "mine.tsv"
-[model]
-dim = 2
-[training]
-epochs = 1
-batch_size = 100
-[space]
-"model.dim" = [2, 3, 4]
-"training.seed" = [0, 1]
-[search]
-prune = false
-"""
 NUM_DECISIONS = 5
 
 
@@ -57,7 +43,7 @@ class Arena:
     def __init__(self, home: Path) -> None:
         self.home = home
         write_triples(home / "mine.tsv")
-        (home / "mine.toml").write_text(SPACE, encoding="utf-8")
+        (home / "mine.toml").write_text(SPACE.replace("[2, 3]", "[2, 3, 4]"), encoding="utf-8")
         (home / "new.tsv").write_text("newcomer\tcolour\tcolour1\n", encoding="utf-8")
         made = [("train", "mine.tsv", *SETTINGS, "--seed", seed, "--out", f"good-{seed}") for seed in range(NUM_SEEDS)]
         self.run(made)

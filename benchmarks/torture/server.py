@@ -211,7 +211,7 @@ def _reset(writer: asyncio.StreamWriter) -> str:
 
 
 async def slow_readers(port: int, source: str | None, left: Seconds, chance: random.Random) -> str:
-    """Requests with long responses in one connection that is not read."""
+    """Long responses that are not read: few requests, since many would be work that slows others down by itself."""
     made = socket.socket()
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     made.setblocking(False)
@@ -220,7 +220,7 @@ async def slow_readers(port: int, source: str | None, left: Seconds, chance: ran
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_connect(made, ("127.0.0.1", port))
-        made.send(head_of("/static/style.css") * 20)
+        made.send(head_of("/openapi.json") * 4)  # 230 KB, more than the system buffers
         await asyncio.sleep(max(0.1, min(30, left())))
         return "held"
     finally:
@@ -317,6 +317,23 @@ def make_run(folder: Path) -> list[str]:
     ]
 
 
+def core_seconds(pid: int) -> tuple[float, float, float]:
+    """Time now, and how long the event loop of a server has run and has waited for a core, in seconds."""
+    run, wait, _ = Path(f"/proc/{pid}/schedstat").read_text(encoding="ascii").split()  # of the main thread
+    return time.monotonic(), int(run) / 1e9, int(wait) / 1e9
+
+
+def measure_server(server: "Served", seconds: float, seed: int) -> dict[str, Any]:
+    """`measure`, with the shares of the time in which the event loop ran and waited for a core.
+
+    Where the second grows and the first does not, it is the machine that has too much to do, not the server.
+    """
+    before = core_seconds(server.pid)
+    found = measure(server.port, server.paths, seconds, seed)
+    passed, run, wait = (now - then for now, then in zip(core_seconds(server.pid), before, strict=True))
+    return {**found, "loop_runs": round(run / passed, 3), "loop_waits": round(wait / passed, 3)}
+
+
 def memory_kib(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmRSS")))
@@ -368,12 +385,12 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
             measure(server.port, server.paths, min(5.0, share), seed)
             for number, kind in enumerate([*KINDS, *KINDS]):
                 # Quiet right before each abuse: the speed of a shared machine changes with time.
-                quiet = measure(server.port, server.paths, share, seed + 2 * number)
+                quiet = measure_server(server, share, seed + 2 * number)
                 task = {"kind": kind, "port": server.port, "seconds": share, "seed": seed + number}
                 line = [sys.executable, "-m", "benchmarks.torture.server", "--task", json.dumps(task)]
                 line = ["nice", "-n", "19", *line]  # abusers run elsewhere: their own work must not slow the others
                 abuser = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, cwd=ROOT)
-                found = measure(server.port, server.paths, share, seed + 2 * number + 1)
+                found = measure_server(server, share, seed + 2 * number + 1)
                 found["abusers"] = json.loads(abuser.communicate(timeout=120)[0])
                 found["memory_mib"] = round(memory_kib(server.pid) / 1024, 1)
                 phases[f"{kind}, {'first' if number < len(KINDS) else 'second'} time"] = {
@@ -400,6 +417,10 @@ def judge(phases: dict[str, dict[str, Any]], log: str) -> dict[str, Any]:
     if TRACEBACK in log or '"trace"' in log:
         failures.append(failure("server", log=log))
     p99 = {part: statistics.median(both[part]["p99_ms"] for both in phases.values()) for part in ("quiet", "abuse")}
+    loop = {
+        name: {part: statistics.median(both[part][name] for both in phases.values()) for part in ("quiet", "abuse")}
+        for name in ("loop_runs", "loop_waits")
+    }
     ratios = {name: round(both["abuse"]["p99_ms"] / both["quiet"]["p99_ms"], 2) for name, both in phases.items()}
     growth = round(max(settled) / min(settled) - 1, 4)
     return {
@@ -410,6 +431,7 @@ def judge(phases: dict[str, dict[str, Any]], log: str) -> dict[str, Any]:
         "p99_ratio_of_medians": round(p99["abuse"] / p99["quiet"], 2),
         "p99_ratios": ratios,
         "p99_worst_ratio": max(ratios.values()),
+        **loop,
         # Latencies depend on what else the machine does, so they are figures and not failures.
         "held": {"p99 within 2x in every phase": max(ratios.values()) <= 2, "memory within 2 %": growth <= 0.02},
         "memory_mib": sizes,
