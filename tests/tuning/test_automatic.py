@@ -182,6 +182,24 @@ def test_distance_models_start_with_a_larger_learning_rate_on_small_graphs(graph
     assert starting_recipe(data, graph, CPU, given).optimizer.learning_rate == 0.5
 
 
+def test_the_initial_scale_of_distance_models_follows_the_margin(graph):
+    """Sun et al. (2019): uniform within (γ + 2) / dim, whose standard deviation is that divided by √3."""
+
+    def chosen_scale(**given):
+        changes = {"model.name": "RotatE", "model.dim": 10, **given}
+        recipe = starting_recipe(Data(), graph, CPU, changes)
+        tuner = OfSurface(recipe, graph, lambda params, rung: params.get("loss.margin", 6.0), fixed=tuple(changes))
+        chosen = tuner.run()
+        assert (recipe.loss.margin, chosen.loss.margin) == (6.0, 18.0)
+        return recipe.model.init_scale, chosen.model.init_scale
+
+    assert chosen_scale() == pytest.approx((8 / 10 / 3**0.5, 20 / 10 / 3**0.5), abs=1e-5)
+    assert chosen_scale(**{"model.init_scale": 0.25}) == (0.25, 0.25)
+    recipe = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE"}).with_changes({"model.init_scale": 0.25})
+    of_a_recipe = OfSurface(recipe, graph, lambda params, rung: params.get("loss.margin", 6.0)).run()
+    assert (of_a_recipe.loss.margin, of_a_recipe.model.init_scale) == (18.0, 0.25)
+
+
 def test_far_worse_trials_stop_half_way(graph):
     tuner = AutomaticTuner(recipe_of(graph, **{"training.epochs": 36}), graph, device=CPU)
     good = tuner._train({}, 0)

@@ -2,18 +2,22 @@
 
 import multiprocessing
 import os
+import shlex
 import shutil
 import signal
 import sqlite3
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import optuna
 import pytest
 
+from dualkg.errors import RequestError
 from dualkg.tuning import study
 from dualkg.tuning.space import space_from
 from dualkg.tuning.tune import tune
@@ -131,6 +135,124 @@ def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path, re
     resume()
     assert set(count_points(query(folder, FINISHED)).values()) == {1}
     assert len(count_points(query(folder, FINISHED))) == 6
+
+
+def test_a_killed_trial_is_repeated_before_others_and_samples_the_same(small_graph, tmp_path, monkeypatch):
+    """What TPE samples depends on the trials before; the first ten are random."""
+    tables = {"training": {"epochs": 1}, "model": {"dim": 2}, "search": {"method": "tpe", "trials": 12, "prune": False}}
+    tables["space"] = {
+        "model.dim": {"low": 2, "high": 9},
+        "optimizer.learning_rate": {"low": 0.01, "high": 1.0, "log": True},
+    }
+    space, suggest = space_from(tables, source="it", name="it"), study.suggest
+
+    def killed(trial, name, choices):
+        if trial.number == 10 and name == "optimizer.learning_rate":
+            raise SystemExit  # Optuna leaves the trial as a kill does: running, with one of its values
+        return suggest(trial, name, choices)
+
+    monkeypatch.setattr(study.Worker, "_train", lambda self, trial, params: 1 / params["model.dim"])
+    expected = tune(space, out=tmp_path / "one", graph=small_graph, device="cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "suggest", killed)
+        with pytest.raises(SystemExit):
+            tune(space, out=tmp_path / "out", graph=small_graph, device="cpu")
+    with closing(sqlite3.connect(tmp_path / "out" / "study.db")) as database:
+        database.execute("update trial_heartbeats set heartbeat = datetime('now', '-1 hour')")
+        database.commit()
+    found = tune(space, out=tmp_path / "out", graph=small_graph, device="cpu")
+    assert [trial.params for trial in found.trials] == [trial.params for trial in expected.trials]
+
+
+def finished_in_journal(folder: Path) -> Counter:
+    """How often each point was finished, from the journal."""
+    with study.experimental():
+        found = optuna.load_study(study_name="mine", storage=study.open_storage(f"journal:{folder / 'study.log'}"))
+    done = found.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    return Counter(tuple(sorted(trial.params.items())) for trial in done)
+
+
+def test_a_process_replaces_a_killed_one_on_a_journal(folder: Path):
+    """The clock of a heartbeat is that of the file system; taking over before the kill would do no harm."""
+    words = [*WORDS, "--storage", "journal:study.log"]
+    with Started(SETTINGS + PAUSE + COMMAND, *words, cwd=folder) as paused:
+        until(lambda: list(folder.glob("*.paused")) or not paused.running)
+        assert paused.running, paused.finish()
+        words[words.index("out")] = "other"
+        soon = SETTINGS.replace("3600", "2")
+        with Started(soon + COMMAND, *words, cwd=folder) as other:
+            until(lambda: (folder / "study.log").read_text().count('"op_code":4') > 2)  # the other has begun a trial
+            paused.kill()
+            end = other.finish()
+    assert end.code == 0, end.err
+    points = finished_in_journal(folder)
+    assert sorted(points.values()) == [1] * 6
+    assert len((folder / "other" / "trials.csv").read_text().splitlines()) == 7
+
+
+def test_a_journal_survives_an_incomplete_line_and_refuses_other_files(small_graph, tmp_path):
+    tables = {"training": {"epochs": 1}, "model": {"dim": 2}, "space": {"training.seed": [0, 1]}}
+    journal = tmp_path / "study.log"
+    options = {"graph": small_graph, "device": "cpu", "storage": str(journal)}
+    one = space_from({**tables, "search": {"trials": 1}}, source="it", name="it")
+    first = tune(one, out=tmp_path / "one", **options)
+    with journal.open("a") as file:
+        file.write('{"op_code":4,"worker')  # a machine lost power
+    both = tune(space_from(tables, source="it", name="it"), out=tmp_path / "two", **options)
+    assert both.trials[0] == first.trials[0]
+    assert [trial.state for trial in both.trials] == ["finished"] * 2
+    journal.write_text("no\njournal\n")
+    with pytest.raises(RequestError, match=r"study.log is damaged, or not a journal of Optuna \(Expecting value"):
+        tune(one, out=tmp_path / "three", **options)
+    with pytest.raises(RequestError, match=r"cannot be opened: .*nowhere/x.log: No such file or directory\."):
+        tune(one, out=tmp_path / "three", **{**options, "storage": f"journal:{tmp_path}/nowhere/x.log"})
+
+
+SEEDS = {"training": {"epochs": 2}, "model": {"dim": 2}, "space": {"training.seed": [0, 1]}}
+# `sh -c` calls these with the words `resume FOLDER`.
+TRAIN = """echo '[{"epoch": 1, "loss": 1, "seconds": 1, "valid_mrr": 0.25},' >$2/history.json
+grep -q 'seed = 1' $2/recipe.toml && best=0.5 || best=0.75
+echo '{"epoch": 2, "loss": 1, "seconds": 1, "valid_mrr": '$best'}]' >>$2/history.json
+touch $2/weights.safetensors $2/report.json"""
+FAIL = "echo loading >&2; echo 'dualkg: two GPUs were expected.' >&2; exit 3"
+
+
+def test_trials_are_launched_by_a_command(small_graph, tmp_path):
+    options = {"graph": small_graph, "device": "cpu"}
+    space = space_from(SEEDS, source="it", name="it")
+    result = tune(space, out=tmp_path / "good", launcher=["sh", "-c", TRAIN, "sh"], **options)
+    assert {trial.params["training.seed"]: trial.mrr for trial in result.trials} == {0: 0.75, 1: 0.5}
+    assert not list((tmp_path / "good" / "trials").iterdir())
+    failed = tune(space, out=tmp_path / "bad", launcher=["sh", "-c", FAIL, "sh"], **options)
+    assert [trial.state for trial in failed.trials] == ["failed"] * 2
+    assert "ended with status 3; see" in failed.trials[0].error
+    assert failed.trials[0].error.endswith("dualkg: two GPUs were expected.")
+    with pytest.raises(
+        RequestError, match="--launcher should start with a program that is installed; .* 'no-torchrun'"
+    ):
+        tune(space, out=tmp_path / "none", launcher=["no-torchrun", "-m", "dualkg"], **options)
+
+
+@pytest.mark.slow
+def test_a_launched_trial_has_the_result_of_an_ordinary_one(small_graph, tmp_path):
+    space, options = space_from(SEEDS, source="it", name="it"), {"graph": small_graph, "device": "cpu"}
+    plain = tune(space, out=tmp_path / "plain", **options)
+    launched = tune(space, out=tmp_path / "launched", launcher=[sys.executable, "-m", "dualkg"], **options)
+    assert [trial.mrr for trial in launched.trials] == [trial.mrr for trial in plain.trials]
+    assert None not in [trial.mrr for trial in plain.trials]
+
+
+def test_a_stopped_search_stops_the_command_of_its_trial(folder: Path):
+    sleep = "echo $$ >$2/pid; exec sleep 10000"
+    with Started(SETTINGS + COMMAND, *WORDS, "--launcher", shlex.join(["sh", "-c", sleep, "sh"]), cwd=folder) as search:
+        path = folder / "out" / "trials" / "0" / "pid"
+        until(lambda: not search.running or (path.exists() and path.read_text()))
+        assert search.running, search.finish()
+        search.signal(signal.SIGTERM)
+        end = search.finish()
+    assert end.code == 130, end.err
+    assert "Stopped; 0 of 6 trials are done and saved. Resume with: dualkg tune" in end.err
+    assert not Path(f"/proc/{path.read_text().strip()}").exists()
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])

@@ -5,7 +5,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -28,7 +28,6 @@ LISTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40)
 @given(lists=LISTS, seed=st.integers(0, 2**32 - 1))
 def test_grid_contains_every_point_once(lists, seed):
     found = space_from({"space": lists, "search": {"seed": seed}}, source="it")
@@ -39,7 +38,6 @@ def test_grid_contains_every_point_once(lists, seed):
     assert recipe.model.dim == found.point(0)["model.dim"]
 
 
-@settings(max_examples=40)
 @given(lists=LISTS)
 def test_dotted_names_may_be_quoted_or_nested(lists):
     nested: dict = {}

@@ -95,6 +95,11 @@ def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> list[Dimension
     return [dimension for dimension in found if dimension.key not in fixed]
 
 
+def init_scale_of_margin(margin: float, dim: int) -> float:
+    """The standard deviation of numbers that are uniform within (γ + 2) / dim (Sun et al., 2019)."""
+    return round((margin + 2) / dim / 3**0.5, 5)
+
+
 def _around(value: float, factor: float, *, below: int, above: int) -> Iterator[float]:
     for power in range(-below, above + 1):
         yield float(f"{value * factor**power:.2g}")
@@ -284,8 +289,8 @@ class AutomaticTuner:
         history: list[dict[str, Any]] = []
         mrr, error = None, ""
         try:
-            recipe = self.recipe.with_changes(
-                {**params, "training.epochs": epochs, "validation.every": every, "validation.patience": 0}
+            recipe = self._with(params).with_changes(
+                {"training.epochs": epochs, "validation.every": every, "validation.patience": 0}
             )
             trainer = Trainer.of_recipe(recipe, self.graph, device=self.device)
             trainer.on_progress = self._watch(trainer, params, rung)
@@ -304,6 +309,13 @@ class AutomaticTuner:
         half_way = next((entry["valid_mrr"] for entry in history if "valid_mrr" in entry), None)
         seconds = round(time.perf_counter() - started, 3)
         return AutomaticTrial(params, rung, epochs, mrr, half_way, seconds, seconds_per_epoch, error)
+
+    def _with(self, params: Params) -> Recipe:
+        """The recipe with these hyperparameters; an `init_scale` that the starting margin gave follows the margin."""
+        model, follows = self.recipe.model, "loss.margin" in params and "model.init_scale" not in self.fixed
+        if follows and model.init_scale == init_scale_of_margin(_value(self.recipe, "loss.margin"), model.dim):
+            params = {**params, "model.init_scale": init_scale_of_margin(float(params["loss.margin"]), model.dim)}
+        return self.recipe.with_changes(params)
 
     def _watch(self, trainer: Trainer, params: Params, rung: int) -> Callable[[ProgressEvent], None]:
         """Report the progress of a trial, and stop it half-way if it is far behind the best."""
@@ -336,7 +348,7 @@ class AutomaticTuner:
         if self.chosen is None:
             reason = next((trial.error for trial in self.trials if trial.error), "no trial was made")
             raise DualkgError(f"Tuning found no hyperparameters that train on {self.graph.name}: {reason}")
-        chosen = self.recipe.with_changes(_without_seed(self.chosen.params))
+        chosen = self._with(_without_seed(self.chosen.params))
         changes: dict[str, Any] = {"validation.every": chosen.validation.every or max(1, chosen.training.epochs // 10)}
         if "validation.keep" not in self.fixed and chosen.optimizer.average_from == 1:
             changes["validation.keep"] = "best"

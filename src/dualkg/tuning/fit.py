@@ -30,7 +30,7 @@ from dualkg.training.callbacks import (
 from dualkg.training.recipe import Data, Recipe, check_tables, known_name, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
-from dualkg.tuning.automatic import SMALL_GRAPH, AutomaticProgress, AutomaticTrial, AutomaticTuner
+from dualkg.tuning.automatic import SMALL_GRAPH, AutomaticProgress, AutomaticTrial, AutomaticTuner, init_scale_of_margin
 
 OnTuning = Callable[[AutomaticProgress], None]
 CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
@@ -92,10 +92,8 @@ def starting_recipe(
     if start.get("loss.sampler") == "shared":
         start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
     kind = MODELS.get(model)
-    if (
-        kind is not None and "loss.margin" in start and model != "MuRP"
-    ):  # Sun et al. (2019): uniform within (γ + 2) / dim
-        start.setdefault("model.init_scale", round((start["loss.margin"] + 2) / start["model.dim"] / 3**0.5, 5))
+    if kind is not None and "loss.margin" in start and model != "MuRP":
+        start.setdefault("model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"]))
     return api.default_recipe(data, graph, start, source=source)
 
 
@@ -264,6 +262,10 @@ def resume(
     """
     folder = RunFolder(path)
     folder.check_is_run()
+    if folder.sharded_checkpoint.exists() and not folder.finished:  # of several processes, resumed in this one
+        from dualkg.training.distributed import resume_in_processes
+
+        return resume_in_processes(folder.path, device=device, on_progress=on_progress, trust_code=trust_code)
     if folder.weights.exists() or folder.checkpoint.exists() or not folder.tuning.exists():
         return api.resume(path, device=device, on_progress=on_progress, callbacks=callbacks, trust_code=trust_code)
     with trusted_code(trust_code):

@@ -1,11 +1,16 @@
 """The Optuna study of a search: its database, the trials that count, and the worker that runs them."""
 
 import dataclasses
+import json
 import multiprocessing
+import os
 import re
+import shutil
+import subprocess
 import time
+import uuid
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -17,12 +22,18 @@ import sqlalchemy
 import torch
 from optuna.exceptions import ExperimentalWarning, TrialPruned, UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
-from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages import JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
+from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.training.trainer import InterruptedRunError, ProgressEvent, Trainer
+from dualkg.losses import LOSSES
+from dualkg.training.checkpoint import Progress, save_tensors
+from dualkg.training.recipe import Recipe, name_of
+from dualkg.training.run import RunFolder, environment
+from dualkg.training.trainer import GracefulShutdown, InterruptedRunError, ProgressEvent, Trainer
 from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import Range, SearchSpace, Value
 
@@ -88,29 +99,97 @@ def current_trials(study: optuna.Study, num_trials: int) -> dict[int, FrozenTria
 
 
 def retry_lost_trials(study: optuna.Study, num_trials: int) -> None:
-    """Queue the trials again whose process was interrupted or killed."""
+    """Queue the trials again whose process was interrupted or killed; each samples the same values by its seed."""
     with experimental():
         retry = RetryHeartbeatStaleTrialCallback()
     for trial in current_trials(study, num_trials).values():
         if state_of(trial) == "lost":
-            retry(study, deepcopy(trial))
+            lost = deepcopy(trial)
+            lost.params, lost.distributions = {}, {}  # not only those that it had sampled: their order matters
+            retry(study, lost)
 
 
-def fail_stale_trials(study: optuna.Study, storage: RDBStorage) -> None:
+class JournalFile(JournalFileBackend):
+    """Optuna's journal, which a killed process cannot damage: an incomplete last line is removed before the next."""
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
+        self._lock.acquire()
+        try:
+            with Path(self._file_path).open("r+b") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+                if file.read(1) not in (b"\n", b""):
+                    file.seek(0)
+                    file.truncate(file.read().rfind(b"\n") + 1)
+                file.seek(0, os.SEEK_END)
+                file.write(lines.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            self._lock.release()
+
+
+class SharedJournal(JournalStorage, BaseHeartbeat):
+    """A journal in a folder that machines share, with the heartbeats that Optuna's lacks: a file for each trial.
+
+    Times are those of the file system, so that the clocks of the machines need not agree.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._beats = path.with_name(f"{path.name}.heartbeats")
+        self._now = self._beats / f"now-{uuid.uuid4()}"
+        super().__init__(JournalFile(str(path)))
+        self._beats.mkdir(exist_ok=True)
+
+    def record_heartbeat(self, trial_id: int) -> None:
+        (self._beats / str(trial_id)).touch()
+
+    def get_heartbeat_interval(self) -> int:
+        return HEARTBEAT_SECONDS
+
+    def get_heartbeat_stale_trial_callback(self) -> None:
+        return None
+
+    def _get_stale_trial_ids(self, study_id: int) -> list[int]:
+        running = [trial._trial_id for trial in self.get_all_trials(study_id, False, (TrialState.RUNNING,))]
+        for trial_id in running:
+            if not (self._beats / str(trial_id)).exists():  # its process may have been killed before
+                self.record_heartbeat(trial_id)
+        self._now.touch()
+        latest = self._touched(self._now) - GRACE_SECONDS
+        self._now.unlink()
+        return [trial_id for trial_id in running if self._touched(self._beats / str(trial_id)) < latest]
+
+    @staticmethod
+    def _touched(path: Path) -> float:
+        """The time of a file, which is opened because network file systems cache it otherwise."""
+        with path.open() as file:
+            return os.fstat(file.fileno()).st_mtime
+
+
+AnyStorage = RDBStorage | SharedJournal
+
+
+def fail_stale_trials(study: optuna.Study, storage: AnyStorage) -> None:
     """Fail the trials without a recent heartbeat.
 
     Optuna ignores a trial whose process was killed before its first heartbeat, so one is recorded for it here.
     """
+    if isinstance(storage, RDBStorage):
+        _record_first_heartbeats(study, storage)
+    with experimental():
+        optuna.storages.fail_stale_trials(study)
+
+
+def _record_first_heartbeats(study: optuna.Study, storage: RDBStorage) -> None:
     with storage.engine.connect() as connection:
         alive = set(connection.execute(sqlalchemy.text("SELECT trial_id FROM trial_heartbeats")).scalars())
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         if trial._trial_id not in alive:
             storage.record_heartbeat(trial._trial_id)
-    with experimental():
-        optuna.storages.fail_stale_trials(study)
 
 
-def open_study(space: SearchSpace, storage: RDBStorage, *, data: str, where: str) -> optuna.Study:
+def open_study(space: SearchSpace, storage: AnyStorage, *, data: str, where: str) -> optuna.Study:
     """Create or load the study of a space; refuse one of the same name that searches another space or other data."""
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if space.settings.prune:
@@ -137,8 +216,16 @@ def sqlite_url(path: Path) -> str:
     return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
 
 
-def open_storage(url: str) -> RDBStorage:
-    """Open a database; retried, as several processes may be creating its tables at the same time."""
+def open_storage(url: str) -> AnyStorage:
+    """Open a journal, or a database; retried, as several processes may be creating its tables at the same time."""
+    if url.startswith("journal:") or url.endswith(".log"):
+        path = Path(url.removeprefix("journal:"))
+        try:
+            return SharedJournal(path)
+        except OSError as error:
+            raise RequestError(f"The storage cannot be opened: {path}: {error.strerror}.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RequestError(f"The storage {path} is damaged, or not a journal of Optuna ({error}).") from None
     url = re.sub(r"^postgres(?=[:+])", "postgresql", url)
     connect: dict[str, Any] = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
     problem: Exception | None = None
@@ -150,7 +237,8 @@ def open_storage(url: str) -> RDBStorage:
                 )
         except sqlalchemy.exc.ArgumentError:
             raise RequestError(
-                f"--storage should be the URL of a database, such as sqlite:///study.db; got '{url}'."
+                f"--storage should be the URL of a database, such as sqlite:///study.db, or a journal in a shared "
+                f"folder, such as journal:/shared/study.log; got '{url}'."
             ) from None
         except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
             install = (
@@ -195,9 +283,12 @@ class Worker:
         device: str,
         *,
         where: str = "The storage",
+        launcher: Sequence[str] = (),
+        folder: Path = Path(),
         on_progress: Callable[[TuningProgress], None] | None = None,
     ) -> None:
         self.storage = open_storage(url)
+        self.launcher, self.folder = launcher, folder
         self.study = open_study(space, self.storage, data=graph.fingerprint, where=where)
         self.space, self.graph, self.device = space, graph, device
         self.on_progress = on_progress or (lambda progress: None)
@@ -209,12 +300,12 @@ class Worker:
             parent = multiprocessing.parent_process()
             if parent is not None and not parent.is_alive():
                 raise InterruptedRunError("The process that started this one has ended.")
+            fail_stale_trials(self.study, self.storage)  # first, since later samples depend on them
             retry_lost_trials(self.study, self.space.num_trials)
             states = self.report_progress()
             if len(states) < self.space.num_trials or "waiting" in states:
                 self._run_trial()
             elif "running" in states:
-                fail_stale_trials(self.study, self.storage)
                 time.sleep(1)
             else:
                 return
@@ -259,6 +350,8 @@ class Worker:
     def _train(self, trial: Trial, params: Mapping[str, Value]) -> float:
         """Train one recipe and return its validation MRR, reporting it to the pruner on the way."""
         recipe = self.space.trial_recipe(params)
+        if self.launcher:
+            return self._launch(recipe, self.folder / "trials" / str(trial.number))
         trainer = Trainer.of_recipe(recipe, self.graph, device=torch.device(self.device))
         num_reported = 0
 
@@ -279,6 +372,40 @@ class Worker:
         if recipe.validation.keep == "best":
             return trainer.progress.best_mrr
         return float(trainer.progress.history[-1]["valid_mrr"])
+
+    def _launch(self, recipe: Recipe, path: Path) -> float:
+        """Train one recipe by a command, in a run folder of its own, and return its validation MRR."""
+        shutil.rmtree(path, ignore_errors=True)  # of a search that was deleted
+        folder, about = RunFolder(path), environment(torch.device(self.device), fingerprint=self.graph.fingerprint)
+        begin = {"when": "start", "optimizer": recipe.optimizer.name, "progress": dataclasses.asdict(Progress())}
+        with folder.create(recipe, self.graph, about) as fresh:
+            save_tensors({}, fresh.checkpoint, about=begin)
+        words = [*self.launcher, "resume", str(path), *(["--device", "cpu"] if self.device == "cpu" else [])]
+        if ":" in f"{recipe.model.name}{recipe.regularizer.name}{name_of(recipe.loss, LOSSES)}":
+            words.append("--trust-code")  # classes that are trusted here
+        stop, log, terminated = GracefulShutdown(), path.with_name(f"{path.name}.log"), False
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        with (
+            stop.listening(),
+            log.open("w", encoding="utf-8") as file,
+            subprocess.Popen(words, stderr=file, **streams) as process,
+        ):
+            while process.poll() is None:
+                if stop.requested and not terminated:
+                    process.terminate()
+                    terminated = True
+                self.on_progress(self.progress)
+                time.sleep(0.1)
+        if stop.requested:
+            raise InterruptedRunError("Stopped.")
+        if process.returncode or not folder.finished:
+            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
+            raise RequestError(f"{' '.join(words)} ended with status {process.returncode}; see {log}: {last[:500]}")
+        found = [entry["valid_mrr"] for entry in json.loads(folder.history.read_text()) if "valid_mrr" in entry]
+        shutil.rmtree(path)  # the best recipe is trained again
+        log.unlink()
+        return float(max(found) if recipe.validation.keep == "best" else found[-1])
 
 
 def sampler_for(space: SearchSpace, slot: int) -> BaseSampler:

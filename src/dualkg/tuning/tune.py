@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import multiprocessing
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,13 +41,16 @@ def tune(
     device: str | torch.device | None = None,
     storage: str | None = None,
     jobs: int = 1,
+    launcher: Sequence[str] = (),
     on_progress: Callable[[TuningProgress], None] | None = None,
 ) -> TuningResult:
     """Search a space for the recipe with the best validation MRR; called again, it resumes.
 
     `space` is a file, a `SearchSpace`, or the tables of a file as a mapping. `out` is runs/tune-NAME by default. The
-    study is stored in `out`/study.db, or in the database with the URL `storage`, which several machines may share.
-    `jobs` processes train in parallel. The test split is never used.
+    study is stored in `out`/study.db, or in the database with the URL `storage`, which several machines may share, or
+    in a journal in a folder that they share, `journal:/shared/study.log`. `jobs` processes train in parallel. With a
+    `launcher`, such as `["torchrun", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each trial, and none is
+    pruned. The test split is never used.
     """
     try:
         from optuna.exceptions import StorageInternalError
@@ -66,6 +71,8 @@ def tune(
     out, device = Path(out or space.folder), str(choose_device(device))
     if RunFolder(out).recipe.exists():
         raise RequestError(f"{out} contains a run; tuning needs a folder of its own: use --out.")
+    if launcher and shutil.which(launcher[0]) is None:
+        raise RequestError(f"--launcher should start with a program that is installed; there is no '{launcher[0]}'.")
     out.mkdir(parents=True, exist_ok=True)
     graph = dataclasses.replace(graph, test=np.empty((0, 3), dtype=np.int32))  # not even to filter by
     url, where = storage or sqlite_url(out / "study.db"), "The storage" if storage else str(out)
@@ -76,17 +83,18 @@ def tune(
             on_progress(event)
         log(lambda: event.text, last=event.num_done >= event.num_trials)
 
-    worker = Worker(space, graph, url, device, where=where, on_progress=report)
+    options: dict[str, Any] = {"launcher": launcher, "folder": out.resolve()}
+    worker = Worker(space, graph, url, device, where=where, on_progress=report, **options)
     started, before = time.monotonic(), collect(worker.study, space, graph=graph.name).num_done
     interrupted = False
     try:
         if jobs == 1:
             worker.run()
         else:
-            _run_processes(worker, url, jobs)
+            _run_processes(worker, url, jobs, options)
     except (KeyboardInterrupt, InterruptedRunError):
         interrupted = True
-    except StorageInternalError as error:
+    except (StorageInternalError, json.JSONDecodeError) as error:
         raise DualkgError(f"{where} failed: {error.__cause__ or error}. Finished trials are saved in it.") from None
     result = collect(worker.study, space, graph=graph.name)
     if result.num_done > before:
@@ -102,14 +110,14 @@ def tune(
 search = tune  # `kg.search`
 
 
-def _run_processes(worker: Worker, url: str, num_jobs: int) -> None:
+def _run_processes(worker: Worker, url: str, num_jobs: int, options: dict[str, Any]) -> None:
     """Run several worker processes, spawned because CUDA does not survive a fork, and wait for them."""
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // num_jobs)
     with tempfile.TemporaryDirectory() as folder, _signal_handler(signal.SIGTERM, signal.default_int_handler):
         path = Path(folder) / "graph"
         save_graph(worker.graph, path)
-        arguments = (worker.space, path, url, worker.device, threads)
+        arguments = (worker.space, path, url, worker.device, threads, options)
         processes = [context.Process(target=_run_worker, args=arguments) for _ in range(num_jobs)]
         with _signal_handler(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C reaches them through this process
             for process in processes:
@@ -128,13 +136,13 @@ def _run_processes(worker: Worker, url: str, num_jobs: int) -> None:
         raise DualkgError(f"{num_failed} of {num_jobs} processes ended early; finished trials are saved.")
 
 
-def _run_worker(space: SearchSpace, path: Path, url: str, device: str, threads: int) -> None:
+def _run_worker(space: SearchSpace, path: Path, url: str, device: str, threads: int, options: dict[str, Any]) -> None:
     """The main function of a worker process."""
     from dualkg.tuning.study import Worker
 
     torch.set_num_threads(threads)
     try:
-        Worker(space, load_saved_graph(path), url, device).run()
+        Worker(space, load_saved_graph(path), url, device, **options).run()
     except (InterruptedRunError, KeyboardInterrupt):
         sys.exit(130)
     except DualkgError as error:
