@@ -1,7 +1,9 @@
 """Shared by all tests: a cache folder for the session, few threads, commands, small graphs, the benchmark graphs."""
 
+import functools
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,9 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from hypothesis import settings
+from typer.main import get_command
 
 import dualkg as kg
-from dualkg.cli.main import main
+from dualkg.cli.main import app, main
 from dualkg.data import loading
 
 # No deadlines, since a busy machine is no failure. `make test-slow` uses the profile "thorough".
@@ -22,8 +25,15 @@ settings.register_profile("ordinary", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=200)
 settings.load_profile("ordinary")
 
+LONGEST = re.compile(r"tests/(tuning|serve/browser|training/test_(killed_runs|memory)|paper/test_|cli/test_m|test_)")
+
 WORLD = Path(loading.__file__).parent / "world"
 DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared" / "data")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest tests first: short ones at the end keep all workers of pytest-xdist busy."""
+    items.sort(key=lambda item: LONGEST.match(item.nodeid) is None)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -91,6 +101,11 @@ class CommandResult(NamedTuple):
         return json.loads(self.out)
 
 
+@functools.cache  # typer makes it anew in every call, which takes longer than most commands
+def commands() -> Any:
+    return get_command(app)
+
+
 @pytest.fixture
 def run_cli(capsys, monkeypatch) -> Callable[..., CommandResult]:
     """Run a command in this process: `run_cli("train", "world")`."""
@@ -100,7 +115,7 @@ def run_cli(capsys, monkeypatch) -> Callable[..., CommandResult]:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["dualkg", *map(str, words)])
         try:
-            main()
+            main(commands())
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)

@@ -13,6 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
+import distributed
 import fits
 import graphs
 import limits
@@ -24,6 +25,7 @@ import training
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 SCRIPTS = (
+    "distributed",
     "loading",
     "inductive",
     "startup",
@@ -119,6 +121,31 @@ def test_every_script_prints_its_options(script, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="0"):
         runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.startswith(f"usage: {script}.py")
+
+
+# -- large graphs -------------------------------------------------------------------------------------------------
+
+
+def test_a_large_graph_has_all_names_and_is_read_and_opened(tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed, "ROWS", 300)
+    monkeypatch.setattr(distributed, "NUM_BATCHES", 3)
+    monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
+    distributed.write_triples(tmp_path / "made.tsv", num_triples=1000, num_names=400)
+    found = distributed.measured(lambda: distributed.read_graph(str(tmp_path / "made.tsv")))
+    assert found["counts"]["entities"] == 400
+    assert sum(found["counts"][split] for split in ("train", "valid", "test")) <= 1000
+    assert found["seconds"] >= 0 < found["peak_mib"]
+    assert distributed.open_for_training(str(tmp_path / "made.tsv"))["examples"] == 2 * found["counts"]["train"]
+
+
+def test_the_docs_have_the_measured_figures_of_a_large_graph():
+    found = json.loads((BENCHMARKS / "results" / "distributed.json").read_text(encoding="utf-8"))["data"]
+    page = (BENCHMARKS.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    assert f"a text of {found['file_mb']:,} MiB" in page
+    for part in ("read", "open"):
+        figures = (round(found[part]["seconds"]), found[part]["peak_mib"], found[part]["peak_mib_without_maps"])
+        assert " | ".join(f"{figure:,}" for figure in figures) in page
+        assert found[part]["peak_mib"] < 2048
 
 
 # -- made graphs --------------------------------------------------------------------------------------------------

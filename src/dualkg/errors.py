@@ -58,6 +58,7 @@ class DualkgError(Exception):
     """
 
     exit_code = 1
+    silent = False  # whether another process has said it
 
     def __init__(self, sentence: object = "") -> None:
         super().__init__(shortened(str(sentence)))

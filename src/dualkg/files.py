@@ -22,12 +22,9 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from dualkg.errors import LockedError, RequestError
-
-if TYPE_CHECKING:
-    from filelock import FileLock, SoftFileLock
 
 TEMPORARY = re.compile(r"\.(.+)\.[a-z0-9_]{8}\.(tmp|full)")  # a complete folder that is moved file by file is `full`
 INNER_LOCK = ".lock"  # of a folder whose parent cannot be written
@@ -35,6 +32,8 @@ MAX_NAME = 200  # bytes of a name that others are made from; file systems allow 
 REMEMBERED_BYTES = 2**22  # files of this size are hashed on first use only, smaller ones always
 HANDOVER_SECONDS = 0.2  # in which a process that ends may release its lock
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.ENOSYS)  # a folder, on some systems
+NO_CHECKSUM = "0" * 64  # in the place of the checksum while it is computed
 _HAS_LOCKS: dict[int, bool] = {}  # by device
 
 
@@ -54,9 +53,7 @@ def atomic_write(path: Path, *, apart: bool = False) -> Iterator[Path]:
         fresh.chmod(0o666 & ~_umask())
         if not _is_temporary(path.parent):  # whose files are written to disk together
             sync(fresh)
-        fresh.replace(path)
-        if not _is_temporary(path.parent):
-            sync(path.parent)
+        _put(fresh, path)
 
 
 @contextmanager
@@ -88,23 +85,22 @@ def atomic_folder(
                 sync(Path(folder))
         if filling:
             full = fresh.with_suffix(".full")
-            fresh.rename(full)
-            sync(path)
+            _put(fresh, full)
             _fill(path, full, last=last)
         elif existing == "replace" and path.exists():
             with folder_lock(path):
                 for name in keep:
                     if (path / name).exists():
                         link_or_copy(path / name, fresh / name)
+                        sync(fresh / name)
+                sync(fresh)
                 _exchange(fresh, path)
         else:
             try:
-                fresh.replace(path)
+                _put(fresh, path)
             except OSError:
                 if existing != "keep" or not path.is_dir():
                     raise
-        if not _is_temporary(parent):
-            sync(parent)
 
 
 @contextmanager
@@ -131,6 +127,22 @@ def _temporary(path: Path, parent: Path, *, folder: bool) -> Iterator[Path]:
             raise
         place = str(error.filename or name).replace(f"{name}/{path.name}", name).replace(name, str(path), 1)
         raise OSError(error.errno or errno.EIO, error.strerror or str(error), place) from error
+
+
+def _put(fresh: Path, path: Path) -> None:
+    """Give a file or folder its name, on the disk too; where that fails, a new name is taken back."""
+    is_new = not path.exists()
+    fresh.replace(path)
+    if _is_temporary(path.parent):
+        return
+    try:
+        sync(path.parent)
+    except OSError:
+        if is_new:
+            with suppress(OSError):
+                path.replace(fresh)
+            _remove(path)  # if the disk refuses that, too
+        raise
 
 
 def check_new_folder(path: Path) -> None:
@@ -160,8 +172,8 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError:
-        if not path.is_dir():  # some file systems cannot sync a folder
+    except OSError as error:
+        if error.errno not in CANNOT_SYNC or not path.is_dir():
             raise
     finally:
         os.close(descriptor)
@@ -179,34 +191,45 @@ def writing(path: Path, *errors: type[Exception]) -> Iterator[None]:
 
 def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
     """The content of a JSON file as a type; a damaged one raises `RequestError`. With `checksum`, of `write_json`."""
+    content = path.read_bytes()
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is damaged: it is not JSON ({error}).") from None
-    if checksum and isinstance(found, dict) and "sha256" in found:  # earlier versions wrote none
-        saved = found.pop("sha256")
-        if saved != hashlib.sha256(json.dumps(found).encode()).hexdigest():
-            raise RequestError(f"{path} is damaged: its checksum is not that of its content.")
+    if checksum and isinstance(found, dict) and found:
+        last = str(next(reversed(found.values())))
+        if "sha256" in found or re.fullmatch("[0-9a-f]{64}", last):  # earlier versions wrote none
+            saved = found.pop("sha256", None)
+            blank = f'"{NO_CHECKSUM}"'.encode().join(content.rsplit(f'"{last}"'.encode(errors="replace"), 1))
+            former = json.dumps(found).encode()  # what it was computed of before 0.2.0
+            if saved not in [hashlib.sha256(one).hexdigest() for one in (blank, former)]:
+                raise RequestError(f"{path} is damaged: its checksum is not that of its content.")
     return check_type(found, kind, source=path)
 
 
 def check_type(found: Any, kind: Any, *, source: object) -> Any:
     """What a file holds as a type, such as `dict[str, Any]`; anything else raises `RequestError`."""
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     try:
-        return found if kind is Any else TypeAdapter(kind).validate_python(found)
+        return found if kind is Any else _adapter(kind).validate_python(found)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
         raise RequestError(f"{source} is damaged: {place and f'{place}: '}{first['msg']}.") from None
 
 
+@functools.cache  # an adapter takes a millisecond or more to build
+def _adapter(kind: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(kind)
+
+
 def write_json(path: Path, content: dict[str, Any], *, indent: int | None = 1) -> None:
-    """Write JSON with a checksum of its content."""
-    plain = json.loads(json.dumps(content))
-    checksum = hashlib.sha256(json.dumps(plain).encode()).hexdigest()
-    write_text(path, json.dumps({**plain, "sha256": checksum}, indent=indent, ensure_ascii=False))
+    """Write JSON with a checksum of its bytes at the end."""
+    text = json.dumps({**content, "sha256": NO_CHECKSUM}, indent=indent, ensure_ascii=False)
+    write_text(path, hashlib.sha256(text.encode()).hexdigest().join(text.rsplit(NO_CHECKSUM, 1)))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -219,18 +242,22 @@ def write_text(path: Path, text: str) -> None:
 
 def _exchange(fresh: Path, path: Path) -> None:
     """Replace a folder by another, which gets its name; killed in between, `recover` finds the former one."""
-    if not _exchange_names(fresh, path):
-        aside = _hidden(path, "old")
-        _remove(aside)
-        path.rename(aside)
+    if _exchange_names(fresh, path):
         try:
-            fresh.rename(path)
-        except BaseException:
-            recover(path)
+            sync(path.parent)  # the former one is deleted only then
+        except OSError:
+            _exchange_names(fresh, path)
             raise
-        sync(path.parent)
-        aside.rename(fresh)
-    sync(path.parent)  # the former one is deleted only then
+        return
+    aside = _hidden(path, "old")
+    _remove(aside)
+    path.rename(aside)
+    try:
+        _put(fresh, path)
+    except BaseException:
+        recover(path)
+        raise
+    aside.rename(fresh)
 
 
 def _exchange_names(one: Path, other: Path) -> bool:
@@ -255,8 +282,12 @@ def _fill(path: Path, full: Path, *, last: str = "") -> None:
 
 
 def recover(path: Path) -> None:
-    """Finish or undo what a killed process began to put in the place of a folder. No lock is needed."""
+    """Finish or undo what a killed process began to put in the place of a folder, and remove its lock."""
     path = Path(os.path.realpath(path))
+    with suppress(OSError):
+        for file in (_hidden(path, "lock"), path / INNER_LOCK):
+            if file.exists() and _has_locks(file.parent):
+                _is_left(file, remove=True)
     with suppress(OSError):  # of another user, or recovered by another process
         if not path.exists():
             _hidden(path, "old").rename(path)
@@ -279,13 +310,15 @@ def remove_strays(path: Path, *, inside: bool = True) -> None:
 
 
 def _is_left(stray: Path, *, remove: bool = False) -> bool:
-    """Whether no process is writing a temporary file or folder."""
+    """Whether no process holds the lock of a temporary file or folder, or of a lock file."""
     try:
         descriptor = os.open(stray, os.O_RDONLY | os.O_NOFOLLOW)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(descriptor), stray.lstat()):  # it has been removed and made again
+            return False
         if remove:
             _remove(stray)
         return True
@@ -324,15 +357,16 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
     if path is None:
         yield
         return
-    from filelock import SoftFileLock, Timeout
+    from filelock import FileLock, SoftFileLock, Timeout
 
     given, path = path, Path(os.path.realpath(path))
     missing = [parent for parent in path.parents if not parent.exists()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = None
+    lock: FileLock | SoftFileLock | None = None
     for file in (_hidden(path, "lock"), path / INNER_LOCK):
         try:
-            lock = _lock_type(file.parent)(file, mode=0o666, is_singleton=True)
+            kind = FileLock if _has_locks(file.parent) else SoftFileLock
+            lock = kind(file, mode=0o666, is_singleton=True)
             nested = lock.is_locked
             lock.acquire(timeout=-1 if wait else HANDOVER_SECONDS, poll_interval=0.02)
             break
@@ -370,10 +404,8 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
                 parent.rmdir()
 
 
-def _lock_type(folder: Path) -> "type[FileLock | SoftFileLock]":
-    """A lock of the operating system; or the existence of a file, on a file system without such locks."""
-    from filelock import FileLock, SoftFileLock
-
+def _has_locks(folder: Path) -> bool:
+    """Whether the file system has locks; on others, the existence of a file is the lock."""
     device = folder.stat().st_dev
     if device not in _HAS_LOCKS:
         has_locks = True
@@ -383,7 +415,7 @@ def _lock_type(folder: Path) -> "type[FileLock | SoftFileLock]":
         except OSError as error:
             has_locks = error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
         _HAS_LOCKS[device] = has_locks
-    return FileLock if _HAS_LOCKS[device] else SoftFileLock
+    return _HAS_LOCKS[device]
 
 
 P = ParamSpec("P")
@@ -398,7 +430,10 @@ def locks(argument: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         @functools.wraps(function)
         def holding(*args: P.args, **options: P.kwargs) -> T:
-            with locked(signature.bind(*args, **options).arguments.get(argument)):
+            path = None
+            with suppress(TypeError):  # of a wrong call, which the call below raises with the function's name
+                path = signature.bind(*args, **options).arguments.get(argument)
+            with locked(path):
                 return function(*args, **options)
 
         return holding
@@ -494,7 +529,7 @@ def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = Non
 
 
 def _hidden(path: Path, suffix: str) -> Path:
-    return path.with_name(f".{_short(path)}.{suffix}")
+    return path.parent / f".{_short(path)}.{suffix}"  # also of /, which has no name
 
 
 def _short(path: Path) -> str:

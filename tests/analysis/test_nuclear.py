@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -54,7 +54,6 @@ def scores(model):
     return model.score(*all_ids(model)).detach()
 
 
-@settings(max_examples=60)
 @given(models(), LAMBDAS, LAMBDAS)
 def test_the_bound_is_above_the_sum_of_the_components(model, plain, mapped):
     found = nuclear_bound(model, plain=plain, mapped=mapped)
@@ -64,7 +63,6 @@ def test_the_bound_is_above_the_sum_of_the_components(model, plain, mapped):
     assert found.bound >= components * (1 - 1e-9)
 
 
-@settings(max_examples=30)
 @given(models(), LAMBDAS, LAMBDAS)
 def test_the_sum_is_dura_over_all_triples(model, plain, mapped):
     """Equation (9) taken apart into (8): every head with every relation and every tail, once."""
@@ -73,7 +71,6 @@ def test_the_sum_is_dura_over_all_triples(model, plain, mapped):
     assert nuclear_bound(model, plain=plain, mapped=mapped).dura == pytest.approx(float(whole), rel=1e-9)
 
 
-@settings(max_examples=60)
 @given(models(), LAMBDAS, LAMBDAS)
 def test_rebalancing_keeps_the_tensor_and_reaches_the_smallest_bound(model, plain, mapped):
     before = tensor(model).clone()
@@ -87,7 +84,6 @@ def test_rebalancing_keeps_the_tensor_and_reaches_the_smallest_bound(model, plai
     assert found.components == pytest.approx(nuclear_bound(model).components, rel=1e-9)
 
 
-@settings(max_examples=30)
 @given(models(), LAMBDAS, LAMBDAS, st.floats(0.01, 100))
 def test_transformations_that_do_not_change_the_bound(model, plain, mapped, factor):
     before = nuclear_bound(model, plain=plain, mapped=mapped)
@@ -104,7 +100,6 @@ def test_transformations_that_do_not_change_the_bound(model, plain, mapped, fact
         torch.testing.assert_close(one, other, rtol=1e-9, atol=ATOL)
 
 
-@settings(max_examples=30)
 @given(models(), st.floats(0.1, 10))
 def test_the_bound_grows_as_the_tensor_does(model, factor):
     """A norm: 1.5 X has 1.5 times the norm, and so the bound of the rebalanced factors."""

@@ -101,6 +101,14 @@ def test_long_paths_of_runs_are_named(refused) -> None:
     assert "xxx" in refused("export", "run", "--out", "x" * 5000, code=1)
 
 
+def test_names_of_columns_that_are_not_utf8(refused) -> None:
+    columns = {name: pa.array(["a", "b"]) for name in ("head", "relation", "tail")}
+    pq.write_table(pa.table(columns), "mine.parquet", store_schema=False)
+    path = Path("mine.parquet")
+    path.write_bytes(path.read_bytes().replace(b"tail", b"tai\xe1"))
+    assert "mine.parquet is damaged" in refused("inspect", "mine.parquet")
+
+
 @pytest.mark.parametrize("change", ["cut", "empty", "other", "column", "ranks"])
 def test_ranks(refused, change: str) -> None:
     path = Path("run/ranks-test.parquet")

@@ -75,7 +75,9 @@ def test_out_writes_what_is_printed_otherwise(run_cli, run, queries, tmp_path, s
     assert (result.code, result.out) == (0, "")
     assert "The predictions for 5 queries are saved in" in result.err
     assert out.read_text() == run_cli(*words, *(["--json"] if suffix == "jsonl" else [])).out
+    (out.parent / f".{out.name}.lock").touch()  # of a command that was killed after it had written the file
     assert "exists already" in run_cli(*words, "--out", out).err
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
     triples = tmp_path / "named.tsv"
     if suffix == "tsv":
         triples.write_text(out.read_text())

@@ -11,7 +11,8 @@ from threading import Thread
 import pytest
 
 from dualkg.data import catalogue as module
-from dualkg.data.catalogue import Entry, cache_folder, catalogue, fetch, find_entry
+from dualkg.data.archives import cache_folder
+from dualkg.data.catalogue import Entry, catalogue, fetch, find_entry
 from dualkg.data.graph import SPLITS
 from dualkg.data.loading import load_graph
 from dualkg.errors import DataError, RequestError

@@ -96,3 +96,13 @@ def test_reciprocals_follow_their_triples() -> None:
     triples = np.array([(0, 1, 2), (3, 0, 4)], dtype=np.int32)
     assert with_reciprocals(triples, 5).tolist() == [[0, 1, 2], [3, 0, 4], [2, 6, 0], [4, 5, 3]]
     assert triples.tolist() == [[0, 1, 2], [3, 0, 4]]
+
+
+@given(splits, splits, splits)
+def test_only_the_answers_to_given_queries(train: list[Row], valid: list[Row], test: list[Row]) -> None:
+    arrays = [np.array(rows, dtype=np.int32).reshape(-1, 3) for rows in (train, valid, test)]
+    shape = GraphShape(NUM_ENTITIES, NUM_RELATIONS)
+    known, some = KnownAnswers(arrays, shape), KnownAnswers(arrays, shape, queries=arrays[1])
+    wanted = [(head, relation) for head, relation, _ in with_reciprocals(arrays[1], NUM_RELATIONS).tolist()]
+    assert answers_of(some, wanted) == answers_of(known, wanted)
+    assert len(some.queries) == len(set(wanted))

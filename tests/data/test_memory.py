@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data.graph import Graph
@@ -129,7 +129,6 @@ def test_given_splits_and_labels(tmp_path: Path) -> None:
     assert Graph.from_triples(IDS, labels={0: "zero"}).entities.label(0) == "zero"
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*[st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip)] * 3), min_size=1))
 def test_any_names_give_the_same_graph_by_rows_and_by_columns(rows: list[tuple[str, str, str]]) -> None:
     by_rows = Graph.from_triples(rows, split="100/0/0")

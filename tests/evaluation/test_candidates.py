@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -57,7 +57,6 @@ def assert_ranks(ranks: kg.Ranks, wanted: tuple[np.ndarray, np.ndarray, np.ndarr
         np.testing.assert_array_equal(found, one)
 
 
-@settings(max_examples=25)
 @given(graphs(), st.sampled_from(MODELS), st.integers(0, 5))
 def test_type_constrained_ranks_are_those_of_brute_force(graph, form, seed):
     kind, reciprocal = form
@@ -72,7 +71,6 @@ def test_type_constrained_ranks_are_those_of_brute_force(graph, form, seed):
     assert_ranks(kg.rank(model, graph, type_constrained=True), brute_force(model, graph, seen_in_train))
 
 
-@settings(max_examples=25)
 @given(graphs(), st.sampled_from(MODELS), st.integers(0, 5), st.data())
 def test_ranks_among_given_lists_are_those_of_brute_force(graph, form, seed, data):
     """Lists of any length, with repeated entities, known answers and the answer itself."""
@@ -94,7 +92,6 @@ def test_ranks_among_given_lists_are_those_of_brute_force(graph, form, seed, dat
 PARTS = ("head", "relation", "tail")
 
 
-@settings(max_examples=25)
 @given(graphs(), st.integers(0, 5))
 def test_lists_of_all_entities_give_the_ordinary_ranks(graph, seed):
     model = whole_numbers(kg.ComplEx(graph.shape, dim=2), seed)
@@ -106,7 +103,6 @@ def test_lists_of_all_entities_give_the_ordinary_ranks(graph, seed):
     assert_ranks(kg.rank(model, graph, candidates=lists), (ordinary.optimistic, ordinary.pessimistic, numbers))
 
 
-@settings(max_examples=25)
 @given(graphs(), st.sampled_from([("train",), ("train", "valid"), ("train", "valid", "test")]))
 def test_numbers_of_candidates_are_those_of_brute_force(graph, splits):
     found = ranking.count_candidates(graph.test, KnownAnswers.of(graph, splits))

@@ -38,7 +38,6 @@ def alike(one, other) -> bool:
     return one == pytest.approx(other, abs=1e-12, nan_ok=True)
 
 
-@settings(max_examples=40)
 @given(pairs())
 def test_compared_metrics_equal_those_of_reports(pair):
     found = compare_ranks(*pair, samples=100)
@@ -53,7 +52,6 @@ def test_compared_metrics_equal_those_of_reports(pair):
     assert alike(found.better + found.worse + found.equal, 1)
 
 
-@settings(max_examples=40)
 @given(pairs())
 def test_a_run_compared_with_itself_has_no_difference(pair):
     """Also with its seeds in another order, or each of them twice."""
@@ -65,7 +63,6 @@ def test_a_run_compared_with_itself_has_no_difference(pair):
         assert found.sentence() == "The difference of .0000 is within noise (95 %: .0000 to .0000)."
 
 
-@settings(max_examples=40)
 @given(pairs())
 def test_swapping_the_runs_changes_every_sign(pair):
     one, other = compare_ranks(*pair, samples=200), compare_ranks(*pair[::-1], samples=200)

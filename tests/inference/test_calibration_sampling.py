@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -37,7 +37,6 @@ def all_candidates(graph: kg.Graph, split: str) -> list[tuple[tuple[int, int, in
     return found
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), num_entities=st.integers(12, 90), split=st.sampled_from(["valid", "test"]))
 def test_weights_add_up_to_the_number_of_candidates(seed, num_entities, split):
     graph = random_graph(seed, num_entities=num_entities)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.kernels import cpu
@@ -62,7 +62,6 @@ def counts(draw):
 
 
 @forms
-@settings(max_examples=150)
 @given(counts())
 def test_counts_match_their_definition(form, drawn):
     scores, known, targets = drawn

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 import dualkg as kg
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.sampled_softmax import BoundSampledSoftmax, SampledSoftmax
+from dualkg.losses.softmax import BoundOneVsAll
 
 
 class Fixed(BoundSampledSoftmax):
@@ -84,6 +86,48 @@ def test_with_many_negatives_the_loss_is_near_that_of_the_full_softmax(reciproca
             num_negatives=50_000, distribution=distribution, frequency_weight=0.5, relation_weight=2.0
         )
         assert sampled.bind(model, graph, **options)(model, f).item() == pytest.approx(full, rel=2e-3)
+
+
+class Counted(BoundSampledSoftmax):
+    """With each entity in `counts` as often as it says there, of n draws in all."""
+
+    counts: torch.Tensor
+    probabilities: torch.Tensor
+
+    def sample(self, draws):
+        negatives = torch.arange(len(self.counts)).repeat_interleave(self.counts)
+        return negatives, (self.counts.sum() * self.probabilities[negatives]).log()
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "log-uniform"])
+def test_the_expected_gradient_approaches_that_of_the_full_softmax(distribution):
+    """By all samples of n out of three entities and their multinomial probabilities; the bias decreases as 1 / n."""
+    ranks = torch.arange(3, dtype=torch.float64)
+    probabilities = torch.log1p(1 / (ranks + 1)) / math.log(4)
+    probabilities = probabilities if distribution == "log-uniform" else torch.full_like(probabilities, 1 / 3)
+    model = model_with([0.3, -1.0, 0.8]).double()
+    f = (torch.tensor([2, 0]), torch.tensor([0, 0]), torch.tensor([1, 2]))
+
+    def gradient(loss) -> torch.Tensor:
+        return torch.autograd.grad(loss(model, model.factors(*f)), model.entities)[0]
+
+    full = gradient(BoundOneVsAll())
+    biases = []
+    for num in (4, 8, 16):
+        expected, total = torch.zeros_like(full), 0.0
+        for first, second in ((a, b) for a in range(num + 1) for b in range(num + 1 - a)):
+            counts = torch.tensor([first, second, num - first - second])
+            orders = math.factorial(num) // math.prod(math.factorial(count) for count in counts.tolist())
+            probability = orders * float(probabilities.pow(counts).prod())
+            loss = Counted(SampledSoftmax(num_negatives=num), 3)
+            object.__setattr__(loss, "counts", counts)
+            object.__setattr__(loss, "probabilities", probabilities)
+            expected += probability * gradient(loss)
+            total += probability
+        assert total == pytest.approx(1)
+        biases.append((expected - full).abs().max().item())
+    assert biases[-1] < 0.03 * full.abs().max().item()
+    assert all(1.8 < one / next_one < 2.8 for one, next_one in pairwise(biases)), biases
 
 
 def test_training_reaches_the_answers(small_graph):

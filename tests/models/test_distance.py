@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -133,7 +133,6 @@ def test_a_joint_look_up_has_the_gradient_of_three(name, side, candidates):
 
 
 @given(st.sampled_from(list(DISTANCE)), st.integers(1, 200), st.booleans())
-@settings(max_examples=60)
 def test_chunked_distances_equal_unchunked_ones(name, differences, compiled):
     """All pairs at once, with autograd over the differences, against parts that are made again, and against kernels."""
     model = build(name)

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 
 import dualkg as kg
 from dualkg.analysis.sparsity import sparsify
+from dualkg.files import lock_holder
 from dualkg.training.api import train_seeds
 from paper.config import RECORDS
 from paper.records import is_uncommitted, load_record, load_records, recipe_without_seed, record_runs
 from paper.registry import COMPARED_MODELS, FOLDER, MAIN, Row, published_metrics, recipe_of
-from paper.results_page import results_page, write_pages
+from paper.results_page import BEGIN, END, results_page, write_pages
 
 
 @pytest.fixture
@@ -121,6 +123,17 @@ def test_what_a_killed_update_left_of_the_page_is_removed(runs, tmp_path):
     (tmp_path / "records" / ".RESULTS.md.a_1b2c3d.tmp").write_text("half")
     write_pages(tmp_path / "records")
     assert sorted(path.name for path in (tmp_path / "records").iterdir()) == ["RESULTS.md", "x"]
+
+
+def test_the_table_of_the_readme_is_made_while_it_is_locked(runs, tmp_path, monkeypatch):
+    """Of two updates at once, the second reads the records of the first."""
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    monkeypatch.setattr("paper.results_page.readme_table", lambda records: lock_holder(readme))
+    record_runs([runs], tmp_path / "records" / "x")
+    write_pages(tmp_path / "records", readme)
+    assert f"before\n{BEGIN}\nprocess {os.getpid()} on " in readme.read_text()
+    assert lock_holder(readme) is None
 
 
 @pytest.mark.parametrize("data", ["something else", {}])

@@ -2,13 +2,16 @@
 
 import itertools
 
+import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dualkg.data.filters import with_reciprocals
 from dualkg.kernels.hashing import splitmix64
 from dualkg.losses.queries import QueryGroups
-from dualkg.training.batches import MAX_GROUP, GroupedByQuery, most_queries, shuffled
+from dualkg.training import batches
+from dualkg.training.batches import MAX_GROUP, GroupedByQuery, KeyedOrder, MappedExamples, most_queries, shuffled
 
 CPU = torch.device("cpu")
 
@@ -107,3 +110,39 @@ def test_query_groups_of_a_batch(triples, more):
     assert padded.rows_of_first.tolist() == found.rows_of_first.tolist()
     assert len(padded.first) == len(runs) + more
     assert int(padded.first.max()) < len(heads)
+
+
+@given(st.integers(0, 300), st.integers(0, 2**32 - 1), st.integers(0, 1000), st.integers(1, 50))
+def test_a_keyed_order_is_a_permutation_in_any_parts(size, seed, epoch, step):
+    order = KeyedOrder(size, seed=seed, epoch=epoch)
+    parts = [order[start : start + step].tolist() for start in range(0, len(order), step)]
+    assert sorted(itertools.chain(*parts)) == list(range(size))
+    assert list(itertools.chain(*parts)) == order[:].tolist()
+
+
+def test_keyed_orders_differ_and_are_uniform():
+    orders = [KeyedOrder(100, seed=seed, epoch=epoch)[:].tolist() for seed in range(2) for epoch in range(100)]
+    assert len(set(map(tuple, orders))) == 200
+    for number in (0, 57, 99):
+        mean = sum(order.index(number) for order in orders) / len(orders)
+        assert abs(mean - 49.5) < 4 * 100 / 12**0.5 / len(orders) ** 0.5
+    pairs = [abs(order.index(10) - order.index(11)) for order in orders]  # neighbours do not stay together
+    assert abs(sum(pairs) / len(pairs) - 101 / 3) < 4 * 100 / 18**0.5 / len(pairs) ** 0.5
+    large = 676_000_000
+    assert KeyedOrder(large, seed=0, epoch=0)[large - 5 :].unique().numel() == 5
+
+
+@given(st.integers(1, 40), st.booleans(), st.integers(1, 9), st.integers(1, 30))
+def test_batches_of_mapped_examples_have_every_example_once(num, reciprocal, batch_size, at_once):
+    triples = np.stack([np.arange(num), np.arange(num) % 3, np.arange(num) + 100], axis=1).astype(np.int32)
+    examples = MappedExamples(triples, 3, reciprocal=reciprocal)
+    before, batches.EXAMPLES_AT_ONCE = batches.EXAMPLES_AT_ONCE, {"cpu": at_once}
+    try:
+        found = list(examples.batches(batch_size, seed=1, epoch=2))
+    finally:
+        batches.EXAMPLES_AT_ONCE = before
+    expected = with_reciprocals(triples, 3) if reciprocal else triples
+    assert sorted(torch.cat(found).tolist()) == sorted(expected.tolist())
+    assert {len(batch) for batch in found[:-1]} <= {batch_size}
+    order = KeyedOrder(len(expected), seed=1, epoch=2)[:]
+    assert torch.cat(found).tolist() == expected[order.numpy()].tolist()

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -46,7 +46,6 @@ def found_by(
         }
     ),
 )
-@settings(max_examples=100)
 def test_blocks_equal_the_whole(precision, rows, case):
     (loss, images), gradient = found_by(*precision, rows, **case)
     (exact_loss, exact_images), exact_gradient = found_by(False, precision[1], sys.maxsize, **case)

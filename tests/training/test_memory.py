@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
+from dualkg.data.graph import GraphShape
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.training import memory
 from dualkg.training.engines import Engine
@@ -83,9 +84,30 @@ def test_a_dual_has_a_vector_for_each_negative_of_each_triple(side):
     assert sampled(model, **{"loss.sampler": "shared"}).scores == 5 * (14 + 8 * 6) * 4
 
 
+def test_sparse_gradients_need_the_rows_of_a_batch_only():
+    """Three heads, three tails and five negatives of 6 numbers; 24 numbers of relations, and Adagrad's sums of all."""
+    model = kg.ComplEx(kg.GraphShape(1000, 2), dim=3)
+    rest = 3 * memory.EXAMPLE_BYTES + BLOCK_ELEMENTS * 6
+    for sums, numbers in (("elements", 6000), ("rows", 1000)):
+        changes = {"loss.name": "SampledSoftmax", "loss.num_negatives": 5, "optimizer.sums": sums}
+        recipe = kg.Recipe().with_changes({**changes, "training.batch_size": 3})
+        need = predict(recipe, model, kg.DURA(0.1), Engine("sparse", "float32", CPU), num_examples=3)
+        rows = memory.SPARSE_COPIES * (3 + 3 + 5) * 6
+        assert need.fixed == (numbers + 24 + 24 + 2 * 24 + rows) * 4 + rest
+
+
 def trained(graph: kg.Graph, batch_size: int) -> Trainer:
     recipe = kg.Recipe().with_changes({"training.batch_size": batch_size, "training.precision": "float32"})
     return Trainer(kg.ComplEx(graph.shape, dim=4), graph, recipe, kg.DURA(0.1))
+
+
+def test_the_number_of_devices_that_would_hold_a_run():
+    """Of 50 entities and 6 relation ids, 50/56 of 1,000 bytes and all scores are split, and 117.1 bytes are not."""
+    model = kg.ComplEx(GraphShape(50, 3), dim=4)
+    need = memory.Need(fixed=1000.0, per_example=1.0, scores=10.0, at_once=100)
+    assert need.of(10) == 1110
+    assert memory._processes_that_fit(need, model, 10, 400.0) == 4  # 992.9 / (400 − 117.1) = 3.5
+    assert memory._processes_that_fit(need, model, 10, 120.0) is None
 
 
 def test_a_run_that_does_not_fit_names_the_largest_batch_that_does(monkeypatch):

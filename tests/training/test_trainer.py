@@ -2,11 +2,14 @@
 
 import os
 import signal
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import dualkg as kg
+from dualkg.data.graph import SPLITS, load_saved_graph, save_graph
 from dualkg.models import BILINEAR
 from dualkg.training import trainer
 from dualkg.training.recipe import Optimizer, Recipe, Training, Validation
@@ -269,3 +272,44 @@ def test_denormals_are_flushed_only_in_the_context():
             assert halved() == 0
         assert halved() == 0
     assert halved() > 0
+
+
+@pytest.fixture
+def mapped_graph(small_graph, tmp_path):
+    """The small graph as one larger than memory is stored."""
+    for split in SPLITS:
+        np.save(tmp_path / f"{split}.npy", small_graph.split(split))
+    mapped = {split: np.load(tmp_path / f"{split}.npy", mmap_mode="c") for split in SPLITS}
+    save_graph(replace(small_graph, **mapped).with_fingerprint(), tmp_path / "graph")
+    return load_saved_graph(tmp_path / "graph")
+
+
+@pytest.mark.parametrize("reciprocal", [True, False])
+def test_a_graph_larger_than_memory_is_trained_saved_and_loaded(small_graph, mapped_graph, tmp_path, reciprocal):
+    model = kg.ComplEx(mapped_graph.shape, dim=8, init_scale=0.1, reciprocal=reciprocal)
+    run = kg.train(model, mapped_graph, epochs=10, batch_size=32, validation=Validation(every=5), out=tmp_path / "run")
+    assert run.history[-1]["loss"] < 0.97 * run.history[0]["loss"]
+    reports = [kg.evaluate(run.model, graph).as_dict() for graph in (mapped_graph, small_graph)]
+    assert reports[0] == reports[1]
+    assert {path.suffix for path in (tmp_path / "run" / "graph").iterdir()} == {".npy", ".arrow", ".json"}
+    loaded = kg.load_run(tmp_path / "run")
+    assert loaded.graph.is_mapped
+    assert loaded.graph.fingerprint == small_graph.with_fingerprint().fingerprint
+    assert_same(weights(loaded), weights(run))
+    assert len(loaded.predictor().tails(loaded.graph.entities[0], loaded.graph.relations[0], k=3)) == 3
+
+
+def test_examples_of_a_mapped_graph_are_not_copied(mapped_graph):
+    of_triples = {"training": {"batch_size": 16}, "model": {"name": "ComplEx", "dim": 4}}
+    made = Trainer.of_recipe(Recipe.model_validate(of_triples), mapped_graph, device=torch.device("cpu"))
+    assert isinstance(made.examples, trainer.MappedExamples)
+    rows = torch.cat(list(made.batches(0))).tolist()
+    assert sorted(rows) == sorted(trainer.with_reciprocals(mapped_graph.train, 4).tolist())
+
+
+def test_k_vs_all_of_a_mapped_graph_is_the_same(small_graph, mapped_graph):
+    runs = [
+        kg.train(kg.ComplEx(graph.shape, dim=4, seed=1), graph, loss=kg.KvsAll(), epochs=2, batch_size=32)
+        for graph in (small_graph, mapped_graph)
+    ]
+    assert_same(*map(weights, runs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import logging
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
@@ -122,6 +123,12 @@ def command(
         return run
 
     return wrap
+
+
+def silence() -> None:
+    """Print no more, as a process that is not the first of several."""
+    stdout.quiet = stderr.quiet = True
+    logging.getLogger("dualkg").setLevel(logging.CRITICAL)
 
 
 def set_threads(threads: int | None) -> None:

@@ -22,7 +22,7 @@ from dualkg.cli.analysis import inspect, nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, ensemble, export, extend, index
 from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
-from dualkg.cli.train import check, resume, train, tune
+from dualkg.cli.train import check, gather, resume, train, tune
 from dualkg.errors import DualkgError, close_settings, shortened, visible
 from dualkg.logs import log_to_stderr
 
@@ -60,6 +60,8 @@ def main(commands: typer.Typer = app) -> None:
         with nullcontext() if cli.stderr.is_terminal else log_to_stderr():
             commands()
     except DualkgError as error:
+        if error.silent:
+            sys.exit(error.exit_code)
         _exit(cli.as_options(str(error)), error.exit_code)
     except KeyboardInterrupt:
         _exit("stopped. Resume a training with: dualkg resume RUN", 130)
@@ -202,7 +204,22 @@ class SuggestingCommand(TyperCommand):
 
 
 for function in (
-    *(demo, datasets, inspect, recipes, train, resume, check, tune, evaluate, compare, calibrate, predict, similar),
+    *(
+        demo,
+        datasets,
+        inspect,
+        recipes,
+        train,
+        resume,
+        gather,
+        check,
+        tune,
+        evaluate,
+        compare,
+        calibrate,
+        predict,
+        similar,
+    ),
     *(explain, complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
 ):
     app.command(cls=SuggestingCommand)(function)

@@ -12,6 +12,7 @@ from typer import Argument, Option
 
 from dualkg.cli import common as cli
 from dualkg.errors import DataError, RequestError, visible
+from dualkg.files import atomic_write, locks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -161,10 +162,9 @@ def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
     return queries
 
 
+@locks("out")
 def _predict_file(predictor: Predictor, path: Path, out: Path | None, *, top: int, known: Known) -> cli.Result:
     """Predict for the queries of a file in blocks, and write lines of TSV or JSON."""
-    from dualkg.files import atomic_write, locked
-
     graph = predictor.graph
     if out is not None and out.suffix.lower() not in (".tsv", ".jsonl"):
         raise RequestError(f"Predictions go to a file that ends with .tsv or .jsonl; '{out.name}' does not.")
@@ -204,7 +204,7 @@ def _predict_file(predictor: Predictor, path: Path, out: Path | None, *, top: in
             as_objects(), lambda: sys.stdout.writelines(f"{line}\n" for line in as_tsv()), json_lines=True
         )
     lines = as_tsv() if out.suffix.lower() == ".tsv" else (json.dumps(one, ensure_ascii=False) for one in as_objects())
-    with locked(out), atomic_write(out) as fresh, fresh.open("w", encoding="utf-8", newline="\n") as file:
+    with atomic_write(out) as fresh, fresh.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
     message = f"The predictions for {len(queries):,} queries are saved in {out}."
     return cli.Result({"out": str(out), "queries": len(queries)}, lambda: cli.note(message, style=None))

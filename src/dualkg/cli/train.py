@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ GRAPH_DEFAULTS = (  # settings with defaults of their own where no recipe is giv
     ("optimizer", "schedule"),
     ("training", "batch_size"),
 )
+STORAGE = "URL of a shared database, or journal:FILE in a shared folder (default: OUT/study.db)."
+LAUNCHER = "Start each trial by a command: 'torchrun --nproc-per-node 2 -m dualkg'."
 TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times the final training, or 2m)."
 
 
@@ -63,7 +66,7 @@ def train(
     no_tune: Annotated[bool, Option("--no-tune", help="Train with default hyperparameters, without tuning.")] = False,
     track: cli.Track = None,
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Result | None:
     """Train a model, evaluate it, and save it as a run.
 
     The hyperparameters of a graph are first tuned on its validation split. A recipe is trained as it is.
@@ -91,11 +94,16 @@ def train(
         "data.columns": cli.parse_columns(columns) if columns else None,
     }
     given = {name: value for name, value in options.items() if value is not None} | parse_changes(changes or [])
+    if _several_processes():
+        plain = seeds == 1 and tune is None
+        return _train_in_processes(
+            source, given, out, overwrite=overwrite, track=track, device=device, plain=plain, tuned=not no_tune
+        )
     recipe, graph, name, is_recipe = load_source(source, given)
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
         cli.note(sentence)
-    for sentence in graph.inspect().warnings():
+    for sentence in [] if graph.is_mapped else graph.inspect().warnings():
         cli.note(f"{sentence} See: dualkg inspect {shlex.quote(graph.source)}", style="yellow")
     arguments: dict[str, Any] = {"graph": graph, "device": device, "overwrite": overwrite, "callbacks": track}
     if tune and no_tune:
@@ -113,9 +121,70 @@ def train(
     return _trained(run)
 
 
+def _several_processes() -> bool:
+    """Whether torchrun or another launcher has started several processes."""
+    if os.environ.get("WORLD_SIZE", "1") == "1" and os.environ.get("RANK", "0") == "0":
+        return False
+    from dualkg.training.distributed import num_processes  # which imports PyTorch
+
+    return num_processes() > 1
+
+
+def _train_in_processes(
+    source: str,
+    given: dict[str, Any],
+    out: Path | None,
+    *,
+    overwrite: bool,
+    track: Any,
+    device: str | None,
+    plain: bool,
+    tuned: bool,
+) -> cli.Result | None:
+    """Train under torchrun; process 0 returns the result."""
+    from dualkg.training.callbacks import find_callbacks
+    from dualkg.training.distributed import processes, train_in_processes
+
+    def load() -> tuple[Recipe, Graph, str]:
+        recipe, graph, name, is_recipe = load_source(source, given)
+        if not plain or (tuned and not is_recipe):
+            raise RequestError(
+                "Several processes train one recipe, with one seed and without tuning. Use --no-tune or a recipe file, "
+                "such as that of a run that one process has tuned."
+            )
+        return recipe, graph, name
+
+    with processes(device) as group:
+        if not group.first:
+            cli.silence()
+        recipe, graph, name = group.first_then_all(load)
+        folder = out or Path("runs") / name
+        cli.note(f"{describe(recipe, graph)} Processes: {group.world_size}.")
+        with cli.training_progress(f"{graph.name} {recipe.model.name}", folder) as on_progress:
+            run = train_in_processes(
+                recipe,
+                graph,
+                group,
+                out=folder,
+                overwrite=overwrite,
+                on_progress=on_progress,
+                callbacks=find_callbacks(track) if group.first else (),
+            )
+        return _trained(run) if group.first else None
+
+
 @cli.command()
-def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = None) -> cli.Result:
+def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = None) -> cli.Result | None:
     """Resume a run that was interrupted or killed."""
+    if _several_processes():
+        from dualkg.training.distributed import resume_in_processes
+
+        first = os.environ["RANK"] == "0"
+        if not first:
+            cli.silence()
+        with cli.training_progress(run.name, run) as on_progress:
+            trained = resume_in_processes(run, device=device, on_progress=on_progress)
+        return _trained(trained) if first else None
     from dualkg.training.run import RunFolder
     from dualkg.tuning.fit import resume as resume_run
 
@@ -128,6 +197,17 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
     cli.set_threads(threads or folder.saved_environment.get("threads"))  # as before, for the same weights bit for bit
     with cli.tuning_progress(run.name, run) as (on_tuning, on_progress):
         return _trained(resume_run(run, device=device, on_tuning=on_tuning, on_progress=on_progress))
+
+
+@cli.command(threads=False)
+def gather(run: cli.RunPath) -> cli.Result:
+    """Join the weight files of a run of several processes."""
+    from dualkg.training.run import RunFolder
+    from dualkg.training.run import gather as gather_run
+
+    gather_run(run)
+    weights = RunFolder(run).weights
+    return cli.Result({"weights": str(weights)}, lambda: cli.note_saved(weights))
 
 
 @cli.command(threads=False, trust_code=False)
@@ -313,8 +393,9 @@ def _train_seeds(recipe: Recipe, seeds: int, *, out: Path, graph: Graph, **argum
 def tune(
     space: Annotated[Path, Argument(metavar="SPACE", help="Search space (.toml): a recipe and the values to try.")],
     out: Annotated[Path | None, Option(help="Folder of the search (default: runs/tune-NAME).")] = None,
-    storage: Annotated[str | None, Option(help="URL of a shared database (default: OUT/study.db).")] = None,
+    storage: Annotated[str | None, Option(help=STORAGE)] = None,
     jobs: Annotated[int, Option(min=1, help="Number of trials to run in parallel.")] = 1,
+    launcher: Annotated[str | None, Option(metavar="COMMAND", help=LAUNCHER)] = None,
     device: cli.Device = None,
 ) -> cli.Result:
     """Search for the recipe with the best validation MRR; run again, it resumes."""
@@ -337,7 +418,13 @@ def tune(
                     text += f"  epoch {event.training.epoch}/{event.training.epochs}  loss {event.training.loss:.3f}"
                 update(event.num_done, event.num_trials, text)
 
-            result = run_search(search, out=folder, device=device, storage=storage, jobs=jobs, on_progress=on_progress)
+            arguments: dict[str, Any] = {
+                "device": device,
+                "storage": storage,
+                "jobs": jobs,
+                "launcher": shlex.split(launcher or ""),
+            }
+            result = run_search(search, out=folder, on_progress=on_progress, **arguments)
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{error} Resume with: {shlex.join(['dualkg', *sys.argv[1:]])}") from None
     if result.best is None:

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
 import re
 import struct
 import tarfile
@@ -173,6 +174,13 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
     return DataError(
         f"{name} is damaged, cut short, or not the kind of file its name says ({detail}). Fetch it or make it again."
     )
+
+
+def cache_folder() -> Path:
+    """The folder of downloaded and cached graphs: DUALKG_CACHE, or the user's cache folder."""
+    import pooch
+
+    return Path(os.environ.get("DUALKG_CACHE") or pooch.os_cache("dualkg")).expanduser()
 
 
 def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list[Source]:

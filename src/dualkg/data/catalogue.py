@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 
-from dualkg.data.archives import Source, find_sources
+from dualkg.data.archives import Source, cache_folder, find_sources
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.errors import DataError
 
@@ -73,13 +72,6 @@ def check(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str)
                     f"{sources[split].name} is not the {split} file of {entry.name}: its {kind} should begin with "
                     f"{expected_sum[:12]} and begins with {found[:12]}.{advice}"
                 )
-
-
-def cache_folder() -> Path:
-    """The folder of downloaded and cached graphs: DUALKG_CACHE, or the user's cache folder."""
-    import pooch
-
-    return Path(os.environ.get("DUALKG_CACHE") or pooch.os_cache("dualkg")).expanduser()
 
 
 def fetch(entry: Entry) -> list[Source]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 from dualkg.data.archives import Source
 from dualkg.data.rdf import FORMATS, RdfReader
 from dualkg.data.readers import ROLES, Columns, FileReader, JsonReader, ParquetReader, Reader, check_columns
+from dualkg.data.spill import SpilledTriples, slices
 from dualkg.data.text import OpenKeReader, TextReader, read_openke_names
 from dualkg.data.triples import NO_TRIPLES, Triples
 from dualkg.errors import DataError, RequestError
@@ -24,6 +25,7 @@ READERS: dict[str, type[FileReader]] = {  # others are text
 OPENKE = ("entity2id", "relation2id")
 MIN_LINES = 4  # below a first line, for its names to be told from those of a triple
 MAX_WAITING = 1_000_000  # names waiting for ids; every merge hashes all known names again, so merges must be few
+MAX_NAMES, MAX_TRIPLES = 2_000_000, 12_000_000  # in memory; more are written to disk
 POSITIONS = 1 << 20
 Ids = npt.NDArray[np.int32]
 
@@ -35,8 +37,8 @@ class ReadTriples:
     Ids follow the first appearance of a name, heads before tails, in every format.
     """
 
-    entities: pa.StringArray
-    relations: pa.StringArray
+    entities: pa.Array
+    relations: pa.Array
     triples: dict[str, Triples]
     labels: dict[str, str]
     remarks: list[str]
@@ -94,64 +96,79 @@ def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optiona
             if reader.num_stripped:
                 plural = "name was" if reader.num_stripped == 1 else "names were"
                 remarks.append(f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}.")
-        entities, relations, found = encoder.finish()
+        encoder.finish()
+    spilled, found = encoder.spilled, encoder.spilled.triples() if encoder.spilled else encoder.triples()
     triples = {split: found.get(split, NO_TRIPLES) for split in readers}
-    if find_headers:
-        triples, about_headers = _without_headers(readers, triples)
-        remarks += about_headers
-    parts = list(triples.values())
-    entities = _renumber(entities, [ids[:, ::2] for ids in parts])
-    relations = _renumber(relations, [ids[:, 1:2] for ids in parts])
-    return ReadTriples(entities, relations, triples, labels, remarks)
+    headers, about_headers = _find_headers(readers, triples) if find_headers else ([], [])
+    if spilled and headers:
+        spilled.leave_out(headers)
+        triples |= spilled.triples()
+    triples |= {split: triples[split][1:] for split in headers}
+    if spilled:
+        entities, relations = spilled.names()
+    else:
+        entities = _renumber(encoder.entities, [ids[:, ::2] for ids in triples.values()])
+        relations = _renumber(encoder.relations, [ids[:, 1:2] for ids in triples.values()])
+    return ReadTriples(entities, relations, triples, labels, remarks + about_headers)
 
 
-def _without_headers(
-    readers: Mapping[str, Reader], triples: dict[str, Triples]
-) -> tuple[dict[str, Triples], list[str]]:
-    """Triples without first lines that are headers of unknown names; and a remark on each, or on what may be one.
+def _find_headers(readers: Mapping[str, Reader], triples: dict[str, Triples]) -> tuple[list[str], list[str]]:
+    """The splits whose first lines are headers of unknown names; and a remark on each, or on what may be one.
 
     The names of a header occur nowhere else in their columns. So may those of a triple: a first line is a header only
     if it is the only such line, if neither end occurs in the other's column, and if other relations have two triples
     on average.
     """
+    headers: list[str] = []
     remarks = []
     firsts = {split: reader.first_line for split, reader in readers.items() if len(triples[split])}
     for cells in sorted({cells for cells in firsts.values() if cells and not any(cell.isdecimal() for cell in cells)}):
         splits = [split for split, first in firsts.items() if first == cells]
         names = triples[splits[0]][0].tolist()
-        if any(sum(int((ids[:, i] == names[i]).sum()) for ids in triples.values()) > len(splits) for i in (1, 0, 2)):
+        # The splits without the headers that are known; large ones a part at a time.
+        rest = [ids[int(split in headers) :] for split, ids in triples.items()]
+        rest = [ids[part] for ids in rest for part in slices(len(ids), POSITIONS)]
+        if any(sum(int((ids[:, i] == names[i]).sum()) for ids in rest) > len(splits) for i in (1, 0, 2)):
             continue
-        rest = np.concatenate([ids[int(split in splits) :] for split, ids in triples.items()])
-        counts = [np.bincount(rest[:, column]) for column in range(3)]
-        if len(rest) < max(MIN_LINES, 2 * int(np.count_nonzero(counts[1]))):
+        rest = [ids[int(split in {*headers, *splits}) :] for split, ids in triples.items()]
+        rest = [ids[part] for ids in rest for part in slices(len(ids), POSITIONS)]
+        num_ids = [1 + max((int(ids[:, i].max()) for ids in rest), default=0) for i in range(3)]
+        counts = [np.zeros(num, np.int64) for num in num_ids]
+        for ids in rest:
+            for i, count in enumerate(counts):
+                np.add.at(count, ids[:, i], 1)
+        if sum(map(len, rest)) < max(MIN_LINES, 2 * int(np.count_nonzero(counts[1]))):
             continue
-        single = rest[counts[1][rest[:, 1]] == 1]
+        single = np.concatenate([ids[counts[1][ids[:, 1]] == 1] for ids in rest])
         similar = (counts[0][single[:, 0]] == 1) & (counts[2][single[:, 2]] == 1)
-        crossed = names[0] == names[2] or (rest[:, 2] == names[0]).any() or (rest[:, 0] == names[2]).any()
+        crossed = names[0] == names[2] or any(
+            (ids[:, 2] == names[0]).any() or (ids[:, 0] == names[2]).any() for ids in rest
+        )
         line = f"The first line of {' and of '.join(readers[split].name for split in splits)} ({', '.join(cells)})"
         if similar.any() or crossed or any(readers[split].columns is not None for split in splits):
             remarks.append(f"{line} was read as a triple. If it is a header, use columns={cells!r}.")
             continue
-        triples = triples | {split: triples[split][1:] for split in splits}
+        headers += splits
         remarks.append(
             f"{line} was read as a header: its names occur nowhere else in their columns. If it is a triple, use "
             f"columns=(1, 2, 3)."
         )
-    return triples, remarks
+    return headers, remarks
 
 
 class Encoder:
-    """Takes blocks in the order of reading, and numbers names by their first appearance.
+    """Takes blocks in the order of reading, and numbers their names in an order that depends on the blocks.
 
-    The worker merges the names of each block into the vocabulary while the next blocks are parsed.
+    The worker merges the names of each block into the vocabulary while the next blocks are parsed. A vocabulary or
+    triples too large for memory are written to disk, and the next block begins another vocabulary.
     """
 
     def __init__(self, worker: ThreadPoolExecutor) -> None:
-        self._entities = pa.array([], pa.string())
-        self._relations = pa.array([], pa.string())
+        self.entities = self.relations = pa.array([], pa.string())
+        self.spilled: SpilledTriples | None = None
         self._ids: dict[str, list[tuple[Ids, Ids, Ids]]] = {}
         self._waiting: list[tuple[str, pa.RecordBatch]] = []
-        self._num_waiting = 0
+        self._num_waiting = self._num_triples = 0
         self._worker = worker
         self._merging: Future[None] | None = None
 
@@ -159,20 +176,24 @@ class Encoder:
         """Take a block of dictionary-encoded head, relation and tail names."""
         self._waiting.append((split, block))
         self._num_waiting += sum(len(block.column(role).dictionary) for role in ROLES)
-        enough = max(MAX_WAITING, 2 * len(self._entities))
+        enough = max(MAX_WAITING, 0 if self.spilled else min(2 * len(self.entities), MAX_NAMES))
         idle = self._merging is None or self._merging.done()
         # Parsing that is faster than merging must wait, or the blocks would fill the memory.
         if self._num_waiting > (enough if idle else 2 * enough):
             self._start_merging()
 
-    def finish(self) -> tuple[pa.StringArray, pa.StringArray, dict[str, Triples]]:
-        """Entities, relations and the triples of each split, in an order that depends on the blocks."""
+    def finish(self) -> None:
+        """Wait until all blocks are merged."""
         self._start_merging()
         if self._merging:
             self._merging.result()
-        triples = {split: _concatenate(self._ids, split) for split in list(self._ids)}
+        if self.spilled:
+            self._spill(self.spilled)
+            self.spilled.find_distinct()
         pa.default_memory_pool().release_unused()
-        return self._entities, self._relations, triples
+
+    def triples(self) -> dict[str, Triples]:
+        return {split: _concatenate(self._ids, split) for split in list(self._ids)}
 
     def _start_merging(self) -> None:
         if self._merging:
@@ -182,12 +203,22 @@ class Encoder:
 
     def _merge(self, blocks: list[tuple[str, pa.RecordBatch]]) -> None:
         ends = [block.column(role) for _, block in blocks for role in ("head", "tail")]
-        self._entities, entity_ids = _extend_vocabulary(self._entities, ends)
+        self.entities, entity_ids = _extend_vocabulary(self.entities, ends)
         links = [block.column("relation") for _, block in blocks]
-        self._relations, relation_ids = _extend_vocabulary(self._relations, links)
+        self.relations, relation_ids = _extend_vocabulary(self.relations, links)
         merged = zip(blocks, entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
         for (split, _), head, relation, tail in merged:
             self._ids.setdefault(split, []).append((head, relation, tail))
+            self._num_triples += len(head)
+        if max(len(self.entities), len(self.relations)) > MAX_NAMES or self._num_triples > MAX_TRIPLES:
+            self.spilled = self.spilled or SpilledTriples()
+            self._spill(self.spilled)
+
+    def _spill(self, spilled: SpilledTriples) -> None:
+        spilled.add((self.entities, self.relations), self._ids)
+        self.entities = self.relations = pa.array([], pa.string())
+        self._ids, self._num_triples = {}, 0
+        pa.default_memory_pool().release_unused()
 
 
 def _extend_vocabulary(

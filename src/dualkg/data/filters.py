@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, distinct_triples
+from dualkg.data.graph import NO_TRIPLES, SPLITS, Graph, GraphShape, Triples, distinct_triples, sorted_distinct
+from dualkg.data.spill import slices
 
 Ids = npt.NDArray[np.int64]
 IdsT = TypeVar("IdsT", Ids, Tensor)
@@ -58,20 +59,38 @@ class KnownAnswers:
     Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query.
     """
 
-    def __init__(self, splits: Iterable[Triples], shape: GraphShape) -> None:
+    def __init__(self, splits: Iterable[Triples], shape: GraphShape, *, queries: Triples | None = None) -> None:
+        """With `queries`, only the answers to the queries of these triples, by a pass over parts of the splits."""
         self.shape = shape
-        triples = with_reciprocals(np.concatenate(list(splits)), shape.num_relations)
+        if queries is None:
+            triples = with_reciprocals(np.concatenate(list(splits)), shape.num_relations)
+        else:
+            wanted = sorted_distinct(self._keys(with_reciprocals(queries, shape.num_relations)))
+            parts = (split[part] for split in splits for part in slices(len(split)))
+            triples = np.concatenate([NO_TRIPLES, *(self._only(part, wanted) for part in parts)])
         # A repeated triple is one answer.
         triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
         self.answers = triples[:, 2].copy()
-        keys = self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))
+        keys = self._keys(triples)
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         self.queries, self.offsets = keys[starts], np.append(starts, len(keys))
         self._by_device: dict[torch.device, KnownAnswerTensors] = {}
 
     @classmethod
-    def of(cls, graph: Graph, splits: Iterable[str] = SPLITS) -> KnownAnswers:
-        return cls([graph.split(name) for name in splits], graph.shape)
+    def of(cls, graph: Graph, splits: Iterable[str] = SPLITS, *, queries: Triples | None = None) -> KnownAnswers:
+        """Those of a graph; of one larger than memory, only the answers to the queries of these triples, if given."""
+        queries = queries if graph.is_mapped else None
+        return cls([graph.split(name) for name in splits], graph.shape, queries=queries)
+
+    def _keys(self, triples: Triples) -> Ids:
+        return self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))
+
+    def _only(self, triples: Triples, wanted: Ids) -> Triples:
+        """The triples and reciprocals whose queries are among those wanted."""
+        triples = with_reciprocals(triples, self.shape.num_relations)
+        keys = self._keys(triples)
+        found: Triples = triples[np.append(wanted, -1)[np.searchsorted(wanted, keys)] == keys]
+        return found
 
     def keys(self, entities: IdsT, relations: IdsT) -> IdsT:
         """One number per query."""

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from dualkg.data.archives import check_parquet
 from dualkg.data.inspection import Inspection
+from dualkg.data.spill import is_mapped, release, slices, text_of
 from dualkg.data.triples import (
     NO_TRIPLES,
     SPLITS,
@@ -54,7 +55,7 @@ __all__ = [
 
 COLUMNS = ("head", "relation", "tail")
 TEXT = (pa.string(), pa.large_string())
-FORMAT = 1  # increased when folders of earlier versions cannot be read any more
+FORMAT, MAPPED_FORMAT = 1, 2  # of Parquet files, and of files that are memory-mapped
 MIN_SELF_LOOPS = 0.01  # the least fraction of self-loops in train by which a relation may have more of them
 
 
@@ -76,7 +77,10 @@ class MemoryOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Triples `(num_triples, 3)` of head, relation and tail ids, as train, valid and test."""
+    """Triples `(num_triples, 3)` of head, relation and tail ids, as train, valid and test.
+
+    The triples of a graph larger than memory are memory-mapped files, and so are its names.
+    """
 
     name: str
     entities: Vocabulary
@@ -156,16 +160,22 @@ class Graph:
         """The graph with a checksum of its names and triples, in their order, however they were stored."""
         checksum = hashlib.sha256()
         for vocabulary in (self.entities, self.relations):
-            names = vocabulary.names.cast(pa.large_string())
-            _, offsets, content = names.buffers()
-            ends = np.frombuffer(offsets, np.int64)[names.offset : names.offset + len(names) + 1]
-            checksum.update(np.diff(ends, prepend=len(names)).astype("<i8").data)
-            checksum.update(memoryview(content or b"")[ends[0] if len(names) else 0 : ends[-1] if len(names) else 0])
+            ends, letters = text_of(vocabulary.names)
+            checksum.update(np.array([-len(vocabulary)], "<i8").data)
+            for part in slices(len(vocabulary)):
+                checksum.update(np.diff(ends[part.start : part.stop + 1]).astype("<i8").data)
+            checksum.update(letters[ends[0] : ends[-1]].data)
         for split in SPLITS:
             triples = np.ascontiguousarray(self.split(split), dtype="<i4")
             checksum.update(len(triples).to_bytes(8, "little"))
             checksum.update(triples.data)
+            release(triples)
         return replace(self, fingerprint=checksum.hexdigest())
+
+    @property
+    def is_mapped(self) -> bool:
+        """Whether the graph is larger than memory: then its triples should not be copied."""
+        return is_mapped(self.train)
 
     @property
     def shape(self) -> GraphShape:
@@ -217,12 +227,19 @@ def save_graph(graph: Graph, folder: Path) -> None:
             columns = {"name": vocabulary.names}
             if vocabulary.labels is not None:
                 columns["label"] = vocabulary.labels
-            _write(columns, fresh / f"{name}.parquet", use_dictionary=False)
+            if graph.is_mapped:
+                _write_mapped(columns, fresh / f"{name}.arrow")
+            else:
+                _write(columns, fresh / f"{name}.parquet", use_dictionary=False)
         for split in SPLITS:
+            if graph.is_mapped:
+                np.save(fresh / f"{split}.npy", graph.split(split), allow_pickle=False)
+                release(graph.split(split))
+                continue
             columns = {name: pa.array(graph.split(split)[:, i]) for i, name in enumerate(COLUMNS)}
             _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
         plain = {name: getattr(graph, name) for name in ("name", "source", "fingerprint", "catalogued")}
-        about = {"format": FORMAT, **plain, "notes": asdict(graph.notes)}
+        about = {"format": MAPPED_FORMAT if graph.is_mapped else FORMAT, **plain, "notes": asdict(graph.notes)}
         (fresh / "graph.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
@@ -230,19 +247,20 @@ def load_saved_graph(folder: Path) -> Graph:
     """Read a graph that `save_graph` wrote; OSError or ValueError if it is missing, damaged or of another format."""
     try:
         about = json.loads((folder / "graph.json").read_text(encoding="utf-8"))
-        if (saved := about.pop("format")) != FORMAT:
-            raise ValueError(f"{folder} has format {saved}; this version reads {FORMAT}")
+        if (saved := about.pop("format")) not in (FORMAT, MAPPED_FORMAT):
+            raise ValueError(f"{folder} has format {saved}; this version reads {FORMAT} and {MAPPED_FORMAT}")
         notes = about.pop("notes")
         texts = [*(about[key] for key in ("name", "source", "fingerprint")), *notes["remarks"]]
         counts = [*notes["duplicates"].values(), *notes["overlaps"].values()]
         if any(not isinstance(one, str) for one in texts) or any(not isinstance(one, int) for one in counts):
             raise TypeError("graph.json has other values than names, sentences and counts")
         about["notes"] = Notes(notes["duplicates"], notes["overlaps"], tuple(notes["remarks"]))
+        suffixes = ("parquet", "parquet") if saved == FORMAT else ("arrow", "npy")
         with _system_memory_pool():
-            about["entities"] = _load_vocabulary(folder / "entities.parquet", "entity")
-            about["relations"] = _load_vocabulary(folder / "relations.parquet", "relation")
+            about["entities"] = _load_vocabulary(folder / f"entities.{suffixes[0]}", "entity")
+            about["relations"] = _load_vocabulary(folder / f"relations.{suffixes[0]}", "relation")
             shape = len(about["entities"]), len(about["relations"]), len(about["entities"])
-            about |= {split: _load_triples(folder / f"{split}.parquet", shape) for split in SPLITS}
+            about |= {split: _load_triples(folder / f"{split}.{suffixes[1]}", shape) for split in SPLITS}
         return Graph(**about)
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError, DataError, pa.ArrowException) as error:
         raise ValueError(f"{folder} is damaged ({error})") from error
@@ -263,26 +281,64 @@ def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) ->
     pq.write_table(pa.table(columns), path, compression="zstd", use_dictionary=use_dictionary, write_page_checksum=True)
 
 
-def _read_parquet(path: Path) -> pa.Table:
+def _write_mapped(columns: dict[str, pa.Array], path: Path) -> None:
+    """Write one batch of large strings, which is mapped as it is."""
+    large = {name: _large(names) for name, names in columns.items()}
+    batch = pa.RecordBatch.from_arrays(list(large.values()), names=list(large))
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def _large(names: pa.Array) -> pa.Array:
+    """Names as large strings; labels that are missing are empty."""
+    if names.null_count:
+        names = names.fill_null("")
+    return names if names.type == pa.large_string() else names.cast(pa.large_string())
+
+
+def _read_table(path: Path) -> pa.Table:
+    if path.suffix == ".arrow":
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
     with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `read_table` would load another library
         check_parquet(path, file.metadata)
         return file.read()
 
 
 def _load_vocabulary(path: Path, kind: str) -> Vocabulary:
-    table = _read_parquet(path)
-    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    table = _read_table(path)
+    columns = {name: _joined(table[name]) for name in table.column_names}
     if any(column.type not in TEXT for column in columns.values()) or columns["name"].null_count:
         raise ValueError(f"{path} is damaged: it should hold names")
+    if path.suffix == ".arrow":
+        for column in columns.values():
+            column.validate(full=True)
     return Vocabulary(columns["name"], columns.get("label"), kind=kind)
 
 
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
 def _load_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
-    table = _read_parquet(path)
+    if path.suffix == ".npy":
+        return _map_triples(path, shape)
+    table = _read_table(path)
     triples = np.empty((table.num_rows, 3), dtype=np.int32)
     for i, name in enumerate(COLUMNS):
         ids = table[name].to_numpy()
         if len(ids) and (ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= shape[i]):
             raise ValueError(f"{path} is damaged: its {name}s should be ids from 0 to {shape[i] - 1:,}")
         triples[:, i] = ids
+    return triples
+
+
+def _map_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
+    """Triples in a memory-mapped file, each id checked."""
+    triples: Triples = np.load(path, mmap_mode="c", allow_pickle=False)  # PyTorch takes no read-only arrays
+    if triples.dtype != np.int32 or triples.ndim != 2 or triples.shape[1] != len(COLUMNS):
+        raise ValueError(f"{path} is damaged: it should hold triples")
+    for part in slices(len(triples)):
+        if (triples[part] < 0).any() or (triples[part].max(axis=0) >= shape).any():
+            raise ValueError(f"{path} is damaged: its ids should be from 0 to {shape[0] - 1:,} and {shape[1] - 1:,}")
+    release(triples)
     return triples

@@ -18,6 +18,7 @@ from dualkg.data.archives import (
     TARS,
     TRIPLE_SUFFIXES,
     Source,
+    cache_folder,
     find_sources,
     holds_triples,
     one_source,
@@ -65,15 +66,20 @@ def load_graph(
     location = locate(graph, max_size=max_size)
     if labels is not None:
         location = replace(location, labels=_labels_source(labels, max_size))
-    cached = catalogue.cache_folder() / "graphs" / _cache_key(location, columns, delimiter, fractions, seed)[:32]
+    cached = cache_folder() / "graphs" / _cache_key(location, columns, delimiter, fractions, seed)[:32]
     found = _load_cached(cached) if location.source != BUNDLED else None
     if found is None:
         labels_read = read_labels(location.labels) if location.labels else {}
         with catalogue.discard_on_error(location.entry) if location.entry and location.fetched else nullcontext():
             found = _read(location, columns, delimiter, fractions, seed, labels_read).with_fingerprint()
         if location.source != BUNDLED:
+            saved = False
             with suppress(OSError):  # loading works without a writable cache
                 save_graph(found, cached)
+                saved = True
+            if saved and found.is_mapped:
+                del found  # its temporary files take as much disk, and memory while they are read
+                found = load_saved_graph(cached)
     read_options: dict[str, object] = {"split": split, "split_seed": seed} if location.single else {}
     if columns is not None:
         read_options["columns"] = tuple(columns)
@@ -96,9 +102,9 @@ def _labels_source(path: str | Path, max_size: int | str | None) -> Source:
 def _cache_key(
     location: Location, columns: Columns | None, delimiter: str | None, fractions: Fractions, seed: int
 ) -> str:
-    """One checksum of the bytes to read and of the options that determine the graph."""
+    """One checksum of the bytes to read, the names that remarks mention, and the options that determine the graph."""
     files = {"labels": location.labels, **location.files} if location.labels else location.files
-    read = {name: [source.fingerprint(), source.suffix, source.compression] for name, source in files.items()}
+    read = {name: [source.name, source.fingerprint(), source.compression] for name, source in files.items()}
     entry = asdict(location.entry) if location.entry else None
     splitting = [fractions, seed] if location.single else []
     facts = [FORMAT, READING, location.name, entry, read, list(columns or []), delimiter, splitting]

@@ -231,7 +231,7 @@ class ParquetReader(FileReader, TableReader):
                     self.source.check_size(max(about.num_rows * 8 * len(ROLES), sum(sizes)))
                     names = self.column_names(table.schema_arrow)
                     yield from self.table_blocks(names, table.iter_batches(NUM_ROWS, columns=names))
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one of names of columns
                 raise unreadable(error, self.source.path, self.name) from error
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dualkg.data.encoding import ReadTriples
+from dualkg.data.spill import Column, PairedTriples, count_repeats_on_disk, is_mapped, mapped_triples, release, slices
 from dualkg.data.triples import SPLITS, GraphShape, Notes, Triples, count_repeats, sorted_distinct, triple_keys
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
@@ -44,7 +45,9 @@ def graph_fields(
         notes = Notes(remarks=(*read.remarks, *remarks))
     else:
         splits = {split: read.triples[split] for split in SPLITS}
-        notes = count_repeats(splits, shape, read.remarks)
+        on_disk = any(is_mapped(triples) for triples in splits.values())
+        count = count_repeats_on_disk if on_disk else count_repeats
+        notes = count(splits, shape, read.remarks)
     labels = read.labels | dict(labels)
     entities = Vocabulary(read.entities, labels or None, kind="entity")
     relations = Vocabulary(read.relations, labels or None, kind="relation")
@@ -56,20 +59,28 @@ def _split_distinct(
 ) -> tuple[dict[str, Triples], list[str]]:
     """Split triples after removing duplicates: a copy in test of a triple in train would be known."""
     remarks = []
-    keys = triple_keys(triples, shape)
-    if num_repeated := len(keys) - len(sorted_distinct(keys)):
-        _, first = np.unique(keys, return_index=True)  # several times slower than `sorted_distinct`
+    if is_mapped(triples):
+        found = _split_on_disk(triples, shape, fractions, seed)
+    else:
+        keys = triple_keys(triples, shape)
+        if len(keys) > len(sorted_distinct(keys)):
+            _, first = np.unique(keys, return_index=True)  # several times slower than `sorted_distinct`
+            found = split_triples(triples[np.sort(first)], fractions, seed=seed)
+        else:
+            del keys
+            found = split_triples(triples, fractions, seed=seed)
+    parts: dict[str, Triples] = dict(zip(SPLITS, found, strict=True))
+    num_triples = sum(map(len, found))
+    if num_repeated := len(triples) - num_triples:
         remarks.append(f"{num_repeated:,} duplicate {'triple was' if num_repeated == 1 else 'triples were'} removed.")
-        triples = triples[np.sort(first)]
-    parts: dict[str, Triples] = dict(zip(SPLITS, split_triples(triples, fractions, seed=seed), strict=True))
     for (split, part), fraction in zip(parts.items(), fractions, strict=True):
         if fraction and not len(part):
             raise DataError(
-                f"{name} cannot be split: of its {len(triples):,} triples none can go to {split} without leaving an "
+                f"{name} cannot be split: of its {num_triples:,} triples none can go to {split} without leaving an "
                 f"entity or a relation unseen in train (triples of the same two entities stay together). Give more "
                 f"triples, or {advice}."
             )
-    held_out, requested = len(triples) - len(parts["train"]), sum(fractions[1:]) * len(triples)
+    held_out, requested = num_triples - len(parts["train"]), sum(fractions[1:]) * num_triples
     if held_out < 0.9 * requested:
         remarks.append(
             f"valid and test have {held_out:,} triples of the {requested:,.0f} requested: the others are the only ones "
@@ -90,35 +101,81 @@ def split_triples(triples: Triples, fractions: Fractions, *, seed: int) -> tuple
     if not len(triples):
         return triples[:0], triples[:0], triples[:0]
     positions = _shuffled_pairs(triples, seed)
-    sizes = np.bincount(positions)
-    spare = np.flatnonzero(~_needed_in_train(triples, positions))
-    free = spare
-    _, valid_fraction, test_fraction = fractions
-    wanted = np.array([valid_fraction, test_fraction]) * len(triples)
-    # A pair with more triples than a whole split would block all pairs after it.
-    spare = spare[sizes[spare] <= wanted.max()]
-    filled = np.cumsum(sizes[spare])
-    available = int(filled[-1]) if len(filled) else 0
-    wanted = np.rint(wanted * min(1.0, available / max(wanted.sum(), 1.0)))
-    # 0 is train, 1 valid, 2 test.
-    split_of_pair = np.zeros(len(sizes), dtype=np.int8)
-    first = filled <= wanted[0]
-    split_of_pair[spare[first]] = 1
-    filled = filled - sizes[spare[first]].sum()  # what valid left over does not go to test
-    split_of_pair[spare[~first & (filled <= wanted[1])]] = 2
-    _leave_none_empty(split_of_pair, free, fractions)
-    split = split_of_pair[positions]
+    needed = _needed_in_train(triples, positions)
+    split = _choose_pairs(np.bincount(positions), needed, fractions, len(triples))[positions]
     return triples[split == 0], triples[split == 1], triples[split == 2]
 
 
-def _leave_none_empty(split_of_pair: npt.NDArray[np.int8], free: Positions, fractions: Fractions) -> None:
-    """Give valid and test one pair each if rounding left them none and there are pairs to give."""
-    for split in (1, 2):
+def _split_on_disk(
+    triples: Triples, shape: GraphShape, fractions: Fractions, seed: int
+) -> tuple[Triples, Triples, Triples]:
+    """`split_triples` of triples larger than memory, of which some may be duplicates."""
+    paired, sizes, num_triples = PairedTriples([triples], shape), Column(np.int32), 0
+    for number, pairs, keys in paired.partitions():
+        _, first = np.unique(keys, return_index=True)
+        distinct = np.full(len(pairs), -1, np.int64)
+        distinct[first] = sizes.size + pairs[first]
+        paired.table.write("pair", number, distinct)
+        sizes.append(np.bincount(pairs[first]))
+        num_triples += len(first)
+    num_pairs = sizes.size
+    kind = np.int32 if num_pairs < 2**31 - 1 else np.int64
+    order, sizes_at = (Column(kind, num_pairs).map(writable=True) for _ in range(2))
+    for part in slices(num_pairs):
+        order[part] = np.arange(part.start, part.stop)
+    np.random.default_rng(seed).shuffle(np.asarray(order))  # as `permutation` does
+    for part in slices(num_pairs):
+        sizes_at[order[part]] = sizes.read(part.start, part.stop)
+    positions, firsts = Column(kind), [np.full(num, num_pairs, kind) for num in shape]
+    for number, part in enumerate(slices(len(triples))):
+        pairs = paired.table.chunk("pair", number)
+        here = np.empty(len(pairs), kind)
+        here[paired.table.chunk("row", number)] = np.where(pairs < 0, num_pairs, order[pairs])
+        positions.append(here)
+        for column in range(3):
+            np.minimum.at(firsts[column % 2], triples[part, column], here)
+    needed = np.zeros(num_pairs + 1, dtype=np.bool_)
+    for positions_of_first in firsts:
+        needed[positions_of_first] = True
+    del order, paired, firsts
+    split_of_pair = np.append(_choose_pairs(sizes_at, needed[:-1], fractions, num_triples), np.int8(len(SPLITS)))
+    parts = [Column(np.int32) for _ in SPLITS]
+    for part in slices(len(triples)):
+        split, rows = split_of_pair[positions.read(part.start, part.stop)], triples[part]
+        for number, found in enumerate(parts):
+            found.append(rows[split == number].reshape(-1))
+    release(triples)
+    train, valid, test = (mapped_triples(column) for column in parts)
+    return train, valid, test
+
+
+def _choose_pairs(
+    sizes: npt.NDArray[np.integer], needed: npt.NDArray[np.bool_], fractions: Fractions, num_triples: int
+) -> npt.NDArray[np.int8]:
+    """The split of each pair by its position: 0 is train, 1 valid, 2 test."""
+    split_of_pair = np.zeros(len(sizes), dtype=np.int8)
+    wanted = np.array(fractions[1:]) * num_triples
+    # A pair with more triples than a whole split would block all pairs after it.
+    most, parts = wanted.max(), list(slices(len(sizes)))
+    available = sum(int(sizes[part][~needed[part] & (sizes[part] <= most)].sum()) for part in parts)
+    wanted = np.rint(wanted * min(1.0, available / max(wanted.sum(), 1.0)))
+    filled = in_valid = 0
+    for part in parts:
+        spare = part.start + np.flatnonzero(~needed[part] & (sizes[part] <= most))
+        total = filled + np.cumsum(sizes[spare], dtype=np.int64)
+        first = total <= wanted[0]
+        split_of_pair[spare[first]] = 1
+        in_valid += int(sizes[spare[first]].sum())  # what valid left over does not go to test
+        split_of_pair[spare[~first & (total - in_valid <= wanted[1])]] = 2
+        filled = int(total[-1]) if len(total) else filled
+    for split in (1, 2):  # one pair each if rounding left none and there are pairs to give
         if fractions[split] and not (split_of_pair == split).any():
+            free = np.flatnonzero(~needed)
             left = free[split_of_pair[free] == 0]
             if not len(left):
                 left = free[split_of_pair[free] == 3 - split][1:]
             split_of_pair[left[:1]] = split
+    return split_of_pair
 
 
 def _shuffled_pairs(triples: Triples, seed: int) -> Positions:

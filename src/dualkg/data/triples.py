@@ -38,28 +38,32 @@ class Notes:
 
 
 def triple_keys(triples: Triples, shape: GraphShape) -> npt.NDArray[np.int64]:
-    """One number per triple, ordered like (head, relation, tail)."""
+    """One number per triple, ordered like (head, relation, tail).
+
+    If 63 bits are too few for all possible triples, it depends on the others: only keys of one call can be compared.
+    """
     num_entities, num_relations = shape
-    if not _fits(shape):
-        _, keys = np.unique(triples, axis=0, return_inverse=True)
-        return keys.reshape(-1).astype(np.int64)
     keys = triples[:, 0].astype(np.int64)
     keys *= num_relations
     keys += triples[:, 1]
+    if not _fits(shape):
+        _, keys = np.unique(keys, return_inverse=True)
     keys *= num_entities
     keys += triples[:, 2]
     return keys
 
 
 def _fits(shape: GraphShape) -> bool:
-    """Whether all possible triples can be numbered by 63 bits."""
+    """Whether all possible triples can be numbered by 63 bits; else the queries that occur are numbered first."""
     return shape.num_entities**2 * shape.num_relations < 2**63
 
 
 def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
     """The distinct triples, sorted by (head, relation, tail)."""
     if not _fits(shape):
-        return np.unique(triples, axis=0)
+        _, first = np.unique(triple_keys(triples, shape), return_index=True)
+        found: Triples = triples[first]
+        return found
     keys = sorted_distinct(triple_keys(triples, shape))
     distinct = np.empty((len(keys), 3), dtype=np.int32)
     keys, distinct[:, 2] = np.divmod(keys, max(shape.num_entities, 1))
@@ -71,11 +75,15 @@ def count_repeats(splits: dict[str, Triples], shape: GraphShape, remarks: Iterab
     """Count the triples that occur twice in one split, or in two splits."""
     joined = np.concatenate(list(splits.values()))
     ends = np.cumsum([len(triples) for triples in splits.values()])[:-1]
-    keys = dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True))
+    return count_repeated_keys(dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True)), remarks)
+
+
+def count_repeated_keys(keys: dict[str, npt.NDArray[np.int64]], remarks: Iterable[str] = ()) -> Notes:
+    """Count the triples that occur twice, by their keys in each split."""
     distinct = {name: sorted_distinct(found) for name, found in keys.items()}
-    duplicates = {name: len(keys[name]) - len(distinct[name]) for name in splits}
+    duplicates = {name: len(keys[name]) - len(distinct[name]) for name in keys}
     overlaps = {
-        f"{one} and {other}": _num_common(distinct[one], distinct[other]) for one, other in combinations(splits, 2)
+        f"{one} and {other}": _num_common(distinct[one], distinct[other]) for one, other in combinations(keys, 2)
     }
     return Notes(duplicates, overlaps, tuple(remarks))
 

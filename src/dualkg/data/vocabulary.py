@@ -6,9 +6,11 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
+from dualkg.data.spill import NameIndex, slices
 from dualkg.errors import RequestError, did_you_mean
 
 MANY_NAMES = 200_000
+INDEXED_NAMES = 1_000_000  # more are found by an index of hashes, as a dictionary takes over 100 bytes for each
 
 
 class Vocabulary:
@@ -27,8 +29,10 @@ class Vocabulary:
         self.kind = kind
         self.names: pa.Array = names if isinstance(names, pa.Array) else pa.array(names, pa.string())
         if isinstance(labels, Mapping):
-            found = [labels.get(name) for name in self.names.to_pylist()]
-            labels = pa.array(found, pa.string()) if any(found) else None
+            kind_of_text, by_name = self.names.type, labels
+            parts = (self.names[part].to_pylist() for part in slices(len(self.names)))
+            found = [pa.array([by_name.get(name) for name in names], kind_of_text) for names in parts]
+            labels = pa.concat_arrays(found) if any(part.null_count < len(part) for part in found) else None
         self.labels: pa.Array | None = labels
 
     def __len__(self) -> int:
@@ -60,7 +64,9 @@ class Vocabulary:
         return label if self._ids.get(label, id) == id and len(self._ids_of_label.get(label, [id])) == 1 else self[id]
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def _ids(self) -> dict[str, int] | NameIndex:
+        if len(self.names) > INDEXED_NAMES:
+            return NameIndex(self.names)
         return {name: id for id, name in enumerate(self.names.to_pylist())}
 
     @cached_property
@@ -82,7 +88,20 @@ class Vocabulary:
 
     def ids_ignoring_case(self, name: str) -> list[int]:
         """The ids with this name or label, ignoring case."""
+        if len(self.names) > INDEXED_NAMES:
+            return self._search_ignoring_case(name)
         return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
+
+    def _search_ignoring_case(self, name: str) -> list[int]:
+        """The same without a dictionary: by a scan of all names."""
+        import pyarrow.compute as pc
+
+        wanted, found = pa.scalar(name.lower(), self.names.type), set[int]()
+        for texts in (self.names, *([] if self.labels is None else [self.labels])):
+            for part in slices(len(texts)):
+                same = pc.equal(pc.utf8_lower(texts[part]), wanted).fill_null(False)
+                found.update((part.start + np.flatnonzero(same.to_numpy(zero_copy_only=False))).tolist())
+        return sorted(found)
 
     def id(self, name: str | int) -> int:
         """The id of a name, of a label, or an id itself; names take precedence over labels."""

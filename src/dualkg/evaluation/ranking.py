@@ -17,12 +17,14 @@ from dualkg.data.graph import Graph, Split, Triples
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
-from dualkg.kernels.scores import RankTargets, count_with_torch
+from dualkg.kernels.scores import RankTargets, count_in_columns, count_with_torch
 from dualkg.models.base import Model, Side
+from dualkg.models.sharded import ShardedModel
 
 Counts = npt.NDArray[np.int64]
 
 BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
+MAX_COLUMNS = 2**20  # entities of a shard that are scored at a time
 CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no faster
 MIN_COMPARISONS_FOR_NUMBA = 50_000_000  # importing numba takes longer than fewer comparisons by PyTorch
 
@@ -66,6 +68,10 @@ def rank(
     model.check_shape(graph.shape)
     triples, device = graph.split(split), model.device
     known = known or KnownAnswers.of(graph)
+    if isinstance(model, ShardedModel):
+        if candidates is not None or type_constrained:
+            raise RequestError("Processes that share a model rank among all entities. Evaluate the finished run.")
+        return _rank_on_shard(model, triples, known, progress)
     if candidates is not None:
         if type_constrained:
             raise RequestError("Candidates are given in lists or by type constraints, not both. Leave out one.")
@@ -113,6 +119,55 @@ def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
     others = last - first - tensors.contains(first, last, answers[:, None])[:, 0].long()
     found: Counts = (known.shape.num_entities - others).numpy().reshape(2, -1)
     return found
+
+
+# -- a shard of the entities --------------------------------------------------------------------------------
+
+
+def _rank_on_shard(
+    model: ShardedModel, triples: Triples, known: KnownAnswers, progress: Callable[[int, int], None] | None
+) -> Ranks:
+    """Count on the entities of each process, in blocks of queries and of entities, and add the counts of all."""
+    shard, device = model.shard, model.device
+    order, blocks = _queries(triples, known, device, num_columns=min(shard.part, MAX_COLUMNS))
+    answers = known.on(device).answers
+    counts = torch.zeros(len(order), 2, dtype=torch.int32, device=device)
+    done = 0
+    with full_precision(), eval_mode(model):
+        for block in blocks:
+            positions = order[done : done + len(block.targets.rows)]
+            rows, wanted = block.targets.rows, shard.positions(block.targets.answers)
+            parts = list(model.column_blocks(MAX_COLUMNS))
+            values = None
+            scores = None
+            for start, stop in parts:  # of which one has the answer
+                with model.columns(start, stop):
+                    scores = block.scores(model)
+                here = (wanted >= start) & (wanted < stop)
+                found = scores[rows, (wanted - start).clamp(0, max(stop - start - 1, 0))] if stop > start else None
+                found = torch.zeros(len(rows), dtype=scores.dtype, device=device) if found is None else found
+                values = torch.where(here, found, 0.0 if values is None else values)
+            assert values is not None
+            shard.all_reduce(values)
+            found_counts = torch.zeros(len(rows), 3, dtype=torch.int64, device=device)
+            for start, stop in parts:
+                if len(parts) > 1:
+                    with model.columns(start, stop):
+                        scores = block.scores(model)
+                assert scores is not None
+
+                def columns(ids: Tensor, start: int = start, stop: int = stop) -> Tensor:
+                    at = shard.positions(ids)
+                    return torch.where((at >= start) & (at < stop), at - start, -1)
+
+                found_counts += count_in_columns(scores, values, answers, block.targets, columns)
+            shard.all_reduce(found_counts)
+            finite = (found_counts[:, 2] == 0) & values.isfinite()
+            counts[positions] = found_counts[:, :2].masked_fill(~finite[:, None], -1).int()
+            done += len(positions)
+            if progress:
+                progress(done, len(order))
+    return _ranks(triples, counts, None)
 
 
 # -- given candidates ---------------------------------------------------------------------------------------
@@ -174,10 +229,12 @@ class _Block(NamedTuple):
         return model.predict_tails(self.given, self.relations)
 
 
-def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tuple[Tensor, Iterator[_Block]]:
+def _queries(
+    triples: Triples, known: KnownAnswers, device: torch.device, *, num_columns: int | None = None
+) -> tuple[Tensor, Iterator[_Block]]:
     """The queries of both directions in blocks, and the position of each of their answers, in order.
 
-    Positions count the tails of all triples, then the heads of all triples.
+    Rows have `num_columns` scores, or one of every entity. Positions count the tails of all triples, then the heads.
     """
     num_entities, num_relations = known.shape
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
@@ -190,7 +247,7 @@ def _queries(triples: Triples, known: KnownAnswers, device: torch.device) -> tup
     first, last = (ends[rows] for ends in known.on(device).ranges(known.keys(entity, relation)))
     targets = RankTargets(rows, answers[order], first, last)
     num_forward = int((relation < num_relations).sum())
-    size = _block_size(num_entities, device)
+    size = _block_size(num_columns or num_entities, device)
     starts = [*range(0, num_forward, size), *range(num_forward, len(distinct), size), len(distinct)]
     offsets = torch.cat([repeats.new_zeros(1), repeats.cumsum(0)])[starts].tolist()
 

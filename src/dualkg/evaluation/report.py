@@ -227,7 +227,7 @@ def evaluate(
         raise RequestError(
             f"evaluate takes a model and its graph, as in kg.evaluate(run.model, run.graph); {given} were given."
         )
-    hits, known = check_hits(hits), known or KnownAnswers.of(graph)
+    hits, known = check_hits(hits), known or KnownAnswers.of(graph, queries=graph.split(split))
     lists = None if candidates is None else CandidateLists.of(candidates, graph, split)
     kind = (
         "given lists" if lists else "domain or range of the relation in train" if type_constrained else "all entities"
@@ -250,7 +250,7 @@ def build_report(
     """Metrics of all ranks, of their bounds, and by direction, relation and cardinality."""
     number = ranks.num_candidates
     if number is None:
-        number = count_candidates(ranks.triples, known or KnownAnswers.of(graph))
+        number = count_candidates(ranks.triples, known or KnownAnswers.of(graph, queries=ranks.triples))
     mean, relation, every = ranks.mean, ranks.triples[:, 1], np.s_[:]
 
     def of(part: Any, values: npt.NDArray[np.number] = mean) -> Metrics:

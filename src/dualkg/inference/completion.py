@@ -320,7 +320,8 @@ def check_completion(
     if not len(test):
         raise RequestError(f"None of the {len(distinct):,} test triples of {graph.name} is a candidate of this search.")
     made = complete(model, graph, top=max(sizes), known=CHECK_KNOWN, **options)
-    keys, test_keys = (triple_keys(triples.astype(np.int32), graph.shape) for triples in (made.triples, test))
+    joined = np.concatenate([made.triples, test]).astype(np.int32)  # past 63 bits, keys depend on all triples
+    keys, test_keys = np.split(triple_keys(joined, graph.shape), [len(made)])
     hits = np.append(0, np.cumsum(np.isin(keys, test_keys)))
     expected = None
     if made.probability is not None:

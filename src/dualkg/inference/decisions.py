@@ -35,6 +35,9 @@ class Decision:
         return self.head, self.relation, self.tail
 
 
+DECISION = TypeAdapter(Decision)
+
+
 class DecisionStore:
     """The decisions of one file, oldest first; processes that write it wait for each other, and write it atomically."""
 
@@ -84,7 +87,7 @@ class DecisionStore:
             if not line.strip():
                 continue
             try:
-                yield TypeAdapter(Decision).validate_json(line)
+                yield DECISION.validate_json(line)
             except ValidationError as error:
                 first = error.errors()[0]
                 reason = ": ".join([*map(str, first["loc"]), first["msg"]])

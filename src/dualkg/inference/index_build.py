@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.catalogue import cache_folder
+from dualkg.data.archives import cache_folder
 from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode

@@ -2,6 +2,7 @@
 
 `cpu.py` and `gpu/scores.py` have the compiled forms."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -73,3 +74,33 @@ def _count_piece(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
     better.index_add_(0, which, (is_better[which, others] & is_other).int(), alpha=-1)
     tied.index_add_(0, which, (is_tied[which, others] & is_other).int(), alpha=-1)
     return torch.stack([better, tied], dim=1)
+
+
+def count_in_columns(
+    scores: Tensor, values: Tensor, known: Tensor, targets: RankTargets, columns: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Counts of better and tied candidates among some entities, and of scores that are not finite, `(num_targets, 3)`.
+
+    `values` are the scores of the targets, and `columns` gives the columns of entities, −1 for those without one.
+    """
+    found = torch.zeros(len(values), 3, dtype=torch.int64, device=scores.device)
+    if not scores.shape[1]:
+        return found
+    step = max(1, PIECE_ELEMENTS // scores.shape[1])
+    for begin in range(0, len(values), step):
+        piece = slice(begin, begin + step)
+        rows, answers, first, last = (array[piece] for array in targets)
+        better, tied = scores[rows] > values[piece, None], scores[rows] == values[piece, None]
+        num_known = last - first
+        which = torch.repeat_interleave(num_known)
+        within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
+        # Each entity once: the answer is among the known answers of its query, or else is added.
+        others, of = known[first[which] + within].long(), which
+        others, of = torch.cat([others, answers]), torch.cat([of, torch.arange(len(rows), device=rows.device)])
+        at = columns(others)
+        counts = (at >= 0) & torch.cat([others[: len(which)] != answers[which], torch.ones_like(answers).bool()])
+        for column, compared in enumerate((better, tied)):
+            excluded = (compared[of, at.clamp(min=0)] & counts).long()
+            found[piece, column] = compared.sum(1).index_add_(0, of, excluded, alpha=-1)
+    found[:, 2] = (~scores.isfinite()).sum(1)[targets.rows]
+    return found

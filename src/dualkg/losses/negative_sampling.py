@@ -89,6 +89,12 @@ class SampledLoss(Loss):
             return num * (10 + 2 * model.score_arrays)
         return num * (14 + (3 if model.score_form == "products" else 8) * model.embedding.entities.shape[1])
 
+    def rows_per_batch(self, model: Model, batch_size: int) -> int:
+        """Heads and tails, which a corrupted part reads again, and negatives as `SampledSoftmax` counts them."""
+        num = (batch_size if self.sampler == "in-batch" else self.num_negatives) * (1 if model.reciprocal else 2)
+        shared = self.sampler != "uniform" and model.shares_candidates
+        return 4 * batch_size + num * (1 if shared else 2 * batch_size)
+
 
 class NegativeSampling(SampledLoss):
     """[−log σ(γ + s⁺) − Σ p_i log σ(−γ − s⁻_i)] / 2, with p the softmax of temperature · s⁻ (Sun et al., 2019).

@@ -65,6 +65,12 @@ class SampledSoftmax(Loss):
         per_negative = 14 + (3 if model.score_form == "products" else 8) * model.embedding.entities.shape[1]
         return sides * self.num_negatives * per_negative
 
+    def rows_per_batch(self, model: Model, batch_size: int) -> int:
+        """Heads, tails and negatives; models that do not share candidates read the given entity with each of them."""
+        sides = 1 if model.reciprocal else 2
+        shared = self.shared and model.shares_candidates
+        return 2 * batch_size + sides * self.num_negatives * (1 if shared else 2 * batch_size)
+
 
 @dataclass(frozen=True)
 class BoundSampledSoftmax:

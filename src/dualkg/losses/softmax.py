@@ -87,7 +87,7 @@ class KvsAll(Loss):
         return reciprocal
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        return super().numbers_per_example(model, batch_size) + 2 * model.shape.num_entities  # to gather at answers
+        return super().numbers_per_example(model, batch_size) + 2 * len(model.embedding.entities)  # at answers
 
 
 class Dropout:
@@ -145,7 +145,7 @@ class Dropouts:
         """
         if self.mapped is None and self.given is None:
             return f
-        found = Factors(f.model, f.heads, f.relations, f.tails)
+        found = f.fresh()
         groups = QueryGroups.of(f.heads, f.relations) if grouped_by_query else None
         if self.given is not None:
             found.head = self.given(f.head, f, groups=groups)

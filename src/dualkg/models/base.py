@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -23,7 +24,37 @@ from dualkg.models.grouping import lookup
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
 ScoreForm = Literal["products", "squared distances"]
+BLOCK_ROWS = 2**14  # of a table that are drawn at a time where a process keeps a shard of it
 _skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", default=False)
+
+
+class Rows(Protocol):
+    """Rows of the entity tables that a process holds, in their order."""
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def ids(self) -> Tensor:
+        """The entity of each row."""
+        ...
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """The row of each entity, −1 for those that are not held."""
+        ...
+
+
+_shard: ContextVar[Rows | None] = ContextVar("shard", default=None)
+
+
+@contextmanager
+def only_rows(rows: Rows) -> Iterator[None]:
+    """Build models whose entity tables have some of the rows alone, with the numbers they have in the whole tables."""
+    token = _shard.set(rows)
+    try:
+        yield
+    finally:
+        _shard.reset(token)
 
 
 @contextmanager
@@ -193,6 +224,7 @@ class EmbeddingModel(Model):
     two_entity_tables = False  # whether an entity has one vector as head and another as tail
     capturable = False  # whether no operation waits for a size that the GPU computed, as a CUDA graph needs
     default_init_scale: InitScale = 1e-3
+    sparse_gradients = False  # whether gradients of entity tables have only the rows of a batch
 
     def __init__(
         self,
@@ -212,16 +244,18 @@ class EmbeddingModel(Model):
         self.init_scale = self.default_init_scale if init_scale is None else init_scale
         self._random = torch.Generator().manual_seed(seed)
         width = self.entity_width(dim)
+        self._kept: Rows | None = None  # while a table of entities is made
         self._check_size(width)
-        self.entities = self.table(self.shape.num_entities, width)
+        self.entities = self._entity_table(width)
         self.relations = self.relation_table(self.num_relation_ids, self.relation_width(dim))
         if self.two_entity_tables:
-            self.tails = self.table(self.shape.num_entities, width)
+            self.tails = self._entity_table(width)
 
     def _check_size(self, width: int) -> None:
         """Refuse tables larger than this machine's memory before allocating them."""
         num_tables = 2 if self.two_entity_tables else 1
-        numbers = self.shape.num_entities * width * num_tables
+        shard = _shard.get()
+        numbers = (shard.size if shard else self.shape.num_entities) * width * num_tables
         numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_parameters(self.dim)
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         if 4 * numbers > memory:
@@ -288,16 +322,51 @@ class EmbeddingModel(Model):
         """Embeddings of the entities as tails, `(num_entities, width)`."""
         return self.tails if self.two_entity_tables else self.entities
 
+    @property
+    def entity_tables(self) -> list[nn.Parameter]:
+        """The tables of entity embeddings: one, or one for heads and one for tails."""
+        return [self.entities, self.tails] if self.two_entity_tables else [self.entities]
+
+    def _entity_table(self, width: int) -> nn.Parameter:
+        """The rows of all entities, or of the shard that is being built."""
+        self._kept = shard = _shard.get()
+        table = self.table(self.shape.num_entities, width)
+        self._kept = None
+        if shard is None or len(table) == shard.size:
+            return table
+        return nn.Parameter(table.detach()[shard.ids])  # of a class of one's own that draws whole tables
+
     def table(self, rows: int, width: int) -> nn.Parameter:
         return nn.Parameter(self.init_noise(rows, width))
 
     def init_noise(self, rows: int, width: int) -> Tensor:
         """Numbers drawn from N(0, 1) · `init_scale`, or uniformly within Xavier's bound."""
-        if _skip_initialization.get():
-            return torch.zeros(rows, width)
-        if self.init_scale == "xavier":
-            return nn.init.xavier_uniform_(torch.empty(rows, width), generator=self._random)
-        return torch.randn(rows, width, generator=self._random) * self.init_scale
+        scale = self.init_scale
+        if scale == "xavier":
+            bound = math.sqrt(6 / (rows + width))
+            return self.drawn(rows, width, lambda block: block.uniform_(-bound, bound, generator=self._random))
+        return self.drawn(rows, width, lambda block: block.normal_(generator=self._random)).mul_(scale)
+
+    def drawn(self, rows: int, width: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
+        """Random numbers `(rows, width)`; of a shard, its rows of the same table, which is drawn block by block."""
+        kept, skip = self._kept, _skip_initialization.get()
+        if kept is None or skip:
+            found = torch.zeros(kept.size if kept else rows, width)
+            return found if skip else draw(found)
+        found = torch.empty(kept.size, width)
+        for start in range(0, rows, BLOCK_ROWS):
+            # The last block has the rest: PyTorch draws normal numbers by sixteen, and the end of a table again.
+            size = rows - start if rows - start < 2 * BLOCK_ROWS else BLOCK_ROWS
+            positions = kept.positions(torch.arange(start, start + size))
+            here = positions >= 0
+            found[positions[here]] = draw(torch.empty(size, width))[here]
+            if start + size == rows:
+                break
+        return found
+
+    def rows(self, table: Tensor, entities: Tensor) -> Tensor:
+        """Rows of a table of entities by id, with `sparse_gradients` or dense ones."""
+        return lookup(table, entities, sparse=self.sparse_gradients)
 
     def relation_norms(self, relations: Tensor) -> Tensor:
         """Squared Frobenius norms of the relations, `(batch,)`, without a matrix per triple."""
@@ -330,6 +399,10 @@ class Factors:
     given_relations: Tensor | None
     given_tails: Tensor | None
 
+    def fresh(self) -> Factors:
+        """The same ids, with nothing mapped yet."""
+        return Factors(self.model, self.given_heads, self.given_relations, self.given_tails)
+
     @property
     def heads(self) -> Tensor:
         return _given(self.given_heads, "heads")
@@ -344,11 +417,11 @@ class Factors:
 
     @cached_property
     def head(self) -> Tensor:
-        return lookup(self.model.head_table, self.heads)
+        return self.model.rows(self.model.head_table, self.heads)
 
     @cached_property
     def tail(self) -> Tensor:
-        return lookup(self.model.tail_table, self.tails)
+        return self.model.rows(self.model.tail_table, self.tails)
 
     def candidates(self, ids: Tensor, *, side: Side) -> Tensor:
         """Rows of candidate tails, or heads, `(…, width)`.
@@ -359,9 +432,9 @@ class Factors:
         model = self.model
         gathered = not {"head", "tail"}.isdisjoint(vars(self))
         if gathered or model.two_entity_tables or self.given_heads is None or self.given_tails is None:
-            return lookup(model.tail_table if side == "tail" else model.head_table, ids)
+            return model.rows(model.tail_table if side == "tail" else model.head_table, ids)
         parts = (self.given_heads, self.given_tails, ids.flatten())
-        found = lookup(model.head_table, torch.cat(parts))
+        found = model.rows(model.head_table, torch.cat(parts))
         self.head, self.tail, chosen = torch.split(found, [len(part) for part in parts])
         return chosen.view(*ids.shape, -1)
 

@@ -190,7 +190,7 @@ class AngleModel(DistanceModel):
             )
         limit = math.sqrt(3.0) * self.init_scale
         self.register_buffer("half_turn", torch.tensor(limit))
-        return torch.empty(rows, width).uniform_(-limit, limit, generator=self._random)
+        return self.drawn(rows, width, lambda block: block.uniform_(-limit, limit, generator=self._random))
 
     def angles(self, stored: Tensor) -> Tensor:
         return stored * (math.pi / self.half_turn)

@@ -9,9 +9,12 @@ from torch.nn import functional as F
 MAX_PADDING = 32  # a GPU multiplies all groups at once while padding makes the batch at most this many times larger
 
 
-def lookup(table: Tensor, ids: Tensor) -> Tensor:
-    """Rows of a table by id; an embedding look-up sums its gradient in a fixed order, which indexing does not."""
-    return F.embedding(ids, table)
+def lookup(table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
+    """Rows of a table by id; an embedding look-up sums its gradient in a fixed order, which indexing does not.
+
+    With `sparse`, the gradient of a table that is a parameter has only the rows that were read.
+    """
+    return F.embedding(ids, table, sparse=sparse and table.is_leaf)
 
 
 class RelationGroups:

@@ -63,10 +63,10 @@ class MuRP(DistanceModel):
         return _squared_distance(_dot(difference, difference), _room(one) * _room(other)).squeeze(-1)
 
     def triple_scores(self, f: Factors) -> Tensor:
-        return super().triple_scores(f) + lookup(self.biases, f.heads)[:, 0] + lookup(self.biases, f.tails)[:, 1]
+        return super().triple_scores(f) + self.rows(self.biases, f.heads)[:, 0] + self.rows(self.biases, f.tails)[:, 1]
 
     def relation_scores(self, f: Factors) -> Tensor:
-        biases = lookup(self.biases, f.heads)[:, 0] + lookup(self.biases, f.tails)[:, 1]
+        biases = self.rows(self.biases, f.heads)[:, 0] + self.rows(self.biases, f.tails)[:, 1]
         return super().relation_scores(f) + biases.unsqueeze(-1)
 
     def tail_scores(self, f: Factors) -> Tensor:
@@ -78,7 +78,7 @@ class MuRP(DistanceModel):
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         if candidates.dim() > 1:
             return super().candidate_scores(f, candidates, side)
-        tangents, biases = f.candidates(candidates, side=side), lookup(self.biases, candidates)
+        tangents, biases = f.candidates(candidates, side=side), self.rows(self.biases, candidates)
         return self._to_tails(f, tangents, biases) if side == "tail" else self._to_heads(f, tangents, biases)
 
     def _to_tails(self, f: Factors, tangents: Tensor, biases: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class MuRP(DistanceModel):
         y_norm = (norm + between + step_norm).clamp(min=0) / whole
         squared = _dot(x, x) - 2 * product + y_norm
         found = _squared_distance(squared, _room(x) * room * step_room / whole)
-        return biases[:, 1] + lookup(self.biases, f.heads)[:, :1] - found
+        return biases[:, 1] + self.rows(self.biases, f.heads)[:, :1] - found
 
     def _to_heads(self, f: Factors, tangents: Tensor, biases: Tensor) -> Tensor:
         """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents v."""
@@ -101,7 +101,7 @@ class MuRP(DistanceModel):
         shrink = _shrink(squared)
         product, x_norm = shrink * ((diagonal * y) @ tangents.T), shrink.square() * squared
         found = _squared_distance(x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y))
-        return biases[:, 0] + lookup(self.biases, f.tails)[:, 1:] - found
+        return biases[:, 0] + self.rows(self.biases, f.tails)[:, 1:] - found
 
     def _diagonal(self, relations: Tensor) -> Tensor:
         return lookup(self.relations, relations)[..., : self.dim]

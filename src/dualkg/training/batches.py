@@ -1,19 +1,94 @@
 """The order of training examples: batches that depend on seed and epoch alone."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.data.spill import slices
+from dualkg.data.triples import Triples
 from dualkg.kernels.hashing import STEP, splitmix64
 from dualkg.losses.queries import starts_query
 
 MAX_GROUP = 16  # answers of a query that stand together: more would leave a batch with few queries
+ROUNDS = 6  # of a Feistel network, each of which replaces half of the bits
+EXAMPLES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 22}  # of a graph larger than memory
 
 
 def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tensor:
     """The integers below `size` in an order by hashes of seed and epoch, the same on every device, `(size,)`."""
     return torch.argsort(_hashed(torch.arange(size, device=device), seed=seed, epoch=epoch))
+
+
+class KeyedOrder:
+    """The integers below `size` in an order by seed and epoch, of which any part is computed without the others.
+
+    It is a Feistel network of hashes, a bijection of an even number of bits; a result that is too large is put through
+    it again, until it is below `size`.
+    """
+
+    def __init__(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> None:
+        self.size, self.device = size, torch.device(device)
+        self._half = ((max(size, 2) - 1).bit_length() + 1) // 2
+        self._keys = _hashed(torch.arange(ROUNDS), seed=seed, epoch=epoch).tolist()
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> Tensor:
+        found = self._permuted(torch.arange(*part.indices(self.size), device=self.device))
+        while len(outside := (found >= self.size).nonzero().squeeze(1)):
+            found[outside] = self._permuted(found[outside])
+        return found
+
+    def _permuted(self, numbers: Tensor) -> Tensor:
+        mask = (1 << self._half) - 1
+        left, right = numbers >> self._half, numbers & mask
+        for key in self._keys:
+            left, right = right, left ^ (splitmix64(right * STEP + key) & mask)
+        return (left << self._half) | right
+
+
+class MappedExamples:
+    """The training examples of a graph larger than memory: its triples as they are stored, and computed reciprocals.
+
+    On a CPU they stay in their file, on a GPU they are copied, with 12 bytes each. `examples[indices]` is a batch.
+    """
+
+    def __init__(
+        self, triples: Triples, num_relations: int, *, reciprocal: bool, device: torch.device | str = "cpu"
+    ) -> None:
+        self.device, self.num_relations, self.reciprocal = torch.device(device), num_relations, reciprocal
+        self._file, self._copy = triples, None
+        if self.device.type != "cpu":
+            self._copy = torch.empty(triples.shape, dtype=torch.int32, device=self.device)
+            for part in slices(len(triples)):
+                self._copy[part] = torch.from_numpy(np.array(triples[part]))
+
+    def __len__(self) -> int:
+        return len(self._file) * (2 if self.reciprocal else 1)
+
+    def __getitem__(self, indices: Tensor) -> Tensor:
+        """The examples with these numbers, `(batch, 3)`; those from `len(triples)` on are reciprocals."""
+        rows = indices % len(self._file)
+        if self._copy is None:
+            found = torch.from_numpy(self._file[rows.numpy()].astype(np.int64))
+        else:
+            found = self._copy[rows].long()
+        if not self.reciprocal:
+            return found
+        is_turned = (indices >= len(self._file))[:, None]
+        turned = torch.stack([found[:, 2], found[:, 1] + self.num_relations, found[:, 0]], dim=1)
+        return torch.where(is_turned, turned, found)
+
+    def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Tensor]:
+        """The batches of one epoch, `(batch, 3)` each."""
+        order = KeyedOrder(len(self), seed=seed, epoch=epoch, device=self.device)
+        step = max(1, EXAMPLES_AT_ONCE[self.device.type] // batch_size) * batch_size
+        for part in slices(len(self), step):
+            yield from self[order[part]].split(batch_size)  # type: ignore[no-untyped-call]
 
 
 class GroupedByQuery:

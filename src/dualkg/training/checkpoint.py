@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dualkg.errors import DivergedError, RequestError
 from dualkg.files import atomic_write, check_type, writing
+from dualkg.models.sharded import TABLES, Shard, ShardedModel
 
 
 @dataclass
@@ -43,12 +44,17 @@ def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dic
     """Write named groups of tensors and JSON metadata, atomically. Tensors with NaN or infinity are refused."""
     found = {f"{group}/{name}": value.detach() for group, members in groups.items() for name, value in members.items()}
     for name, value in found.items():  # on their device, which is faster
-        if value.is_floating_point() and not torch.isfinite(value).all():
+        if not all_finite(value):
             raise DivergedError(f"{name} contains NaN or infinity, so it was not saved; {path.name} is unchanged.")
     tensors = {name: value.cpu().contiguous() for name, value in found.items()}
     about = {**about, "sha256": _checksum(tensors, about)}
     with atomic_write(path, apart=True) as fresh, writing(fresh, SafetensorError):
         save_file(tensors, fresh, metadata={"about": json.dumps(about)})
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no number is NaN or infinite. A sum shows it without copies of the tensor, unless the sum overflows."""
+    return not tensor.is_floating_point() or bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def _checksum(tensors: Mapping[str, Tensor], about: dict[str, Any]) -> str:
@@ -71,8 +77,7 @@ def load_tensors(path: Path, *, check: bool = False) -> tuple[dict[str, dict[str
         if check and saved and saved != _checksum(tensors, about):
             raise ValueError("its checksum is not that of its content")
         for key, tensor in tensors.items():
-            # A sum is finite if all numbers are, or else overflows, and is faster than a look at each.
-            if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+            if not all_finite(tensor):
                 raise ValueError(f"{key} has NaN or infinity")
             group, _, name = key.partition("/")
             groups.setdefault(group, {})[name] = tensor
@@ -108,6 +113,34 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             tables[name] = expand(*parts, shape=shape)
         except (KeyError, IndexError, RuntimeError, TypeError):  # a part is missing or has another size
             raise RequestError(f"{path} cannot be read as a file of weights: its CSR of {name} is damaged.") from None
+    return tables
+
+
+def save_weight_shard(model: ShardedModel, path: Path) -> None:
+    """Write the rows that a process has; the first process also writes all that is not split."""
+    tables = model.model.state_dict()
+    kept = {name: table for name, table in tables.items() if is_split(name) or model.shard.rank == 0}
+    save_tensors({"model": kept}, path, about={})
+
+
+def is_split(name: str) -> bool:
+    """Whether a table, by its name in a model, has a row for every entity."""
+    return name.rpartition(".")[2] in TABLES
+
+
+def read_weight_shards(files: Sequence[Path], num_entities: int) -> dict[str, Tensor]:
+    """The tables of a model from the files of all processes, in the order of the processes."""
+    tables: dict[str, Tensor] = {}
+    for rank, file in enumerate(files):
+        shard = Shard(num_entities, rank, len(files))
+        for name, rows in load_tensors(file)[0].get("model", {}).items():
+            if not is_split(name):
+                tables[name] = rows
+                continue
+            whole = tables.setdefault(name, rows.new_zeros(num_entities, *rows.shape[1:]))
+            if rows.shape != (shard.size, *whole.shape[1:]):
+                raise RequestError(f"{file} is damaged: it has {len(rows):,} rows of {name}, not {shard.size:,}.")
+            whole[shard.ids] = rows
     return tables
 
 

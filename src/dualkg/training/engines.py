@@ -1,8 +1,8 @@
 """Engines: which step trains a model, in which precision, and what prevents a faster one.
 
-There are two engines. The reference engine is autograd, on a GPU captured as a CUDA graph where that is possible. The
-fast engine computes the gradient of the softmax without autograd: fused on a CPU or a GPU, and with bfloat16 products
-on a GPU entirely in kernels.
+There are two engines. The reference engine is autograd, on a GPU captured as a CUDA graph where that is possible, and
+with sparse gradients where a batch reads few of many entities. The fast engine computes the gradient of the softmax
+without autograd: fused on a CPU or a GPU, and with bfloat16 products on a GPU entirely in kernels.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,9 @@ from dualkg.training.recipe import Recipe
 from dualkg.training.reference_step import ReferenceStep
 
 Step = Callable[[Tensor, float], Tensor]
-StepName = Literal["autograd", "captured", "fused", "kernels"]
+StepName = Literal["autograd", "captured", "sparse", "fused", "kernels"]
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
+ENTITIES_PER_ROW = 4  # of a batch: with more of them, sparse gradients are faster than dense ones
 MAX_FORMED = 2**28  # numbers in the matrices that a step forms for all relations
 
 
@@ -51,7 +52,8 @@ class Engine:
         device = f"{threads} CPU thread{'' if threads == 1 else 's'}"
         if self.device.type == "cuda":
             device = f"one {torch.cuda.get_device_name(self.device)}"
-        step = "fused kernels" if self.fast else f"autograd{' in a CUDA graph' * (self.step == 'captured')}"
+        kinds = {"captured": "autograd in a CUDA graph", "sparse": "autograd with sparse gradients"}
+        step = "fused kernels" if self.fast else kinds.get(self.step, "autograd")
         return f"{step}, {products[self.precision]}, {device}"
 
 
@@ -63,6 +65,7 @@ class Job(NamedTuple):
     regularizer: Regularizer
     optimizer: str
     order: str = "triples"
+    sums: str = "elements"
 
 
 def kernels_know_relations(job: Job) -> bool:
@@ -102,6 +105,8 @@ def bf16_obstacle(job: Job, *, on_gpu: bool) -> str | None:
         return "is for models that score by products"
     if job.optimizer != "Adagrad":
         return f"is for training with Adagrad; optimizer.name is {job.optimizer}"
+    if job.sums != "elements":
+        return f"is for Adagrad with sums of single elements; optimizer.sums is {job.sums}"
     if job.model.embedding.entities.dtype != torch.float32:
         return "is for tables of float32"
     if not on_gpu:
@@ -132,10 +137,22 @@ def can_capture(job: Job) -> bool:
     )
 
 
+def reads_few_rows(job: Job, batch_size: int) -> bool:
+    """Whether a batch reads so few entity rows that Adagrad is faster, and exact, on these alone."""
+    rows = job.loss.rows_per_batch(job.model, batch_size)
+    return (
+        job.optimizer == "Adagrad"
+        and not job.regularizer.reads_whole_tables
+        and rows is not None
+        and ENTITIES_PER_ROW * rows <= job.model.shape.num_entities
+    )
+
+
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
     """The engine that the recipe requests, or the fastest one that applies where it leaves that open."""
     wanted, precision = recipe.training.engine, recipe.training.precision
-    job = Job(model, recipe.loss, regularizer, recipe.optimizer.name, recipe.training.order)
+    choice = recipe.optimizer
+    job = Job(model, recipe.loss, regularizer, choice.name, recipe.training.order, choice.sums)
     on_gpu = model.device.type == "cuda"
     exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and on_gpu else "float32"
     not_fast = fast_obstacle(job)
@@ -144,7 +161,10 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     if wanted == "reference" and precision == "bf16":
         raise RequestError("The reference engine trains in float32; bf16 was requested. Use --engine fast.")
     if not_fast or wanted == "reference":
-        step: StepName = "captured" if wanted == "auto" and can_capture(job) else "autograd"
+        step: StepName = "autograd"
+        if wanted == "auto":
+            few = reads_few_rows(job, recipe.training.batch_size)
+            step = "captured" if can_capture(job) else "sparse" if few else "autograd"
         return Engine(step, exact, model.device, not_fast)
     not_bf16 = bf16_obstacle(job, on_gpu=on_gpu)
     if not_bf16 and precision == "bf16":
@@ -158,8 +178,8 @@ def build_step(
     engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
 ) -> Step:
     """The step of an engine; the fast ones take a bound `OneVsAll`."""
-    if engine.step == "autograd":
-        return ReferenceStep(model, loss, regularizer, optimizer)
+    if engine.step in ("autograd", "sparse"):
+        return ReferenceStep(model, loss, regularizer, optimizer, sparse=engine.step == "sparse")
     if engine.step == "captured":
         return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
     if engine.step == "kernels":

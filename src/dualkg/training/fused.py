@@ -1,6 +1,7 @@
 """The fused step: the gradient of 1-vs-all without autograd, in less time and memory than the reference step."""
 
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -82,6 +83,14 @@ class Tables:
         """The gradient of a side's table."""
         return self.gradients["head" if self.shared else side]
 
+    def rows(self, side: Side, ids: Tensor) -> Tensor:
+        """The rows of entities, without a gradient."""
+        return (self.model.head_table if side == "head" else self.model.tail_table).detach()[ids]
+
+    def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
+        """Add rows to the gradient of a side's table."""
+        self.gradient(side).index_add_(0, ids, rows)
+
     def cross_entropy(self, side: Side, images: Tensor, targets: Targets, *, accumulate: bool) -> LossAndGradient:
         """Σ weight · −log softmax(scores)[target]; the gradient of the table is stored here, or added.
 
@@ -107,7 +116,7 @@ class Tables:
             torch.addmm(-table.square().sum(-1), images, table.T, out=scores)
         else:
             torch.mm(images.to(table.dtype), table.T, out=scores)
-        losses = _softmax_gradient_(scores, targets)
+        losses = softmax_gradient_(scores, targets)
         self._add_product_(self.gradient(side), scores.T, images.to(table.dtype), accumulate=accumulate)
         if self.squared:  # the gradient of −‖t‖²
             self.gradient(side).addcmul_(scores.sum(0).unsqueeze(-1), table, value=-2)
@@ -157,15 +166,15 @@ def rows_at_once(model: EmbeddingModel, bytes_of_score: int) -> int:
     """How many rows of scores exist at once: on a CPU as many as fit in `SCORE_BYTES`, and enough for full products."""
     if model.device.type != "cpu":
         return sys.maxsize
-    return max(LEAST_ROWS, SCORE_BYTES // (bytes_of_score * model.shape.num_entities))
+    return max(LEAST_ROWS, SCORE_BYTES // max(bytes_of_score * len(model.entities), 1))
 
 
-def _softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
+def softmax_gradient_(scores: Tensor, targets: Targets) -> Tensor:
     """Overwrite scores by the gradient of the cross entropy and return the loss of each query, `(queries,)`."""
     if scores.device.type == "cpu":
-        from dualkg.kernels.cpu import softmax_gradient_
+        from dualkg.kernels import cpu
 
-        return softmax_gradient_(scores, targets, scores.shape[1])
+        return cpu.softmax_gradient_(scores, targets, scores.shape[1])
     queries = targets.queries
     positions, losses = (queries, targets.entities), torch.zeros_like(scores[:, 0])
     weights = torch.zeros_like(losses).index_add_(0, queries, targets.weights)
@@ -186,6 +195,7 @@ class FusedStep:
         optimizer: AnyOptimizer,
         *,
         bf16: bool = False,
+        tables: Callable[..., Tables] = Tables,
     ) -> None:
         self.scored = model
         self.model = model = model.embedding
@@ -193,7 +203,7 @@ class FusedStep:
         self.regularizer = regularizer
         self.optimizer = optimizer
         squared = self.scored.score_form == "squared distances"
-        self.tables = Tables(model, optimizer, squared=squared, bf16=bf16)
+        self.tables = tables(model, optimizer, squared=squared, bf16=bf16)
         # Relation prediction and optimizers with momentum change all rows of a relation table. Classes of one's own
         # may do anything with the ids of relations, or with whole tables.
         known = has_builtin_maps(model) and is_power_sum(regularizer)
@@ -238,8 +248,8 @@ class FusedStep:
         """For any maps and any regularizer."""
         f = Factors(self.model, *batch.unbind(-1))
         # Leaves, so that autograd makes no gradient as large as a table.
-        f.head = self.model.head_table.detach()[f.heads].requires_grad_()
-        f.tail = self.model.tail_table.detach()[f.tails].requires_grad_()
+        f.head = self.tables.rows("head", f.heads).requires_grad_()
+        f.tail = self.tables.rows("tail", f.tails).requires_grad_()
         objective, upstream = self._score(f)
         images = [f.mapped_head] if len(upstream) == 1 else [f.mapped_head, f.mapped_tail]
         if (small := self._small_terms(f)) is not None:
@@ -257,6 +267,7 @@ class FusedStep:
         assert isinstance(model, DiagonalModel)
         assert isinstance(regularizer, PowerSum)
         f = Factors(model, *batch.unbind(-1))
+        f.head, f.tail = self.tables.rows("head", f.heads), self.tables.rows("tail", f.tails)
         objective, upstream = self._score(f)
         to = {}
         if regularizer.weight:
@@ -304,9 +315,9 @@ class FusedStep:
 
     def _add_rows(self, f: Factors, to_head: Tensor | None, to_tail: Tensor | None) -> None:
         if to_head is not None:
-            self.tables.gradient("head").index_add_(0, f.heads, to_head)
+            self.tables.add_rows("head", f.heads, to_head)
         if to_tail is not None:
-            self.tables.gradient("tail").index_add_(0, f.tails, to_tail)
+            self.tables.add_rows("tail", f.tails, to_tail)
 
     def _small_terms(self, f: Factors) -> Tensor | None:
         """The terms that are left to autograd: relation prediction and the regularizer."""

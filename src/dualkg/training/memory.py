@@ -10,6 +10,7 @@ import torch
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
+from dualkg.models.sharded import ShardedModel
 from dualkg.regularizers import Regularizer
 from dualkg.training.engines import Engine
 from dualkg.training.fused import rows_at_once
@@ -19,9 +20,11 @@ BF16_BYTES = 2
 OPTIMIZER_TABLES = {"Adagrad": 1, "Adam": 2, "SGD": 0}  # copies of the tables in the optimizer's state
 LARGEST_TABLES = 2  # temporary copies of the largest table in an optimizer or a backward pass
 WHOLE_TABLES = 6  # the same, where a regularizer reads whole tables
+SPARSE_COPIES = 8  # of the rows of a batch: gradients, their sums, Adagrad's sums, updates, and integers to sort by
 MATRIX_COPIES = 8  # of the relation matrices of a batch, in autograd and the optimizer
 VECTORS = 40  # of an example and direction: rows, mapped rows, their gradients, and random numbers for dropout
 EXAMPLE_BYTES = 160  # triples in two orders, sort keys, and the answers in train by query
+MAPPED_BYTES = 12  # of an example of a graph larger than memory, on a GPU
 RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores and temporary arrays
 LIBRARY_BYTES = 200 * 2**20  # that matrix products and compiled kernels allocate on a GPU
 
@@ -44,15 +47,19 @@ class Need(NamedTuple):
         return math.floor((available - self.fixed - self.at_once * self.scores) / self.per_example)
 
 
-def check_memory(recipe: Recipe, model: Model, regularizer: Regularizer, engine: Engine, *, num_examples: int) -> None:
+def check_memory(
+    recipe: Recipe, model: Model, regularizer: Regularizer, engine: Engine, *, num_examples: int, mapped: bool = False
+) -> None:
     """Refuse a run that would not fit on the device of the model, and name the largest batch that would."""
-    need = predict(recipe, model, regularizer, engine, num_examples=num_examples)
+    need = predict(recipe, model, regularizer, engine, num_examples=num_examples, mapped=mapped)
     available, size = available_memory(model.device), min(recipe.training.batch_size, num_examples)
     if need.of(size) <= available:
         return
     advice = "Not even a batch of 1 fits: choose a smaller dim, or a device with more memory."
     if (largest := need.largest_batch(available)) >= 1:
         advice = f"A batch of up to {largest:,} fits: use --set training.batch_size={largest}."
+    if more := _processes_that_fit(need, model, size, available):
+        advice += f" {more:,} devices as large would hold it: torchrun --nproc-per-node {more} -m dualkg …"
     raise RequestError(
         f"Training in batches of {size:,} would need {_gib(need.of(size))} in addition to the model: "
         f"{_gib(need.fixed)} for gradients and optimizer, {_gib(need.of(size) - need.fixed)} for a batch. "
@@ -60,16 +67,39 @@ def check_memory(recipe: Recipe, model: Model, regularizer: Regularizer, engine:
     )
 
 
-def predict(recipe: Recipe, model: Model, regularizer: Regularizer, engine: Engine, *, num_examples: int) -> Need:
+def _processes_that_fit(need: Need, model: Model, batch_size: int, available: float) -> int | None:
+    """The number of processes among which this run could be split, each with a device like this one."""
+    held = model.embedding
+    entities = sum(table.numel() for table in held.entity_tables)
+    share = entities / sum(table.numel() for table in held.parameters())
+    split = share * need.fixed + min(batch_size, need.at_once) * need.scores
+    rest = need.of(batch_size) - split
+    here = model.shard.world_size if isinstance(model, ShardedModel) else 1
+    return here * math.ceil(split / (available - rest)) if rest < 0.9 * available else None
+
+
+def predict(
+    recipe: Recipe, model: Model, regularizer: Regularizer, engine: Engine, *, num_examples: int, mapped: bool = False
+) -> Need:
     """An upper bound of the peak of a run, which tests compare with measured peaks."""
     held, on_gpu = model.embedding, model.device.type == "cuda"
     size, (num_entities, width) = held.entities.element_size(), held.entities.shape
     batch_size, num_sides = min(recipe.training.batch_size, num_examples), 1 if model.reciprocal else 2
     tables = {name: table.numel() * size for name, table in held.named_parameters()}
     keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
-    fixed = (1 + OPTIMIZER_TABLES[recipe.optimizer.name] + keeps_two) * sum(tables.values())
-    fixed += (WHOLE_TABLES if regularizer.reads_whole_tables else LARGEST_TABLES) * max(tables.values())
-    fixed += num_examples * EXAMPLE_BYTES + RANKING_BYTES + (LIBRARY_BYTES if on_gpu else 0)
+    fixed: float = (OPTIMIZER_TABLES[recipe.optimizer.name] + keeps_two) * sum(tables.values())
+    entity_tables = sum(table.numel() * size for table in held.entity_tables)
+    if recipe.optimizer.sums == "rows":
+        fixed -= entity_tables - entity_tables / width
+    rows = recipe.loss.rows_per_batch(model, batch_size) if engine.step == "sparse" else None
+    if rows is None:
+        fixed += sum(tables.values())  # gradients
+        fixed += (WHOLE_TABLES if regularizer.reads_whole_tables else LARGEST_TABLES) * max(tables.values())
+    else:
+        others = [num_bytes for name, num_bytes in tables.items() if name not in ("entities", "tails")]
+        fixed += sum(others) + LARGEST_TABLES * max(others) + SPARSE_COPIES * rows * width * size
+    example = MAPPED_BYTES * on_gpu if mapped else EXAMPLE_BYTES
+    fixed += num_examples * example + RANKING_BYTES + (LIBRARY_BYTES if on_gpu else 0)
     if engine.precision == "bf16":  # a copy and a gradient, each half as large as the table
         fixed += sum(tables[name] for name in ("entities", "tails") if name in tables)
     per_example = VECTORS * num_sides * width * size

@@ -1,7 +1,7 @@
 """Optimizers, learning-rate schedules, and the state of an optimizer as tensors."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -13,16 +13,28 @@ EPS = 1e-10  # PyTorch's
 
 
 class Adagrad:
-    """`torch.optim.Adagrad` for dense gradients in one pass over each table, with the same state under the same names.
+    """`torch.optim.Adagrad` in one pass over each table, or its rows with a sparse gradient; with the same state.
 
+    The tables in `row_sums` have one sum for a row, of the means of its squared gradients.
     PyTorch's optimizers load its compiler when they are constructed, which takes a second and 70 MiB.
     """
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, eps: float = EPS) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        lr: float,
+        eps: float = EPS,
+        *,
+        row_sums: Collection[nn.Parameter] = (),
+    ) -> None:
         self.parameters = list(parameters)
         self.param_groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": lr, "eps": eps}]
+        by_row = {id(table) for table in row_sums}
         self.state = {
-            table: {"sum": torch.zeros_like(table, requires_grad=False), "step": torch.tensor(0.0)}
+            table: {
+                "sum": table.new_zeros((len(table), 1) if id(table) in by_row else table.shape, requires_grad=False),
+                "step": torch.tensor(0.0),
+            }
             for table in self.parameters
         }
 
@@ -34,17 +46,23 @@ class Adagrad:
     def step(self) -> None:
         group = self.param_groups[0]
         for table in self.parameters:
-            if table.grad is not None:
+            if table.grad is None:
+                continue
+            if table.grad.is_sparse:
+                rows, gradient = sum_rows(table.grad._indices()[0], table.grad._values())
+                step_rows(self, table, rows, gradient, group["lr"])
+            else:
                 self._update(table, self.state[table]["sum"], table.grad, group["lr"], eps=group["eps"])
 
     @staticmethod
     def _update(table: Tensor, sums: Tensor, gradient: Tensor, learning_rate: float, *, eps: float) -> None:
-        if table.device.type == "cpu" and table.is_contiguous() and gradient.is_contiguous():
+        by_element = sums.shape == table.shape
+        if by_element and table.device.type == "cpu" and table.is_contiguous() and gradient.is_contiguous():
             from dualkg.kernels.cpu import adagrad_
 
             adagrad_(table.detach(), sums, gradient, None, learning_rate, eps=eps)
         else:
-            sums.addcmul_(gradient, gradient)
+            add_squares_(sums, gradient)
             table.addcdiv_(gradient, sums.sqrt().add_(eps), value=-learning_rate)
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,9 +79,17 @@ AnyOptimizer = torch.optim.Optimizer | Adagrad
 
 
 def build_optimizer(
-    choice: Optimizer, parameters: Iterable[nn.Parameter], *, one_pass: bool = False, captured: bool = False
+    choice: Optimizer,
+    parameters: Iterable[nn.Parameter],
+    *,
+    entity_tables: Collection[nn.Parameter] = (),
+    one_pass: bool = False,
+    captured: bool = False,
 ) -> AnyOptimizer:
-    """PyTorch's optimizer of that name, `captured` as Adam for a CUDA graph; with `one_pass`, the faster Adagrad."""
+    """PyTorch's optimizer of that name, `captured` as Adam for a CUDA graph; with `one_pass`, the faster Adagrad.
+
+    With `sums = "rows"`, the `entity_tables` have one sum for a row.
+    """
     keywords: dict[str, Any] = {"lr": choice.learning_rate}
     if choice.epsilon is not None:
         keywords["eps"] = choice.epsilon
@@ -71,6 +97,8 @@ def build_optimizer(
         tables = list(parameters)
         keywords["lr"] = torch.tensor(choice.learning_rate, device=tables[0].device)
         return torch.optim.Adam(tables, capturable=True, fused=True, **keywords)
+    if choice.sums == "rows":
+        return Adagrad(parameters, row_sums=entity_tables, **keywords)
     if one_pass and choice.name == "Adagrad":
         return Adagrad(parameters, **keywords)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, choice.name)
@@ -82,14 +110,33 @@ def can_step_rows(optimizer: AnyOptimizer) -> bool:
     return isinstance(optimizer, (Adagrad, torch.optim.Adagrad, torch.optim.SGD))
 
 
+def sum_rows(ids: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct ids `(n,)`, ascending, and the sum of the gradients `(num, width)` of each, `(n, width)`.
+
+    The backward pass of an embedding look-up adds in the order of the ids, on every device.
+    """
+    distinct, positions = torch.unique(ids, return_inverse=True)
+    return distinct, torch.ops.aten.embedding_dense_backward(gradient, positions, len(distinct), -1, False)
+
+
+def add_squares_(sums: Tensor, gradient: Tensor) -> Tensor:
+    """Add squared gradients to Adagrad's sums `(num_rows, width)`, or their mean over a row to `(num_rows, 1)`."""
+    if sums.shape == gradient.shape:
+        return sums.addcmul_(gradient, gradient)
+    return sums.add_(gradient.square().mean(-1, keepdim=True))
+
+
 @torch.no_grad()
 def step_rows(
     optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor, learning_rate: float
 ) -> None:
-    """Update some distinct rows of a table; `gradient` is `(num_rows, width)`."""
+    """Update some distinct rows of a table; `gradient` is `(num_rows, width)`. Other rows are neither read nor written.
+
+    The update is that of a dense gradient which is zero in all other rows.
+    """
     if not isinstance(optimizer, torch.optim.SGD):
         sums = optimizer.state[table]["sum"]
-        seen = sums[rows].addcmul_(gradient, gradient)
+        seen = add_squares_(sums[rows], gradient)
         sums[rows] = seen
         gradient = gradient / seen.sqrt_().add_(optimizer.param_groups[0]["eps"])
     table[rows] = table[rows] - learning_rate * gradient
@@ -122,7 +169,11 @@ def restore_optimizer(optimizer: AnyOptimizer, tensors: dict[str, Tensor]) -> No
     tables = [table for group in optimizer.param_groups for table in group["params"]]
     for name, value in tensors.items():
         index, key = name.split(".", 1)
-        if int(index) not in range(len(tables)) or value.shape not in (tables[int(index)].shape, ()):
+        if int(index) not in range(len(tables)):
+            raise ValueError(f"{name} is of another table")
+        table = tables[int(index)]
+        present = optimizer.state.get(table, {}).get(key, table)  # Adagrad's sums may be smaller than the table
+        if value.shape not in (present.shape, ()):
             raise ValueError(f"{name} is of another table")
         states.setdefault(int(index), {})[key] = value
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -208,12 +208,14 @@ class Optimizer(Section):
     """The optimizer and its learning rate, which may decay to zero from the share `decay_from` of training on.
 
     From the share `average_from` on, the weights at the end of each epoch are averaged, and the run keeps the mean.
-    `epsilon` is 1e-10 for Adagrad and 1e-8 for Adam if it is left out.
+    `epsilon` is 1e-10 for Adagrad and 1e-8 for Adam if it is left out. Adagrad's `sums` of squared gradients are of
+    single `elements`, or of whole `rows` of the entity tables, which take less memory.
     """
 
     name: Literal["Adagrad", "Adam", "SGD"] = "Adagrad"
     learning_rate: float = Field(0.1, gt=0)
     epsilon: float | None = Field(None, gt=0)
+    sums: Literal["elements", "rows"] = "elements"
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_from: float = Field(0.0, ge=0, lt=1)
     average_from: float = Field(1.0, ge=0, le=1)
@@ -224,9 +226,11 @@ class Optimizer(Section):
         return known_name(name, ("Adagrad", "Adam", "SGD"))
 
     @model_validator(mode="after")
-    def _epsilon_is_used(self) -> Optimizer:
+    def _settings_are_used(self) -> Optimizer:
         if self.epsilon is not None and self.name == "SGD":
             raise ValueError("epsilon is for Adagrad and Adam, and optimizer.name is 'SGD'; leave epsilon out")
+        if self.sums == "rows" and self.name != "Adagrad":
+            raise ValueError(f"sums are Adagrad's, and optimizer.name is '{self.name}'; leave sums out")
         return self
 
 

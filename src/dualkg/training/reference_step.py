@@ -14,13 +14,15 @@ from dualkg.training.optimizers import AnyOptimizer
 class ReferenceStep:
     """A gradient step on loss plus regularizer for one batch.
 
-    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a tensor there.
+    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a tensor there. With
+    `sparse`, gradients of the entity tables have only the rows of the batch, and the optimizer updates only these.
     """
 
     model: Model
     loss: BoundLoss
     regularizer: Regularizer
     optimizer: AnyOptimizer
+    sparse: bool = False
     capacity: int | None = None  # for the queries of a batch, which this step does not group
 
     def objective(self, batch: Tensor) -> Tensor:
@@ -46,7 +48,16 @@ class ReferenceStep:
     def step(self, batch: Tensor) -> Tensor:
         """Take one step at the learning rate that is set."""
         self.optimizer.zero_grad(set_to_none=True)
-        objective = self.objective(batch)
-        objective.backward()  # type: ignore[no-untyped-call]
+        objective = self.gradients(batch)
         self.optimizer.step()
+        return objective
+
+    def gradients(self, batch: Tensor) -> Tensor:
+        """Add the gradients of all parameters, and return the objective."""
+        self.model.embedding.sparse_gradients = self.sparse
+        try:
+            objective = self.objective(batch)
+        finally:
+            self.model.embedding.sparse_gradients = False
+        objective.backward()  # type: ignore[no-untyped-call]
         return objective.detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from dualkg.data.catalogue import cache_folder
+from dualkg.data.archives import cache_folder
 from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import Ranks
@@ -35,7 +36,13 @@ from dualkg.files import (
     write_text,
 )
 from dualkg.models.base import Model, skip_initialization
-from dualkg.training.checkpoint import check_history, load_weights, read_weights, save_weights
+from dualkg.training.checkpoint import (
+    check_history,
+    load_weights,
+    read_weight_shards,
+    read_weights,
+    save_weights,
+)
 from dualkg.training.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -181,6 +188,8 @@ class RunFolder:
         self.tuning = self.path / "tuning.json"
         self.checkpoint = self.path / "checkpoint.safetensors"
         self.weights = self.path / "weights.safetensors"
+        self.sharded_checkpoint = self.path / "checkpoint"  # of several processes
+        self.weights_index = self.path / "weights.safetensors.index.json"  # of weights in several files
         self.ensemble = self.path / "ensemble.json"  # in place of recipe and weights
         self.history = self.path / "history.json"
         self.costs = self.path / "costs.json"
@@ -197,9 +206,22 @@ class RunFolder:
     def ranks(self, split: str) -> Path:
         return self.path / f"ranks-{split}.parquet"
 
+    def weight_shard(self, rank: int, world_size: int) -> Path:
+        """The weights that one of several processes has written."""
+        return self.path / f"weights-{rank + 1:05d}-of-{world_size:05d}.safetensors"
+
+    def weight_shards(self) -> list[Path]:
+        """The files that the index of the weights names."""
+        if not self.weights_index.exists():
+            return []
+        names = read_json(self.weights_index, dict[str, list[str]], checksum=True).get("files", [])
+        if not names or any(Path(name).name != name for name in names):
+            raise RequestError(f"{self.weights_index} is damaged: it names no files of this folder.")
+        return [self.path / name for name in names]
+
     @property
     def finished(self) -> bool:
-        return self.report.exists() and (self.weights.exists() or self.ensemble.exists())
+        return self.report.exists() and any(path.exists() for path in (self.weights, self.weights_index, self.ensemble))
 
     def stamp(self) -> tuple[int, ...] | None:
         """What tells the report of this folder from another."""
@@ -240,6 +262,7 @@ class RunFolder:
         if not self.path.is_dir():
             return ["no folder"]
         known = {path.name for path in vars(self).values()} | {self.ranks(split).name for split in SPLITS}
+        known |= {path.name for path in self.path.glob("weights-?????-of-?????.safetensors")}
         unknown = [name for name in contents(self.path) if name not in known]
         is_run = (self.recipe.exists() or self.ensemble.exists()) and (self.graph / "graph.json").exists()
         return unknown if is_run else [*unknown, "no recipe.toml"]
@@ -280,10 +303,19 @@ class RunFolder:
         self.save_reports(run)
         self.checkpoint.unlink(missing_ok=True)
 
+    def finish_sharded(self, run: Run, world_size: int) -> None:
+        """Write the results of a run whose weights all processes have written."""
+        write_json(self.weights_index, {"files": [self.weight_shard(k, world_size).name for k in range(world_size)]})
+        write_text(self.history, json.dumps(run.history, indent=1))
+        write_text(self.costs, json.dumps(run.costs, indent=1))
+        self.save_reports(run)
+        shutil.rmtree(self.sharded_checkpoint)
+
     def remove_checkpoint(self) -> None:
         """Remove the checkpoint of a finished run that was killed just before it did; a damaged run keeps it."""
-        if self.checkpoint.exists() and not self.damage():
+        if (self.checkpoint.exists() or self.sharded_checkpoint.exists()) and not self.damage():
             self.checkpoint.unlink(missing_ok=True)
+            shutil.rmtree(self.sharded_checkpoint, ignore_errors=True)
 
     def save_reports(self, run: Run) -> None:
         """Write ranks and reports; last the report, with size and checksum of every file."""
@@ -293,18 +325,32 @@ class RunFolder:
         records = {name: file_record(self.path / name) for name in self.fixed_files()}
         write_json(self.report, {**reports, "files": records})
 
+    def gather(self, run: Run) -> None:
+        """Replace weights in several files by one file; `run` is the run of this folder."""
+        save_weights(run.model.state_dict(), self.weights)
+        index, shards = self.weights_index, self.weight_shards()
+        hidden = index.with_name(f".{index.name}")  # so that the report names the one file alone
+        for split in SPLITS:
+            if self.ranks(split).exists():
+                run.report_on(split)
+        index.rename(hidden)
+        self.save_reports(run)
+        for path in (*shards, hidden):
+            path.unlink()
+
     def fixed_files(self) -> list[str]:
         """The files that do not change once a run is finished, by their paths in the folder."""
         paths = [self.recipe, self.environment, self.tuning, self.weights, self.ensemble, self.history, self.costs]
         paths += [self.sparsity, self.extension, *map(self.ranks, SPLITS), *self.graph.glob("*.*")]
+        paths += [self.weights_index, *self.weight_shards()]
         return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
 
     def check_files(self, names: Iterable[str] | None = None) -> None:
         """Refuse damaged files, by the checksums in the report: those that are named, or all that predictions need."""
         recorded = self.records()
         if names is None:
-            needed = (self.recipe.name, self.graph.name, self.weights.name, self.ensemble.name)
-            names = [name for name in recorded if name.partition("/")[0] in needed]
+            needed = (self.recipe.name, self.graph.name, self.ensemble.name)
+            names = [name for name in recorded if name.partition("/")[0] in needed or name.startswith("weights")]
         memory = cache_folder() / "verified"
         for name in names:
             if name in recorded and (damage := file_damage(self.path / name, recorded[name], memory=memory)):
@@ -345,7 +391,8 @@ class RunFolder:
 
     def resume_advice(self) -> str:
         # It was interrupted in training, before its report, or in tuning.
-        if self.checkpoint.exists() or self.weights.exists() or self.tuning.exists():
+        saved = (self.checkpoint, self.sharded_checkpoint, self.weights, self.tuning)
+        if any(path.exists() for path in saved):
             return f"Resume it with: dualkg resume {self.path}"
         return f"It has no checkpoint; train it again: dualkg train {self.recipe} --overwrite --out {self.path}"
 
@@ -365,6 +412,18 @@ class RunFolder:
     def saved_environment(self) -> dict[str, Any]:
         found: dict[str, Any] = read_json(self.environment, dict[str, Any]) if self.environment.exists() else {}
         return found
+
+
+@locks("path")
+def gather(path: str | Path, *, trust_code: bool = False) -> Run:
+    """Write the weights that several processes have trained into one file."""
+    folder = RunFolder(path)
+    folder.check_is_run()
+    if not folder.weights_index.exists():
+        raise RequestError(f"The weights of {path} are in one file already, or the run is not finished.")
+    run = load_run(path, trust_code=trust_code)
+    folder.gather(run)
+    return run
 
 
 def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
@@ -388,7 +447,9 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
-    load_weights(model, read_weights(folder.weights), source=folder.weights)
+    shards = folder.weight_shards()
+    weights = read_weight_shards(shards, len(graph.entities)) if shards else read_weights(folder.weights)
+    load_weights(model, weights, source=folder.weights_index if shards else folder.weights)
     history = check_history(read_json(folder.history), source=folder.history) if folder.history.exists() else []
     sparsity = read_json(folder.sparsity, dict[str, Any]) if folder.sparsity.exists() else None
     costs = read_json(folder.costs, dict[str, float | None]) if folder.costs.exists() else None

@@ -28,10 +28,11 @@ from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.evaluation.report import evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
+from dualkg.losses.base import BoundLoss
 from dualkg.models.base import Model
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
-from dualkg.training.batches import GroupedByQuery, most_queries, one_of_each_query, shuffled
+from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries, one_of_each_query, shuffled
 from dualkg.training.callbacks import Callback, CallbackList, StopTraining
 from dualkg.training.checkpoint import Progress
 from dualkg.training.cuda_graphs import CudaGraphStep
@@ -99,11 +100,22 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(model.device)
         self.warm_up = WarmUp(model.device)
         examples = self._examples()
-        check_memory(recipe, model, regularizer, self.engine, num_examples=len(examples))
-        self.examples = torch.from_numpy(examples).to(model.device)
-        self.grouped_by_query = GroupedByQuery(self.examples) if recipe.training.order == "queries" else None
+        mapped = isinstance(examples, MappedExamples)
+        check_memory(recipe, model, regularizer, self.engine, num_examples=len(examples), mapped=mapped)
+        self.examples = (
+            examples if isinstance(examples, MappedExamples) else torch.from_numpy(examples).to(model.device)
+        )
+        self.grouped_by_query = (
+            GroupedByQuery(self.examples)
+            if recipe.training.order == "queries" and isinstance(self.examples, Tensor)
+            else None
+        )
         self.optimizer = build_optimizer(
-            recipe.optimizer, model.parameters(), one_pass=self.engine.fast, captured=self.engine.step == "captured"
+            recipe.optimizer,
+            model.parameters(),
+            entity_tables=model.embedding.entity_tables,
+            one_pass=self.engine.fast or self.engine.step == "sparse",
+            captured=self.engine.step == "captured",
         )
         self.regularizer = regularizer
         self.step = self._step()
@@ -131,22 +143,31 @@ class Trainer:
             seed=self.recipe.training.seed,
             grouped_by_query=self.grouped_by_query is not None,
         )
+        return self._build_step(loss)
+
+    def _build_step(self, loss: BoundLoss) -> Step:
         return build_step(self.engine, self.model, loss, self.regularizer, self.optimizer)
 
-    def _examples(self) -> npt.NDArray[np.int64]:
+    def _examples(self) -> npt.NDArray[np.int64] | MappedExamples:
         triples = self.graph.train
         if not len(triples):
             raise RequestError(f"{self.graph.name} has no training triples.")
         if self.recipe.validation.every and not len(self.graph.valid):
             raise RequestError(f"{self.graph.name} has no valid triples, so validation.every should be 0.")
-        if self.model.reciprocal:
-            triples = with_reciprocals(triples, self.graph.shape.num_relations)
+        num_relations, reciprocal = self.graph.shape.num_relations, self.model.reciprocal
+        if self.graph.is_mapped and self.recipe.training.order == self.recipe.loss.examples == "triples":
+            return MappedExamples(triples, num_relations, reciprocal=reciprocal, device=self.model.device)
+        if reciprocal:
+            triples = with_reciprocals(triples, num_relations)
         examples = triples.astype(np.int64)
         return one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, `(batch, 3)` each."""
         device, size, seed = self.examples.device, self.recipe.training.batch_size, self.recipe.training.seed
+        if isinstance(self.examples, MappedExamples):
+            yield from self.examples.batches(size, seed=seed, epoch=epoch)
+            return
         if self.grouped_by_query is None:
             order = shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
         else:
@@ -216,7 +237,7 @@ class Trainer:
 
     def _check_weights(self) -> None:
         """Raise if a weight is not finite: the last step may have diverged after its loss was checked."""
-        if not all(torch.isfinite(parameter).all() for parameter in self.model.parameters()):
+        if not all(checkpoint.all_finite(parameter.detach()) for parameter in self.model.parameters()):
             raise DivergedError(self._divergence("the weights hold NaN or infinity"))
 
     def _divergence(self, what: str) -> str:
@@ -287,7 +308,7 @@ class Trainer:
 
     @cached_property
     def _known(self) -> KnownAnswers:
-        return KnownAnswers.of(self.graph)
+        return KnownAnswers.of(self.graph, queries=self.graph.valid)
 
     # -- checkpoints --------------------------------------------------------------------------------------
 

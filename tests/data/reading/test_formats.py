@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data import encoding, text
@@ -153,7 +153,6 @@ def tables(names: st.SearchStrategy[str]) -> st.SearchStrategy[list[tuple[str, s
     ("suffix", "names"), [(".tsv", LINE_NAMES), (".csv", ANY_NAMES), (".parquet", ANY_NAMES), (".jsonl", ANY_NAMES)]
 )
 def test_any_names_are_read_as_written(kit, suffix: str, names: st.SearchStrategy[str]) -> None:
-    @settings(max_examples=150)
     @given(tables(names))
     def check(triples: list[tuple[str, str, str]]) -> None:
         with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,7 +30,6 @@ def plainly(table: Tensor, queries: Tensor, metric: str, k: int) -> tuple[Tensor
     return scores.gather(1, ids), ids
 
 
-@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10**6),
     rows=st.integers(1, 70),
@@ -51,7 +50,6 @@ def test_blocks_agree_with_a_sort_of_all_scores(seed, rows, width, num_queries, 
     assert torch.equal(found.ids, ids)
 
 
-@settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 50), k=st.integers(1, 60), metric=st.sampled_from(METRICS))
 def test_int8_search_agrees_with_the_decoded_table(seed, rows, k, metric):
     random = torch.Generator().manual_seed(seed)
@@ -65,7 +63,6 @@ def test_int8_search_agrees_with_the_decoded_table(seed, rows, k, metric):
     assert same or torch.equal(found.ids, ids)
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 10**6), rows=st.integers(1, 12), columns=st.integers(1, 30), k=st.integers(1, 35))
 def test_ties_are_in_the_order_of_rows(seed, rows, columns, k):
     scores = drawn(seed, rows, columns, most=1)

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
@@ -45,7 +45,6 @@ def test_predictions_are_those_without_an_index(small_graph, name, known):
         )
 
 
-@settings(max_examples=25)
 @given(num_known=st.integers(1, 40), k=st.integers(1, 50), seed=st.integers(0, 1000))
 def test_any_number_of_known_answers_can_be_omitted(num_known, k, seed):
     order = torch.randperm(40, generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,0 +1,432 @@
+"""Graphs larger than memory: names, triples and splits on disk, of which only a part is in memory at a time.
+
+All of it is one scheme. Rows are written in chunks, each sorted by partition. A partition, which is a piece of each
+chunk, is small enough to be sorted in memory; what was found is written back and read again by chunk.
+"""
+
+import mmap
+import os
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dualkg.data.archives import cache_folder
+from dualkg.data.triples import NO_TRIPLES, GraphShape, Notes, Triples, count_repeated_keys
+
+NUM_PARTITIONS = 256  # at most, as their numbers are bytes
+ROWS = 1 << 20  # that are in memory at a time
+HASHED_BYTES = 1 << 16  # whose products stay in the processor's cache
+MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
+Array = npt.NDArray[Any]
+Ids = npt.NDArray[np.int64]
+Hashes = npt.NDArray[np.uint64]
+
+
+def is_mapped(triples: Triples) -> bool:
+    """Whether triples are in a file, as those of a graph larger than memory."""
+    return isinstance(triples, np.memmap)
+
+
+def slices(size: int, step: int = 0) -> Iterator[slice]:
+    """The rows of a large array, a part at a time."""
+    step = step or ROWS
+    return (slice(start, min(start + step, size)) for start in range(0, size, step))
+
+
+def release(array: Array) -> None:
+    """Give up the memory of a mapped file; its pages are read again when they are needed."""
+    if isinstance(found := getattr(array, "_mmap", None), mmap.mmap):
+        found.madvise(mmap.MADV_DONTNEED)
+
+
+# -- files --------------------------------------------------------------------------------------------------
+
+
+class Column:
+    """An array in a file without a name, which no killed process leaves behind."""
+
+    def __init__(self, dtype: npt.DTypeLike, size: int = 0) -> None:
+        self.dtype, self.size = np.dtype(dtype), size
+        self._file, self._folder = _temporary_file()
+        weakref.finalize(self, self._file.close)
+        if size:
+            self._call(os.posix_fallocate, 0, size * self.dtype.itemsize)
+
+    def append(self, values: Array) -> None:
+        self.write(self.size, values)
+        self.size += len(values)
+
+    def write(self, start: int, values: Array) -> None:
+        left = np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data
+        start *= self.dtype.itemsize
+        while left:
+            written = self._call(os.pwrite, left, start)
+            left, start = left[written:], start + written
+
+    def read(self, start: int, stop: int) -> Array:
+        found = np.empty(stop - start, self.dtype)
+        left, start = found.view(np.uint8).data, start * self.dtype.itemsize
+        while left:
+            num = self._call(os.preadv, [left], start)
+            if not num:
+                raise EOFError("a temporary file has been cut short")
+            left, start = left[num:], start + num
+        return found
+
+    def map(self, *, writable: bool = False) -> Array:
+        """The array as a memory-mapped file, which no change of a copy reaches; an empty one has no file."""
+        if not self.size:
+            return np.empty(0, self.dtype)
+        return np.memmap(self._file, self.dtype, "r+" if writable else "c", shape=(self.size,))
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        try:
+            return function(self._file.fileno(), *arguments)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._folder) from None
+
+
+def _temporary_file() -> tuple[IO[bytes], str]:
+    """A file in the cache folder, as /tmp may be in memory, or else in /tmp; and its folder."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=folder, buffering=0), str(folder)
+    except OSError:
+        return tempfile.TemporaryFile(buffering=0), tempfile.gettempdir()
+
+
+class Table:
+    """Columns of rows that are written in chunks, each sorted by partition."""
+
+    def __init__(self, **dtypes: npt.DTypeLike) -> None:
+        self._columns = {name: Column(dtype) for name, dtype in dtypes.items()}
+        self._starts = np.zeros((0, NUM_PARTITIONS + 1), np.int64)
+
+    def append(self, sizes: Ids, **columns: Array) -> None:
+        """Add a chunk whose partitions have these numbers of rows; a column that is not given is written later."""
+        start = self._starts[-1, -1] if len(self._starts) else 0
+        starts = start + np.append(0, np.cumsum(sizes))
+        for name, column in self._columns.items():
+            if name in columns:
+                column.write(start, columns[name])
+        self._starts = np.concatenate([self._starts, starts[None]])
+
+    def partition(self, name: str, number: int) -> Array:
+        """The rows of a partition, in the order they were added."""
+        column = self._columns[name]
+        pieces = [column.read(*piece) for piece in self._pieces(number)]
+        return np.concatenate([np.empty(0, column.dtype), *pieces])
+
+    def write(self, name: str, number: int, values: Array) -> None:
+        """Write a column of a partition."""
+        done = 0
+        for start, stop in self._pieces(number):
+            self._columns[name].write(start, values[done : done + stop - start])
+            done += stop - start
+
+    def chunk(self, name: str, number: int) -> Array:
+        return self._columns[name].read(self._starts[number, 0], self._starts[number, -1])
+
+    def _pieces(self, number: int) -> list[tuple[int, int]]:
+        return [(start, stop) for start, stop in self._starts[:, number : number + 2].tolist() if stop > start]
+
+
+# -- names --------------------------------------------------------------------------------------------------
+
+
+@cache
+def _powers(size: int) -> tuple[Hashes, Hashes]:
+    """The powers of the multiplier and of its inverse modulo 2⁶⁴."""
+    factors = [np.full(size, factor, np.uint64) for factor in (MULTIPLIER, pow(MULTIPLIER, -1, 2**64))]
+    for powers in factors:
+        powers[0] = 1
+        np.cumprod(powers, out=powers)
+    return factors[0], factors[1]
+
+
+def hash_names(names: pa.Array) -> Hashes:
+    """A polynomial hash of each name, mixed so that its high bits depend on all letters."""
+    found = np.empty(len(names), np.uint64)
+    ends, letters = text_of(names)
+    start = 0
+    while start < len(names):
+        stop = max(start + 1, int(np.searchsorted(ends, ends[start] + HASHED_BYTES, side="right")) - 1)
+        at = ends[start : stop + 1] - ends[start]
+        size = int(at[-1])
+        powers, inverses = _powers(1 << max(size, HASHED_BYTES).bit_length())
+        sums = np.zeros(size + 1, np.uint64)
+        np.cumsum((letters[ends[start] : ends[stop]].astype(np.uint64) + np.uint64(1)) * powers[:size], out=sums[1:])
+        found[start:stop] = (sums[at[1:]] - sums[at[:-1]]) * inverses[at[:-1]]
+        start = stop
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):  # the end of SplitMix64
+        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    return found
+
+
+def text_of(names: pa.Array) -> tuple[Ids, npt.NDArray[np.uint8]]:
+    """Where each name starts, and the last one ends, in the bytes of all; both without a copy if names are large."""
+    _, offsets, content = names.buffers()
+    kind = np.int64 if names.type == pa.large_string() else np.int32
+    ends = np.frombuffer(offsets, kind)[names.offset : names.offset + len(names) + 1] if len(names) else np.zeros(1)
+    return ends.astype(np.int64, copy=False), np.frombuffer(content or b"", np.uint8)
+
+
+def names_of(ends: Ids, letters: Array) -> pa.Array:
+    """Names of their text, without a copy."""
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(letters)]
+    return pa.Array.from_buffers(pa.large_string(), len(ends) - 1, buffers)
+
+
+class NameIndex:
+    """The ids of very many names, by the hashes of the names: 12 bytes each."""
+
+    def __init__(self, names: pa.Array) -> None:
+        self._names = names
+        hashes = np.concatenate([np.empty(0, np.uint64), *(hash_names(names[part]) for part in slices(len(names)))])
+        order = np.argsort(hashes, kind="stable").astype(np.int32)
+        self._ids, self._hashes = order, hashes[order]
+
+    def get(self, name: object, default: Any = None) -> Any:
+        if not isinstance(name, str):
+            return default
+        try:
+            wanted = hash_names(pa.array([name], pa.string()))[0]
+        except UnicodeEncodeError:  # half of a surrogate pair is no name
+            return default
+        first, last = (int(np.searchsorted(self._hashes, wanted, side=side)) for side in ("left", "right"))
+        found = (int(id) for id in self._ids[first:last])
+        return next((id for id in found if self._names[id].as_py() == name), default)
+
+    def __contains__(self, name: object) -> bool:
+        return self.get(name) is not None
+
+
+class SpilledNames:
+    """Names of many units with their first positions, of which every distinct one gets an id in that order."""
+
+    def __init__(self) -> None:
+        self._rows = Table(length=np.int32, first=np.int64, distinct=np.int32, id=np.int32)
+        self._text = Table(text=np.uint8)
+        self._first, self._ends, self._letters = Column(np.int64), Column(np.int64), Column(np.uint8)
+        self._starts = [0]  # the first distinct name of each partition
+        self._marks, self._left_out = np.empty(0, np.uint64), np.empty(0, np.int64)
+
+    def add(self, names: pa.Array, first: Ids) -> npt.NDArray[np.int32]:
+        """Write the names of a unit, and return their new numbers in it."""
+        partitions = (((hash_names(names) >> np.uint64(32)) * NUM_PARTITIONS) >> np.uint64(32)).astype(np.uint8)
+        order = np.argsort(partitions, kind="stable")
+        sizes = np.bincount(partitions, minlength=NUM_PARTITIONS)
+        parts = [text_of(names.take(pa.array(order[part]))) for part in slices(len(order))]
+        lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for ends, _ in parts)])
+        letters = np.concatenate([np.empty(0, np.uint8), *(text[ends[0] : ends[-1]] for ends, text in parts)])
+        self._rows.append(sizes, length=lengths, first=first[order])
+        ends = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(sizes))]
+        self._text.append(np.diff(ends), text=letters)
+        renumbered = np.empty(len(order), np.int32)
+        renumbered[order] = np.arange(len(order), dtype=np.int32)
+        return renumbered
+
+    def find_distinct(self, num_positions: int) -> None:
+        """Find the distinct names of each partition, and mark the positions where they occur first."""
+        self._marks = np.zeros(num_positions // 64 + 1, np.uint64)
+        for number in range(NUM_PARTITIONS):
+            ends = np.append(0, np.cumsum(self._rows.partition("length", number), dtype=np.int64))
+            encoded = names_of(ends, self._text.partition("text", number)).dictionary_encode()
+            indices = encoded.indices.to_numpy()
+            appears = np.flatnonzero(np.diff(np.maximum.accumulate(indices), prepend=-1))
+            first = self._rows.partition("first", number)[appears]
+            order = np.argsort(first)
+            rank = np.empty_like(order)
+            rank[order] = np.arange(len(order))
+            self._rows.write("distinct", number, rank[indices])
+            first = first[order]
+            np.add.at(self._marks, first >> 6, np.uint64(1) << (first & 63).astype(np.uint64))
+            self._first.append(first)
+            ends, letters = text_of(encoded.dictionary.take(pa.array(order)))
+            self._ends.append(ends[1:] - ends[0] + self._letters.size)
+            self._letters.append(letters[ends[0] : ends[-1]])
+            self._starts.append(self._first.size)
+
+    def leave_out(self, positions: Ids) -> None:
+        """Leave out the names that occur first at these positions."""
+        self._left_out = positions
+        for word, bit in zip(positions >> 6, positions & 63, strict=True):
+            self._marks[word] &= ~(np.uint64(1) << np.uint64(bit))
+
+    def number(self) -> None:
+        """Give each name of a unit its id: how many names occur before it."""
+        self._ids = Column(np.int32)
+        before = np.cumsum(np.bitwise_count(self._marks), dtype=np.int64)
+        self._num_names = int(before[-1])
+        for number in range(NUM_PARTITIONS):
+            first = self._first.read(*self._starts[number : number + 2])
+            words = self._marks[first >> 6]
+            below = words & ((np.uint64(1) << (first & 63).astype(np.uint64)) - np.uint64(1))
+            ids = before[first >> 6] - np.bitwise_count(words) + np.bitwise_count(below)
+            self._ids.append(ids)
+            self._rows.write("id", number, ids[self._rows.partition("distinct", number)])
+
+    def ids_of_unit(self, number: int) -> npt.NDArray[np.int32]:
+        return self._rows.chunk("id", number)
+
+    def names(self) -> pa.Array:
+        """All names in the order of their ids, on disk."""
+        ends, letters = Column(np.int64), Column(np.uint8)
+        ends.append(np.zeros(1))
+        ids, starts = self._ids.map(), self._starts[:-1]
+        for part in slices(self._num_names):
+            limits = zip(starts, self._starts[1:], strict=True)
+            stops = [start + int(np.searchsorted(ids[start:stop], part.stop)) for start, stop in limits]
+            pieces = [self._piece(*piece) for piece in zip(starts, stops, strict=True)]
+            found_ids, found = np.concatenate([ids for ids, _ in pieces]), pa.concat_arrays([one for _, one in pieces])
+            at, text = text_of(found.take(pa.array(np.argsort(found_ids))))
+            ends.append(at[1:] - at[0] + letters.size)
+            letters.append(text[at[0] : at[-1]])
+            starts = stops
+        return names_of(ends.map(), letters.map())
+
+    def _piece(self, start: int, stop: int) -> tuple[Ids, pa.Array]:
+        """The ids and names of some distinct names of a partition."""
+        ends = np.append(self._ends.read(start - 1, start) if start else 0, self._ends.read(start, stop))
+        ids, names = self._ids.read(start, stop), names_of(ends - ends[0], self._letters.read(ends[0], ends[-1]))
+        if not len(self._left_out):
+            return ids, names
+        kept = ~np.isin(self._first.read(start, stop), self._left_out)
+        return ids[kept], names.filter(pa.array(kept))
+
+
+# -- triples of names ---------------------------------------------------------------------------------------
+
+
+class SpilledTriples:
+    """Triples of a vocabulary too large for memory: units with a vocabulary each, which are joined at the end."""
+
+    def __init__(self) -> None:
+        self._names = SpilledNames(), SpilledNames()  # of entities, of relations
+        self._local: dict[str, Column] = {}
+        self._units: list[list[tuple[str, int]]] = []  # the rows of each split
+        self.num_rows = 0
+
+    def add(self, names: Sequence[pa.Array], blocks: Mapping[str, Sequence[Sequence[npt.NDArray[np.int32]]]]) -> None:
+        """Write a unit: the names of entities and relations, and blocks of heads, relations and tails by split."""
+        rows = [block for found in blocks.values() for block in found]
+        size = sum(len(heads) for heads, _, _ in rows)
+        renumbered = []
+        for known, unit, columns in zip(self._names, names, ((0, 2), (1,)), strict=True):
+            first, end = np.empty(len(unit), np.int64), (self.num_rows + size) * len(columns)
+            for block in reversed(rows):  # so that the earliest position of each name is written last
+                backwards = np.stack([block[column] for column in columns], axis=1).reshape(-1)[::-1]
+                first[backwards] = np.arange(end - 1, end - 1 - len(backwards), -1)
+                end -= len(backwards)
+            renumbered.append(known.add(unit, first))
+        entity, relation = renumbered
+        for split, found in blocks.items():
+            for heads, relations, tails in found:
+                triples = np.stack([entity[heads], relation[relations], entity[tails]], axis=1)
+                self._local.setdefault(split, Column(np.int32)).append(triples.reshape(-1))
+        self._units.append([(split, sum(len(heads) for heads, _, _ in found)) for split, found in blocks.items()])
+        self.num_rows += size
+
+    def find_distinct(self) -> None:
+        for known, width in zip(self._names, (2, 1), strict=True):
+            known.find_distinct(width * self.num_rows)
+
+    def leave_out(self, splits: Sequence[str]) -> None:
+        """Leave out the names of the first triples of these splits, which are headers."""
+        rows = np.array([self._first_row(split) for split in splits])
+        self._names[0].leave_out(np.concatenate([2 * rows, 2 * rows + 1]))
+        self._names[1].leave_out(rows)
+
+    def _first_row(self, wanted: str) -> int:
+        row = 0
+        for split, size in (piece for unit in self._units for piece in unit):
+            if split == wanted:
+                return row
+            row += size
+        raise KeyError(wanted)
+
+    def triples(self) -> dict[str, Triples]:
+        """The triples of each split as ids, on disk."""
+        found = {split: Column(np.int32) for split in self._local}
+        for known in self._names:
+            known.number()
+        for number, unit in enumerate(self._units):
+            entity, relation = (known.ids_of_unit(number) for known in self._names)
+            for split, size in unit:
+                start = found[split].size
+                for part in slices(size):
+                    local = self._local[split].read(start + 3 * part.start, start + 3 * part.stop).reshape(-1, 3)
+                    ids = np.stack([entity[local[:, 0]], relation[local[:, 1]], entity[local[:, 2]]], axis=1)
+                    found[split].append(ids.reshape(-1))
+        return {split: mapped_triples(column) for split, column in found.items()}
+
+    def names(self) -> tuple[pa.Array, pa.Array]:
+        found = self._names[0].names(), self._names[1].names()
+        pa.default_memory_pool().release_unused()
+        return found
+
+
+def mapped_triples(column: Column) -> Triples:
+    return column.map().reshape(-1, 3) if column.size else NO_TRIPLES
+
+
+# -- splits -------------------------------------------------------------------------------------------------
+
+
+class PairedTriples:
+    """The triples of several arrays by pair of entities: a partition has all triples of its pairs, in their order.
+
+    The pairs of a partition come before those of the next one, as they are sorted.
+    """
+
+    def __init__(self, arrays: Sequence[Triples], shape: GraphShape) -> None:
+        self._num_entities = shape.num_entities
+        self.table = Table(key=np.int64, kind=np.uint32, array=np.uint8, row=np.int32, pair=np.int64)
+        sample = [self._keys(triples[:: max(1, len(triples) >> 16)]) for triples in arrays]
+        ordered = np.sort(np.concatenate(sample))
+        bounds = ordered[np.arange(1, NUM_PARTITIONS) * len(ordered) // NUM_PARTITIONS]
+        for number, triples in enumerate(arrays):
+            for part in slices(len(triples)):
+                chunk = np.array(triples[part])
+                keys = self._keys(chunk)
+                partitions = np.searchsorted(bounds, keys, side="right").astype(np.uint8)
+                order = np.argsort(partitions, kind="stable")
+                kind = 2 * chunk[:, 1].astype(np.uint32) + (chunk[:, 0] > chunk[:, 2])
+                self.table.append(
+                    np.bincount(partitions, minlength=NUM_PARTITIONS),
+                    key=keys[order],
+                    kind=kind[order],
+                    array=np.full(len(order), number, np.uint8),
+                    row=order,
+                )
+            release(triples)
+
+    def _keys(self, triples: Triples) -> Ids:
+        heads, tails = triples[:, 0].astype(np.int64), triples[:, 2].astype(np.int64)
+        found: Ids = np.minimum(heads, tails) * self._num_entities + np.maximum(heads, tails)
+        return found
+
+    def partitions(self) -> Iterator[tuple[int, Ids, Ids]]:
+        """The number of each partition; for each of its triples, the number of the pair in it, and of the triple."""
+        for number in range(NUM_PARTITIONS):
+            _, pairs = np.unique(self.table.partition("key", number), return_inverse=True)
+            yield number, pairs, (pairs << 32) + self.table.partition("kind", number)
+
+
+def count_repeats_on_disk(splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
+    """`count_repeats` of splits larger than memory."""
+    paired, duplicates, overlaps = PairedTriples(list(splits.values()), shape), Counter[str](), Counter[str]()
+    for number, _, keys in paired.partitions():
+        of_array = paired.table.partition("array", number)
+        found = count_repeated_keys({split: keys[of_array == place] for place, split in enumerate(splits)})
+        duplicates.update(found.duplicates)
+        overlaps.update(found.overlaps)
+    return Notes(dict(duplicates), dict(overlaps), tuple(remarks))

@@ -1,0 +1,347 @@
+"""Models whose entity tables are split by rows over the processes of `torch.distributed`, a shard on each.
+
+Every process has the whole batch, the relations, and the rows of its shard. Rows of a batch are fetched by an
+all-reduce, in which all but their owner add zeros. Each process scores its own entities; gradients of the vectors that
+it scores them by are summed over all processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, Side
+from dualkg.models.bilinear import BilinearModel
+from dualkg.models.grouping import lookup
+
+Reduction = Literal["sum", "max"]
+TABLES = ("entities", "tails")  # which are split
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of one of `world_size` processes, of tables in a fixed order that spreads frequent entities.
+
+    Entity i is row a·i mod `num_entities`, whatever the number of processes; process p has the p-th of equal parts of
+    the rows, of which the last may be shorter or empty.
+    """
+
+    num_entities: int
+    rank: int = 0
+    world_size: int = 1
+
+    @cached_property
+    def multiplier(self) -> int:
+        """a, near the golden section of the number of entities, and prime to it."""
+        found = max(1, round(GOLDEN * self.num_entities))
+        while math.gcd(found, self.num_entities) > 1:
+            found += 1
+        return found
+
+    @property
+    def part(self) -> int:
+        return -(-self.num_entities // self.world_size)
+
+    @property
+    def first(self) -> int:
+        return min(self.rank * self.part, self.num_entities)
+
+    @property
+    def size(self) -> int:
+        """The number of rows of this process."""
+        return min((self.rank + 1) * self.part, self.num_entities) - self.first
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The row of each entity in the whole tables."""
+        return ids * self.multiplier % self.num_entities
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """The row of each entity here, −1 for those of other processes."""
+        rows = self.rows(ids) - self.first
+        return torch.where((rows >= 0) & (rows < self.size), rows, -1)
+
+    @property
+    def ids(self) -> Tensor:
+        """The entity of each row here."""
+        inverse = pow(self.multiplier, -1, self.num_entities) if self.num_entities > 1 else 0
+        return torch.arange(self.first, self.first + self.size) * inverse % max(self.num_entities, 1)
+
+    # -- collectives --------------------------------------------------------------------------------------
+
+    def all_reduce(self, values: Tensor, reduction: Reduction = "sum") -> Tensor:
+        """Replace values by their sum or maximum over all processes; every process has the same bits."""
+        if self.world_size > 1:
+            dist.all_reduce(values, dist.ReduceOp.SUM if reduction == "sum" else dist.ReduceOp.MAX)
+        return values
+
+    def sum_of_all(self, values: Tensor) -> Tensor:
+        """The sum over all processes, whose gradient every process has."""
+        found: Tensor = _Sum.apply(values, self) if self.world_size > 1 else values  # type: ignore[no-untyped-call]
+        return found
+
+    def for_each(self, values: Tensor) -> Tensor:
+        """Values that each process uses for its own entities: their gradient is the sum over all processes."""
+        found: Tensor = _ForEach.apply(values, self) if self.world_size > 1 else values  # type: ignore[no-untyped-call]
+        return found
+
+    def fetch(self, table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
+        """Rows of entities, which any process may own, `(batch, width)`."""
+        positions = self.positions(ids)
+        if not len(table):  # zeros with a gradient, as on other processes
+            return self.sum_of_all(table.new_zeros(len(ids), table.shape[1]) + table.sum())
+        rows = lookup(table, positions.clamp(min=0), sparse=sparse)
+        return self.sum_of_all(rows * (positions >= 0).unsqueeze(-1))
+
+    def at(self, scores: Tensor, ids: Tensor) -> Tensor:
+        """The score of one entity in each row of scores of the entities of each process, `(batch,)`."""
+        positions = self.positions(ids)
+        if not scores.shape[1]:
+            return self.sum_of_all(scores.sum(1))
+        return self.sum_of_all(torch.where(positions >= 0, scores.gather(1, positions.clamp(min=0)[:, None])[:, 0], 0))
+
+    def log_normalizers(self, scores: Tensor) -> Tensor:
+        """logsumexp over the entities of all processes, `(batch,)`."""
+        top = scores.detach().amax(1) if scores.shape[1] else scores.new_full((len(scores),), -torch.inf)
+        top = self.all_reduce(top, "max")
+        return top + self.sum_of_all((scores - top[:, None]).exp().sum(1)).log()
+
+    def join_normalizers(self, ours: Tensor) -> Tensor:
+        """logsumexp over all processes, from that of each, without a gradient."""
+        top = self.all_reduce(ours.clone(), "max")
+        return top + self.all_reduce((ours - top).exp()).log()
+
+    def add_rows(self, total: Tensor, ids: Tensor, rows: Tensor) -> None:
+        """Add rows to those entities of a table that are owned here."""
+        if len(total):
+            positions = self.positions(ids)
+            total.index_add_(0, positions.clamp(min=0), rows * (positions >= 0).unsqueeze(-1))
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, shard: Shard) -> Tensor:
+        return shard.all_reduce(values.clone())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _ForEach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, shard: Shard) -> Tensor:
+        ctx.shard = shard
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.shard.all_reduce(gradients[0].contiguous().clone()), None
+
+
+@dataclass
+class ShardedFactors(Factors):
+    """Vectors of a batch that every process has; rows of entities are fetched from their owners."""
+
+    shard: Shard
+
+    def fresh(self) -> Factors:
+        found = ShardedFactors(self.model, self.given_heads, self.given_relations, self.given_tails, self.shard)
+        for name in ("head", "tail"):
+            if name in vars(self):
+                setattr(found, name, getattr(self, name))
+        return found
+
+    @cached_property
+    def head(self) -> Tensor:
+        return self.shard.fetch(self.model.head_table, self.heads, sparse=self.model.sparse_gradients)
+
+    @cached_property
+    def tail(self) -> Tensor:
+        return self.shard.fetch(self.model.tail_table, self.tails, sparse=self.model.sparse_gradients)
+
+
+class _LocalFactors(Factors):
+    """The vectors of a batch as this process uses them for its own entities."""
+
+    def __init__(self, whole: Factors, shard: Shard, parameters: dict[str, Any]) -> None:
+        super().__init__(whole.model, whole.given_heads, whole.given_relations, whole.given_tails)
+        self.whole, self.shard, self.parameters = whole, shard, parameters
+
+    def candidates(self, ids: Tensor, *, side: Side) -> Tensor:
+        """Rows of this process."""
+        return self.model.rows(self.model.tail_table if side == "tail" else self.model.head_table, ids)
+
+    def _of_whole(self, name: str) -> Tensor:
+        """A vector of the batch, computed with the parameters that every process has."""
+        with _replaced(self.model, self.parameters):
+            return self.shard.for_each(getattr(self.whole, name))
+
+    @cached_property
+    def head(self) -> Tensor:
+        return self._of_whole("head")
+
+    @cached_property
+    def tail(self) -> Tensor:
+        return self._of_whole("tail")
+
+    @cached_property
+    def mapped_head(self) -> Tensor:
+        return self._of_whole("mapped_head")
+
+    @cached_property
+    def mapped_tail(self) -> Tensor:
+        return self._of_whole("mapped_tail")
+
+
+@contextmanager
+def _replaced(module: nn.Module, parameters: dict[str, Any]) -> Iterator[None]:
+    """A module with other parameters under the same names for a while."""
+    before = {name: module._parameters[name] for name in parameters}
+    module._parameters.update(parameters)
+    try:
+        yield
+    finally:
+        module._parameters.update(before)
+
+
+class ShardedModel(Model):
+    """A model with the entity rows of one process: `tail_scores` and `head_scores` are those of its own entities.
+
+    Other scores are complete. Parameters are those of the model that it wraps.
+    """
+
+    def __init__(self, model: Model, shard: Shard) -> None:
+        super().__init__(model.shape, reciprocal=model.reciprocal)
+        self.model = model
+        self.shard = shard
+        self.score_arrays = model.score_arrays
+        self._leaves: dict[str, Tensor] = {}
+        self._columns: slice | None = None
+
+    @property
+    def embedding(self) -> EmbeddingModel:
+        return self.model.embedding
+
+    @property
+    def config(self) -> dict[str, object]:
+        return self.model.config
+
+    @property
+    def score_form(self) -> ScoreForm | None:
+        return self.model.score_form
+
+    @property
+    def shares_candidates(self) -> bool:
+        return self.model.shares_candidates
+
+    def entity_vectors(self) -> Tensor:
+        return self.model.entity_vectors()
+
+    def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
+        return ShardedFactors(self.embedding, heads, relations, tails, self.shard)
+
+    @contextmanager
+    def local(self, f: Factors) -> Iterator[Factors]:
+        """Vectors and parameters for scores of the entities of this process, with gradients summed over all."""
+        parameters = {name: value for name, value in self.embedding._parameters.items() if name not in TABLES}
+        tables = {name: self.embedding._parameters[name] for name in TABLES if name in self.embedding._parameters}
+        used = dict(self._copies(parameters))
+        if self._columns is not None:
+            used |= {name: None if table is None else table[self._columns] for name, table in tables.items()}
+        with _replaced(self.embedding, used):
+            yield _LocalFactors(f, self.shard, parameters | tables)
+
+    def _copies(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Leaves with the values of parameters, in which their gradients by the entities of this process are summed."""
+        if not torch.is_grad_enabled():
+            return parameters
+        if not self._leaves:
+            self._leaves = {
+                name: value.detach().requires_grad_() for name, value in parameters.items() if value is not None
+            }
+        return self._leaves
+
+    def add_local_gradients(self, regularizer_reads_tables: bool) -> None:
+        """After a backward pass: sum gradients of parameters by the entities of all processes, and add them.
+
+        Scores of bilinear models use their relations only to map vectors that every process has.
+        """
+        leaves, self._leaves = self._leaves, {}
+        if isinstance(self.model, BilinearModel) and not regularizer_reads_tables:
+            return
+        for name, parameter in self.embedding._parameters.items():
+            if parameter is not None and name not in TABLES:
+                leaf = leaves.get(name)
+                gradient = torch.zeros_like(parameter) if leaf is None or leaf.grad is None else leaf.grad
+                self.shard.all_reduce(gradient)
+                parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+    def column_blocks(self, size: int) -> Iterator[tuple[int, int]]:
+        """Ranges of at most `size` rows of this process; one empty range where it has none."""
+        for start in range(0, max(self.shard.size, 1), size):
+            yield start, min(start + size, self.shard.size)
+
+    @contextmanager
+    def columns(self, start: int, stop: int) -> Iterator[None]:
+        """For scores of some of the entities of this process, without a gradient."""
+        self._columns = slice(start, stop)
+        try:
+            yield
+        finally:
+            self._columns = None
+
+    def triple_scores(self, f: Factors) -> Tensor:
+        return self.model.triple_scores(f)
+
+    def relation_scores(self, f: Factors) -> Tensor:
+        return self.model.relation_scores(f)
+
+    def tail_scores(self, f: Factors) -> Tensor:
+        with self.local(f) as here:
+            return self.model.tail_scores(here)
+
+    def head_scores(self, f: Factors) -> Tensor:
+        with self.local(f) as here:
+            return self.model.head_scores(here)
+
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        """Each process scores the candidates that it owns."""
+        positions = self.shard.positions(candidates)
+        batch, num = len(f.relations), candidates.shape[-1]
+        one_by_one = candidates.dim() > 1 or not self.model.shares_candidates
+        with self.local(f) as here:
+            if not one_by_one:
+                columns = (positions >= 0).nonzero().squeeze(-1)
+                found = self.model.candidate_scores(here, positions[columns], side)
+                return self.shard.sum_of_all(found.new_zeros(batch, num).index_copy(1, columns, found))
+            owned = positions.expand(batch, num) >= 0
+            rows, columns = owned.nonzero(as_tuple=True)
+            chosen = positions.expand(batch, num)[rows, columns]
+            found = self._scores_of_pairs(here, rows, chosen, side)
+            scores = found.new_zeros(batch * num).index_copy(0, rows * num + columns, found)
+        return self.shard.sum_of_all(scores.view(batch, num))
+
+    def _scores_of_pairs(self, f: Factors, rows: Tensor, positions: Tensor, side: Side) -> Tensor:
+        """The score of one entity of this process for each of some rows of the batch."""
+        model, relations = self.embedding, f.relations[rows]
+        if side == "tail":
+            vectors = model.rows(model.tail_table, positions)
+            if isinstance(self.model, BilinearModel):
+                return (lookup(f.mapped_head, rows) * vectors).sum(-1)
+            pairs = Factors(model, rows, relations, positions)
+            pairs.head, pairs.tail = lookup(f.head, rows), vectors
+        else:
+            vectors = model.rows(model.head_table, positions)
+            if isinstance(self.model, BilinearModel):
+                return (lookup(f.mapped_tail, rows) * vectors).sum(-1)
+            pairs = Factors(model, positions, relations, rows)
+            pairs.head, pairs.tail = vectors, lookup(f.tail, rows)
+        return self.model.triple_scores(pairs)

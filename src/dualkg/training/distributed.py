@@ -1,0 +1,509 @@
+"""Training in several processes under `torchrun`: the process group, the trainer, its checkpoints and the run.
+
+Every process takes each batch whole, has the rows of its shard of the entity tables, and the same relations. Process 0
+alone writes the run folder, shows progress and calls callbacks; checkpoints and weights are written by all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+
+from dualkg.data.graph import Graph
+from dualkg.errors import DivergedError, DualkgError, RequestError
+from dualkg.files import check_type, locked, read_json, sync, write_json
+from dualkg.losses.base import BoundLoss
+from dualkg.models.base import only_rows
+from dualkg.models.sharded import TABLES, Shard, ShardedModel
+from dualkg.regularizers import Regularizer
+from dualkg.training.api import choose_device, evaluate_held_out
+from dualkg.training.callbacks import Callback, TrainingInfo, find_callbacks, saved_trackers
+from dualkg.training.checkpoint import Progress, all_finite, check_history, load_tensors, save_weight_shard
+from dualkg.training.engines import Engine, Step
+from dualkg.training.fused import FusedStep
+from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
+from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.run import Run, RunFolder, environment
+from dualkg.training.sharded_step import ShardedReferenceStep, ShardedTables, check_supported, sharded_loss
+from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, peak_mib
+
+T = TypeVar("T")
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
+
+
+class OtherProcessError(DualkgError):
+    """Process 0 has refused, and has said why."""
+
+    silent = True
+
+    def __init__(self, sentence: object = "", exit_code: int = 1) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+def num_processes() -> int:
+    """The number of processes that a launcher such as `torchrun` has started, 1 without one."""
+    present = [name for name in VARIABLES if os.environ.get(name)]
+    if not {"RANK", "WORLD_SIZE"} & set(present):
+        return 1
+    if missing := [name for name in VARIABLES if name not in present]:
+        raise RequestError(
+            f"{present[0]} is set, as by torchrun, and {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} "
+            f"not. Start the processes with: torchrun --nproc-per-node N -m dualkg …, or unset {', '.join(present)}."
+        )
+    try:
+        rank, size = (int(os.environ[name]) for name in VARIABLES[:2])
+    except ValueError:
+        rank, size = -1, 0
+    if not 0 <= rank < size:
+        found = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES[:2])
+        raise RequestError(f"RANK is a number from 0 to WORLD_SIZE − 1; found {found}.")
+    return size
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those that train one model."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def first_then_all(self, function: Callable[[], T]) -> T:
+        """Call a function in process 0 and then, unless that fails, in the others."""
+        if self.first:
+            found = self.on_first(function)
+            assert found is not None
+            return found
+        self.on_first(function)
+        return function()
+
+    def on_first(self, function: Callable[[], T]) -> T | None:
+        """Call a function in process 0 alone; the others wait, and fail if it fails."""
+        found, failure = None, None
+        if self.first:
+            try:
+                found = function()
+            except BaseException as error:
+                failure = error
+        if self.world_size > 1:
+            told = [failure is not None]
+            dist.broadcast_object_list(told, src=0)
+            if told[0] and not self.first:
+                raise OtherProcessError("Process 0 has refused.")
+        if failure is not None:
+            raise failure
+        return found
+
+    def largest(self, *values: float) -> list[float]:
+        """The largest of each value over all processes."""
+        found = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.tolist()
+
+    def lock(self, path: Path) -> Any:
+        """The lock of a run folder, which process 0 holds for all."""
+        return locked(path) if self.first else nullcontext()
+
+    def shard(self, graph: Graph) -> Shard:
+        return Shard(len(graph.entities), self.rank, self.world_size)
+
+    def describe(self) -> str:
+        return f"{self.world_size} processes" if self.world_size > 1 else "1 process"
+
+
+@contextmanager
+def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
+    """Join the process group that the environment describes; a single process has none."""
+    size = num_processes()
+    if size == 1:
+        yield Processes(0, 1, choose_device(device))
+        return
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    chosen, backend = choose_device(device), "gloo"
+    if chosen.type == "cuda":
+        count = torch.cuda.device_count()
+        shared = int(os.environ.get("LOCAL_WORLD_SIZE", size)) > count  # which NCCL does not support
+        chosen = torch.device("cuda", local_rank % count)
+        torch.cuda.set_device(chosen)
+        backend = f"cpu:gloo,cuda:{'gloo' if shared else 'nccl'}"
+    try:
+        dist.init_process_group(backend, timeout=MEETING_TIME)
+    except (RuntimeError, ValueError) as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).splitlines()[0][:300]
+        raise DualkgError(
+            f"Process {rank} of {size} did not meet the others at {where} within "
+            f"{MEETING_TIME.total_seconds() / 60:.0f} minutes: {reason}"
+        ) from None
+    try:
+        yield Processes(rank, size, chosen)
+    except (InterruptedRunError, DivergedError) as error:  # of all processes at once
+        raise error if rank == 0 else OtherProcessError(str(error), error.exit_code) from None
+    finally:
+        dist.destroy_process_group()
+
+
+class DistributedTrainer(Trainer):
+    """`Trainer` of a model whose entity tables are split over processes. The number of processes may change between a
+    checkpoint and the next start: batches, initial weights and negatives do not depend on it."""
+
+    model: ShardedModel
+
+    def __init__(
+        self,
+        model: ShardedModel,
+        graph: Graph,
+        recipe: Recipe,
+        regularizer: Regularizer,
+        group: Processes,
+        **options: Any,
+    ) -> None:
+        self.group = group
+        check_supported(model, regularizer)
+        if not group.first:
+            options = {}
+        super().__init__(model, graph, recipe, regularizer, **options)
+
+    @classmethod
+    def build(cls, recipe: Recipe, graph: Graph, group: Processes, **options: Any) -> DistributedTrainer:
+        """A trainer of the shard of this process."""
+        shard = group.shard(graph)
+        with only_rows(shard):
+            model = recipe.model.build(graph.shape, seed=recipe.training.seed)
+        return cls(
+            ShardedModel(model, shard).to(group.device), graph, recipe, recipe.regularizer.build(), group, **options
+        )
+
+    def _build_step(self, loss: BoundLoss) -> Step:
+        shard = self.model.shard
+        if self.engine.fast and not self.regularizer.reads_whole_tables:
+            tables = partial(ShardedTables, shard=shard)
+            bf16 = self.engine.precision == "bf16"
+            return FusedStep(self.model, loss, self.regularizer, self.optimizer, bf16=bf16, tables=tables)  # type: ignore[arg-type]
+        sparse = self.engine.step == "sparse"
+        return ShardedReferenceStep(self.model, sharded_loss(loss, shard), self.regularizer, self.optimizer, sparse)
+
+    # -- what all agree on --------------------------------------------------------------------------------
+
+    def _checkpoint_due(self) -> bool:
+        """Process 0 decides when a checkpoint is due; any process may have been told to stop."""
+        if self.progress.step % STEPS_BETWEEN_CHECKS[self.model.device.type]:
+            return False
+        due = self.group.first and super()._checkpoint_due()
+        stop, due_somewhere = self.group.largest(self.stop.requested, due)
+        self.stop.requested = bool(stop)
+        return bool(stop or due_somewhere)
+
+    def _check_weights(self) -> None:
+        finite = all(all_finite(parameter.detach()) for parameter in self.model.parameters())
+        if self.group.largest(not finite)[0]:
+            raise DivergedError(self._divergence("the weights hold NaN or infinity"))
+
+    def _call(self, callback: Callable[[], None]) -> None:
+        super()._call(callback)
+        self.progress.stopped = bool(self.group.largest(self.progress.stopped)[0])
+
+    def _end_epoch(self) -> None:
+        if (
+            self.group.world_size > 1 and self.model.device.type == "cuda"
+        ):  # whose sums may be added up in another order by each process
+            for name, value in self.model.embedding.state_dict().items():
+                if name not in TABLES:
+                    dist.broadcast(value, src=0)
+        super()._end_epoch()
+
+    # -- checkpoints --------------------------------------------------------------------------------------
+
+    def save(self, path: Path, *, when: Literal["start", "between", "end"] = "between", weights: bool = True) -> None:
+        """Write a checkpoint with `torch.distributed.checkpoint`, then the pointer to it; the one before is kept."""
+        self._check_weights()
+        groups = {"model": self.model.embedding.state_dict()}
+        if when == "between":
+            groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self._plain(self.best)}
+            groups |= {"mean": self._plain(self.mean)}
+        state = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
+        about = {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
+        folder = ShardedCheckpoint(path, self.group)
+        folder.save(
+            {key: value.detach().cpu() for key, value in state.items()}, self._is_split, self.model.shard, about
+        )
+        self._saved_at = time.monotonic()
+
+    def restore(self, path: Path) -> None:
+        """Load the last checkpoint, written by any number of processes."""
+        folder = ShardedCheckpoint(path, self.group)
+        about = folder.about()
+        if about["when"] == "start":
+            return
+        if about["optimizer"] != self.recipe.optimizer.name:
+            raise RequestError(f"{path} was written with {about['optimizer']}, not {self.recipe.optimizer.name}.")
+        progress: Progress = check_type(about["progress"], Progress, source=path)
+        check_history(progress.history, source=path)
+        groups: dict[str, dict[str, Tensor]] = {}
+        for key, value in folder.load(self._is_split, self.model.shard).items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = value
+        self.model.embedding.load_state_dict(groups["model"])
+        if about["when"] == "between":
+            restore_optimizer(self.optimizer, groups.get("optimizer", {}))
+        self.progress = progress
+        del self.step
+        self.step = self._step()
+        prefix, device = self._prefix, self.model.device
+        self.best, self.mean = (
+            {f"{prefix}{name}": value.to(device) for name, value in groups.get(group, {}).items()}
+            for group in ("best", "mean")
+        )
+
+    @property
+    def _prefix(self) -> str:
+        """Of the names of weights in this model, as against the model that it wraps."""
+        name = next(name for name in self.model.state_dict() if name.endswith("entities"))
+        return name.removesuffix("entities")
+
+    def _plain(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name.removeprefix(self._prefix): value for name, value in weights.items()}
+
+    def _is_split(self, key: str, shape: Sequence[int]) -> bool:
+        """Whether a tensor of a checkpoint has a row for every entity."""
+        group, _, name = key.partition("/")
+        if group == "optimizer":
+            names = [name for name, _ in self.model.embedding.named_parameters()]
+            name = names[int(name.partition(".")[0])]
+            return name in TABLES and len(shape) > 0
+        return name in TABLES
+
+
+@dataclass(frozen=True)
+class ShardedCheckpoint:
+    """A folder with the last checkpoints, `pointer` naming the last that is complete."""
+
+    path: Path
+    group: Processes
+
+    @property
+    def pointer(self) -> Path:
+        return self.path / "latest.json"
+
+    def about(self) -> dict[str, Any]:
+        found: dict[str, Any] = read_json(self.pointer, dict[str, Any], checksum=True)
+        if missing := {"when", "optimizer", "progress"} - found.keys():
+            raise RequestError(f"{self.pointer} is damaged: it has no {min(missing)}.")
+        return found
+
+    def start(self) -> None:
+        """Before the first step there is nothing but the recipe."""
+        self.path.mkdir(exist_ok=True)
+        write_json(self.pointer, {"when": "start", "optimizer": None, "progress": asdict(Progress())})
+
+    def save(
+        self,
+        state: dict[str, Tensor],
+        is_split: Callable[[str, Sequence[int]], bool],
+        shard: Shard,
+        about: dict[str, Any],
+    ) -> None:
+        from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
+
+        several = self.group.world_size > 1
+        number = [self._next_number() if self.group.first else 0]
+        if several:
+            dist.broadcast_object_list(number, src=0)
+        folder = self.path / f"{number[0]:06d}"
+        wrapped = {
+            key: _distributed(value, shard) if several and is_split(key, value.shape) else value
+            for key, value in state.items()
+        }
+        writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
+        with _one_process_is_meant():
+            state_dict_saver.save(wrapped, storage_writer=writer, no_dist=not several)
+        if several:
+            dist.barrier()
+        self.group.on_first(lambda: self._point_to(folder, about))
+
+    def _next_number(self) -> int:
+        self.path.mkdir(exist_ok=True)
+        return max((int(found.name) for found in self.path.iterdir() if found.name.isdigit()), default=0) + 1
+
+    def _point_to(self, folder: Path, about: dict[str, Any]) -> bool:
+        for file in (*folder.iterdir(), folder):
+            sync(file)
+        before = self.about().get("folder") if self.pointer.exists() else None
+        write_json(self.pointer, {**about, "folder": folder.name})
+        for old in self.path.iterdir():
+            if old.name.isdigit() and old.name not in (folder.name, before):
+                shutil.rmtree(old)
+        return True
+
+    def load(self, is_split: Callable[[str, Sequence[int]], bool], shard: Shard) -> dict[str, Tensor]:
+        """All tensors; of those that are split, the rows of this process."""
+        from torch.distributed.checkpoint import hf_storage, state_dict_loader
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        folder = self.path / str(self.about()["folder"])
+        several = self.group.world_size > 1
+        reader = hf_storage.HuggingFaceStorageReader(str(folder))
+        try:
+            saved = reader.read_metadata().state_dict_metadata
+            state: dict[str, Any] = {}
+            for key, facts in saved.items():
+                shape, dtype = tuple(facts.size), facts.properties.dtype  # type: ignore[union-attr]
+                split = several and is_split(key, shape)
+                part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
+                state[key] = _distributed(part, shard) if split else part
+            with _one_process_is_meant():
+                state_dict_loader.load(state, storage_reader=reader, no_dist=not several)
+        except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
+            raise RequestError(f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}") from None
+        return {key: value.to_local() if hasattr(value, "to_local") else value for key, value in state.items()}
+
+
+@contextmanager
+def _one_process_is_meant() -> Iterator[None]:
+    """Without PyTorch's warning where there is no process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _distributed(part: Tensor, shard: Shard) -> Any:
+    """The rows of this process as a part of the whole table."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import Shard as ByRows
+
+    shape = torch.Size((shard.num_entities, *part.shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    mesh = init_device_mesh("cpu", (shard.world_size,))
+    return DTensor.from_local(part.contiguous(), mesh, [ByRows(0)], run_check=False, shape=shape, stride=stride)
+
+
+# -- runs -------------------------------------------------------------------------------------------------------------
+
+
+def train_in_processes(
+    recipe: Recipe,
+    graph: Graph,
+    group: Processes,
+    *,
+    out: Path,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Run:
+    """Train a recipe in the processes of a group, each calling this. After a restart by the launcher, resume."""
+    folder = RunFolder(out)
+    restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    with group.lock(out):
+        unfinished = group.largest(folder.sharded_checkpoint.exists() and not folder.report.exists())[0]
+        if restarted and unfinished:
+            return _resume(folder, group, on_progress=on_progress, callbacks=callbacks)
+        group.on_first(lambda: folder.check_free(overwrite=overwrite))
+        options: dict[str, Any] = {"on_progress": on_progress, "callbacks": find_callbacks(callbacks)}
+        trainer = DistributedTrainer.build(recipe, graph, group, **options)
+
+        def create() -> None:
+            engine = describe_engine(trainer.engine, group)
+            made_with = environment(group.device, engine=engine, fingerprint=graph.fingerprint)
+            with folder.create(recipe, graph, made_with, overwrite=overwrite) as fresh:
+                ShardedCheckpoint(fresh.sharded_checkpoint, group).start()
+
+        group.on_first(create)
+        return _finish(trainer, folder)
+
+
+def resume_in_processes(
+    path: Path,
+    *,
+    device: str | torch.device | None = None,
+    on_progress: OnProgress | None = None,
+    trust_code: bool = False,
+) -> Run:
+    """Resume a run of several processes in any number of processes, one included."""
+    folder = RunFolder(path)
+    with processes(device) as group, group.lock(folder.path):
+        group.on_first(folder.check_is_run)
+        return _resume(folder, group, on_progress=on_progress, trust_code=trust_code)
+
+
+def _resume(
+    folder: RunFolder,
+    group: Processes,
+    *,
+    on_progress: OnProgress | None,
+    callbacks: Sequence[Callback] = (),
+    trust_code: bool = False,
+) -> Run:
+    def check() -> None:
+        if folder.finished:
+            raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
+        if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
+            ShardedCheckpoint(folder.sharded_checkpoint, group).start()  # of a run that was only prepared
+            folder.checkpoint.unlink()
+        if not folder.sharded_checkpoint.exists():
+            raise RequestError(
+                f"The run {folder.path} was started in one process. Resume it without torchrun: dualkg resume "
+                f"{folder.path}"
+            )
+
+    group.on_first(check)
+    recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
+    called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
+    trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
+    trainer.restore(folder.sharded_checkpoint)
+    return _finish(trainer, folder)
+
+
+def describe_engine(engine: Engine, group: Processes) -> str:
+    return f"{engine}, {group.describe()}"
+
+
+def _finish(trainer: DistributedTrainer, folder: RunFolder) -> Run:
+    """Train to the end, rank, and write the results."""
+    group, graph = trainer.group, trainer.graph
+    trainer.checkpoint_path = folder.sharded_checkpoint
+    engine = describe_engine(trainer.engine, group)
+    info = TrainingInfo(trainer.model, graph, trainer.recipe, engine, folder.path, epoch=trainer.progress.epoch)
+    trainer.callbacks.on_start(info)
+    run = None
+    try:
+        trainer.model.train()
+        trainer.run()
+        history = trainer.progress.history
+        started, peak = time.perf_counter(), peak_mib(trainer.model.device)
+        reports = evaluate_held_out(trainer.model.eval(), graph)
+        costs: dict[str, float | None] = {
+            "warm_up_seconds": round(trainer.warm_up.seconds, 3),
+            "training_seconds": round(sum(entry["seconds"] for entry in history), 3),
+            "ranking_seconds": round(time.perf_counter() - started, 3),
+            "peak_mib": round(peak, 3),
+        }
+        save_weight_shard(trainer.model, folder.weight_shard(group.rank, group.world_size))
+        if group.world_size > 1:
+            dist.barrier()
+        run = Run(trainer.model, graph, trainer.recipe, history, reports, folder.path, costs=costs)
+        finished = run
+        group.on_first(lambda: folder.finish_sharded(finished, group.world_size))
+    finally:
+        trainer.callbacks.on_end(run)
+    return run

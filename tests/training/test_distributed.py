@@ -1,0 +1,469 @@
+"""Several processes give what one gives: gradients, weights, ranks, checkpoints. Processes meet through a file."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+import dualkg as kg
+from dualkg.data.graph import Graph
+from dualkg.evaluation import ranking
+from dualkg.models import MODELS, base
+from dualkg.models.base import Model, only_rows
+from dualkg.models.dual import Dual
+from dualkg.models.sharded import Shard, ShardedModel
+from dualkg.regularizers import REGULARIZERS, Regularizer
+from dualkg.training import distributed
+from dualkg.training.batches import one_of_each_query
+from dualkg.training.distributed import DistributedTrainer, Processes, num_processes
+from dualkg.training.fused import FusedStep
+from dualkg.training.optimizers import Adagrad
+from dualkg.training.recipe import Recipe
+from dualkg.training.reference_step import ReferenceStep
+from dualkg.training.run import RunFolder
+from dualkg.training.sharded_step import ShardedReferenceStep, ShardedTables, sharded_loss
+from dualkg.training.trainer import Trainer
+from tests.processes import FORKS
+
+LOSSES = {
+    "1-vs-all": kg.OneVsAll(),
+    "1-vs-all with all settings": kg.OneVsAll(
+        label_smoothing=0.1, frequency_weight=0.5, dropout=0.3, head_dropout=0.2, relation_weight=0.7
+    ),
+    "K-vs-all": kg.KvsAll(label_smoothing=0.1, count_exponent=0.5),
+    "sampled softmax": kg.SampledSoftmax(num_negatives=5),
+    "sampled softmax for each": kg.SampledSoftmax(num_negatives=5, shared=False, distribution="log-uniform"),
+    "negatives for each": kg.NegativeSampling(num_negatives=4),
+    "shared negatives": kg.NegativeSampling(num_negatives=4, sampler="shared", subsampling=True),
+    "in-batch negatives": kg.MarginRanking(sampler="in-batch"),
+}
+
+
+def graph_of(num_entities: int) -> Graph:
+    """Random triples in which every entity occurs."""
+    random = np.random.default_rng(num_entities)
+    triples = [(f"e{h}", f"r{r % 3}", f"e{t}") for h, r, t in random.integers(0, num_entities, (40, 3))]
+    triples += [(f"e{i}", "r0", f"e{(i + 1) % num_entities}") for i in range(num_entities)]
+    return Graph.from_triples(triples, valid=triples[:8], test=triples[8:16])
+
+
+def in_processes(world_size: int, function: Callable[..., None], *arguments: Any, folder: Path) -> None:
+    """Call a function with its shard-making process in each of some processes; an exception of any fails."""
+    meeting = folder / f"meeting-{time.monotonic_ns()}"
+    started = [
+        FORKS.Process(target=_member, args=(rank, world_size, str(meeting), function, arguments))
+        for rank in range(world_size)
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * world_size
+
+
+def _member(
+    rank: int, world_size: int, meeting: str, function: Callable[..., None], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
+    function(Processes(rank, world_size, torch.device("cpu")), *arguments)
+    dist.destroy_process_group()
+
+
+# -- shards -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_entities", [1, 2, 5, 50, 331])
+def test_every_entity_is_in_one_shard(num_entities: int) -> None:
+    for world_size in (1, 2, 3, 7):
+        shards = [Shard(num_entities, rank, world_size) for rank in range(world_size)]
+        ids = torch.cat([shard.ids for shard in shards])
+        assert sorted(ids.tolist()) == list(range(num_entities))
+        for shard in shards:
+            assert shard.positions(shard.ids).tolist() == list(range(shard.size))
+
+
+def test_neighbours_are_in_different_shards() -> None:
+    """Frequent entities often have low ids."""
+    counts = [int((Shard(10_000, rank, 8).positions(torch.arange(1000)) >= 0).sum()) for rank in range(8)]
+    assert max(counts) - min(counts) <= 4
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "MuRP"])
+@pytest.mark.parametrize("scale", [0.5, "xavier"])
+def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if scale == "xavier" and name in ("RotatE", "HAKE"):
+        pytest.skip("stores angles in units of init_scale")
+    build = partial(MODELS[name], kg.GraphShape(331, 5), dim=6, seed=3, init_scale=scale)
+    whole = build().state_dict()
+    monkeypatch.setattr(base, "BLOCK_ROWS", 16)
+    shard = Shard(331, 1, 4)
+    with only_rows(shard):
+        part = build().state_dict()
+    for key, table in whole.items():
+        assert torch.equal(part[key], table[shard.ids] if key in ("entities", "tails") else table)
+
+
+# -- gradients ----------------------------------------------------------------------------------------------
+
+
+def cases(*, all_of_them: bool) -> Iterator[tuple[str, bool, str, str, str]]:
+    """Model, reciprocal or not, loss, side of the dual, regularizer."""
+    if not all_of_them:
+        yield from (("ComplEx", loss == "K-vs-all", loss, "none", "DURA") for loss in LOSSES)
+        yield from (("SE", True, loss, "none", "none") for loss in ("1-vs-all", "negatives for each"))
+        yield "RESCAL", True, "sampled softmax", "head", "DURA"
+        yield "TuckER", False, "1-vs-all", "none", "UnweightedDURA"
+        return
+    for name, reciprocal, loss in itertools.product(MODELS, (True, False), LOSSES):
+        for regularizer in REGULARIZERS if loss == "1-vs-all" else ("DURA", "none"):
+            if name != "MuRP":
+                yield name, reciprocal, loss, "none", regularizer
+    for name, side, loss in itertools.product(("ComplEx", "RESCAL"), ("tail", "head"), LOSSES):
+        yield name, True, loss, side, "DURA"
+
+
+def compare_gradients(group: Processes, num_entities: int, all_of_them: bool) -> None:
+    graph = graph_of(num_entities)
+    for name, reciprocal, loss_name, side, regularizer_name in cases(all_of_them=all_of_them):
+        kind = REGULARIZERS[regularizer_name]
+        regularizer = kind() if regularizer_name == "none" else kind(0.3)
+        build = partial(_model, graph, name, reciprocal, side)
+        if _is_undefined(build(), regularizer, LOSSES[loss_name], reciprocal):
+            continue
+        batch = _batch(graph, reciprocal, LOSSES[loss_name])
+        expected = _whole_gradients(build(), graph, batch, LOSSES[loss_name], regularizer)
+        shard = group.shard(graph)
+        with only_rows(shard):
+            part = ShardedModel(build(), shard)
+        loss = sharded_loss(LOSSES[loss_name].bind(part, graph, batch_size=len(batch), seed=0), shard)
+        sampled = LOSSES[loss_name].rows_per_batch(part, len(batch)) is not None
+        for sparse in (False, True) if sampled and not regularizer.reads_whole_tables else (False,):
+            part.zero_grad(set_to_none=True)
+            step = ShardedReferenceStep(part, loss, regularizer, None, sparse)  # type: ignore[arg-type]
+            objective = step.gradients(batch)
+            found = {key: table.grad for key, table in part.embedding.named_parameters()}
+            assert not (sparse and shard.size and found["entities"] is not None) or found["entities"].is_sparse
+            _assert_same(expected, objective, found, shard, (name, reciprocal, loss_name, side, regularizer_name))
+
+
+def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bool) -> None:
+    graph = graph_of(num_entities)
+    models = [name for name in MODELS if name != "MuRP"] if all_of_them else ["ComplEx", "CP", "TransE"]
+    for name, reciprocal, dual, grouped in itertools.product(models, (True, False), ("none", "tail"), (True, False)):
+        if dual == "tail" and name not in ("ComplEx", "RESCAL"):
+            continue
+        build = partial(_model, graph, name, reciprocal, dual, squared=True)
+        if build().score_form is None or (grouped and not reciprocal):
+            continue
+        for loss in (kg.OneVsAll(), kg.OneVsAll(frequency_weight=0.5, dropout=0.3, relation_weight=0.7)):
+            regularizer = kg.DURA(0.3) if build().embedding.has_adjoint else kg.NoRegularizer()
+            batch = _batch(graph, reciprocal, loss)
+            expected = _whole_gradients(build(), graph, batch, loss, regularizer, grouped=grouped)
+            shard = group.shard(graph)
+            with only_rows(shard):
+                part = ShardedModel(build(), shard)
+            bound = loss.bind(part, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
+            tables = partial(ShardedTables, shard=shard)
+            step = FusedStep(part, bound, regularizer, Adagrad(part.parameters(), 0.1), tables=tables)
+            objective = step.gradients(batch)
+            found = {key: table.grad for key, table in part.embedding.named_parameters()}
+            found |= {"entities": step.tables.gradient("head"), "tails": step.tables.gradient("tail")}
+            _assert_same(expected, objective, found, shard, (name, reciprocal, dual, grouped))
+
+
+def _model(graph: Graph, name: str, reciprocal: bool, side: str, *, squared: bool = False) -> Model:
+    norm: dict[str, Any] = {"norm": "squared"} if squared and name in ("TransE", "RotatE", "ModE") else {}
+    made = MODELS[name](graph, dim=4, reciprocal=reciprocal, seed=1, init_scale=0.5, **norm)
+    return (made if side == "none" else Dual(made, side)).double()  # type: ignore[arg-type]
+
+
+def _is_undefined(model: Model, regularizer: Regularizer, loss: Any, reciprocal: bool) -> bool:
+    if (loss.examples == "queries" and not reciprocal) or (isinstance(model, Dual) and getattr(loss, "dropout", 0)):
+        return True
+    try:
+        regularizer.check(model.embedding)
+    except kg.RequestError:
+        return True
+    return not model.embedding.euclidean and bool(getattr(loss, "dropout", 0))
+
+
+def _batch(graph: Graph, reciprocal: bool, loss: Any) -> torch.Tensor:
+    batch = torch.from_numpy(graph.train.astype(np.int64))[:20]
+    if reciprocal:
+        inverse = torch.stack([batch[:, 2], batch[:, 1] + len(graph.relations), batch[:, 0]], 1)
+        batch = torch.cat([batch, inverse])
+    return torch.from_numpy(one_of_each_query(batch.numpy())) if loss.examples == "queries" else batch
+
+
+def _whole_gradients(
+    model: Model, graph: Graph, batch: torch.Tensor, loss: Any, regularizer: Regularizer, *, grouped: bool = False
+) -> dict[str, torch.Tensor]:
+    bound = loss.bind(model, graph, batch_size=len(batch), seed=0, grouped_by_query=grouped)
+    objective = ReferenceStep(model, bound, regularizer, None).objective(batch)  # type: ignore[arg-type]
+    objective.backward()
+    found = {key: table.grad for key, table in model.embedding.named_parameters() if table.grad is not None}
+    return {"objective": objective.detach(), **found}
+
+
+def _assert_same(expected: dict[str, Any], objective: Any, found: dict[str, Any], shard: Shard, case: object) -> None:
+    assert abs(float(expected["objective"] - objective)) < 1e-12, case
+    for key, table in expected.items():
+        if key != "objective":
+            rows = table[shard.ids] if key in ("entities", "tails") else table
+            gradient = found[key].to_dense() if found[key] is not None and found[key].is_sparse else found[key]
+            assert torch.allclose(gradient, rows, rtol=0, atol=1e-12), (case, key)
+
+
+def compare_both(group: Processes, all_of_them: bool) -> None:
+    """Seven entities are split unevenly; of a single one, all but one process have none."""
+    for compare, num_entities in itertools.product((compare_gradients, compare_fused_gradients), (7, 1)):
+        compare(group, num_entities, all_of_them)
+
+
+def test_gradients_of_two_processes(tmp_path: Path) -> None:
+    in_processes(2, compare_both, False, folder=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_gradients_of_all_models(world_size: int, tmp_path: Path) -> None:
+    in_processes(world_size, compare_both, True, folder=tmp_path)
+
+
+def count_numbers(group: Processes) -> None:
+    graph, sent = graph_of(50), 0
+    all_reduce = Shard.all_reduce
+
+    def counted(shard: Shard, values: torch.Tensor, reduction: Any = "sum") -> torch.Tensor:
+        nonlocal sent
+        sent += values.numel()
+        return all_reduce(shard, values, reduction)
+
+    Shard.all_reduce = counted  # type: ignore[method-assign]
+    for reciprocal in (True, False):
+        shard, batch = group.shard(graph), _batch(graph, reciprocal, kg.OneVsAll())
+        with only_rows(shard):
+            part = ShardedModel(_model(graph, "ComplEx", reciprocal, "none"), shard)
+        loss = kg.OneVsAll().bind(part, graph, batch_size=len(batch), seed=0)
+        tables = partial(ShardedTables, shard=shard)
+        step, sent = FusedStep(part, loss, kg.DURA(0.1), Adagrad(part.parameters(), 0.1), tables=tables), 0
+        step(batch, 0.1)
+        size, width = len(batch), part.embedding.entities.shape[1]
+        assert sent == (3 * size * width + 2 * size if reciprocal else 4 * size * width + 4 * size)
+
+
+# -- ranks --------------------------------------------------------------------------------------------------
+
+
+def compare_ranks(group: Processes) -> None:
+    graph = kg.load_graph("world")
+    for name, ties in (("ComplEx", True), ("ComplEx", False), ("RotatE", False)):
+        build = partial(MODELS[name], graph, dim=8, seed=1, init_scale=0.5, reciprocal=not ties)
+
+        def made(build: Any = build, ties: bool = ties) -> Model:
+            model: Model = build()
+            with torch.no_grad():
+                for table in model.parameters():
+                    table.copy_((table * 2).round() if ties else table)
+            return model
+
+        shard = group.shard(graph)
+        with only_rows(shard):
+            part = ShardedModel(made(), shard)
+        expected = ranking.rank(made(), graph, split="valid")
+        for ranking.MAX_COLUMNS in (2**20, 300):
+            found = ranking.rank(part, graph, split="valid")
+            assert np.array_equal(found.optimistic, expected.optimistic)
+            assert np.array_equal(found.pessimistic, expected.pessimistic)
+        assert not ties or (expected.optimistic != expected.pessimistic).any()
+    with torch.no_grad():
+        part.embedding.entities[:1] = torch.nan
+    with pytest.raises(kg.DivergedError, match="NaN or infinity"):
+        ranking.rank(part, graph, split="valid")
+
+
+def compare_ranks_and_count(group: Processes) -> None:
+    compare_ranks(group)
+    count_numbers(group)
+
+
+def test_ranks_are_those_of_one_process_and_messages_those_of_the_documentation(tmp_path: Path) -> None:
+    """In one test, because processes take seconds to start."""
+    in_processes(2, compare_ranks_and_count, folder=tmp_path)
+
+
+# -- training and checkpoints -------------------------------------------------------------------------------
+
+CHANGES = {
+    "data.graph": "world",
+    "model.name": "ComplEx",
+    "model.dim": 8,
+    "regularizer.name": "DURA",
+    "regularizer.weight": 0.05,
+    "training.epochs": 1,
+    "training.batch_size": 256,
+    "validation.every": 1,
+    "validation.keep": "best",
+}
+
+
+def _trainer(group: Processes, recipe: Recipe, graph: Graph) -> DistributedTrainer:
+    made = DistributedTrainer.build(recipe, graph, group)
+    made.model.double()
+    return type(made)(made.model, graph, recipe, recipe.regularizer.build(), group)
+
+
+def train_some_steps(
+    group: Processes, changes: dict[str, Any], path: Path, first: int, last: int, expected: Path | None
+) -> None:
+    """Resume at step `first`, save at step `last`, or compare with the weights of one process at the end."""
+    recipe, graph = Recipe().with_changes(changes), kg.load_graph("world")
+    trainer = _trainer(group, recipe, graph)
+    if first:
+        trainer.restore(path)
+    assert trainer.progress.step == first
+    for number, batch in enumerate(trainer.batches(0)):
+        if first <= number < last:
+            trainer.step(batch, 0.1)
+            trainer.progress.step = number + 1
+    if expected is None:
+        trainer.save(path)
+        return
+    shard = trainer.model.shard
+    for key, table in torch.load(expected).items():
+        rows = table[shard.ids] if key == "entities" else table
+        assert torch.allclose(trainer.model.embedding.state_dict()[key], rows, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "world_sizes"),
+    [
+        ("Adagrad", [2]),
+        pytest.param("Adagrad", [2, 3], marks=pytest.mark.slow),
+        pytest.param("Adam", [3, 2], marks=pytest.mark.slow),
+    ],
+)
+def test_a_checkpoint_is_resumed_by_another_number_of_processes(
+    optimizer: str, world_sizes: list[int], tmp_path: Path
+) -> None:
+    changes = {**CHANGES, "optimizer.name": optimizer}
+    recipe, graph = Recipe().with_changes(changes), kg.load_graph("world")
+    whole = Trainer.of_recipe(recipe, graph, device=torch.device("cpu"))
+    whole = Trainer(whole.model.double(), graph, recipe, recipe.regularizer.build())
+    for number, batch in enumerate(whole.batches(0)):
+        if number < 48:
+            whole.step(batch, 0.1)
+    torch.save(whole.model.state_dict(), tmp_path / "expected.pt")
+    path = tmp_path / "checkpoint"
+    done = 0
+    for world_size in world_sizes:
+        in_processes(world_size, train_some_steps, changes, path, done, done + 16, None, folder=tmp_path)
+        done += 16
+    train_some_steps(Processes(0, 1, torch.device("cpu")), changes, path, done, 48, tmp_path / "expected.pt")
+
+
+def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Path) -> None:
+    group, path = Processes(0, 1, torch.device("cpu")), tmp_path / "checkpoint"
+    for last in (1, 2, 3):
+        train_some_steps(group, CHANGES, path, last - 1, last, None)
+    (path / "000004").mkdir()  # as a kill in a save leaves it
+    (path / "000004" / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"half")
+    train_some_steps(group, CHANGES, path, 3, 4, None)
+    assert sorted(found.name for found in path.iterdir()) == ["000003", "000005", "latest.json"]
+    for file in (path / "000005").iterdir():
+        file.write_bytes(b"damaged")
+    with pytest.raises(kg.RequestError, match=r"The checkpoint .*000005 cannot be read"):
+        train_some_steps(group, CHANGES, path, 4, 5, None)
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in distributed.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert num_processes() == 1
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(kg.RequestError, match="WORLD_SIZE and MASTER_ADDR and MASTER_PORT are not"):
+        num_processes()
+    for name, value in (("WORLD_SIZE", "2"), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", "1")):
+        monkeypatch.setenv(name, value)
+    assert num_processes() == 2
+    for rank in ("2", "x"):
+        monkeypatch.setenv("RANK", rank)
+        with pytest.raises(kg.RequestError, match="RANK is a number from 0 to WORLD_SIZE − 1"):
+            num_processes()
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    graph, group = graph_of(7), Processes(0, 1, torch.device("cpu"))
+    changes = {"model.name": "MuRP", "model.dim": 4, "regularizer.name": "none", "data.graph": "x"}
+    with pytest.raises(kg.RequestError, match="MuRP has biases"):
+        DistributedTrainer.build(Recipe().with_changes(changes), graph, group)
+
+
+# -- the command line ---------------------------------------------------------------------------------------
+
+RECIPE = """
+[data]
+graph = "world"
+[model]
+dim = 16
+[regularizer]
+name = "DURA"
+weight = 0.05
+[training]
+epochs = 4
+batch_size = 200
+checkpoint_seconds = 0.2
+"""
+
+
+def torchrun(*arguments: object, cwd: Path, processes: int = 2, restarts: int = 0) -> list[str]:
+    options = ["--standalone", "--nproc-per-node", str(processes), "--max-restarts", str(restarts)]
+    return [sys.executable, "-m", "torch.distributed.run", *options, "-m", "dualkg", *map(str, arguments)]
+
+
+@pytest.mark.slow
+def test_killed_processes_are_restarted_and_the_end_is_the_same(tmp_path: Path) -> None:
+    import subprocess
+
+    environment = os.environ | {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PYTHONPATH": str(Path(kg.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
+    (tmp_path / "r.toml").write_text(RECIPE)
+    options: dict[str, Any] = {"cwd": tmp_path, "env": environment, "text": True, "capture_output": True}
+    done = subprocess.run(torchrun("train", "r.toml", "--out", "whole", cwd=tmp_path), **options)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("world test") == 1
+    assert (tmp_path / "whole" / "weights-00002-of-00002.safetensors").exists()
+    options.pop("capture_output")
+    command = torchrun("train", "r.toml", "--out", "killed", cwd=tmp_path, restarts=9)
+    running = subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    pointer, killed = RunFolder(tmp_path / "killed").sharded_checkpoint / "latest.json", 0
+    seen = ""
+    while running.poll() is None and killed < 3:
+        text = pointer.read_text() if pointer.exists() else ""
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        if "folder" in text and text != seen and len(children) == 2:
+            seen, killed = text, killed + 1
+            os.kill(int(children[killed % 2]), signal.SIGKILL)
+        time.sleep(0.05)
+    assert running.wait() == 0
+    assert killed
+    whole, restarted = (kg.load_run(tmp_path / name).model.state_dict() for name in ("whole", "killed"))
+    assert all(torch.equal(whole[key], restarted[key]) for key in whole)
+    assert not RunFolder(tmp_path / "killed").sharded_checkpoint.exists()
