@@ -14,6 +14,7 @@ import dualkg as kg
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.sampled_softmax import BoundSampledSoftmax, SampledSoftmax
 from dualkg.losses.softmax import BoundOneVsAll
+from dualkg.models.sharded import Shard
 
 
 class Fixed(BoundSampledSoftmax):
@@ -50,6 +51,33 @@ def test_a_negative_equal_to_the_answer_is_left_out():
 def test_the_probabilities_of_ranks_sum_to_1(num_entities, seed):
     ranks = np.arange(num_entities)
     assert np.sum(np.log((ranks + 2) / (ranks + 1)) / np.log(num_entities + 1)) == pytest.approx(1)
+
+
+class AllValues:
+    """Draws of which negative j of row v is v: every value that can be drawn, once for each negative."""
+
+    batch = torch.zeros(())
+
+    def entities(self, num, num_entities, *, shared):
+        return torch.arange(num_entities)[:, None].expand(num_entities, num)
+
+
+@given(st.integers(1, 40), st.integers(1, 60))
+def test_stratified_samples_draw_every_entity_equally_often(num_entities, num):
+    """Over all values of all draws, each entity occurs n times, as without strata."""
+    negatives, _ = BoundSampledSoftmax(SampledSoftmax(num_negatives=num), num_entities).sample(AllValues())
+    assert torch.bincount(negatives.flatten(), minlength=num_entities).tolist() == [num] * num_entities
+
+
+@given(st.integers(1, 10_000), st.integers(1, 300), st.integers(1, 9), st.integers(0, 5))
+def test_processes_own_equally_many_uniform_negatives(num_entities, num, world_size, seed):
+    """The share of each process is as the number of its rows, and at most one more or less at each end of them."""
+    ids = torch.zeros(2, dtype=torch.long)
+    draws = Draws.of(model_with([0.0]).factors(ids, ids, ids), seed=seed)
+    negatives, _ = BoundSampledSoftmax(SampledSoftmax(num_negatives=num), num_entities).sample(draws)
+    for shard in (Shard(num_entities, rank, world_size) for rank in range(world_size)):
+        owned = int((shard.positions(negatives) >= 0).sum())
+        assert abs(owned - num * shard.size / num_entities) <= 2
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "log-uniform"])

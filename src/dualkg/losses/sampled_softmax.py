@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from dualkg.losses.base import Loss
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.softmax import cross_entropy, frequency_weights
 from dualkg.models.base import Factors, Model, Side
+from dualkg.models.sharded import Shard
 
 DIGITS = 53  # binary digits of a random number in [0, 1)
 
@@ -25,8 +27,10 @@ class SampledSoftmax(Loss):
     A negative e with the expected count n·q(e) has the score s(e) − log(n·q(e)), so that the sum over the sample is an
     unbiased estimate of the sum over all entities (Bengio and Senécal, 2008). `distribution` q is `uniform`, or
     `log-uniform` in the frequency rank of an entity, which samples frequent entities more often. With `shared`, a batch
-    has one sample, and its scores are one matrix product; otherwise each triple has its own. Negatives equal to the
-    answer are left out. `frequency_weight` and `relation_weight` are those of `OneVsAll`.
+    has one sample, and its scores are one matrix product; otherwise each triple has its own. Samples are stratified:
+    each negative is drawn from its own part of the entities, so that the processes of a distributed training own
+    equally many uniform negatives. Negatives equal to the answer are left out. `frequency_weight` and
+    `relation_weight` are those of `OneVsAll`.
     """
 
     num_negatives: int = Field(1000, ge=1)
@@ -82,6 +86,11 @@ class BoundSampledSoftmax:
     entity_weights: Tensor | None = None
     seed: int = 0
 
+    @cached_property
+    def _order(self) -> Shard:
+        """The order of rows in split tables, which is the same for any number of processes."""
+        return Shard(self.num_entities)
+
     def __call__(self, model: Model, f: Factors) -> Tensor:
         draws = Draws.of(f, seed=self.seed)
         loss = self._of_side(model, f, "tail", draws)
@@ -106,15 +115,17 @@ class BoundSampledSoftmax:
     def sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
         """Negatives `(n,)`, or `(batch, n)` where they are not shared, and the logarithm of the expected count of each.
 
-        The rank k of an entity has the probability log((k + 2) / (k + 1)) / log(num_entities + 1), k from 0.
+        The rank k of an entity has the probability log((k + 2) / (k + 1)) / log(num_entities + 1), k from 0. Negative j
+        of n is from the j-th of n equal parts: uniform of the rows in the order of split tables, log-uniform of [0, 1).
         """
-        num = self.loss.num_negatives
+        num, size = self.loss.num_negatives, self.num_entities
+        strata = torch.arange(num, device=draws.batch.device)
         if self.by_frequency is None:
-            negatives = draws.entities(num, self.num_entities, shared=self.loss.shared)
-            return negatives, torch.full((), math.log(num / self.num_entities), device=negatives.device)
+            rows = (strata * size + draws.entities(num, size, shared=self.loss.shared)) // num
+            return self._order.entities(rows), torch.full((), math.log(num / size), device=rows.device)
         drawn = draws.entities(num, 2**63 - 1, shared=self.loss.shared)
-        uniform = shift_right(drawn, 63 - DIGITS).double() / 2**DIGITS
-        log_size = math.log(self.num_entities + 1)
-        ranks = ((uniform * log_size).exp().long() - 1).clamp(0, self.num_entities - 1)
+        uniform = (strata + shift_right(drawn, 63 - DIGITS).double() / 2**DIGITS) / num
+        log_size = math.log(size + 1)
+        ranks = ((uniform * log_size).exp().long() - 1).clamp(0, size - 1)
         log_probabilities = torch.log(torch.log1p(1 / (ranks + 1).double()) / log_size)
         return self.by_frequency[ranks], math.log(num) + log_probabilities

@@ -46,6 +46,11 @@ class Shard:
             found += 1
         return found
 
+    @cached_property
+    def inverse(self) -> int:
+        """Of a, so that row i is entity `inverse`·i mod `num_entities`."""
+        return pow(self.multiplier, -1, self.num_entities) if self.num_entities > 1 else 0
+
     @property
     def part(self) -> int:
         return -(-self.num_entities // self.world_size)
@@ -68,11 +73,14 @@ class Shard:
         rows = self.rows(ids) - self.first
         return torch.where((rows >= 0) & (rows < self.size), rows, -1)
 
+    def entities(self, rows: Tensor) -> Tensor:
+        """The entity of each row of the whole tables."""
+        return rows * self.inverse % max(self.num_entities, 1)
+
     @property
     def ids(self) -> Tensor:
         """The entity of each row here."""
-        inverse = pow(self.multiplier, -1, self.num_entities) if self.num_entities > 1 else 0
-        return torch.arange(self.first, self.first + self.size) * inverse % max(self.num_entities, 1)
+        return self.entities(torch.arange(self.first, self.first + self.size))
 
     # -- collectives --------------------------------------------------------------------------------------
 
