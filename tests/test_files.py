@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import json
 import os
 import random
 import re
@@ -518,8 +519,15 @@ def test_white_space_is_part_of_a_checksum(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "\n")
     with pytest.raises(RequestError, match="report.json is damaged: its checksum"):
         read_json(path, checksum=True)
-    path.write_text('{"mrr": 0.5}')  # by an earlier version
-    assert read_json(path, checksum=True) == {"mrr": 0.5}
+
+
+@pytest.mark.parametrize("content", ['{"mrr": 0.5}', "{}", "[3]", '{"mrr": "' + "0" * 64 + '"}'])
+def test_a_missing_checksum_is_told(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(content)
+    with pytest.raises(RequestError, match=r"report.json is damaged: it has no checksum \(the entry 'sha256'\)"):
+        read_json(path, checksum=True)
+    assert read_json(path) == json.loads(content)
 
 
 def test_large_files_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

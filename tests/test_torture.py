@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from benchmarks.torture import faults, inputs, kills
 from benchmarks.torture.__main__ import BEGIN, END, FIGURES, names, with_table
+from dualkg.files import read_json
 
 TREE = {"model": {"name": "ComplEx", "dim": 3, "options": {"a": [1, 2.5]}}, "training": {"epochs": 2}}
 
@@ -27,6 +28,13 @@ def test_changes_within_a_structure_are_parsed(seed):
     content = inputs.mutated_safetensors(save({"a": np.ones(3, np.float32)}, {"about": '{"b": 1}'}), draw)
     size = struct.unpack("<Q", content[:8])[0]
     json.loads(content[8 : 8 + size])
+
+
+def test_a_changed_file_gets_the_checksum_of_what_it_is_now(tmp_path):
+    path = tmp_path / "report.json"
+    path.write_bytes(inputs.with_checksum(b'{"sha256": "old", "mrr": "\\ud800"}'))
+    assert read_json(path, checksum=True) == {"mrr": "?"}
+    assert [inputs.with_checksum(content) for content in (b"[3]", b"{")] == [b"[3]", b"{"]
 
 
 def test_the_parser_of_a_format_decides_what_is_counted():

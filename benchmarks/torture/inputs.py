@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.torture.common import MAX_FAILURES, TRACEBACK
+from dualkg.files import NO_CHECKSUM
 
 MAX_SECONDS, MAX_MIB, MAX_MESSAGE = 10.0, 1024, 4000
 NAMES = [
@@ -132,6 +133,18 @@ def mutated_tree(tree: Any, draw: random.Random) -> Any:
 
 def as_json(tree: Any) -> bytes:
     return json.dumps(tree, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def with_checksum(content: bytes) -> bytes:
+    """A file of `write_json` that somebody has changed, with the checksum of what it is now."""
+    try:
+        tree = json.loads(content)
+    except (ValueError, RecursionError):
+        return content
+    if not isinstance(tree, dict):
+        return content
+    blank = as_json({**tree, "sha256": NO_CHECKSUM})
+    return hashlib.sha256(blank).hexdigest().encode().join(blank.rsplit(NO_CHECKSUM.encode(), 1))
 
 
 def as_toml(tree: Any) -> bytes:
@@ -519,15 +532,16 @@ class Inputs:
                 path.symlink_to(path)
             return False
         made = b"" if kind == 3 else mutated_file(path.name, content, draw)
+        if draw.random() < 0.6:
+            name, report = path.relative_to(folder).as_posix(), folder / "report.json"
+            if path.suffix == ".json" and b'"sha256"' in content:
+                made = with_checksum(made)
+            if path != report and report.is_file():
+                tree = json.loads(report.read_bytes())
+                if name in tree["files"]:
+                    tree["files"][name] = {"bytes": len(made), "sha256": hashlib.sha256(made).hexdigest()}
+                    report.write_bytes(with_checksum(as_json(tree)))
         path.write_bytes(made)
-        report = folder / "report.json"
-        if draw.random() < 0.6 and path != report and report.is_file():
-            tree = json.loads(report.read_bytes())
-            record = {"bytes": len(made), "sha256": hashlib.sha256(made).hexdigest()}
-            if isinstance(tree, dict) and path.relative_to(folder).as_posix() in tree.get("files", {}):
-                tree["files"][path.relative_to(folder).as_posix()] = record
-                tree.pop("sha256", None)
-                report.write_bytes(as_json(tree))
         return is_parsed(path.name, made)
 
     def run(self, draw: random.Random) -> Case:
@@ -564,14 +578,19 @@ class Inputs:
         return Case("run folders", [str(folder) if word == "RUN" else word for word in words], parsed)
 
     def checkpoint(self, draw: random.Random) -> Case:
+        from dualkg.training.checkpoint import load_tensors, save_tensors
+
         folder = self.here / "stopped"
         shutil.copytree(self.good / "stopped", folder)
         path = folder / "checkpoint.safetensors"
         if draw.random() < 0.3:
             return Case("checkpoints", ["resume", str(folder)], self._change_in(folder, draw, but="recipe.toml"))
-        content = mutated_file(path.name, path.read_bytes(), draw)
-        path.write_bytes(content)
-        return Case("checkpoints", ["resume", str(folder)], is_parsed(path.name, content))
+        if draw.random() < 0.3:
+            groups, about = load_tensors(path)
+            save_tensors(groups, path, about=mutated_tree(about, draw))  # with its checksum
+        else:
+            path.write_bytes(mutated_file(path.name, path.read_bytes(), draw))
+        return Case("checkpoints", ["resume", str(folder)], is_parsed(path.name, path.read_bytes()))
 
     def index(self, draw: random.Random) -> Case:
         folder = self.here / "index"

@@ -196,14 +196,14 @@ def read_json(path: Path, kind: Any = Any, *, checksum: bool = False) -> Any:
         found = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{path} is damaged: it is not JSON ({error}).") from None
-    if checksum and isinstance(found, dict) and found:
-        last = str(next(reversed(found.values())))
-        if "sha256" in found or re.fullmatch("[0-9a-f]{64}", last):  # earlier versions wrote none
-            saved = found.pop("sha256", None)
-            blank = f'"{NO_CHECKSUM}"'.encode().join(content.rsplit(f'"{last}"'.encode(errors="replace"), 1))
-            former = json.dumps(found).encode()  # what it was computed of before 0.2.0
-            if saved not in [hashlib.sha256(one).hexdigest() for one in (blank, former)]:
-                raise RequestError(f"{path} is damaged: its checksum is not that of its content.")
+    if checksum:
+        saved = found.pop("sha256", None) if isinstance(found, dict) else None
+        if saved is None:
+            raise RequestError(f"{path} is damaged: it has no checksum (the entry 'sha256').")
+        blank = f'"{NO_CHECKSUM}"'.encode().join(content.rsplit(f'"{saved}"'.encode(errors="replace"), 1))
+        former = json.dumps(found).encode()  # what it was computed of before 0.2.0
+        if saved not in [hashlib.sha256(one).hexdigest() for one in (blank, former)]:
+            raise RequestError(f"{path} is damaged: its checksum is not that of its content.")
     return check_type(found, kind, source=path)
 
 

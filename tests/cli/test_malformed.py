@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import struct
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +13,10 @@ from safetensors.numpy import save_file
 
 import dualkg as kg
 from dualkg.errors import MAX_SENTENCE, DualkgError
+from dualkg.files import write_json
 from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.index_build import build_index, save_index
+from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.run import RunFolder
 from tests.conftest import graph_of
 
@@ -40,10 +41,8 @@ def made(tmp_path_factory) -> Path:
         kg.train_recipe(recipe, graph=graph, out=home / "stopped", on_progress=stop)
     run = kg.train_recipe(recipe, graph=graph, out=home / "run")
     save_index(build_index(run.model, run.graph, kind="ivf", recall=0.1), home / "ivf")
-    # As by an earlier version, or by somebody who counted the checksums again.
-    report = RunFolder(home / "run").report
-    saved = json.loads(report.read_text())
-    report.write_text(json.dumps({key: one for key, one in saved.items() if key not in ("files", "sha256")}))
+    folder = RunFolder(home / "run")
+    write_json(folder.report, folder.saved_reports())  # by somebody who left out the checksums of other files
     return home
 
 
@@ -147,15 +146,9 @@ def test_headers_of_tensors(refused, about: str) -> None:
 )
 def test_progress_of_a_checkpoint(refused, progress: object) -> None:
     path = Path("stopped/checkpoint.safetensors")
-    content = path.read_bytes()
-    size = struct.unpack("<Q", content[:8])[0]
-    header = json.loads(content[8 : 8 + size])
-    about = json.loads(header["__metadata__"]["about"])
-    about.pop("sha256", None)
+    groups, about = load_tensors(path)
     about["progress"] = {**about["progress"], **progress} if isinstance(progress, dict) and progress else progress
-    header["__metadata__"]["about"] = json.dumps(about)
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+    save_tensors(groups, path, about=about)
     assert str(path) in refused("resume", "stopped")
 
 

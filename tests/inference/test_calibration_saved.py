@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.files import write_json
 from dualkg.inference import calibration as calibration_module
 from dualkg.inference.calibration import SavedCalibration, calibration_for, load_calibration
 from tests.conftest import graph_of
@@ -79,8 +80,8 @@ def test_a_damaged_file_is_refused(run, how, sentence):
     if how not in ("cut", "a list"):
         with pytest.raises(kg.RequestError, match="its checksum is not that of its content. Make it again: dualkg"):
             load_calibration(run.folder, run.graph)
-        del saved["sha256"]  # as earlier versions wrote it
-        path.write_text(json.dumps(saved))
+        del saved["sha256"]
+        write_json(path, saved)
     with pytest.raises(kg.RequestError, match=sentence):
         load_calibration(run.folder, run.graph)
     assert isinstance(calibration_for(run, overwrite=True), SavedCalibration)

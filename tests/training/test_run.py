@@ -8,7 +8,7 @@ import torch
 
 import dualkg as kg
 from dualkg.evaluation.report import load_ranks
-from dualkg.files import locked
+from dualkg.files import locked, write_json
 from dualkg.training.api import train_seeds
 from dualkg.training.checkpoint import load_tensors, save_tensors
 from dualkg.training.recipe import Recipe, load_recipe
@@ -112,9 +112,9 @@ def test_folders_that_are_not_runs_are_refused(tmp_path, run):
 
 
 def forget_checksums(run: kg.Run) -> None:
-    """Make it a run of an earlier version, whose report has no checksums."""
+    """Write a report without checksums of other files."""
     folder = RunFolder(run.folder)
-    folder.report.write_text(json.dumps(folder.saved_reports()))
+    write_json(folder.report, folder.saved_reports())
 
 
 @pytest.mark.parametrize("content", [b"", b"not weights at all, really"])

@@ -1,6 +1,5 @@
 """Classes that files name are imported only with trust: somebody else's run folder, recipe or search space."""
 
-import json
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.errors import RequestError
+from dualkg.files import write_json
 from dualkg.training.run import RunFolder
 
 # Importing it leaves a file, as the code of an attacker would.
@@ -52,10 +52,9 @@ def name_class(folder: str, table: str = "model") -> Path:
     path = Path(folder) / "recipe.toml"
     tables = kg.load_recipe(path).model_dump()
     path.write_text(path.read_text().replace(f'name = "{tables[table]["name"]}"', f'name = "{CLASSES[table]}"'))
-    report = Path(folder) / "report.json"
-    if report.exists():
-        saved = json.loads(report.read_text())
-        report.write_text(json.dumps({key: one for key, one in saved.items() if key not in ("files", "sha256")}))
+    run = RunFolder(folder)
+    if run.report.exists():
+        write_json(run.report, run.saved_reports())
     return path
 
 

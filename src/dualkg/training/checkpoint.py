@@ -74,8 +74,8 @@ def load_tensors(path: Path, *, check: bool = False) -> tuple[dict[str, dict[str
             about = check_type(json.loads((file.metadata() or {}).get("about", "{}")), dict[str, Any], source=path)
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is not a mapping
             saved = about.pop("sha256", None)
-        if check and saved and saved != _checksum(tensors, about):
-            raise ValueError("its checksum is not that of its content")
+        if check and saved != _checksum(tensors, about):
+            raise ValueError("its checksum is not that of its content" if saved else "it has no checksum")
         for key, tensor in tensors.items():
             if not all_finite(tensor):
                 raise ValueError(f"{key} has NaN or infinity")

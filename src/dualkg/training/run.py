@@ -368,7 +368,7 @@ class RunFolder:
         return {name: damage for name, damage in found.items() if damage}
 
     def records(self) -> dict[str, Any]:
-        """Sizes and checksums of the files of a finished run; none of one by an earlier version."""
+        """Sizes and checksums of the files of a finished run."""
         found = read_json(self.report, checksum=True)
         if not isinstance(found, dict) or not isinstance(found.get("files", {}), dict):
             raise RequestError(f"{self.report} is damaged: reports by split were expected.")

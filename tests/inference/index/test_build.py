@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dualkg as kg
+from dualkg.files import write_json
 from dualkg.inference.index import ExactIndex, tables_of
 from dualkg.inference.index_build import build_index, load_index, recalls, save_index, tuning_queries
 
@@ -73,7 +74,7 @@ def damage(folder, what):
         {"no tables": saved.pop, "kind": saved.update, "shape": saved["tables"]["tail"].update}[what](
             {"no tables": "tables", "kind": {"kind": "tree"}, "shape": {"shape": [31, 12]}}[what]
         )
-        about.write_text(json.dumps(saved))
+        write_json(about, saved)
 
 
 @pytest.mark.parametrize("kind", FAISS_KINDS[:2])
