@@ -16,19 +16,21 @@ import re
 import select
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from importlib import import_module
 from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from benchmarks.torture.common import (
     ENVIRONMENT,
@@ -48,6 +50,8 @@ from benchmarks.torture.faults import NAME, REMOVE, RENAME, SYNC, WRITE, compile
 EVENTS = {"fsync": SYNC, "rename": RENAME, "write": WRITE, "create": NAME, "remove": REMOVE}
 MOMENT = "moment"  # any, by the clock
 SECONDS = 120  # that only a broken program needs
+STOP_SECONDS = 30  # that torchrun waits between SIGTERM and SIGKILL
+NUM_PROCESSES = 2
 CPU = ("--device", "cpu", "--threads", 1)
 SETTINGS = ("--dim", 2, "--epochs", 2, "--batch-size", 60, "--engine", "reference", *CPU)
 SAVED = ("--set", "training.checkpoint_seconds=0", "--set", "validation.every=1", "--set", "validation.keep='best'")
@@ -74,6 +78,11 @@ SCENARIOS: dict[str, tuple[object, ...]] = {
     "sparsify": ("sparsify", "run", "--share", 0.5, "--out", "new", *CPU),
     "export, NumPy": ("export", "run", "--out", "new"),
     "export, TSV": ("export", "run", "--format", "tsv", "--out", "new"),
+    "gather": ("gather", "shards"),
+    # The first word is the process that is killed. Of "all", process 0 is killed at its event and the others with it.
+    "train, process 0 of 2": ("process 0", *TRAIN, "--out", "new"),
+    "train, process 1 of 2": ("process 1", *TRAIN, "--out", "new"),
+    "train, all processes": ("all processes", *TRAIN, "--out", "new"),
     "record": ("record", "run", "--name", "mine/new", "--records", "records"),
     "record, again": ("record", "run", "calibrated", "--name", "mine/old", "--records", "records"),
 }
@@ -86,10 +95,15 @@ trials = 12  # the first ten are random
 VOLATILE = re.compile(
     r"second|_at$|_mib$|^date$|_per_|^files$|^sha256$"
 )  # files and their checksums are checked by themselves
-DONE = ("is finished", "is a finished run", "exists already", "has a calibration already")
+DONE = ("is finished", "is a finished run", "exists already", "has a calibration already", "are in one file already")
 
 
 # -- what runs in a forked process -------------------------------------------------------------------------------------
+
+
+def runner(words: tuple[object, ...]) -> Callable[..., int]:
+    """What runs a command that may be killed."""
+    return run_processes if str(words[0]).split()[0] in ("process", "all") else run_killed
 
 
 def run_words(words: list[str]) -> int:
@@ -117,6 +131,43 @@ def run_killed(shim: Any, home: Path, event: str, place: int, words: list[str]) 
     counts = {event: shim.fault_count(kind.bit_length() - 1) for event, kind in EVENTS.items()}
     home.with_name("counts.json").write_text(json.dumps({"events": counts, "modules": list(sys.modules)}))
     return status
+
+
+def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str]) -> int:
+    """Run a training in two processes, as torchrun does, of which one kills itself at an event."""
+    killed, line = words[0], words[1:]
+    watched = 1 if killed == "process 1" else 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": str(NUM_PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    pids = {}
+    for rank in range(NUM_PROCESSES):
+        call = partial(run_killed, shim, home, event, place) if rank == watched else run_words
+        with patch.dict(os.environ, {**group, "RANK": str(rank), "LOCAL_RANK": str(rank)}):
+            pids[rank] = fork_command(*line, cwd=home, output=home.with_name(f"output-{rank}"), call=call).pid
+    statuses: dict[int, int] = {}
+    end = None
+    while len(statuses) < NUM_PROCESSES:
+        for rank in pids.keys() - statuses.keys():
+            pid, status = os.waitpid(pids[rank], os.WNOHANG)
+            if pid:
+                statuses[rank] = os.waitstatus_to_exitcode(status)
+        bad = [status for status in statuses.values() if status]
+        if bad and end is None:
+            end = time.monotonic() + STOP_SECONDS
+            for rank in pids.keys() - statuses.keys():
+                os.kill(pids[rank], signal.SIGKILL if killed == "all processes" else signal.SIGTERM)
+        if end and time.monotonic() > end:
+            print("a process did not end after SIGTERM", flush=True)
+            for rank in pids.keys() - statuses.keys():
+                os.kill(pids[rank], signal.SIGKILL)
+        time.sleep(0.01)
+    for rank in pids:
+        print(home.with_name(f"output-{rank}").read_text(encoding="utf-8", errors="replace"), flush=True)
+    if statuses[watched] == -signal.SIGKILL:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return max(statuses.values())
 
 
 def age_heartbeats(study: Path) -> None:
@@ -172,8 +223,8 @@ def without_times(found: Any) -> Any:
     return [without_times(one) for one in found] if isinstance(found, list) else found
 
 
-def make_good(good: Path) -> int:
-    """Data, a run, one with a calibration, one that was stopped, and a record."""
+def make_good(good: Path, shim: Any) -> int:
+    """Data, a run, one with a calibration, one of two processes, one that was stopped, and a record."""
     import dualkg as kg
 
     write_triples(good / "mine.tsv")
@@ -182,6 +233,9 @@ def make_good(good: Path) -> int:
     (good / "tpe.toml").write_text(TPE)
     (good / "queries.tsv").write_text("thing1\tcolour\t?\n?\tshape\tshape2\n")
     (good / "empty").mkdir()
+    words = [str(word) for word in ("process 0", *TRAIN, "--seed", 3, "--out", "shards")]
+    if status := run_processes(shim, good, "", -1, words):
+        return status
     lines: list[tuple[object, ...]] = [(*TRAIN, "--out", "run"), (*TRAIN, "--seed", 1, "--out", "calibrated")]
     lines += [("calibrate", "calibrated", *CPU), ("record", "run", "--name", "mine/old", "--records", "records")]
     for line in lines:
@@ -209,7 +263,7 @@ class Arena:
         self.shim = load_shim(library)
         self.good.mkdir()
         os.environ["DUALKG_CACHE"] = str(self.good / "cache")
-        made = self.run((), lambda words: make_good(self.good), cwd=self.good)
+        made = self.run((), lambda words: make_good(self.good, self.shim), cwd=self.good)
         if made.status:
             raise RuntimeError(f"the runs were not made: {made.wait()}")
         shutil.rmtree(self.good / "cache", ignore_errors=True)
@@ -226,7 +280,8 @@ class Arena:
         for _ in range(2):
             self._fresh()
             started = time.monotonic()
-            done = self.run(SCENARIOS[name], lambda words: run_killed(self.shim, self.here, "", -1, words))
+            words = SCENARIOS[name]
+            done = self.run(words, partial(runner(words), self.shim, self.here, "", -1))
             self.seconds[name] = time.monotonic() - started
             if done.status:
                 raise RuntimeError(f"{name} fails if it is not killed: {done.wait()}")
@@ -275,7 +330,7 @@ class Arena:
         for event, place in kills:
             seconds = place if event == MOMENT else None
             number = -1 if event == MOMENT else int(place)
-            ended = self.run(words, partial(run_killed, self.shim, self.here, event, number), kill_after=seconds)
+            ended = self.run(words, partial(runner(words), self.shim, self.here, event, number), kill_after=seconds)
             if ended.status != -signal.SIGKILL:
                 if not reached and ended.status:
                     return reached, f"it ended with {ended.status}: {ended.wait()[-800:]}"
@@ -285,7 +340,7 @@ class Arena:
                 return reached, f"lost by the kill: {lost}"
             words = self._again(name, words)
         for _ in range(3):
-            ended = self.run(words, partial(run_killed, self.shim, self.here, "", -1))
+            ended = self.run(words, partial(runner(words), self.shim, self.here, "", -1))
             text = ended.wait()
             if TRACEBACK in text or ended.status not in (0, 1, 2):
                 return reached, f"run again, it ended with {ended.status}: {text[-1500:]}"
@@ -293,7 +348,7 @@ class Arena:
                 break
             if not (found := re.search(r"dualkg resume (\S+?),? ", " ".join(text.split()) + " ")):
                 return reached, f"run again, it ended with {ended.status}: {text[-800:]}"
-            words = ("resume", found[1], "--device", "cpu")
+            words = resumed(name, found[1])
         made = self._fingerprint()
         return reached, None if made == self.expected[name] else difference(self.expected[name], made)
 
@@ -301,18 +356,27 @@ class Arena:
         """The same command, but a run that was begun is resumed."""
         out = str(words[words.index("--out") + 1]) if "--out" in words else "stopped"
         folder = self.here / out
-        begun = (folder / "checkpoint.safetensors").exists() and not (folder / "report.json").exists()
+        saved = (folder / "checkpoint.safetensors", folder / "checkpoint" / "latest.json")
+        begun = any(path.exists() for path in saved) and not (folder / "report.json").exists()
         if name == "train, overwrite" and raw(folder) == raw(self.good / out):
             return words
-        return ("resume", out, "--device", "cpu") if begun and words[0] == "train" else words
+        return resumed(name, out) if begun and "train" in words else words
 
     def _lost(self, name: str) -> list[str]:
         """Files that were there before and must still be: all that the command does not replace."""
         after = raw(self.here)
         changed = {file for file, content in self.before.items() if after.get(file) != content}
         replaced = {"resume": "stopped/", "calibrate, overwrite": "calibrated/calibration.json"}
-        replaced |= {"train, overwrite": "run/", "record, again": "records/", "record": "records/RESULTS.md"}
+        replaced |= {"gather": "shards/", "train, overwrite": "run/"}
+        replaced |= {"record, again": "records/", "record": "records/RESULTS.md"}
         return sorted(file for file in changed if not (name in replaced and file.startswith(replaced[name])))
+
+
+def resumed(name: str, folder: str) -> tuple[object, ...]:
+    """The command that resumes a run, in as many processes as before."""
+    words = SCENARIOS[name]
+    several = () if runner(words) is run_killed else words[:1]
+    return (*several, "resume", folder, "--device", "cpu")
 
 
 def children(pid: int) -> list[int]:

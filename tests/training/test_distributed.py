@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 import signal
 import sys
 import time
@@ -18,12 +19,13 @@ import torch.distributed as dist
 import dualkg as kg
 from dualkg.data.graph import Graph
 from dualkg.evaluation import ranking
+from dualkg.inference.integrity import check_run
 from dualkg.models import MODELS, base
 from dualkg.models.base import Model, only_rows
 from dualkg.models.dual import Dual
 from dualkg.models.sharded import Shard, ShardedModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
-from dualkg.training import distributed
+from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
 from dualkg.training.distributed import DistributedTrainer, Processes, num_processes
 from dualkg.training.fused import FusedStep
@@ -385,6 +387,84 @@ def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Pa
         file.write_bytes(b"damaged")
     with pytest.raises(kg.RequestError, match=r"The checkpoint .*000005 cannot be read"):
         train_some_steps(group, CHANGES, path, 4, 5, None)
+
+
+# -- weights in several files -------------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """In the place of a kill."""
+
+
+def train_a_run(group: Processes, path: Path) -> None:
+    recipe = Recipe().with_changes({**CHANGES, "data.graph": "x"})
+    distributed.train_in_processes(recipe, graph_of(50), group, out=path)
+
+
+def test_gather_can_be_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_processes(2, train_a_run, tmp_path / "shards", folder=tmp_path)
+    expected = kg.load_run(tmp_path / "shards").model.state_dict()
+    calls, last = 0, -1
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == last:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in ((run, "save_weights"), (RunFolder, "save_reports"), (Path, "unlink"), (run, "sync")):
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    for number in itertools.count(1):
+        path = Path(shutil.copytree(tmp_path / "shards", tmp_path / f"killed-{number}"))
+        calls, last = 0, number
+        killed = False
+        try:
+            run.gather(path)
+        except Killed:
+            killed = True
+        last = -1
+        if killed:
+            assert check_run(path)[0].ok
+            found = kg.load_run(path).model.state_dict()
+            assert all(torch.equal(found[key], expected[key]) for key in expected)
+            if RunFolder(path).weights_index.exists():
+                run.gather(path)
+        files = {found.name for found in path.iterdir()}
+        assert "weights.safetensors" in files
+        assert not any("-of-" in name or "index" in name for name in files)
+        assert check_run(path)[0].ok
+        found = kg.load_run(path).model.state_dict()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+        if not killed:  # there is no further call
+            break
+    assert number > 5
+    with pytest.raises(kg.RequestError, match="are in one file already"):
+        run.gather(path)
+
+
+def test_weights_of_another_number_of_processes_are_removed(tmp_path: Path) -> None:
+    group, path = Processes(0, 1, torch.device("cpu")), tmp_path / "run"
+    train_a_run(group, path)
+    folder = RunFolder(path)
+    shutil.copy(folder.weight_shard(0, 1), folder.weight_shard(1, 2))  # of two processes that were killed at the end
+    folder.sharded_checkpoint.mkdir()
+    folder.finish_sharded(kg.load_run(path), 1)
+    assert not folder.weight_shard(1, 2).exists()
+    assert check_run(path)[0].ok
+
+
+def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path) -> None:
+    group, path = Processes(0, 1, torch.device("cpu")), tmp_path / "run"
+    train_a_run(group, path)
+    left = RunFolder(path).sharded_checkpoint / "000001"
+    left.mkdir(parents=True)  # as a kill leaves it while it is removed
+    with pytest.raises(kg.RequestError, match="is finished"):
+        distributed.resume_in_processes(path)
+    assert not left.parent.exists()
 
 
 # -- refusals -----------------------------------------------------------------------------------------------

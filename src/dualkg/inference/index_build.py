@@ -126,6 +126,11 @@ class FaissIndex(Index):
         except RuntimeError as error:
             raise ValueError(str(error).splitlines()[0]) from None
         loaded = cls(index, metric, shape, **config)
+        numbers = (loaded.effort, 0 if loaded.max_norm is None else loaded.max_norm)
+        if not all(isinstance(one, (int, float)) and math.isfinite(one) for one in numbers) or loaded.effort < 1:
+            raise ValueError(f"its effort {loaded.effort} or its max_norm {loaded.max_norm} is no number above 0")
+        if hasattr(index, "hnsw") != (loaded.kind == "hnsw"):
+            raise ValueError(f"its file is not of the kind '{loaded.kind}'")
         if (index.ntotal, index.d) != (shape[0], shape[1] + (loaded.max_norm is not None)):
             raise ValueError(f"its {index.ntotal:,} rows of {index.d:,} numbers are not of {shape[0]:,} × {shape[1]:,}")
         return loaded

@@ -456,6 +456,7 @@ def _resume(
 ) -> Run:
     def check() -> None:
         if folder.finished:
+            folder.remove_checkpoint()
             raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
         if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
             ShardedCheckpoint(folder.sharded_checkpoint, group).start()  # of a run that was only prepared

@@ -32,6 +32,7 @@ from dualkg.files import (
     locks,
     read_json,
     recover,
+    sync,
     write_json,
     write_text,
 )
@@ -305,7 +306,11 @@ class RunFolder:
 
     def finish_sharded(self, run: Run, world_size: int) -> None:
         """Write the results of a run whose weights all processes have written."""
-        write_json(self.weights_index, {"files": [self.weight_shard(k, world_size).name for k in range(world_size)]})
+        names = [self.weight_shard(rank, world_size).name for rank in range(world_size)]
+        for left in self.path.glob("weights-?????-of-?????.safetensors"):
+            if left.name not in names:  # by another number of processes, killed before they wrote the report
+                left.unlink()
+        write_json(self.weights_index, {"files": names})
         write_text(self.history, json.dumps(run.history, indent=1))
         write_text(self.costs, json.dumps(run.costs, indent=1))
         self.save_reports(run)
@@ -326,23 +331,26 @@ class RunFolder:
         write_json(self.report, {**reports, "files": records})
 
     def gather(self, run: Run) -> None:
-        """Replace weights in several files by one file; `run` is the run of this folder."""
+        """Replace weights in several files by one file; `run` is the run of this folder.
+
+        The report decides which of them are read. After a kill, the index that is left is the sign to go on.
+        """
         save_weights(run.model.state_dict(), self.weights)
-        index, shards = self.weights_index, self.weight_shards()
-        hidden = index.with_name(f".{index.name}")  # so that the report names the one file alone
         for split in SPLITS:
             if self.ranks(split).exists():
                 run.report_on(split)
-        index.rename(hidden)
         self.save_reports(run)
-        for path in (*shards, hidden):
-            path.unlink()
+        for path in self.weight_shards():
+            path.unlink(missing_ok=True)
+        sync(self.path)
+        self.weights_index.unlink()
 
     def fixed_files(self) -> list[str]:
         """The files that do not change once a run is finished, by their paths in the folder."""
         paths = [self.recipe, self.environment, self.tuning, self.weights, self.ensemble, self.history, self.costs]
         paths += [self.sparsity, self.extension, *map(self.ranks, SPLITS), *self.graph.glob("*.*")]
-        paths += [self.weights_index, *self.weight_shards()]
+        if not self.weights.exists():  # which `gather` has written
+            paths += [self.weights_index, *self.weight_shards()]
         return sorted(path.relative_to(self.path).as_posix() for path in paths if path.is_file())
 
     def check_files(self, names: Iterable[str] | None = None) -> None:
@@ -447,7 +455,7 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
-    shards = folder.weight_shards()
+    shards = [] if folder.weights.name in folder.records() else folder.weight_shards()
     weights = read_weight_shards(shards, len(graph.entities)) if shards else read_weights(folder.weights)
     load_weights(model, weights, source=folder.weights_index if shards else folder.weights)
     history = check_history(read_json(folder.history), source=folder.history) if folder.history.exists() else []

@@ -71,9 +71,16 @@ def damage(folder, what):
     elif what == "half a table":
         table.write_bytes(table.read_bytes()[: table.stat().st_size // 2])
     else:
-        {"no tables": saved.pop, "kind": saved.update, "shape": saved["tables"]["tail"].update}[what](
-            {"no tables": "tables", "kind": {"kind": "tree"}, "shape": {"shape": [31, 12]}}[what]
-        )
+        table = saved["tables"]["tail"]
+        changes = {
+            "no tables": lambda: saved.pop("tables"),
+            "kind": lambda: saved.update(kind="tree"),
+            "shape": lambda: table.update(shape=[31, 12]),
+            "effort": lambda: table["config"].update(effort="16"),
+            "norm": lambda: table["config"].update(max_norm=[1]),
+            "other kind": lambda: table["config"].update(kind="ivf" if saved["kind"] == "hnsw" else "hnsw"),
+        }
+        changes[what]()
         write_json(about, saved)
 
 
@@ -87,6 +94,9 @@ def damage(folder, what):
         ("no tables", "The index .* is damaged: 'tables' is missing"),
         ("kind", "The index .* is damaged: its kind is 'tree'"),
         ("shape", "The index .* is damaged: its .*31 × 12"),
+        ("effort", "is damaged: (its effort 16 or its max_norm .* is no number above 0|.*'effort')"),
+        ("norm", r"is damaged: (its effort .* or its max_norm \[1\] is no number above 0|.*'max_norm')"),
+        ("other kind", "is damaged: (its file is not of the kind '(ivf|hnsw)'|.*'kind')"),  # an exact one has none
     ],
 )
 def test_a_damaged_index_is_refused(model, small_graph, tmp_path, kind, what, told):
