@@ -578,7 +578,7 @@ def test_five_killed_processes_are_restarted_and_the_end_is_the_same(tmp_path: P
     options.pop("capture_output")
     command = torchrun("train", "r.toml", "--out", "killed", restarts=9)
     running = subprocess.Popen(command, **options, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    pointer, random, killed = RunFolder(tmp_path / "killed").sharded_checkpoint / "latest.json", Random(0), set()
+    pointer, random, killed = RunFolder(tmp_path / "killed").sharded_checkpoint / "latest.json", Random(0), set[str]()
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
 
     def saved_since(seen: str) -> bool:
@@ -591,7 +591,7 @@ def test_five_killed_processes_are_restarted_and_the_end_is_the_same(tmp_path: P
             until(partial(saved_since, seen))
         assert running.poll() is None, "the training has ended too early"
         victim = random.choice(sorted(set(children.read_text().split()) - killed, key=int))
-        killed |= set(children.read_text().split())  # torchrun ends the other
+        killed.update(children.read_text().split())  # torchrun ends the other
         os.kill(int(victim), signal.SIGKILL)
     assert running.wait() == 0
     assert len(killed) == 10
