@@ -144,7 +144,7 @@ def compare_gradients(group: Processes, num_entities: int, all_of_them: bool) ->
         build = partial(_model, graph, name, reciprocal, side)
         if _is_undefined(build(), regularizer, LOSSES[loss_name], reciprocal):
             continue
-        batch = _batch(graph, reciprocal, LOSSES[loss_name])
+        batch = batch_of(graph, reciprocal, LOSSES[loss_name])
         expected = _whole_gradients(build(), graph, batch, LOSSES[loss_name], regularizer)
         shard = group.shard(graph)
         with only_rows(shard):
@@ -171,7 +171,7 @@ def compare_fused_gradients(group: Processes, num_entities: int, all_of_them: bo
             continue
         for loss in (kg.OneVsAll(), kg.OneVsAll(frequency_weight=0.5, dropout=0.3, relation_weight=0.7)):
             regularizer = kg.DURA(0.3) if build().embedding.has_adjoint else kg.NoRegularizer()
-            batch = _batch(graph, reciprocal, loss)
+            batch = batch_of(graph, reciprocal, loss)
             expected = _whole_gradients(build(), graph, batch, loss, regularizer, grouped=grouped)
             shard = group.shard(graph)
             with only_rows(shard):
@@ -201,7 +201,7 @@ def _is_undefined(model: Model, regularizer: Regularizer, loss: Any, reciprocal:
     return not model.embedding.euclidean and bool(getattr(loss, "dropout", 0))
 
 
-def _batch(graph: Graph, reciprocal: bool, loss: Any) -> torch.Tensor:
+def batch_of(graph: Graph, reciprocal: bool, loss: Any) -> torch.Tensor:
     batch = torch.from_numpy(graph.train.astype(np.int64))[:20]
     if reciprocal:
         inverse = torch.stack([batch[:, 2], batch[:, 1] + len(graph.relations), batch[:, 0]], 1)
@@ -255,7 +255,7 @@ def count_numbers(group: Processes) -> None:
 
     Shard.all_reduce = counted  # type: ignore[method-assign]
     for reciprocal in (True, False):
-        shard, batch = group.shard(graph), _batch(graph, reciprocal, kg.OneVsAll())
+        shard, batch = group.shard(graph), batch_of(graph, reciprocal, kg.OneVsAll())
         with only_rows(shard):
             part = ShardedModel(_model(graph, "ComplEx", reciprocal, "none"), shard)
         loss = kg.OneVsAll().bind(part, graph, batch_size=len(batch), seed=0)

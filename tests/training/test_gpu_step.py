@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 import torch
 
 import dualkg as kg
 from dualkg.models import BILINEAR
+from dualkg.models.base import only_rows
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.cuda_graphs import CudaGraphStep
+from dualkg.training.distributed import Processes
 from dualkg.training.engines import Job, kernels_know_relations
+from dualkg.training.optimizers import Adagrad
 from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import Trainer
+from tests.training.test_distributed import batch_of, graph_of, in_processes
 from tests.training.test_fused import ALL_CASES, BY_QUERY, batches, build, grouped_by_query
 
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device here", allow_module_level=True)
 
-from dualkg.training.gpu_step import Bf16Step
+from dualkg.training.gpu_step import Bf16Step, ShardedBf16Step
 
 pytestmark = pytest.mark.gpu
 
@@ -58,6 +65,36 @@ def test_gradients_are_close_to_the_reference(small_graph, case):
         torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
         for name, table in plain.model.named_parameters():
             assert (table.grad - gradients[name]).abs().max() <= 0.03 * table.grad.abs().max()
+
+
+def compare_shards(group: Processes, num_entities: int) -> None:
+    """Gradients of a step on shards, which communicate by gloo, against those of the whole model in float32."""
+    graph = graph_of(num_entities)
+    for name, reciprocal, grouped in itertools.product(BILINEAR, (True, False), (True, False)):
+        job = Job(BILINEAR[name](graph, dim=8), kg.OneVsAll(), kg.DURA(0.1), "Adagrad")
+        if not kernels_know_relations(job) or (grouped and not reciprocal):
+            continue
+        loss = kg.OneVsAll(frequency_weight=0.5, dropout=0.0 if grouped else 0.3)
+        options: dict[str, Any] = {"dim": 8, "reciprocal": reciprocal, "seed": 1, "init_scale": 0.5}
+        whole, batch = BILINEAR[name](graph, **options).cuda(), batch_of(graph, reciprocal, loss).cuda()
+        binding: dict[str, Any] = {"batch_size": len(batch), "seed": 0, "grouped_by_query": grouped}
+        objective = ReferenceStep(whole, loss.bind(whole, graph, **binding), kg.DURA(0.1), None).objective(batch)  # type: ignore[arg-type]
+        objective.backward()
+        shard = group.shard(graph)
+        with only_rows(shard):
+            part = BILINEAR[name](graph, **options).cuda()
+        bound, optimizer = loss.bind(part, graph, **binding), Adagrad(part.parameters(), 0.1)
+        step = ShardedBf16Step(part, bound, kg.DURA(0.1), optimizer, shard=shard)
+        found, gradients = gradients_of(step, batch)
+        torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
+        for key, table in whole.named_parameters():
+            expected = table.grad[shard.ids.cuda()] if key in ("entities", "tails") else table.grad
+            assert torch.all((expected - gradients[key]).abs() <= 0.03 * table.grad.abs().max()), (name, grouped, key)
+
+
+@pytest.mark.parametrize(("world_size", "num_entities"), [(1, 23), (2, 23), (3, 2)])
+def test_gradients_of_shards_are_close_to_the_reference(world_size, num_entities, tmp_path):
+    in_processes(world_size, compare_shards, num_entities, folder=tmp_path)
 
 
 @pytest.mark.parametrize("capacity", [None, 200])

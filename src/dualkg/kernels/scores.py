@@ -35,6 +35,21 @@ class Targets(NamedTuple):
         return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
 
 
+def softmax_(scores: Tensor, gradient_: Callable[[Tensor, Targets], Tensor]) -> Tensor:
+    """Overwrite scores by their softmax and return their logsumexp, by a kernel of cross entropy.
+
+    The kernel overwrites scores by the gradient and returns the losses: with column 0 as the only target of each row,
+    these are the softmax but for that column, and the logsumexp less its score.
+    """
+    if not scores.shape[1]:
+        return scores.new_full((len(scores),), -torch.inf)
+    first = scores[:, 0].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
+    zeros = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    normalizers = gradient_(scores, Targets.one_each(zeros, torch.ones_like(first))) + first
+    scores[:, 0] = (first - normalizers).exp()
+    return normalizers
+
+
 class RankTargets(NamedTuple):
     """Answers to rank in rows of scores, `(num_targets,)` each, sorted by row.
 

@@ -23,8 +23,10 @@ class CudaGraphStep:
     A step must not wait for the GPU, and reads its learning rate from a tensor there.
     """
 
-    def __init__(self, step: Bf16Step | ReferenceStep) -> None:
+    def __init__(self, step: Bf16Step | ReferenceStep, *, with_collectives: bool = False) -> None:
         self.step = step
+        # NCCL's watchdog calls CUDA in a thread of its own, also while a step is captured.
+        self.error_mode = "thread_local" if with_collectives else "global"
         self.stream = stream(step.model.device, "captured")
         self.num_taken = 0
         self.largest = 0
@@ -64,6 +66,6 @@ class CudaGraphStep:
         self.batch = batch.clone()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream):
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode=self.error_mode):
             self.objective = self.step.step(self.batch)
         self.graph = graph

@@ -32,6 +32,7 @@ from dualkg.regularizers import Regularizer
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.callbacks import Callback, TrainingInfo, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import Progress, all_finite, check_history, load_tensors, save_weight_shard
+from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.engines import Engine, Step
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
@@ -82,6 +83,7 @@ class Processes:
     rank: int
     world_size: int
     device: torch.device
+    capturable: bool = True  # whether a CUDA graph can contain the collectives, which is so with NCCL
 
     @property
     def first(self) -> bool:
@@ -139,7 +141,7 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
         yield Processes(0, 1, choose_device(device))
         return
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
-    chosen, backend = choose_device(device), "gloo"
+    chosen, backend, shared = choose_device(device), "gloo", False
     if chosen.type == "cuda":
         count = torch.cuda.device_count()
         shared = int(os.environ.get("LOCAL_WORLD_SIZE", size)) > count  # which NCCL does not support
@@ -156,7 +158,7 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
             f"{MEETING_TIME.total_seconds() / 60:.0f} minutes: {reason}"
         ) from None
     try:
-        yield Processes(rank, size, chosen)
+        yield Processes(rank, size, chosen, capturable=not shared)
     except (InterruptedRunError, DivergedError) as error:  # of all processes at once
         raise error if rank == 0 else OtherProcessError(str(error), error.exit_code) from None
     finally:
@@ -196,6 +198,11 @@ class DistributedTrainer(Trainer):
 
     def _build_step(self, loss: BoundLoss) -> Step:
         shard = self.model.shard
+        if self.engine.step == "kernels":
+            from dualkg.training.gpu_step import ShardedBf16Step  # which imports Triton
+
+            step = ShardedBf16Step(self.model.model, loss, self.regularizer, self.optimizer, shard=shard)  # type: ignore[arg-type]
+            return CudaGraphStep(step, with_collectives=True) if self.group.capturable else step
         if self.engine.fast and not self.regularizer.reads_whole_tables:
             tables = partial(ShardedTables, shard=shard)
             bf16 = self.engine.precision == "bf16"

@@ -18,6 +18,7 @@ from dualkg.losses.base import BoundLoss, Loss
 from dualkg.models.base import Model, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.sharded import ShardedModel
 from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.fused import FusedStep, has_builtin_maps
@@ -67,10 +68,15 @@ class Job(NamedTuple):
     order: str = "triples"
     sums: str = "elements"
 
+    @property
+    def whole(self) -> Model:
+        """The model, without the wrapper of one whose tables are split over processes."""
+        return self.model.model if isinstance(self.model, ShardedModel) else self.model
+
 
 def kernels_know_relations(job: Job) -> bool:
     """Whether GPU kernels can compute with the relations of a model, the regularizer and relation prediction."""
-    model, regularizer = job.model, job.regularizer
+    model, regularizer = job.whole, job.regularizer
     if not (isinstance(model, BilinearModel) and has_builtin_maps(model) and is_power_sum(regularizer)):
         return False
     if isinstance(model, DiagonalModel):
@@ -92,7 +98,7 @@ def fast_obstacle(job: Job) -> str | None:
     if not (job.model.score_form and all(table.requires_grad for table in job.model.parameters())):
         return (
             "needs a model whose scores are one product, as those of bilinear models and squared distances are, and "
-            f"whose tables are all trained; this {type(job.model).__name__} is none"
+            f"whose tables are all trained; this {type(job.whole).__name__} is none"
         )
     if job.loss.fast_step_obstacle:
         return f"is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set"
@@ -118,7 +124,7 @@ def bf16_obstacle(job: Job, *, on_gpu: bool) -> str | None:
     if not kernels_know_relations(job):
         return (
             "on a GPU is for models and regularizers that kernels know: relations that are rows, or matrices without "
-            f"relation prediction, and sums of powers over a batch; this {type(job.model).__name__} with "
+            f"relation prediction, and sums of powers over a batch; this {type(job.whole).__name__} with "
             f"{type(job.regularizer).__name__} is not"
         )
     return None

@@ -15,12 +15,13 @@ from dualkg.kernels.gpu.diagonal import Algebra, RowGradients
 from dualkg.kernels.gpu.elementwise import adagrad_
 from dualkg.kernels.gpu.scores import softmax_gradient_
 from dualkg.kernels.hardware import matmul_precision
-from dualkg.kernels.scores import Targets
+from dualkg.kernels.scores import Targets, softmax_
 from dualkg.losses.queries import QueryGroups
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.sharded import Shard
 from dualkg.regularizers import PowerSum
 from dualkg.training.fused import Workspace, stream
 from dualkg.training.optimizers import AnyOptimizer
@@ -52,7 +53,7 @@ class Table:
             padded = (-(-rows // TILE) * TILE, -(-width // ALIGNED) * ALIGNED)
             self.copy, self.product = torch.zeros(2, *padded, dtype=torch.bfloat16, device=device)
             self.copy[:rows, :width] = self.parameter.detach()
-        self.scores, self.images = Workspace(), Workspace()
+        self.scores, self.images, self.weighted = Workspace(), Workspace(), Workspace()
 
     @property
     def row_gradients(self) -> RowGradients:
@@ -96,11 +97,11 @@ class RelationOps(ABC):
 
     @property
     def heads(self) -> Table:
-        return self.step.tables["entities"]
+        return self.step.sources["entities"]
 
     @property
     def tails(self) -> Table:
-        return self.step.tables.get("tails", self.heads)
+        return self.step.sources.get("tails", self.heads)
 
     def table(self, column: int) -> Tensor:
         return (self.heads if column == 0 else self.tails).parameter.detach()
@@ -295,6 +296,9 @@ class MixtureOps(MatrixOps):
 OPS: dict[str | None, type[RelationOps]] = {"rows": DiagonalOps, "matrices": MatrixOps, "mixtures": MixtureOps}
 
 
+Scored = tuple[list[int], Tensor, Tensor]  # the sides that are predicted, their scores, and the images that gave them
+
+
 class Bf16Step:
     """The step of `ReferenceStep` with products in bfloat16."""
 
@@ -318,6 +322,7 @@ class Bf16Step:
             for name, table in model.named_parameters()
             if name in ("entities", "tails")
         }
+        self.sources = self.tables  # of the rows of heads and tails
         self.relation_ops = OPS[model.relation_kernel](self, regularizer)
         self.side_stream = stream(model.device, "side")
 
@@ -333,7 +338,7 @@ class Bf16Step:
     def step(self, batch: Tensor) -> Tensor:
         """Take one step at the learning rate that is set."""
         self.now += 1
-        queries = self._queries(batch)
+        queries, rows = self._queries(batch), self._rows(batch)
         num_queries = len(batch) if queries is None else len(queries.starts) - 1
         num_losses, num_penalties = len(self.sides) * num_queries, self.relation_ops.num_blocks * len(batch)
         num_predicted = len(batch) if self.loss.relation_weight else 0
@@ -341,15 +346,23 @@ class Bf16Step:
         sizes = [num_losses, num_predicted, num_penalties, 1]
         of_entities, of_relations, penalties, rest = torch.split(parts, sizes)
         losses = of_entities.view(len(self.sides), -1)
-        images = self._score(batch, queries, losses)
-        pairs = self._predict_relations(batch, of_relations) if num_predicted else None
+        images = self._score(batch, rows, queries, losses)
+        pairs = self._predict_relations(rows, of_relations) if num_predicted else None
         query_rows = None if queries is None else queries.rows_of_first
-        self.relation_ops.add_gradients(batch, ScoreGradients(images, pairs, query_rows), penalties)
-        self.relation_ops.update_relations(batch, rest[0])
+        self.relation_ops.add_gradients(rows, ScoreGradients(images, pairs, query_rows), penalties)
+        self.relation_ops.update_relations(rows, rest[0])
+        self._return_gradients(batch)
         torch.cuda.current_stream().wait_stream(self.side_stream)
         for table in self.tables.values():
             table.update(self.now, self.rate, self.eps)
         return parts.sum()
+
+    def _rows(self, batch: Tensor) -> Tensor:
+        """The triples by the rows of their heads and tails in `sources`."""
+        return batch
+
+    def _return_gradients(self, batch: Tensor) -> None:
+        """Add the gradients of the rows in `sources` to those of the tables."""
 
     def _queries(self, batch: Tensor) -> QueryGroups | None:
         """The queries of the batch, if triples are grouped by query."""
@@ -357,7 +370,7 @@ class Bf16Step:
             return None
         return QueryGroups.of(batch[:, 0], batch[:, 1], capacity=len(batch) if self.capacity is None else self.capacity)
 
-    def _score(self, batch: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
+    def _score(self, batch: Tensor, rows: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
         """Score all entities for the queries of each side, write their losses, and find the gradients of the images.
 
         The gradient of a table is computed on the side stream: only the update waits for it.
@@ -373,21 +386,30 @@ class Bf16Step:
             masks = {}
             for number, part in zip(sides, images.view(len(sides), size, -1), strict=True):
                 given, predicted = self.sides[number]
-                self.relation_ops.map(batch, given, part, queries)
+                self.relation_ops.map(rows, given, part, queries)
                 if (dropout := self.loss.dropouts.mapped) is not None:
                     masks[number] = dropout.mask(f, part, backward=predicted == 0, groups=queries)
                     part *= masks[number]
             torch.mm(images, table.copy.T, out=scores)
-            for number, part in zip(sides, scores.view(len(sides), size, -1), strict=True):
-                targets = self._targets(batch[:, self.sides[number][1]], queries)
-                softmax_gradient_(part, targets, self.model.shape.num_entities, losses[number])
-            found = torch.mm(scores, table.copy, out_dtype=torch.float32).view(len(sides), size, -1)
-            for number, part in zip(sides, found, strict=True):
+            found, weighted = self._softmax(table, batch, queries, (sides, scores, images), losses)
+            for number, part in zip(sides, found.view(len(sides), size, -1), strict=True):
                 upstream[number] = part.mul_(masks[number]) if masks else part
             self.side_stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side_stream):
-                torch.mm(scores.T, images, out=table.product)
+                torch.mm(scores.T, weighted, out=table.product)
         return upstream
+
+    def _softmax(
+        self, table: Table, batch: Tensor, queries: QueryGroups | None, scored: Scored, losses: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Overwrite scores by their gradient. Returns that of the images, and what the scores are multiplied by to give
+        the gradient of the table: the images themselves."""
+        sides, scores, images = scored
+        assert table.copy is not None
+        for number, part in zip(sides, scores.view(len(sides), losses.shape[1], -1), strict=True):
+            targets = self._targets(batch[:, self.sides[number][1]], queries)
+            softmax_gradient_(part, targets, self.model.shape.num_entities, losses[number])
+        return torch.mm(scores, table.copy, out_dtype=torch.float32), images
 
     def _targets(self, entities: Tensor, queries: QueryGroups | None) -> Targets:
         weights = self.loss.target_weights(entities, scale=1 / len(self.sides), dtype=torch.float32)
@@ -407,3 +429,97 @@ class Bf16Step:
         softmax_gradient_(scores, Targets.one_each(batch[:, 1], shares), scores.shape[1], losses)
         self.relation_ops.add_to_all_relations(torch.mm(scores.T, images, out_dtype=torch.float32))
         return torch.mm(scores, relations, out_dtype=torch.float32)
+
+
+class ShardedBf16Step(Bf16Step):
+    """`Bf16Step` on tables that are split by rows over processes, by the formulas of `ShardedTables`.
+
+    Heads and tails are fetched into a table of the batch, in which each has a row of its own. All shapes are fixed, so
+    that the step with its collectives can be one CUDA graph.
+    """
+
+    def __init__(
+        self,
+        model: BilinearModel,
+        loss: BoundOneVsAll,
+        regularizer: PowerSum,
+        optimizer: AnyOptimizer,
+        *,
+        shard: Shard,
+    ) -> None:
+        super().__init__(model, loss, regularizer, optimizer)
+        self.shard = shard
+        self.sources = {}
+
+    def _rows(self, batch: Tensor) -> Tensor:
+        size = len(batch)
+        if not self.sources or len(self.sources["entities"].rows) < 2 * size:
+            rows = torch.zeros(2 * size, self.model.entities.shape[1], device=batch.device)
+            self.sources = {"entities": Table(nn.Parameter(rows, requires_grad=False), rows, scored=False)}
+        fetched = self.sources["entities"].parameter[: 2 * size]
+        for column, part in zip((0, 2), fetched.view(2, size, -1), strict=True):
+            table, positions = self._table(column).detach(), self.shard.positions(batch[:, column])
+            if len(table):
+                part.copy_(table[positions.clamp(min=0)]).mul_((positions >= 0)[:, None])
+            else:
+                part.zero_()
+        self.shard.all_reduce(fetched)
+        numbers = torch.arange(size, device=batch.device)
+        return torch.stack([numbers, batch[:, 1], numbers + size], dim=1)
+
+    def _softmax(
+        self, table: Table, batch: Tensor, queries: QueryGroups | None, scored: Scored, losses: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The softmax over the rows of this process is scaled by the share of the sum of all that these rows have."""
+        sides, scores, images = scored
+        assert table.copy is not None
+        ours = softmax_(scores, self._own_gradient_) if self.shard.size else losses.new_full((len(scores),), -torch.inf)
+        normalizers = self.shard.join_normalizers(ours)
+        query = torch.arange(len(batch), device=batch.device) if queries is None else queries.rows
+        weights = [self._targets(batch[:, self.sides[number][1]], queries).weights for number in sides]
+        totals = torch.zeros(len(sides), losses.shape[1], device=batch.device)
+        for total, weight in zip(totals, weights, strict=True):
+            total.index_add_(0, query, weight)
+        shares = (totals.flatten() * (ours - normalizers).exp())[:, None]
+        found = torch.mm(scores, table.copy, out_dtype=torch.float32).mul_(shares)
+        self.shard.all_reduce(found)
+        weighted = table.weighted.of(len(images), images.shape[1], images)
+        torch.mul(images, shares, out=weighted)
+        self._add_targets(batch, query, weights, scored, (found, normalizers, losses))
+        return found, weighted
+
+    def _own_gradient_(self, scores: Tensor, targets: Targets) -> Tensor:
+        losses = torch.zeros(len(scores), device=scores.device)
+        softmax_gradient_(scores, targets, self.shard.size, losses)
+        return losses
+
+    def _add_targets(
+        self,
+        batch: Tensor,
+        query: Tensor,
+        weights: list[Tensor],
+        scored: Scored,
+        outputs: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """Add the terms of the targets, which are rows of the batch, to the gradients and the losses."""
+        sides, _, images = scored
+        fetched, width, (found, normalizers, losses) = self.sources["entities"], self.model.entities.shape[1], outputs
+        size = losses.shape[1]
+        for place, (number, weight) in enumerate(zip(sides, weights, strict=True)):
+            first = len(batch) if self.sides[number][1] == 2 else 0
+            rows, here = slice(first, first + len(batch)), slice(place * size, (place + 1) * size)
+            vectors, image = fetched.parameter[rows], images[here, :width][query].float()
+            losses[number].index_add_(0, query, weight * (normalizers[here][query] - (image * vectors).sum(-1)))
+            found[here, :width].index_add_(0, query, -weight[:, None] * vectors)
+            fetched.rows[rows].sub_(weight[:, None] * image)
+
+    def _return_gradients(self, batch: Tensor) -> None:
+        size = len(batch)
+        gradients = self.sources["entities"].rows[: 2 * size]
+        for column, part in zip((0, 2), gradients.view(2, size, -1), strict=True):
+            table = self.tables.get("tails" if column == 2 else "entities", self.tables["entities"])
+            positions = self.shard.positions(batch[:, column])
+            self.shard.add_rows(table.rows, batch[:, column], part)
+            if self.shard.size:
+                table.stamps[positions.clamp(min=0)] = self.now.expand(size)
+        gradients.zero_()

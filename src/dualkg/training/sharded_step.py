@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
-from dualkg.kernels.scores import Targets
+from dualkg.kernels.scores import Targets, softmax_
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.negative_sampling import BoundSampledLoss
 from dualkg.losses.sampled_softmax import BoundSampledSoftmax
@@ -149,7 +149,7 @@ class ShardedTables(Tables):
                 torch.addmm(-table.square().sum(-1), images[block], table.T, out=scores)
             else:
                 torch.mm(images[block].to(table.dtype), table.T, out=scores)
-            ours = _softmax_(scores).to(images.dtype)
+            ours = softmax_(scores, softmax_gradient_).to(images.dtype)
             normalizers[block] = self.shard.join_normalizers(ours)
             shares = (weights[block] * (ours - normalizers[block]).exp())[:, None]
             scaled = (shares * images[block]).to(table.dtype)
@@ -166,15 +166,3 @@ class ShardedTables(Tables):
         self.add_rows(side, targets.entities, to_targets)
         loss = (targets.weights * (normalizers[queries] - at_targets)).sum()
         return LossAndGradient(loss, 2 * upstream if self.squared else upstream)
-
-
-def _softmax_(scores: Tensor) -> Tensor:
-    """Overwrite scores by their softmax and return their logsumexp, by the kernels of cross entropy."""
-    if not scores.shape[1]:
-        return scores.new_full((len(scores),), -torch.inf)
-    first = scores[:, 0].to(torch.promote_types(scores.dtype, torch.float32), copy=True)
-    zeros = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
-    losses = softmax_gradient_(scores, Targets.one_each(zeros, torch.ones_like(first)))
-    normalizers = losses + first
-    scores[:, 0] = (first - normalizers).exp()
-    return normalizers
