@@ -242,17 +242,58 @@ def test_a_launched_trial_has_the_result_of_an_ordinary_one(small_graph, tmp_pat
     assert None not in [trial.mrr for trial in plain.trials]
 
 
-def test_a_stopped_search_stops_the_command_of_its_trial(folder: Path):
-    sleep = "echo $$ >$2/pid; exec sleep 10000"
-    with Started(SETTINGS + COMMAND, *WORDS, "--launcher", shlex.join(["sh", "-c", sleep, "sh"]), cwd=folder) as search:
+@pytest.mark.slow
+def test_trials_in_two_processes_are_launched_by_torchrun(small_graph, tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    space, options = space_from(SEEDS, source="it", name="it"), {"graph": small_graph, "device": "cpu"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]
+    plain = tune(space, out=tmp_path / "plain", **options)
+    launched = tune(space, out=tmp_path / "launched", launcher=torchrun, **options)
+    assert [trial.mrr for trial in launched.trials] == pytest.approx([trial.mrr for trial in plain.trials], abs=1e-3)
+    assert not list((tmp_path / "launched" / "trials").iterdir())
+    space = space_from({**SEEDS, "regularizer": {"name": "DURA"}, "search": {"trials": 1}}, source="it", name="it")
+    failed = tune(space, out=tmp_path / "failed", launcher=torchrun, **options)
+    assert failed.trials[0].error.endswith("dualkg: DURA needs a weight, the paper's λ: set regularizer.weight.")
+
+
+@pytest.fixture
+def with_sleeping_trial(folder: Path) -> Iterator[tuple[Started, Path]]:
+    """A search whose command sleeps, and the file with the number of its process."""
+    sleep = shlex.join(["sh", "-c", "echo $$ >$2/pid; exec sleep 10000", "sh"])
+    with Started(SETTINGS + COMMAND, *WORDS, "--launcher", sleep, cwd=folder) as search:
         path = folder / "out" / "trials" / "0" / "pid"
         until(lambda: not search.running or (path.exists() and path.read_text()))
         assert search.running, search.finish()
-        search.signal(signal.SIGTERM)
-        end = search.finish()
+        yield search, path
+
+
+def test_a_stopped_search_stops_the_command_of_its_trial(with_sleeping_trial):
+    search, path = with_sleeping_trial
+    search.signal(signal.SIGTERM)
+    end = search.finish()
     assert end.code == 130, end.err
     assert "Stopped; 0 of 6 trials are done and saved. Resume with: dualkg tune" in end.err
     assert not Path(f"/proc/{path.read_text().strip()}").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux ends a process with its parent")
+def test_a_killed_search_stops_the_command_of_its_trial(with_sleeping_trial, folder: Path, resume, monkeypatch):
+    search, path = with_sleeping_trial
+    search.kill()
+    until(lambda: not is_running(int(path.read_text())))
+    monkeypatch.setattr(sys.modules[__name__], "WORDS", (*WORDS, "--launcher", shlex.join(["sh", "-c", TRAIN, "sh"])))
+    resume()
+    assert set(count_points(query(folder, FINISHED)).values()) == {1}
+    assert not list((folder / "out" / "trials").iterdir())
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs; one that has ended stays listed until its parent takes note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("method", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])

@@ -32,7 +32,7 @@ GRAPH_DEFAULTS = (  # settings with defaults of their own where no recipe is giv
     ("training", "batch_size"),
 )
 STORAGE = "URL of a shared database, or journal:FILE in a shared folder (default: OUT/study.db)."
-LAUNCHER = "Start each trial by a command: 'torchrun --nproc-per-node 2 -m dualkg'."
+LAUNCHER = "Start each trial by a command: 'torchrun --standalone --nproc-per-node 2 -m dualkg'."
 TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times the final training, or 2m)."
 
 

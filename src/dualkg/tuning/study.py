@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 import uuid
 import warnings
@@ -44,6 +45,10 @@ HEARTBEAT_SECONDS = 5
 GRACE_SECONDS = 40  # a running trial without a heartbeat for this long is failed and retried
 MIN_TRIALS_FOR_IMPORTANCE = 8
 ERROR = "error"  # user attribute: why a trial failed
+# Linux ends a command with the process that starts it, also if that is killed: PR_SET_PDEATHSIG is 1.
+END_WITH_PARENT = """import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])"""
 
 
 def collect(study: optuna.Study, space: SearchSpace, *, graph: str) -> TuningResult:
@@ -297,8 +302,7 @@ class Worker:
     def run(self) -> None:
         """Run trials; at the end wait for those of other processes, in case one is killed."""
         while True:
-            parent = multiprocessing.parent_process()
-            if parent is not None and not parent.is_alive():
+            if _parent_has_ended():
                 raise InterruptedRunError("The process that started this one has ended.")
             fail_stale_trials(self.study, self.storage)  # first, since later samples depend on them
             retry_lost_trials(self.study, self.space.num_trials)
@@ -351,6 +355,10 @@ class Worker:
         """Train one recipe and return its validation MRR, reporting it to the pruner on the way."""
         recipe = self.space.trial_recipe(params)
         if self.launcher:
+            before = self.study.get_trials(deepcopy=False)[trial.number].system_attrs.get("retry_history", ())
+            for number in before:  # their processes were killed
+                shutil.rmtree(self.folder / "trials" / str(number), ignore_errors=True)
+                (self.folder / "trials" / f"{number}.log").unlink(missing_ok=True)
             return self._launch(recipe, self.folder / "trials" / str(trial.number))
         trainer = Trainer.of_recipe(recipe, self.graph, device=torch.device(self.device))
         num_reported = 0
@@ -385,27 +393,39 @@ class Worker:
             words.append("--trust-code")  # classes that are trusted here
         stop, log, terminated = GracefulShutdown(), path.with_name(f"{path.name}.log"), False
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        first = [sys.executable, "-IS", "-c", END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
         with (
             stop.listening(),
             log.open("w", encoding="utf-8") as file,
-            subprocess.Popen(words, stderr=file, **streams) as process,
+            subprocess.Popen([*first, *words], stderr=file, **streams) as process,
         ):
             while process.poll() is None:
-                if stop.requested and not terminated:
+                if (stop.requested or _parent_has_ended()) and not terminated:
                     process.terminate()
                     terminated = True
                 self.on_progress(self.progress)
                 time.sleep(0.1)
-        if stop.requested:
+        if terminated:
             raise InterruptedRunError("Stopped.")
         if process.returncode or not folder.finished:
-            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
-            raise RequestError(f"{' '.join(words)} ended with status {process.returncode}; see {log}: {last[:500]}")
+            reason = _reason(log.read_text(encoding="utf-8", errors="replace").splitlines())
+            raise RequestError(f"{' '.join(words)} ended with status {process.returncode}; see {log}: {reason}")
         found = [entry["valid_mrr"] for entry in json.loads(folder.history.read_text()) if "valid_mrr" in entry]
         shutil.rmtree(path)  # the best recipe is trained again
         log.unlink()
         return float(max(found) if recipe.validation.keep == "best" else found[-1])
+
+
+def _parent_has_ended() -> bool:
+    """Whether this is a worker process, and the process that started it has ended."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
+def _reason(lines: list[str]) -> str:
+    """Why a command failed: the last error of dualkg, as torchrun prints pages after it, or else the last words."""
+    spoken = [line.strip()[:500] for line in lines if re.search(r"\w", line)] or ["it printed nothing"]
+    return next((line for line in reversed(spoken) if line.startswith("dualkg: ")), spoken[-1])
 
 
 def sampler_for(space: SearchSpace, slot: int) -> BaseSampler:

@@ -49,8 +49,8 @@ def tune(
     `space` is a file, a `SearchSpace`, or the tables of a file as a mapping. `out` is runs/tune-NAME by default. The
     study is stored in `out`/study.db, or in the database with the URL `storage`, which several machines may share, or
     in a journal in a folder that they share, `journal:/shared/study.log`. `jobs` processes train in parallel. With a
-    `launcher`, such as `["torchrun", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each trial, and none is
-    pruned. The test split is never used.
+    `launcher`, such as `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each
+    trial, and none is pruned. The test split is never used.
     """
     try:
         from optuna.exceptions import StorageInternalError
