@@ -511,6 +511,27 @@ def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path) -> None:
     assert not left.parent.exists()
 
 
+def test_a_signal_that_arrives_while_processes_agree_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    group = Processes(0, 1, torch.device("cpu"))
+    trainer = _trainer(group, Recipe().with_changes(CHANGES), kg.load_graph("world"))
+    trainer.checkpoint_path = tmp_path / "checkpoint"
+    largest = Processes.largest
+
+    def interrupted(self: Processes, *values: float) -> list[float]:
+        found = largest(self, *values)
+        trainer.stop.requested = True  # as by a signal in an all-reduce, after the value was taken
+        return found
+
+    monkeypatch.setattr(Processes, "largest", interrupted)
+    assert not trainer._checkpoint_due()
+    trainer._pause()  # the others do not stop either
+    assert trainer._checkpoint_due()
+    with pytest.raises(kg.DualkgError, match="Stopped in epoch 1 of 1, all work saved"):
+        trainer._pause()
+
+
 # -- refusals -----------------------------------------------------------------------------------------------
 
 

@@ -263,7 +263,8 @@ def training_progress(title: str, run: Path | None = None) -> Iterator[Callable[
             nonlocal announced
             if not announced:
                 announced = True
-                note(f"Engine: {RunFolder(run or '').saved_environment.get('engine')}.")
+                if engine := RunFolder(run or "").saved_environment.get("engine"):  # none of a launched trial
+                    note(f"Engine: {engine}.")
             update((event.epoch - 1) * event.steps + event.step, event.epochs * event.steps, event.text)
 
         yield on_progress

@@ -181,6 +181,7 @@ class DistributedTrainer(Trainer):
         **options: Any,
     ) -> None:
         self.group = group
+        self._agreed = False
         check_supported(model, regularizer)
         if not group.first:
             options = {}
@@ -218,8 +219,13 @@ class DistributedTrainer(Trainer):
             return False
         due = self.group.first and super()._checkpoint_due()
         stop, due_somewhere = self.group.largest(self.stop.requested, due)
-        self.stop.requested = bool(stop)
+        self._agreed = bool(stop)
         return bool(stop or due_somewhere)
+
+    @property
+    def _stopping(self) -> bool:
+        """What all processes agreed on: a signal that arrives later is for the next time."""
+        return self._agreed
 
     def _check_weights(self) -> None:
         finite = all(all_finite(parameter.detach()) for parameter in self.model.parameters())

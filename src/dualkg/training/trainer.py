@@ -318,11 +318,15 @@ class Trainer:
         waited = time.monotonic() - self._saved_at
         return self.checkpoint_path is not None and waited >= self.recipe.training.checkpoint_seconds
 
+    @property
+    def _stopping(self) -> bool:
+        return self.stop.requested
+
     def _pause(self) -> None:
         """Save a checkpoint, and raise if a shutdown was requested."""
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
-        if self.stop.requested:
+        if self._stopping:
             stopped = f"Stopped in epoch {self.progress.epoch + 1} of {self.recipe.training.epochs}"
             if not self.checkpoint_path:
                 raise InterruptedRunError(f"{stopped}.")
