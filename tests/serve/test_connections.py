@@ -1,5 +1,6 @@
 """Connections that are slow, too many, or send nonsense; and the requests of others meanwhile."""
 
+import asyncio
 import json
 import resource
 import select
@@ -12,7 +13,7 @@ import httpx
 import pytest
 import uvicorn
 
-from dualkg.serve.connections import Connection, LimitedServer, Phase, within_file_limit
+from dualkg.serve.connections import CLOSED_AT_ONCE, Connection, LimitedServer, Phase, within_file_limit
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import client_of as client_name
 from tests.processes import LIMIT, until
@@ -20,6 +21,19 @@ from tests.processes import LIMIT, until
 HALF = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 POST = b"POST /api/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
 RUNS = b"GET /api/runs HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+class Fake(Connection):
+    """A connection without a socket."""
+
+    def __init__(self, phase: Phase) -> None:
+        self.client_name, self.phase, self.since, self.closed = "client", phase, 10.0, False
+
+    def observe(self, now: float) -> Phase:
+        return self.phase
+
+    def refuse(self, status: int, message: str) -> None:
+        self.closed = True
 
 
 @pytest.fixture
@@ -67,23 +81,37 @@ def test_half_headers_do_not_shut_others_out(client_of, connect):
 
 def test_new_connections_do_not_close_the_idle_ones():
     """An idle connection was closed in place of connections that had just arrived, which are given a moment."""
-    server, closed = LimitedServer(uvicorn.Config("app"), limits=Limits(connections=8, client_connections=2)), []
-
-    class Fake(Connection):
-        def __init__(self, phase: Phase) -> None:
-            self.client_name, self.phase, self.since = "client", phase, 10.0
-
-        def observe(self, now: float) -> Phase:
-            return self.phase
-
-        def refuse(self, status: int, message: str) -> None:
-            closed.append((int(status), self.phase))
-
+    server = LimitedServer(uvicorn.Config("app"), limits=Limits(connections=8, client_connections=2))
     server.server_state.connections = {Fake(Phase.IDLE), *(Fake(Phase.HEAD) for _ in range(3))}
-    server.check_connections(10.2)
-    assert closed == []
-    server.check_connections(10.6)
-    assert closed == [(429, Phase.HEAD)] * 2
+    assert server.check_connections(10.2) == []
+    assert [(status, one.phase) for one, status, _ in server.check_connections(10.6)] == [(429, Phase.HEAD)] * 2
+
+
+def test_requests_are_answered_while_many_connections_are_closed():
+    """A thousand connections that were closed at once made all requests wait."""
+    server = LimitedServer(uvicorn.Config("app"), limits=Limits(connections=1))
+    held = [Fake(Phase.HEAD) for _ in range(3 * CLOSED_AT_ONCE)]
+    server.server_state.connections = set(held)
+    most, turns = 0, 0
+
+    async def others() -> None:
+        nonlocal most, turns
+        before = 0
+        while True:
+            now = sum(one.closed for one in held)
+            most, turns, before = max(most, now - before), turns + 1, now
+            if turns == 2:  # one that waits to be closed gets its request
+                next(one for one in held if not one.closed).phase = Phase.ANSWERING
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        other = asyncio.create_task(others())
+        await server.on_tick(1)
+        other.cancel()
+
+    asyncio.run(run())
+    assert 0 < most <= CLOSED_AT_ONCE
+    assert [one.phase for one in held if not one.closed].count(Phase.ANSWERING) == 1
 
 
 def test_slow_bodies_and_empty_connections_make_room(client_of, connect):

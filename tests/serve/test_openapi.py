@@ -1,9 +1,13 @@
 """The OpenAPI description, checked against the server by generated requests."""
 
+import json
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 from dualkg.serve.app import application
+from dualkg.serve.pages.reference import description as description_of
+from dualkg.serve.server import request_once
 from tests.serve.conftest import HOSTILE
 
 KNOWN = {"head": "thing 30", "tail": HOSTILE[0], "entity": HOSTILE[4], "relation": "likes"}
@@ -55,6 +59,18 @@ def test_the_server_conforms_to_its_description(description, path):
 def test_invalid_requests_are_refused(description, path):
     for operation in description[path].values():
         requests(operation, check, mode="negative")()
+
+
+def test_the_description_is_made_once(served, monkeypatch):
+    """Each request for it took a multiple of others."""
+    app = application(served)
+    made = description_of(app)
+    assert json.loads(made) == app.openapi()
+    monkeypatch.setattr(app, "openapi", None)
+    monkeypatch.setattr(json, "dumps", None)
+    reply = request_once(app, "/openapi.json")
+    assert (reply.status, reply.headers["content-type"]) == (200, "application/json")
+    assert reply.body == made
 
 
 def test_the_description_is_complete(served):

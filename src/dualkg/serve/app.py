@@ -49,6 +49,7 @@ def application(
         version=metadata.version("dualkg"),
         docs_url=None,  # FastAPI's page loads scripts from another host; ours is pages/reference.py
         redoc_url=None,
+        openapi_url=None,  # FastAPI writes the description again for every request
         redirect_slashes=False,
         lifespan=lifespan,
     )

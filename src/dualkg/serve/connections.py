@@ -25,6 +25,7 @@ LARGE = "The address and headers of a request must have at most {:,} bytes and {
 SLOW = "A request did not arrive within {:g} seconds."
 FULL = "This server holds {:,} connections{}, and this one had no complete request. Try again in a moment."
 IDLE_CREDIT = 1.0  # seconds by which a connection that has had a response counts as younger
+CLOSED_AT_ONCE = 16  # a thousand would take 50 ms, in which no request is answered
 SPARE_FILES = 256  # beside two for each connection, since new ones arrive before old ones are closed
 
 
@@ -97,6 +98,9 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
+Refusal = tuple[Connection, HTTPStatus, str]
+
+
 class LimitedServer(uvicorn.Server):
     """uvicorn that checks all connections ten times a second.
 
@@ -109,11 +113,16 @@ class LimitedServer(uvicorn.Server):
         self._limits = within_file_limit(limits)
 
     async def on_tick(self, counter: int) -> bool:
-        self.check_connections(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        for number, (one, status, message) in enumerate(self.check_connections(now), 1):
+            if one.observe(now) is not Phase.ANSWERING:  # its request may have arrived meanwhile
+                one.refuse(status, message)
+            if number % CLOSED_AT_ONCE == 0:
+                await asyncio.sleep(0)
         return await super().on_tick(counter)
 
-    def check_connections(self, now: float) -> None:
-        """Close what is too slow, then what is too much, the oldest first."""
+    def check_connections(self, now: float) -> list[Refusal]:
+        """What to close: what is too slow, then what is too much, the oldest first."""
         limits = self._limits
         # The middleware limits the time of a body. uvicorn closes idle connections too, unless bytes keep arriving.
         seconds = dict.fromkeys((Phase.HEAD, Phase.SENDING), limits.receive_seconds)
@@ -126,24 +135,26 @@ class LimitedServer(uvicorn.Server):
             held[one.client_name] += 1
             if (phase := one.observe(now)) is not Phase.ANSWERING:
                 (slow if now - one.since > seconds[phase] else waiting).append(one)
-        for one in slow:
-            held[one.client_name] -= 1
-            one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, SLOW.format(limits.receive_seconds))
+        held.subtract(one.client_name for one in slow)
+        message = SLOW.format(limits.receive_seconds)
+        refusals: list[Refusal] = [(one, HTTPStatus.SERVICE_UNAVAILABLE, message) for one in slow]
         num_held = held.total()
         if num_held <= min(limits.connections, limits.client_connections):
-            return
+            return refusals
         waiting.sort(key=lambda one: one.since + (one.phase is Phase.IDLE) * IDLE_CREDIT)
         for one in waiting:
             if now - one.since < GRACE.get(one.phase, 0) and num_held <= 2 * limits.connections:
                 continue
             if held[one.client_name] > limits.client_connections:
-                one.refuse(HTTPStatus.TOO_MANY_REQUESTS, FULL.format(limits.client_connections, " of one client"))
+                message = FULL.format(limits.client_connections, " of one client")
+                refusals.append((one, HTTPStatus.TOO_MANY_REQUESTS, message))
             elif num_held > limits.connections:
-                one.refuse(HTTPStatus.SERVICE_UNAVAILABLE, FULL.format(limits.connections, ""))
+                refusals.append((one, HTTPStatus.SERVICE_UNAVAILABLE, FULL.format(limits.connections, "")))
             else:
                 continue
             held[one.client_name] -= 1
             num_held -= 1
+        return refusals
 
 
 def within_file_limit(limits: Limits) -> Limits:

@@ -20,6 +20,7 @@ from dualkg.errors import RequestError
 from dualkg.extras import optional_import
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import is_loopback
+from dualkg.serve.pages.reference import description
 
 if TYPE_CHECKING:
     import uvicorn
@@ -137,6 +138,7 @@ def serve(
 ) -> None:
     """Serve until Ctrl-C or SIGTERM; requests in progress are then still answered. `on_start` gets the address."""
     server = server_for(app, limits=limits)
+    description(app)  # which the first request for it, and all others, would wait for
     gc.collect()
     gc.freeze()  # what is loaded by now lives as long as the server
     gc.set_threshold(*GC_THRESHOLDS)
