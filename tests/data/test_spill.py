@@ -1,9 +1,14 @@
 """Graphs larger than memory: what is written to disk and read a part at a time equals what is done in memory."""
 
+import errno
+import gc
+import itertools
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -120,6 +125,38 @@ def test_headers_and_files_on_disk_are_the_same(
             assert facts(graph) == expected
     assert {file.suffix for file in (tmp_path / "mapped").rglob("*.*")} == {".json", ".npy", ".arrow"}
     assert facts(load_graph(path)) == expected  # a graph that was read with little memory is opened with much
+
+
+@pytest.mark.parametrize(("function", "number"), [("pwrite", 1), ("pwrite", 160), ("posix_fallocate", 1)])
+def test_a_full_disk_is_reported_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Callable[..., Any], function: str, number: int
+) -> None:
+    random = np.random.default_rng(0)
+    lines = [f"e{h}\tr{r}\te{t}\n" for h, r, t in random.integers(0, (40, 3, 40), (300, 3)).tolist()]
+    (tmp_path / "mine.tsv").write_text("".join(lines))
+    monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
+    write, calls = getattr(os, function), itertools.count(1)
+
+    def full(*arguments: Any) -> Any:
+        if next(calls) == number:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(*arguments)
+
+    monkeypatch.setattr(os, function, full)
+    with tiny_memory(names=20, triples=30, rows=50, partitions=7):
+        result = run_cli("inspect", tmp_path / "mine.tsv")
+    assert result.code == 1
+    assert f"dualkg: {tmp_path / 'cache'}: No space left on device for temporary files of a graph" in result.err
+    assert list((tmp_path / "cache").rglob("*")) == []
+    gc.collect()
+    assert not [file for file in Path("/proc/self/fd").iterdir() if "cache/#" in os.path.realpath(file)]
+    monkeypatch.undo()
+    monkeypatch.setenv("DUALKG_CACHE", str(tmp_path / "cache"))
+    calls = itertools.count(number)
+    monkeypatch.setattr(np, "save", lambda *_, **__: full())  # of the copy that is read the next time
+    with tiny_memory(names=20, triples=30, rows=50, partitions=7):
+        assert load_graph(tmp_path / "mine.tsv").is_mapped
+    assert list((tmp_path / "cache").rglob("*")) == [tmp_path / "cache" / "graphs"]
 
 
 @pytest.fixture

@@ -90,7 +90,8 @@ class Column:
         try:
             return function(self._file.fileno(), *arguments)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, self._folder) from None
+            hint = "for temporary files of a graph larger than memory; DUALKG_CACHE may name another folder"
+            raise OSError(error.errno, f"{error.strerror} {hint}", self._folder) from None
 
 
 def _temporary_file() -> tuple[IO[bytes], str]:

@@ -343,8 +343,9 @@ class ShardedCheckpoint:
         if several:
             dist.broadcast_object_list(number, src=0)
         folder = self.path / f"{number[0]:06d}"
+        mesh = _mesh(shard)
         wrapped = {
-            key: _distributed(value, shard) if several and is_split(key, value.shape) else value
+            key: _distributed(value, shard, mesh) if several and is_split(key, value.shape) else value
             for key, value in state.items()
         }
         writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
@@ -377,13 +378,13 @@ class ShardedCheckpoint:
         several = self.group.world_size > 1
         reader = hf_storage.HuggingFaceStorageReader(str(folder))
         try:
-            saved = reader.read_metadata().state_dict_metadata
+            saved, mesh = reader.read_metadata().state_dict_metadata, _mesh(shard)
             state: dict[str, Any] = {}
             for key, facts in saved.items():
                 shape, dtype = tuple(facts.size), facts.properties.dtype  # type: ignore[union-attr]
                 split = several and is_split(key, shape)
                 part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
-                state[key] = _distributed(part, shard) if split else part
+                state[key] = _distributed(part, shard, mesh) if split else part
             with _one_process_is_meant():
                 state_dict_loader.load(state, storage_reader=reader, no_dist=not several)
         except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
@@ -399,15 +400,20 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
-def _distributed(part: Tensor, shard: Shard) -> Any:
-    """The rows of this process as a part of the whole table."""
+def _mesh(shard: Shard) -> Any:
+    """All processes in a row, none for a single one; made once for all tables of a checkpoint."""
     from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("cpu", (shard.world_size,)) if shard.world_size > 1 else None
+
+
+def _distributed(part: Tensor, shard: Shard, mesh: Any) -> Any:
+    """The rows of this process as a part of the whole table."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor import Shard as ByRows
 
     shape = torch.Size((shard.num_entities, *part.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
-    mesh = init_device_mesh("cpu", (shard.world_size,))
     return DTensor.from_local(part.contiguous(), mesh, [ByRows(0)], run_check=False, shape=shape, stride=stride)
 
 
