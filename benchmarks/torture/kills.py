@@ -137,10 +137,7 @@ def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str
     """Run a training in two processes, as torchrun does, of which one kills itself at an event."""
     killed, line = words[0], words[1:]
     watched = 1 if killed == "process 1" else 0
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    group = {"WORLD_SIZE": str(NUM_PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    group = {"WORLD_SIZE": str(NUM_PROCESSES), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     pids = {}
     for rank in range(NUM_PROCESSES):
         call = partial(run_killed, shim, home, event, place) if rank == watched else run_words
@@ -168,6 +165,15 @@ def run_processes(shim: Any, home: Path, event: str, place: int, words: list[str
     if statuses[watched] == -signal.SIGKILL:
         os.kill(os.getpid(), signal.SIGKILL)
     return max(statuses.values())
+
+
+def free_port() -> int:
+    """A port that no other program is given meanwhile: below those that the system gives to connections."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as free, suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
 
 
 def age_heartbeats(study: Path) -> None:
