@@ -64,12 +64,12 @@ def collect(study: optuna.Study, space: SearchSpace, *, graph: str) -> TuningRes
 
 def _importance(study: optuna.Study, trials: list[TrialResult]) -> dict[str, float] | None:
     """PED-ANOVA importance of each hyperparameter that differs between finished trials; they sum to 1."""
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
-
     finished = [trial.params for trial in trials if trial.state == "finished"]
     names = [name for name in (finished[0] if finished else {}) if len({params[name] for params in finished}) > 1]
     if len(finished) < MIN_TRIALS_FOR_IMPORTANCE or not names:
         return None
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances  # slow: it imports scikit-learn
+
     with warnings.catch_warnings(action="ignore"):  # of few trials, which the command line says itself
         importance = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator(), params=names)
     return {name: round(share, 4) for name, share in importance.items()}
