@@ -1,6 +1,7 @@
 """Shared by all tests: a cache folder for the session, few threads, commands, small graphs, the benchmark graphs."""
 
 import functools
+import gc
 import json
 import os
 import re
@@ -18,7 +19,6 @@ from typer.main import get_command
 
 import dualkg as kg
 from dualkg.cli.main import app, main
-from dualkg.data import loading
 
 # No deadlines, since a busy machine is no failure. `make test-slow` uses the profile "thorough".
 settings.register_profile("ordinary", deadline=None, max_examples=20)
@@ -27,13 +27,20 @@ settings.load_profile("ordinary")
 
 LONGEST = re.compile(r"tests/(tuning|serve/browser|training/test_(killed_runs|memory)|paper/test_|cli/test_m|test_)")
 
-WORLD = Path(loading.__file__).parent / "world"
+# The process that only starts the workers of pytest-xdist imports this file, and needs no PyTorch.
+WORLD = Path(kg.__file__).parent / "data" / "world"
 DATA = Path(os.environ.get("DUALKG_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the longest tests first: short ones at the end keep all workers of pytest-xdist busy."""
     items.sort(key=lambda item: LONGEST.match(item.nodeid) is None)
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of garbage collections, which take the longer the more objects they visit."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,13 +56,24 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture(scope="session", autouse=True)
 def _few_threads():
     """Two threads, or one for each worker of pytest-xdist and for each process that its tests start."""
-    import torch  # not above: the process that only starts the workers does not need it
+    import torch
 
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     torch.set_num_threads(1 if workers > 1 else min(2, os.cpu_count() or 1))
     patch = pytest.MonkeyPatch()
     if workers > 1:
         patch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    patch.undo()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_measurements():
+    """Measure the speed of an index with three queries, not for a second."""
+    from dualkg.inference import index_build
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(index_build, "SECONDS", 0.0)
     yield
     patch.undo()
 
@@ -71,12 +89,12 @@ def data_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def folder_of_small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled graph with a fifth of its entities, those with the most triples."""
+    """The bundled graph with a fifth of its entities: those with the most triples, and two that the docs name."""
     folder = tmp_path_factory.mktemp("small")
     (folder / "world").mkdir()
     splits = {name: (WORLD / f"{name}.tsv").read_text("utf-8").splitlines() for name in ("train", "valid", "test")}
     ends = (line.split("\t")[place] for lines in splits.values() for line in lines for place in (0, 2))
-    kept = {entity for entity, _ in Counter(ends).most_common(400)}
+    kept = {entity for entity, _ in Counter(ends).most_common(400)} | {"Paris", "Japanese Yen"}
     for name, lines in splits.items():
         inside = [line for line in lines if {line.split("\t")[0], line.split("\t")[2]} <= kept]
         (folder / "world" / f"{name}.tsv").write_text("\n".join(inside) + "\n", "utf-8")
@@ -86,6 +104,8 @@ def folder_of_small_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def small_world(folder_of_small_world, monkeypatch) -> None:
     """Replace the bundled graph by a small part of it, where what is trained does not matter."""
+    from dualkg.data import loading
+
     monkeypatch.setattr(loading, "resources", SimpleNamespace(files=lambda package: folder_of_small_world))
 
 
@@ -128,7 +148,7 @@ def run_cli(capsys, monkeypatch) -> Callable[..., CommandResult]:
 
 def graph_of(
     train, valid=(), test=(), *, num_entities: int | None = None, num_relations: int | None = None
-) -> kg.Graph:
+) -> "kg.Graph":
     """A graph of ids, entities named e0, e1, … and relations r0, r1, …"""
     splits = [np.array(list(part), dtype=np.int32).reshape(-1, 3) for part in (train, valid, test)]
     joined = np.concatenate(splits)
@@ -143,7 +163,7 @@ def graph_of(
 
 
 @pytest.fixture
-def small_graph() -> kg.Graph:
+def small_graph() -> "kg.Graph":
     """A random graph of 30 entities and 4 relations."""
     random = np.random.default_rng(0)
     triples = np.unique(np.stack([random.integers(0, n, 300) for n in (30, 4, 30)], axis=1), axis=0)

@@ -19,7 +19,7 @@ def pairwise(cases: Iterable[Sequence[Any]]) -> list[Any]:
     return [case if case in chosen else pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
-def every_second(first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
-    """All pairs of two lists of values, alternately marked slow, so that each value is in the ordinary run."""
+def every_nth(n: int, first: Iterable[Any], second: Iterable[Any]) -> list[Any]:
+    """All pairs of two lists of values; the ordinary run has every n-th pair, and each value if the lists are long."""
     cells = product(enumerate(first), enumerate(second))
-    return [pytest.param(a, b, marks=[pytest.mark.slow] * ((i + j) % 2)) for (i, a), (j, b) in cells]
+    return [pytest.param(a, b, marks=[pytest.mark.slow] * ((i + j) % n > 0)) for (i, a), (j, b) in cells]

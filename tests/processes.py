@@ -15,7 +15,9 @@ COMMAND = "from dualkg.cli import main; main()"
 LIMIT = 240  # seconds that only a broken program needs, also on a busy machine
 FORKS = multiprocessing.get_context("forkserver")
 # No module of the package, so that a process may make some other module look missing and can report what it imports.
-FORKS.set_forkserver_preload(["pytest", "numpy", "pyarrow", "pydantic", "safetensors.torch", "torch"])
+FORKS.set_forkserver_preload(
+    ["pytest", "numpy", "pyarrow", "pydantic", "safetensors.torch", "torch", "sqlalchemy.orm", "alembic.command"]
+)
 
 
 class Finished(NamedTuple):

@@ -53,6 +53,7 @@ def trees() -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(SOURCE.rglob("*.py"))}
 
 
+@cache
 def imported_modules(tree: ast.AST) -> set[str]:
     """The dotted names that a module imports, wherever in it."""
     names = set()

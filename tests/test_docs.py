@@ -124,10 +124,8 @@ def test_every_command_can_be_typed(page):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "python")], ids=relative)
-def test_the_examples_run(page, tmp_path, monkeypatch, request):
+def test_the_examples_run(page, tmp_path, monkeypatch, small_world):
     """The blocks of a page one after the other, as a reader would type them, but for one epoch of a small graph."""
-    if page.name not in ("evaluation.md", "models.md", "start.md"):  # which name entities of few triples
-        request.getfixturevalue("small_world")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(kg, "train", in_one_epoch(kg.train))

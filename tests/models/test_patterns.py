@@ -20,7 +20,7 @@ from tests.models.patterns import (
     all_above_their_reverse,
     trained,
 )
-from tests.pairwise import every_second
+from tests.pairwise import every_nth
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPE = kg.GraphShape(30, 3)
@@ -44,7 +44,7 @@ def cells(word: str) -> set[tuple[str, str]]:
 # -- trained ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "pattern"), every_second(MODELS, PATTERNS))
+@pytest.mark.parametrize(("name", "pattern"), every_nth(3, MODELS, PATTERNS))
 def test_trained_models_find_the_patterns_of_the_table(name, pattern):
     chosen = PATTERNS[pattern]
     run = trained(name, chosen.graph)

@@ -1,8 +1,6 @@
 """`python -m paper`, from the command line."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -10,12 +8,13 @@ import dualkg as kg
 from paper import registry
 from paper.__main__ import app, table_command
 from tests.paper.conftest import TINY
+from tests.processes import run_python
 
 
 def test_commands_start_without_optional_packages():
     missing = "scipy", "sklearn", "matplotlib", "openTSNE", "optuna", "faiss", "fastapi", "pyoxigraph"
     code = f"import sys; sys.modules.update(dict.fromkeys({missing})); import paper.__main__"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert run_python(code).code == 0
 
 
 def test_a_table_of_facts(run_paper, tmp_path):

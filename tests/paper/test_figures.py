@@ -4,6 +4,7 @@ import dataclasses
 import re
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -63,13 +64,14 @@ CURVES = {"CP": {"CP-DURA": [CURVE, {share: mrr - 0.01 for share, mrr in CURVE.i
 WEIGHTS = {(0.5, 0.5): 0.361, (0.5, 1.5): 0.366, (1.0, 0.5): 0.352}
 
 
-def all_drawings() -> dict[str, Drawing]:
-    return {
-        "projection": draw_projections({"CP": projection(), "CP-DURA": projection()}, graph="FB15k-237"),
-        "sparsity": draw_sparsity(CURVES, published={"CP-DURA": {0.6: 0.366}, "RESCAL": {0.0: 0.352}}, graph="UMLS"),
-        "plane": draw_planes({"CP": plane(), "CP-DURA": plane()}, graph="UMLS"),
-        "weights": draw_dura_weights(WEIGHTS, chosen=(0.5, 1.5), title="CP-DURA"),
-    }
+DRAWINGS: dict[str, Callable[[], Drawing]] = {
+    "projection": lambda: draw_projections({"CP": projection(), "CP-DURA": projection()}, graph="FB15k-237"),
+    "sparsity": lambda: draw_sparsity(
+        CURVES, published={"CP-DURA": {0.6: 0.366}, "RESCAL": {0.0: 0.352}}, graph="UMLS"
+    ),
+    "plane": lambda: draw_planes({"CP": plane(), "CP-DURA": plane()}, graph="UMLS"),
+    "weights": lambda: draw_dura_weights(WEIGHTS, chosen=(0.5, 1.5), title="CP-DURA"),
+}
 
 
 def texts(svg: Path) -> list[str]:
@@ -77,18 +79,18 @@ def texts(svg: Path) -> list[str]:
 
 
 def test_the_same_figure_gives_the_same_bytes(tmp_path):
-    for name, drawing in all_drawings().items():
-        first = drawing.save(tmp_path / "first" / name)
+    for name, draw in DRAWINGS.items():
+        first = draw().save(tmp_path / "first" / name)
         assert first == [tmp_path / "first" / f"{name}.png", tmp_path / "first" / f"{name}.svg"]
         assert first[0].read_bytes().startswith(b"\x89PNG")
         assert first[0].stat().st_size > 10_000
         svg = first[1].read_text(encoding="utf-8")
         assert not re.search(r"<dc:date>|20\d\d-\d\d-\d\d", svg)
         assert "<text" in svg
-        again = all_drawings()[name].save(tmp_path / "again" / f"{name}.svg")
+        again = draw().save(tmp_path / "again" / f"{name}.svg")
         assert [path.read_bytes() for path in again] == [path.read_bytes() for path in first]
     assert sorted(path.name for path in (tmp_path / "first").iterdir()) == sorted(
-        f"{name}.{kind}" for name in all_drawings() for kind in ("png", "svg")
+        f"{name}.{kind}" for name in DRAWINGS for kind in ("png", "svg")
     )
 
 
@@ -98,7 +100,7 @@ def test_a_dot_in_a_name_is_not_a_suffix(tmp_path):
 
 
 def test_a_projection_names_its_queries_and_explains_the_rings(tmp_path):
-    drawing = all_drawings()["projection"]
+    drawing = DRAWINGS["projection"]()
     found = texts(drawing.save(tmp_path / "it")[1])
     assert {*NAMES, "CP", "CP-DURA", "silhouette 0.123", "answers two or more"} <= set(found)
     assert "Answers to 3 queries of FB15k-237, 30 entities" in drawing.caption
@@ -107,7 +109,7 @@ def test_a_projection_names_its_queries_and_explains_the_rings(tmp_path):
 
 
 def test_lines_are_labelled_where_they_end_and_published_points_marked(tmp_path):
-    drawing = all_drawings()["sparsity"]
+    drawing = DRAWINGS["sparsity"]()
     found = texts(drawing.save(tmp_path / "it")[1])
     assert {"CP", "CP-DURA", "CP-N3", "published", "MRR", "95%"} <= set(found)
     assert "the mean of 2 seeds" in drawing.caption
@@ -131,7 +133,7 @@ def test_a_regularizer_has_one_colour_in_all_panels():
 
 
 def test_panels_of_the_plane_have_one_scale(tmp_path):
-    drawing = all_drawings()["plane"]
+    drawing = DRAWINGS["plane"]()
     one, other = drawing.figure.axes
     assert one.get_xlim() == other.get_xlim()
     assert one.get_ylim() == other.get_ylim()
@@ -168,7 +170,7 @@ def test_a_zero_mapped_head_has_no_arrow(tmp_path):
 
 
 def test_a_heat_map_shows_numbers_and_a_dash_where_one_is_missing(tmp_path):
-    drawing = all_drawings()["weights"]
+    drawing = DRAWINGS["weights"]()
     found = texts(drawing.save(tmp_path / "it")[1])
     assert {"0.361", "0.366", "0.352", "–"} <= set(found)
     assert "Best is 0.366, at λ1 = 0.5 and λ2 = 1.5. Framed: λ1 = 0.5 and λ2 = 1.5." in drawing.caption

@@ -67,7 +67,7 @@ def test_without_the_serve_extra(run_folders):
     assert result.err == "dualkg: Serving a run needs fastapi. Install it: pip install 'dualkg[serve]'\n"
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_server_prints_its_address_and_stops_on_a_signal(run_folders, end):
     """A request in progress is still answered."""
     with Started(COMMAND, "serve", *run_folders, "--port", 0, "--access-log") as server:

@@ -124,7 +124,7 @@ def cases(*, all_of_them: bool) -> Iterator[tuple[str, bool, str, str, str]]:
     """Model, reciprocal or not, loss, side of the dual, regularizer."""
     if not all_of_them:
         yield from (("ComplEx", loss == "K-vs-all", loss, "none", "DURA") for loss in LOSSES)
-        yield from (("SE", True, loss, "none", "none") for loss in ("1-vs-all", "negatives for each"))
+        yield from (("TransE", True, loss, "none", "none") for loss in ("1-vs-all", "negatives for each"))
         yield "RESCAL", True, "sampled softmax", "head", "DURA"
         yield "TuckER", False, "1-vs-all", "none", "UnweightedDURA"
         return

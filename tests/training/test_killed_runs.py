@@ -22,10 +22,10 @@ weight = 0.05
 [optimizer]
 schedule = "linear"
 [training]
-epochs = 4
+epochs = 2
 batch_size = 400
 [validation]
-every = 2
+every = 1
 keep = "best"
 """
 # The process ends itself at an event whose number is its last argument: a step, or a file written or renamed.

@@ -159,7 +159,7 @@ def measure(size):
     recipe = kg.Recipe().with_changes({"training.batch_size": size, "training.engine": engine, **changes})
     model = getattr(kg, recipe.model.name)(graph.shape, dim=40, reciprocal=recipe.model.reciprocal)
     trainer = Trainer(model, graph, recipe, kg.DURA(0.1) if recipe.model.name == "ComplEx" else kg.NoRegularizer())
-    for _, batch in zip(range(3), trainer.batches(0)):
+    for _, batch in zip(range(2), trainer.batches(0)):
         trainer.step(batch, 0.1)
     need = predict(recipe, model, trainer.regularizer, trainer.engine, num_examples=len(trainer.examples))
     peak = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]

@@ -29,7 +29,7 @@ graph = "mine.tsv"
 [model]
 dim = 4
 [training]
-epochs = 5
+epochs = 1
 batch_size = 50
 [space]
 "model.dim" = [2, 3, 4]
@@ -128,6 +128,7 @@ def test_two_killed_processes_lose_and_repeat_nothing(folder: Path, resume):
     assert states == {"COMPLETE": 6, "FAIL": 2}
 
 
+@pytest.mark.slow
 def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path, resume):
     with start(folder, patch="study.RDBStorage.record_heartbeat = lambda *ignored: None\n" + PAUSE) as paused:
         kill_when_paused(folder, paused)
