@@ -169,6 +169,7 @@ def _train_in_processes(
                 overwrite=overwrite,
                 on_progress=on_progress,
                 callbacks=find_callbacks(track) if group.first else (),
+                on_start=cli.note,
             )
         return _trained(run) if group.first else None
 
@@ -183,7 +184,7 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
         if not first:
             cli.silence()
         with cli.training_progress(run.name, run) as on_progress:
-            trained = resume_in_processes(run, device=device, on_progress=on_progress)
+            trained = resume_in_processes(run, device=device, on_progress=on_progress, on_start=cli.note)
         return _trained(trained) if first else None
     from dualkg.training.run import RunFolder
     from dualkg.tuning.fit import resume as resume_run

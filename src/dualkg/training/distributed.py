@@ -5,6 +5,7 @@ alone writes the run folder, shows progress and calls callbacks; checkpoints and
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -35,6 +36,7 @@ from dualkg.training.checkpoint import Progress, all_finite, check_history, load
 from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.engines import Engine, Step
 from dualkg.training.fused import FusedStep
+from dualkg.training.memory import estimate_step, gib, predict
 from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import Run, RunFolder, environment
@@ -42,6 +44,7 @@ from dualkg.training.sharded_step import ShardedReferenceStep, ShardedTables, ch
 from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, peak_mib
 
 T = TypeVar("T")
+OnStart = Callable[[str], None]
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
 
@@ -210,6 +213,22 @@ class DistributedTrainer(Trainer):
             return FusedStep(self.model, loss, self.regularizer, self.optimizer, bf16=bf16, tables=tables)  # type: ignore[arg-type]
         sparse = self.engine.step == "sparse"
         return ShardedReferenceStep(self.model, sharded_loss(loss, shard), self.regularizer, self.optimizer, sparse)
+
+    def expectation(self) -> str:
+        """What a process will need, as a sentence: the most of all processes. Time is estimated, memory bounded."""
+        recipe, shard = self.recipe, self.model.shard
+        num_examples, mapped = len(self.examples), self.graph.is_mapped
+        need = predict(recipe, self.model, self.regularizer, self.engine, num_examples=num_examples, mapped=mapped).of(
+            min(recipe.training.batch_size, num_examples)
+        )
+        reduce = shard.all_reduce if shard.world_size > 1 else None
+        seconds, memory = self.group.largest(estimate_step(recipe, self.model, self.engine, reduce), need)
+        left = (recipe.training.epochs - self.progress.epoch) * self.num_steps * seconds
+        return (
+            f"Each process has {shard.part:,} of {shard.num_entities:,} entities, and needs at most {gib(memory)} for "
+            f"training in addition to the model. A step takes about {seconds:.2g} s, all epochs about "
+            f"{timedelta(seconds=math.ceil(left))}."
+        )
 
     # -- what all agree on --------------------------------------------------------------------------------
 
@@ -429,14 +448,18 @@ def train_in_processes(
     overwrite: bool = False,
     on_progress: OnProgress | None = None,
     callbacks: Sequence[Callback] = (),
+    on_start: OnStart | None = None,
 ) -> Run:
-    """Train a recipe in the processes of a group, each calling this. After a restart by the launcher, resume."""
+    """Train a recipe in the processes of a group, each calling this. After a restart by the launcher, resume.
+
+    `on_start` gets a sentence in process 0 before the first step: the memory and the time that each process needs.
+    """
     folder = RunFolder(out)
     restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
     with group.lock(out):
         unfinished = group.largest(folder.sharded_checkpoint.exists() and not folder.report.exists())[0]
         if restarted and unfinished:
-            return _resume(folder, group, on_progress=on_progress, callbacks=callbacks)
+            return _resume(folder, group, on_progress=on_progress, callbacks=callbacks, on_start=on_start)
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
         options: dict[str, Any] = {"on_progress": on_progress, "callbacks": find_callbacks(callbacks)}
         trainer = DistributedTrainer.build(recipe, graph, group, **options)
@@ -448,7 +471,7 @@ def train_in_processes(
                 ShardedCheckpoint(fresh.sharded_checkpoint, group).start()
 
         group.on_first(create)
-        return _finish(trainer, folder)
+        return _finish(trainer, folder, on_start)
 
 
 def resume_in_processes(
@@ -457,12 +480,13 @@ def resume_in_processes(
     device: str | torch.device | None = None,
     on_progress: OnProgress | None = None,
     trust_code: bool = False,
+    on_start: OnStart | None = None,
 ) -> Run:
     """Resume a run of several processes in any number of processes, one included."""
     folder = RunFolder(path)
     with processes(device) as group, group.lock(folder.path):
         group.on_first(folder.check_is_run)
-        return _resume(folder, group, on_progress=on_progress, trust_code=trust_code)
+        return _resume(folder, group, on_progress=on_progress, trust_code=trust_code, on_start=on_start)
 
 
 def _resume(
@@ -472,6 +496,7 @@ def _resume(
     on_progress: OnProgress | None,
     callbacks: Sequence[Callback] = (),
     trust_code: bool = False,
+    on_start: OnStart | None = None,
 ) -> Run:
     def check() -> None:
         if folder.finished:
@@ -491,15 +516,18 @@ def _resume(
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
     trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
     trainer.restore(folder.sharded_checkpoint)
-    return _finish(trainer, folder)
+    return _finish(trainer, folder, on_start)
 
 
 def describe_engine(engine: Engine, group: Processes) -> str:
     return f"{engine}, {group.describe()}"
 
 
-def _finish(trainer: DistributedTrainer, folder: RunFolder) -> Run:
+def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | None) -> Run:
     """Train to the end, rank, and write the results."""
+    expectation = trainer.expectation()
+    if on_start is not None and trainer.group.first:
+        on_start(expectation)
     group, graph = trainer.group, trainer.graph
     trainer.checkpoint_path = folder.sharded_checkpoint
     engine = describe_engine(trainer.engine, group)

@@ -1,11 +1,14 @@
-"""An upper bound of the memory that a run needs, checked before it starts."""
+"""What a run will need: an upper bound of its memory, checked before it starts, and an estimate of its time."""
 
 import math
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
@@ -61,9 +64,9 @@ def check_memory(
     if more := _processes_that_fit(need, model, size, available):
         advice += f" {more:,} devices as large would hold it: torchrun --nproc-per-node {more} -m dualkg …"
     raise RequestError(
-        f"Training in batches of {size:,} would need {_gib(need.of(size))} in addition to the model: "
-        f"{_gib(need.fixed)} for gradients and optimizer, {_gib(need.of(size) - need.fixed)} for a batch. "
-        f"{_gib(available)} are free on {model.device}. {advice}"
+        f"Training in batches of {size:,} would need {gib(need.of(size))} in addition to the model: "
+        f"{gib(need.fixed)} for gradients and optimizer, {gib(need.of(size) - need.fixed)} for a batch. "
+        f"{gib(available)} are free on {model.device}. {advice}"
     )
 
 
@@ -115,6 +118,83 @@ def predict(
     return Need(fixed, per_example, recipe.loss.numbers_per_example(model, batch_size) * size, sys.maxsize)
 
 
+# -- time -------------------------------------------------------------------------------------------------------------
+
+SCORE_PASSES, UPDATE_PASSES = (
+    4,
+    6,
+)  # over the scores of a batch, and over the tables, their gradients and Adagrad's sums
+PROBE_NUMBERS = 2**22  # in each array of a measurement of rates
+
+
+class Rates(NamedTuple):
+    """What a device does in a second: floating-point operations of products, and bytes read or written."""
+
+    operations: float
+    bytes: float
+
+
+def step_seconds(rates: Rates, *, batch_size: int, candidates: int, rows: int, width: int, score_bytes: int) -> float:
+    """The time of a step without communication: 6·B·C·W operations of three products, and passes over memory.
+
+    B triples are scored against C candidates by vectors of W numbers, and U rows of float32 are updated.
+    """
+    operations = 6 * batch_size * candidates * width
+    passes = SCORE_PASSES * batch_size * candidates * score_bytes + UPDATE_PASSES * 4 * rows * width
+    return operations / rates.operations + passes / rates.bytes
+
+
+def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, width: int) -> Rates:
+    """Rates of this device in some milliseconds, by products of the shape of a step and by copies."""
+    batch_size = max(1, min(batch_size, PROBE_NUMBERS // width, 4096))
+    candidates = max(1, PROBE_NUMBERS // max(width, batch_size))
+    images, table = (torch.rand(rows, width, device=device).to(dtype) for rows in (batch_size, candidates))
+    scores, numbers = images @ table.T, torch.zeros(PROBE_NUMBERS, device=device)
+    copy = torch.empty_like(numbers)
+    product = _seconds(lambda: torch.mm(images, table.T, out=scores), device)
+    copied = _seconds(lambda: copy.copy_(numbers), device)
+    return Rates(2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied)
+
+
+def estimate_step(
+    recipe: Recipe, model: ShardedModel, engine: Engine, reduce: Callable[[Tensor], object] | None
+) -> float:
+    """Seconds of a step on this process; `reduce` is the all-reduce by which the processes communicate."""
+    held, shard, batch_size = model.embedding, model.shard, recipe.training.batch_size
+    width, score = held.entities.shape[1], torch.bfloat16 if engine.precision == "bf16" else held.entities.dtype
+    sides, sampled = 1 if model.reciprocal else 2, recipe.loss.rows_per_batch(model, batch_size)
+    rows = shard.size if sampled is None else math.ceil(sampled / shard.world_size)
+    negatives = getattr(recipe.loss, "num_negatives", 0)
+    candidates = sides * (shard.size if sampled is None else math.ceil(negatives / shard.world_size))
+    seconds = step_seconds(
+        measure_rates(model.device, score, batch_size=batch_size, width=width),
+        batch_size=batch_size,
+        candidates=candidates,
+        rows=rows,
+        width=width,
+        score_bytes=score.itemsize,
+    )
+    if reduce is None:
+        return seconds
+    sent = torch.zeros(batch_size, width, device=model.device)
+    return seconds + (2 + sides) * _seconds(lambda: reduce(sent), model.device)
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """The shortest of three calls, after one."""
+    found = []
+    for _ in range(4):
+        started = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        found.append(time.perf_counter() - started)
+    return max(min(found[1:]), 1e-9)
+
+
+# -- free memory ------------------------------------------------------------------------------------------------------
+
+
 def available_memory(device: torch.device) -> float:
     """Free bytes: on a GPU with what PyTorch has reserved and not allocated, on a CPU as Linux reports them."""
     if device.type == "cuda":
@@ -143,5 +223,5 @@ def _free_in_group(folder: Path = Path("/sys/fs/cgroup")) -> float:
         return math.inf
 
 
-def _gib(num_bytes: float) -> str:
+def gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:,.2f} GiB"
