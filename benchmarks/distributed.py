@@ -1,5 +1,5 @@
 """What large graphs take: `python benchmarks/distributed.py data` reads one larger than memory, in a fresh process, and
-`steps` takes steps of ComplEx with DURA in one and in several processes.
+`steps` takes steps of ComplEx with DURA in one and in several processes, or of one shard of several by itself.
 
 Each command adds its figures to results/distributed.json.
 """
@@ -125,12 +125,15 @@ def measure_data(choices: argparse.Namespace) -> dict[str, Any]:
 # -- steps in several processes -----------------------------------------------------------------------------------
 
 
+FACTS = {"entities": 2_000_000, "triples": 100_000, "dim": 64, "batch": 100, "negatives": 0, "shards": 0, "steps": 5}
+
+
 def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
     """Seconds of a step and peak memory of a process, by the number of processes."""
-    found: dict[str, Any] = {key: getattr(choices, key) for key in ("entities", "dim", "batch", "steps", "device")}
+    found: dict[str, Any] = {key: getattr(choices, key) for key in (*FACTS, "sums", "device", "mapped")}
+    facts = [f"--{key}={value}" for key, value in found.items() if key != "mapped"] + ["--mapped"] * choices.mapped
     for number in choices.processes:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-        facts = [f"--{key}={found[key]}" for key in ("entities", "dim", "batch", "steps", "device")]
         environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // number))}
         command = [*launcher, __file__, "member", *facts]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
@@ -139,43 +142,99 @@ def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def random_graph(num_entities: int, num_triples: int, mapped: Path | None) -> Any:
+    """A graph of random ids with skewed degrees; its triples are a mapped file, if a path is given."""
+    from dualkg.data.graph import Graph
+    from dualkg.data.vocabulary import Vocabulary
+
+    random = np.random.default_rng(0)
+    shape = (num_triples, 3)
+    if mapped:
+        triples: Any = np.memmap(mapped, np.int32, "w+", shape=shape)
+    else:
+        triples = np.empty(shape, np.int32)
+    for start in range(0, num_triples, ROWS):
+        part = triples[start : start + ROWS]
+        for column, size in enumerate((num_entities, NUM_RELATIONS, num_entities)):
+            part[:, column] = size * random.random(len(part)) ** 2
+    entities, relations = (
+        Vocabulary(pa.array(range(1)).cast(pa.string()).take(pa.array(np.zeros(size, np.int64))))
+        for size in (num_entities, NUM_RELATIONS)
+    )
+    return Graph("random", entities, relations, triples, triples[:10], triples[:10])
+
+
 def take_steps(choices: argparse.Namespace) -> None:
-    """Take steps on random triples; process 0 prints the figures. A single process trains as without torchrun."""
-    from contextlib import nullcontext
-    from functools import partial
+    """Take steps of a trainer on random triples; process 0 prints the figures.
 
-    import torch
+    A single process trains as without torchrun, or with `--shards` as one of several, alone in its group.
+    """
+    import torch.distributed as dist
 
-    import dualkg as kg
-    from dualkg.data.graph import GraphShape
+    from dualkg.errors import RequestError
+    from dualkg.kernels.hardware import matmul_precision
     from dualkg.models.base import only_rows
     from dualkg.models.sharded import Shard, ShardedModel
-    from dualkg.training.distributed import processes
-    from dualkg.training.fused import FusedStep
-    from dualkg.training.optimizers import Adagrad
-    from dualkg.training.sharded_step import ShardedTables
+    from dualkg.training.distributed import DistributedTrainer, processes
+    from dualkg.training.memory import estimate_step
+    from dualkg.training.recipe import Recipe
+    from dualkg.training.trainer import Trainer
 
-    shape, loss, regularizer = GraphShape(choices.entities, 100), kg.OneVsAll(), kg.DURA(0.05)
-    with processes(choices.device) as group:
-        shard = Shard(choices.entities, group.rank, group.world_size)
-        with only_rows(shard) if group.world_size > 1 else nullcontext():
-            model: Any = kg.ComplEx(shape, dim=choices.dim)
-        tables: dict[str, Any] = {}
-        if group.world_size > 1:
-            model, tables = ShardedModel(model, shard), {"tables": partial(ShardedTables, shard=shard)}
-        model.to(group.device)
-        bound = loss.bind(model, None, batch_size=choices.batch, seed=0)  # type: ignore[arg-type]
-        step = FusedStep(model, bound, regularizer, Adagrad(model.parameters(), 0.1), **tables)
-        random, sizes = torch.Generator().manual_seed(0), torch.tensor([shape.num_entities, 100, shape.num_entities])
-        seconds = []
-        for _ in range(choices.steps + 1):
-            batch = (torch.rand(choices.batch, 3, generator=random) * sizes).long().to(group.device)
-            started = time.perf_counter()
-            objective = float(step(batch, 0.1))
-            seconds.append(time.perf_counter() - started)
+    loss: dict[str, Any] = {"loss.name": "SampledSoftmax", "loss.num_negatives": choices.negatives}
+    settings = {"model.dim": choices.dim, "training.batch_size": choices.batch, "optimizer.sums": choices.sums}
+    settings |= {"model.name": "ComplEx", "regularizer.name": "DURA", "regularizer.weight": 0.05, "validation.every": 0}
+    recipe = Recipe().with_changes(settings | (loss if choices.negatives else {}))
+    figures: dict[str, Any] = {}
+    with processes(choices.device) as group, tempfile.TemporaryDirectory() as folder:
+        graph = random_graph(choices.entities, choices.triples, Path(folder) / "triples" if choices.mapped else None)
+        try:
+            if group.world_size > 1:
+                trainer: Trainer = DistributedTrainer.build(recipe, graph, group)
+            elif choices.shards:
+                nccl = group.device.type == "cuda"
+                backend, meeting = "cpu:gloo,cuda:nccl" if nccl else "gloo", f"file://{folder}/meeting"
+                dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
+                shard = Shard(choices.entities, 0, choices.shards)
+                with only_rows(shard, device=group.device):
+                    model = ShardedModel(recipe.model.build(graph.shape, seed=0), shard).to(group.device)
+                trainer = DistributedTrainer(model, graph, recipe, recipe.regularizer.build(), group)
+            else:
+                trainer = Trainer.of_recipe(recipe, graph, device=group.device)
+        except RequestError as error:
+            figures["refused"] = str(error)
+        else:
+            if isinstance(trainer, DistributedTrainer):
+                sharded = trainer.model
+            else:
+                sharded = ShardedModel(trainer.model, Shard(choices.entities))
+            reduce = sharded.shard.all_reduce if sharded.shard.world_size > 1 else None
+            figures["estimated_seconds"] = estimate_step(recipe, sharded, trainer.engine, reduce)
+            figures |= _timed(trainer, choices.steps, matmul_precision(recipe.training.precision))
         (most,) = group.largest(peak_mib(group.device.type))
+        if choices.shards and group.world_size == 1:
+            dist.destroy_process_group()
         if group.first:
-            print(json.dumps({"seconds": float(np.median(seconds[1:])), "peak_mib": round(most), "loss": objective}))
+            print(json.dumps(figures | {"peak_mib": round(most)}))
+
+
+def _timed(trainer: Any, num_steps: int, precision: Any) -> dict[str, Any]:
+    """Seconds of a step after some of warm-up, and of an epoch by the number of its steps."""
+    import torch
+
+    on_gpu = trainer.model.device.type == "cuda"
+    warm_up, losses = (8 if on_gpu else 1), []
+    with precision:
+        for number, batch in enumerate(islice(trainer.batches(0), warm_up + num_steps)):
+            if number == warm_up:
+                if on_gpu:
+                    torch.cuda.synchronize()
+                started = time.perf_counter()
+            losses.append(trainer.step(batch, 0.1).clone())
+        if on_gpu:
+            torch.cuda.synchronize()
+    seconds = (time.perf_counter() - started) / (len(losses) - warm_up)
+    facts = {"seconds": seconds, "epoch_seconds": seconds * trainer.num_steps, "steps_of_epoch": trainer.num_steps}
+    return facts | {"engine": str(trainer.engine), "loss": float(losses[-1])}
 
 
 def save(name: str, figures: dict[str, Any], folder: Path) -> None:
@@ -198,10 +257,13 @@ def main() -> None:
     data.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     for name in ("steps", "member"):
         steps = commands.add_parser(name, help="steps in several processes")
-        for key, value in {"entities": 2_000_000, "dim": 64, "batch": 100, "steps": 3}.items():
+        for key, value in FACTS.items():
             steps.add_argument(f"--{key}", type=int, default=value)
+        steps.add_argument("--sums", default="elements", help="of Adagrad: elements or rows")
+        steps.add_argument("--mapped", action="store_true", help="train on a memory-mapped file of triples")
         steps.add_argument("--device", default="cpu")
         steps.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+        steps.add_argument("--name", default="steps", help="of the figures in the results")
         steps.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     here = commands.add_parser("here")
     here.add_argument("--part", choices=list(PARTS), required=True)
@@ -212,7 +274,7 @@ def main() -> None:
     elif choices.command == "member":
         take_steps(choices)
     elif choices.command == "steps":
-        save("steps", measure_steps(choices), choices.out)
+        save(choices.name, measure_steps(choices), choices.out)
     else:
         save("data", measure_data(choices), choices.out)
 

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,7 +23,7 @@ from dualkg.data.graph import Graph
 from dualkg.evaluation import ranking
 from dualkg.inference.integrity import check_run
 from dualkg.models import MODELS, base
-from dualkg.models.base import Model, only_rows
+from dualkg.models.base import AllRows, Model, only_rows
 from dualkg.models.dual import Dual
 from dualkg.models.sharded import Shard, ShardedModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
@@ -115,6 +116,11 @@ def test_a_shard_has_the_initial_weights_of_the_whole(name: str, scale: Any, mon
         part = build().state_dict()
     for key, table in whole.items():
         assert torch.equal(part[key], table[shard.ids] if key in ("entities", "tails") else table)
+    with only_rows(AllRows(331), device=torch.device("cpu")):
+        again = build().state_dict()
+    assert all(torch.equal(again[key], table) for key, table in whole.items())
+    with only_rows(AllRows(331), device=torch.device("meta")):  # an operation with a tensor of the host would fail
+        assert build().entities.device.type == "meta"
 
 
 # -- gradients ----------------------------------------------------------------------------------------------
@@ -343,6 +349,7 @@ def train_some_steps(
             whole = torch.cat([state[key] for state in saved])[order] if is_table else saved[0][key]
             assert torch.equal(value, whole), key
     assert trainer.progress.step == first
+    assert re.match(r"Each process has \d+ of 1,945 entities, .* A step takes about [\d.e-]+ s", trainer.expectation())
     for number, batch in enumerate(trainer.batches(0)):
         if first <= number < last:
             trainer.step(batch, 0.1)

@@ -44,13 +44,30 @@ class Rows(Protocol):
         ...
 
 
-_shard: ContextVar[Rows | None] = ContextVar("shard", default=None)
+@dataclass(frozen=True)
+class AllRows:
+    """All rows of the entity tables, in the order of ids."""
+
+    size: int
+
+    @property
+    def ids(self) -> Tensor:
+        return torch.arange(self.size)
+
+    def positions(self, ids: Tensor) -> Tensor:
+        return ids
+
+
+_shard: ContextVar[tuple[Rows | None, torch.device | None]] = ContextVar("shard", default=(None, None))
 
 
 @contextmanager
-def only_rows(rows: Rows) -> Iterator[None]:
-    """Build models whose entity tables have some of the rows alone, with the numbers they have in the whole tables."""
-    token = _shard.set(rows)
+def only_rows(rows: Rows, *, device: torch.device | None = None) -> Iterator[None]:
+    """Build models whose entity tables have some of the rows alone, with the numbers they have in the whole tables.
+
+    The tables are made on the device, and drawn block by block: the memory of the host may be smaller than they are.
+    """
+    token = _shard.set((rows, device))
     try:
         yield
     finally:
@@ -252,16 +269,19 @@ class EmbeddingModel(Model):
             self.tails = self._entity_table(width)
 
     def _check_size(self, width: int) -> None:
-        """Refuse tables larger than this machine's memory before allocating them."""
+        """Refuse tables larger than the memory for them before allocating them."""
         num_tables = 2 if self.two_entity_tables else 1
-        shard = _shard.get()
+        shard, device = _shard.get()
         numbers = (shard.size if shard else self.shape.num_entities) * width * num_tables
         numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_parameters(self.dim)
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory, where = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"
+        if device is not None and device.type == "cuda":
+            memory, where = torch.cuda.mem_get_info(device)[0], f"free on {device} are"
         if 4 * numbers > memory:
             raise RequestError(
                 f"{type(self).__name__} with dim {self.dim:,} needs {4 * numbers / 2**30:,.1f} GiB for its tables; "
-                f"this machine has {memory / 2**30:,.1f}. Choose a smaller dim."
+                f"{where} {memory / 2**30:,.1f}. Choose a smaller dim, or split the tables over several processes: "
+                f"torchrun --nproc-per-node {math.ceil(8 * numbers / memory)} -m dualkg …"
             )
 
     @property
@@ -329,7 +349,7 @@ class EmbeddingModel(Model):
 
     def _entity_table(self, width: int) -> nn.Parameter:
         """The rows of all entities, or of the shard that is being built."""
-        self._kept = shard = _shard.get()
+        self._kept = shard = _shard.get()[0]
         table = self.table(self.shape.num_entities, width)
         self._kept = None
         if shard is None or len(table) == shard.size:
@@ -350,16 +370,17 @@ class EmbeddingModel(Model):
     def drawn(self, rows: int, width: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
         """Random numbers `(rows, width)`; of a shard, its rows of the same table, which is drawn block by block."""
         kept, skip = self._kept, _skip_initialization.get()
+        device = None if kept is None else _shard.get()[1]
         if kept is None or skip:
-            found = torch.zeros(kept.size if kept else rows, width)
+            found = torch.zeros(kept.size if kept else rows, width, device=device)
             return found if skip else draw(found)
-        found = torch.empty(kept.size, width)
+        found = torch.empty(kept.size, width, device=device)
         for start in range(0, rows, BLOCK_ROWS):
             # The last block has the rest: PyTorch draws normal numbers by sixteen, and the end of a table again.
             size = rows - start if rows - start < 2 * BLOCK_ROWS else BLOCK_ROWS
             positions = kept.positions(torch.arange(start, start + size))
             here = positions >= 0
-            found[positions[here]] = draw(torch.empty(size, width))[here]
+            found[positions[here].to(found.device)] = draw(torch.empty(size, width))[here].to(found.device)
             if start + size == rows:
                 break
         return found

@@ -194,7 +194,7 @@ class DistributedTrainer(Trainer):
     def build(cls, recipe: Recipe, graph: Graph, group: Processes, **options: Any) -> DistributedTrainer:
         """A trainer of the shard of this process."""
         shard = group.shard(graph)
-        with only_rows(shard):
+        with only_rows(shard, device=group.device):
             model = recipe.model.build(graph.shape, seed=recipe.training.seed)
         return cls(
             ShardedModel(model, shard).to(group.device), graph, recipe, recipe.regularizer.build(), group, **options

@@ -124,14 +124,16 @@ SCORE_PASSES, UPDATE_PASSES = (
     4,
     6,
 )  # over the scores of a batch, and over the tables, their gradients and Adagrad's sums
+SMALL_OPERATIONS = 200  # of a step beside these, such as rows that are fetched
 PROBE_NUMBERS = 2**22  # in each array of a measurement of rates
 
 
 class Rates(NamedTuple):
-    """What a device does in a second: floating-point operations of products, and bytes read or written."""
+    """What a device does in a second: operations of products, bytes read or written, and calls of small operations."""
 
     operations: float
     bytes: float
+    calls: float = math.inf
 
 
 def step_seconds(rates: Rates, *, batch_size: int, candidates: int, rows: int, width: int, score_bytes: int) -> float:
@@ -141,7 +143,7 @@ def step_seconds(rates: Rates, *, batch_size: int, candidates: int, rows: int, w
     """
     operations = 6 * batch_size * candidates * width
     passes = SCORE_PASSES * batch_size * candidates * score_bytes + UPDATE_PASSES * 4 * rows * width
-    return operations / rates.operations + passes / rates.bytes
+    return operations / rates.operations + passes / rates.bytes + SMALL_OPERATIONS / rates.calls
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, width: int) -> Rates:
@@ -152,8 +154,8 @@ def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, 
     scores, numbers = images @ table.T, torch.zeros(PROBE_NUMBERS, device=device)
     copy = torch.empty_like(numbers)
     product = _seconds(lambda: torch.mm(images, table.T, out=scores), device)
-    copied = _seconds(lambda: copy.copy_(numbers), device)
-    return Rates(2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied)
+    copied, called = _seconds(lambda: copy.copy_(numbers), device), _seconds(lambda: images[:1].add_(1), device)
+    return Rates(2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied, 1 / called)
 
 
 def estimate_step(
