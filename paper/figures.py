@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ TEN_COLOURS = (
     *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
+CENTRED: dict[str, Any] = {"horizontalalignment": "center", "verticalalignment": "center"}
 Facts = Sequence[Mapping[str, Any]]
 
 
@@ -59,6 +61,13 @@ def hide_axes(axes: Axes) -> None:
         spine.set(visible=True, color=FAINT, linewidth=0.8)
 
 
+def set_levels(axes: Axes, **options: Any) -> None:
+    """Horizontal lines instead of a vertical axis."""
+    axes.set(**options)
+    axes.yaxis.grid(True)
+    axes.spines["left"].set_visible(False)
+
+
 def plot_seeds(axes: Axes, values: Mapping[float, Sequence[float]], *, name: str, colour: str) -> None:
     """x → one value per seed: a line through the means, and a dot per seed."""
     axes.plot(list(values), [fmean(some) for some in values.values()], color=colour, linewidth=1.8, label=name)
@@ -68,22 +77,11 @@ def plot_seeds(axes: Axes, values: Mapping[float, Sequence[float]], *, name: str
 
 def label_positions(targets: list[float], gap: float, *, minimum: float) -> list[float]:
     """Positions at least `gap` apart and not below `minimum`, in the order of the targets and close to them."""
-    order = sorted(range(len(targets)), key=lambda index: targets[index])
-    groups: list[list[int]] = []
-    centres: list[float] = []
-    for index in order:
-        groups.append([index])
-        centres.append(targets[index])
-        while len(groups) > 1 and centres[-1] - centres[-2] < gap * (len(groups[-1]) + len(groups[-2])) / 2:
-            merged = groups.pop(-2) + groups.pop()
-            del centres[-2:]
-            groups.append(merged)
-            centres.append(sum(targets[member] for member in merged) / len(merged))
-    positions = dict[int, float]()
-    for centre, group in zip(centres, groups, strict=True):
-        positions |= {index: centre + gap * (rank - (len(group) - 1) / 2) for rank, index in enumerate(group)}
-    for rank, index in enumerate(order):
-        positions[index] = max(positions[index], minimum + gap * rank)
+    from scipy.optimize import isotonic_regression
+
+    order, steps = np.argsort(targets, kind="stable"), gap * np.arange(len(targets))
+    spaced = isotonic_regression(np.array(targets)[order] - steps).x + steps
+    positions = dict(zip(order.tolist(), np.maximum(spaced, minimum + steps).tolist(), strict=True))
     return [positions[index] for index in range(len(targets))]
 
 
@@ -109,15 +107,9 @@ def draw_dura_weights(
                 face: Any = "#f6f7f8" if value is None else tuple(light + share * (dark - light))
                 corner = (column - 0.5, row - 0.5)
                 axes.add_patch(Rectangle(corner, 1, 1, facecolor=face, edgecolor=PAPER, linewidth=2))
-                axes.text(
-                    column,
-                    row,
-                    "–" if value is None else f"{value:.3f}",
-                    color=QUIET if value is None else PAPER if share > 0.7 else INK,
-                    fontweight="bold" if value == high else "normal",
-                    horizontalalignment="center",
-                    verticalalignment="center",
-                )
+                colour = QUIET if value is None else PAPER if share > 0.7 else INK
+                text, bold = "–" if value is None else f"{value:.3f}", "bold" if value == high else "normal"
+                axes.text(column, row, text, color=colour, fontweight=bold, **CENTRED)
         if chosen and chosen in mrr:
             corner = (mapped.index(chosen[1]) - 0.5, plain.index(chosen[0]) - 0.5)
             axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=CONTRAST, linewidth=2.2, zorder=3))
@@ -190,8 +182,7 @@ def _plot_mapped_head(axes: Axes, mapped_head: Vectors, centre: Vectors, frame: 
     along = mapped_head / np.linalg.norm(mapped_head)
     near = (np.abs(tip - frame) < 0.08 * (frame[1] - frame[0])).any()
     offset = 12 * np.array([along[1], -along[0]]) - 14 * along if near else 11 * along
-    middle: dict[str, Any] = {"horizontalalignment": "center", "verticalalignment": "center", "zorder": 4}
-    bold: dict[str, Any] = {"color": CONTRAST, "fontweight": "bold", **middle}
+    bold: dict[str, Any] = {"color": CONTRAST, "fontweight": "bold", "zorder": 4, **CENTRED}
     axes.annotate("hR", tuple(tip), tuple(offset), textcoords="offset points", **bold)
 
 
@@ -304,11 +295,9 @@ def draw_sparsity(panels: Panels, *, published: Mapping[str, Curve] | None = Non
         figure, all_axes = new_figure(3.7 if len(panels) > 1 else 4.4, columns=len(panels), gap=0.06, sharey=True)
         for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
             set_titles(axes, title)
-            axes.set(xlim=(0, 0.95), ylim=(0, top), xlabel="entity entries set to zero")
+            set_levels(axes, xlim=(0, 0.95), ylim=(0, top), xlabel="entity entries set to zero")
             axes.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
             axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 0.95])
-            axes.yaxis.grid(True)
-            axes.spines["left"].set_visible(False)
             axes.locator_params(axis="y", nbins=5)
             _plot_curves(axes, lines, published, colours)
         all_axes[0].set_ylabel("MRR")
@@ -370,7 +359,7 @@ REMOVALS = {
 }
 
 
-def draw_explanations(results: Facts, *, title: str = "", graph: str = "") -> Drawing:
+def draw_explanations(results: Facts, graph: str = "", *, title: str = "") -> Drawing:
     """MRR after removing training triples and training again: a line per kind of triple, a dot per seed."""
     counts = sorted({result["count"] for result in results})
 
@@ -381,16 +370,12 @@ def draw_explanations(results: Facts, *, title: str = "", graph: str = "") -> Dr
         figure, [axes] = new_figure(3.7)
         set_titles(axes, title or "Explanations", "trained again without some training triples per test triple")
         for kind, (name, colour) in REMOVALS.items():
-            values: dict[float, list[float]] = {
-                x: mrr(kind, count) or mrr("nothing", 0) for x, count in enumerate(counts)
-            }
+            values = {float(x): mrr(kind, count) or mrr("nothing", 0) for x, count in enumerate(counts)}
             plot_seeds(axes, values, name=name, colour=colour)
         top = max(result["metrics"]["mrr"] for result in results)
         axes.set_xticks(range(len(counts)), [f"{count}" for count in counts])
-        axes.set(xlim=(-0.2, len(counts) - 0.8), ylim=(0, 1.15 * top), ylabel="MRR of the test triples")
+        set_levels(axes, xlim=(-0.2, len(counts) - 0.8), ylim=(0, 1.15 * top), ylabel="MRR of the test triples")
         axes.set_xlabel("training triples removed per test triple")
-        axes.yaxis.grid(True)
-        axes.spines["left"].set_visible(False)
         axes.legend(loc="lower left")
     return Drawing(
         figure,
@@ -407,7 +392,7 @@ def format_bytes(num_bytes: float) -> str:
     return f"{num_bytes:.0f} B"
 
 
-def draw_quantization(results: Facts, *, title: str = "", graph: str = "") -> Drawing:
+def draw_quantization(results: Facts, graph: str = "", *, title: str = "") -> Drawing:
     """MRR against bytes: a dot per dense storage format, and a line along the shares of zeros."""
     dense = [result for result in results if result["storage"] != "sparse"]
     sparse = sorted((one for one in results if one["storage"] == "sparse"), key=lambda one: float(one["share"]))
@@ -423,11 +408,10 @@ def draw_quantization(results: Facts, *, title: str = "", graph: str = "") -> Dr
         axes.plot(*points(sparse), color=CONTRAST, linewidth=1.8, marker="o", markersize=4, zorder=3)
         axes.plot(*points(dense), color=ACCENT, linestyle="", marker="o", markersize=7, zorder=4)
         for some, colour, above in ((dense, ACCENT, 12), (sparse, CONTRAST, -12)):
-            text: dict[str, Any] = {"color": colour, "ha": "center", "va": "center", "fontsize": 8.5}
-            for one in some:
+            for one, *point in zip(some, *points(some), strict=True):
                 name = f"{one['share']:.0%}" if some is sparse else one["storage"]
-                point = (one["bytes"], one["metrics"]["mrr"])
-                axes.annotate(name, point, (0, above), textcoords="offset points", **text)
+                text: dict[str, Any] = {"textcoords": "offset points", "color": colour, "fontsize": 8.5, **CENTRED}
+                axes.annotate(name, tuple(point), (0, above), **text)
         top = max(result["metrics"]["mrr"] for result in results)
         axes.set(xscale="log", xlabel="bytes of the entity tables", ylabel="MRR", ylim=(0, 1.15 * top))
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -454,7 +438,7 @@ def draw_inductive(results: Facts, graph: str) -> Drawing:
     """MRR over the triples per unseen entity: a panel per kind of query, a line per method, a dot per seed."""
 
     def count(result: Mapping[str, Any]) -> float:
-        return float("inf") if result["triples_given"] is None else float(result["triples_given"])
+        return inf if result["triples_given"] is None else float(result["triples_given"])
 
     counts = sorted({count(result) for result in results if result["method"] in METHODS})
     top = max(result[kind]["mrr"] for result in results for kind in QUERY_PANELS)
@@ -474,12 +458,8 @@ def draw_inductive(results: Facts, graph: str) -> Drawing:
             if at_mean := [result[kind]["mrr"] for result in results if result["method"] == "mean"]:
                 dashes: dict[str, Any] = {"linewidth": 0.8, "linestyle": (0, (4, 3)), "zorder": 2}
                 axes.axhline(fmean(at_mean), color=QUIET, label="mean embedding", **dashes)
-            axes.set_xticks(
-                range(len(counts)), ["all" if number == float("inf") else f"{number:g}" for number in counts]
-            )
-            axes.set(xlim=(-0.3, len(counts) - 0.7), ylim=(0, 1.08 * top), xlabel="triples per unseen entity")
-            axes.yaxis.grid(True)
-            axes.spines["left"].set_visible(False)
+            axes.set_xticks(range(len(counts)), ["all" if number == inf else f"{number:g}" for number in counts])
+            set_levels(axes, xlim=(-0.3, len(counts) - 0.7), ylim=(0, 1.08 * top), xlabel="triples per unseen entity")
         panels[0].set_ylabel("MRR")
         panels[0].yaxis.set_major_locator(MultipleLocator(0.1))
         panels[1].legend(loc="upper left")

@@ -1,6 +1,7 @@
 """The tables of the paper: their rows, the recipe of each row, and the published numbers."""
 
 import json
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -70,76 +71,17 @@ def model_row(name: str) -> Row:
     return Row(name, model.lower() + REGULARIZERS[regularizer])
 
 
-def _rows(*names: str) -> tuple[Row, ...]:
-    return tuple(map(model_row, names))
+def _row(entry: str | dict[str, str]) -> Row:
+    return model_row(entry) if isinstance(entry, str) else Row(**entry)
 
 
-MAIN = ResultTable(
-    "main",
-    "Main results",
-    "The models that the paper compares with, and its own models without a regularizer and with DURA (Table 2).",
-    _rows(*COMPARED_MODELS, *MODELS, *(f"{model}-DURA" for model in MODELS)),
-    tuple((f"{model}-DURA", model) for model in MODELS),
-)
 TABLES = {
-    table.name: table
-    for table in (
-        MAIN,
-        ResultTable(
-            "regularizers",
-            "DURA against other regularizers",
-            "Frobenius, N3 and DURA; N3 is not defined for RESCAL.",
-            _rows(*("CP-FRO", "CP-N3", "CP-DURA", "ComplEx-FRO", "ComplEx-N3", "ComplEx-DURA"))
-            + _rows("RESCAL-FRO", "RESCAL-DURA"),
-            (("CP-DURA", "CP-N3"), ("ComplEx-DURA", "ComplEx-N3"), ("RESCAL-DURA", "RESCAL-FRO")),
-        ),
-        ResultTable(
-            "p1",
-            "p = 1",
-            "Reg_p1, the regularizer that follows from the L1 distance (Appendix B), against DURA.",
-            _rows("RESCAL-Reg_p1", "RESCAL-DURA", "ComplEx-Reg_p1", "ComplEx-DURA"),
-            (("RESCAL-DURA", "RESCAL-Reg_p1"), ("ComplEx-DURA", "ComplEx-Reg_p1")),
-        ),
-        ResultTable(
-            "ablations",
-            "Ablations",
-            "DURA against basic DURA (one dual instead of both) and against unweighted DURA (a mean over all entities "
-            "and relations instead of the training triples), with ComplEx at dim 500.",
-            (
-                Row("DURA", "complex-dura-dim-500"),
-                Row("basic DURA", "complex-basic-dura-dim-500"),
-                Row("unweighted DURA", "complex-unweighted-dura-dim-500"),
-            ),
-            (("DURA", "basic DURA"), ("DURA", "unweighted DURA")),
-        ),
-        ResultTable(
-            "extensions",
-            "Beyond the paper",
-            "Extensions of the paper's training: relation prediction as a second loss on FB15k-237, and batches "
-            "grouped by query on WN18RR. For comparison, results published since for single embedding models trained "
-            "on triples alone.",
-            (
-                Row("ComplEx-N3 + relation prediction (Chen et al. 2021)"),
-                Row("MetaSD (2022)"),
-                Row("ComplEx-ER (2022)"),
-                Row("RESCAL-ER (2022)"),
-                Row("TuckER-IVR (2024)"),
-                model_row("ComplEx-DURA"),
-                Row("ComplEx-DURA, relation prediction", "complex-dura-relation-prediction"),
-                model_row("RESCAL-DURA"),
-                Row("RESCAL-DURA, grouped by query", "rescal-dura-grouped"),
-            ),
-            (("ComplEx-DURA, relation prediction", "ComplEx-DURA"), ("RESCAL-DURA, grouped by query", "RESCAL-DURA")),
-        ),
-        ResultTable(
-            "baselines",
-            "Distance models and TuckER",
-            "The distance models that the paper discusses, and DURA for models that are not the paper's own.",
-            _rows("TransE", "TransE-DURA", "SE", "ModE", "RotatE", "RotatE-DURA", "TuckER", "TuckER-DURA"),
-            tuple((f"{model}-DURA", model) for model in ("TransE", "RotatE", "TuckER")),
-        ),
+    name: ResultTable(
+        name, made["title"], made["about"], tuple(map(_row, made["rows"])), tuple(map(tuple, made["pairs"]))
     )
+    for name, made in tomllib.loads((FOLDER / "tables.toml").read_text(encoding="utf-8")).items()
 }
+MAIN = TABLES["main"]
 
 
 def recipe_path(row: Row, graph: str) -> Path | None:

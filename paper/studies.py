@@ -7,7 +7,9 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import cycle, groupby, islice
+from functools import partial
+from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +52,7 @@ from paper.registry import (
     recipe_of,
     rows_with_recipes,
 )
-from paper.tables import Table, over_seeds
+from paper.tables import Table, grouped, over_seeds
 
 Results = Any  # whatever JSON holds
 FB15K237 = ("FB15k-237",)
@@ -281,6 +283,7 @@ def draw_dura_weights(results: Results, graph: str) -> Drawing:
 FIGURE1_ROWS = (Row("CP", "cp-dim-2"), Row("CP-DURA", "cp-dura-dim-2"))
 SPARSITY_PANELS = {"CP": ("CP", "CP-N3", "CP-DURA"), "RESCAL": ("RESCAL", "RESCAL-DURA")}
 ROTATED, ROTATION_SHARE = "RESCAL-DURA, rotated", 0.8
+DRAWN_PANELS = {**SPARSITY_PANELS, "RESCAL": (*SPARSITY_PANELS["RESCAL"], ROTATED)}
 STORAGE_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -298,10 +301,10 @@ def measure_tsne(config: Config, graph: Graph) -> tuple[Results, Drawing]:
 
 
 def tsne_tables(results: Results, graph: str) -> list[Table]:
-    rows = []
-    for name in dict.fromkeys(one["row"] for one in results):
-        own = [one["silhouettes"] for one in results if one["row"] == name]
-        rows.append([name, *(over_seeds([one[metric] for one in own]) for metric in METRICS), str(len(own))])
+    rows = [
+        [name, *(over_seeds([one["silhouettes"][metric] for one in ones]) for metric in METRICS), str(len(ones))]
+        for (name,), ones in grouped(results, "row").items()
+    ]
     return [Table(f"t-SNE: {graph}", ("silhouette of ten queries", *METRICS, "seeds"), rows, results)]
 
 
@@ -337,7 +340,7 @@ def measure_sparsity(config: Config, graph: Graph) -> tuple[Results, None]:
             for name, one in models.items():
                 points = [_sparsity_point(point) for point in sparsity_curve(one, graph)]
                 results.append({"row": name, "seed": seed, "points": points})
-    names = [*sum(SPARSITY_PANELS.values(), ()), ROTATED]
+    names = sum(DRAWN_PANELS.values(), ())
     return sorted(results, key=lambda one: (names.index(one["row"]), one["seed"])), None
 
 
@@ -350,8 +353,8 @@ def _sparsity_point(point: CurvePoint) -> dict[str, Any]:
 
 def sparsity_tables(results: Results, graph: str) -> list[Table]:
     rows, facts = [], []
-    for name in dict.fromkeys(one["row"] for one in results):
-        curves = [[point["metrics"]["mrr"] for point in one["points"]] for one in results if one["row"] == name]
+    for (name,), ones in grouped(results, "row").items():
+        curves = [[point["metrics"]["mrr"] for point in one["points"]] for one in ones]
         spreads = [spread(list(values)) for values in zip(*curves, strict=True)]
         rows.append([name, *(f"{mean:.4f}" for mean, _ in spreads), str(len(curves))])
         points = zip(SHARES, spreads, strict=True)
@@ -361,10 +364,7 @@ def sparsity_tables(results: Results, graph: str) -> list[Table]:
         f"rotation alone changes no score."
     )
     columns = ("entries set to zero", *(f"{share:.0%}" for share in SHARES), "seeds")
-    return [
-        Table(f"MRR against sparsity: {graph}", columns, rows, facts, [note]),
-        _storage_table(results, graph),
-    ]
+    return [Table(f"MRR against sparsity: {graph}", columns, rows, facts, [note]), _storage_table(results, graph)]
 
 
 def _storage_table(results: Results, graph: str) -> Table:
@@ -386,17 +386,11 @@ def _storage_table(results: Results, graph: str) -> Table:
 
 
 def draw_sparsity(results: Results, graph: str) -> Drawing:
-    panels = {
-        panel: {
-            name: [
-                {point["target_share"]: point["metrics"]["mrr"] for point in one["points"]}
-                for one in results
-                if one["row"] == name
-            ]
-            for name in (*names, *([ROTATED] if "RESCAL-DURA" in names else []))
-        }
-        for panel, names in SPARSITY_PANELS.items()
+    curves = {
+        name: [{point["target_share"]: point["metrics"]["mrr"] for point in one["points"]} for one in ones]
+        for (name,), ones in grouped(results, "row").items()
     }
+    panels = {panel: {name: curves[name] for name in names if name in curves} for panel, names in DRAWN_PANELS.items()}
     return figures.draw_sparsity(panels, published=published_sparsity(graph), graph=graph)
 
 
@@ -488,10 +482,6 @@ def quantization_tables(results: Results, graph: str) -> list[Table]:
     return [Table(f"Quantized entity embeddings: {graph}", columns, rows, results, [f"{STUDIED.name}."])]
 
 
-def draw_quantization(results: Results, graph: str) -> Drawing:
-    return figures.draw_quantization(results, title=STUDIED.name, graph=graph)
-
-
 def measure_inductive(config: Config, graph: Graph) -> tuple[Results, None]:
     """Held-out entities embedded from a few of their triples, against training again with these triples."""
     config.log(f"{STUDIED.name} on {graph.name}: trained with and without 5 % of the entities.")
@@ -501,24 +491,21 @@ def measure_inductive(config: Config, graph: Graph) -> tuple[Results, None]:
 
 def inductive_tables(results: Results, graph: str) -> list[Table]:
     def key(one: dict[str, Any]) -> tuple[str, float]:
-        return one["method"], float("inf") if one["triples_given"] is None else one["triples_given"]
+        return one["method"], inf if one["triples_given"] is None else one["triples_given"]
 
     rows = []
-    for (method, count), group in groupby(sorted(results, key=key), key=key):
-        ones = list(group)
-        kinds = ("all_queries", *figures.QUERY_PANELS)
-        metrics = [over_seeds([one[kind]["mrr"] for one in ones]) for kind in kinds]
+    for (method, count), ones in grouped(sorted(results, key=key), "method", "triples_given").items():
+        metrics = [over_seeds([one[kind]["mrr"] for one in ones]) for kind in ("all_queries", *figures.QUERY_PANELS)]
         seconds = sum(one["seconds"] for one in ones) / len(ones)
-        number = "all" if count == float("inf") else f"{count:.0f}"
+        number = "all" if count is None else f"{count:.0f}"
         rows.append([method, number, *metrics, f"{seconds:.1f}" if seconds else "–", str(len(ones))])
     note = (
         f"{STUDIED.name}. MRR of the held-out triples of {figures.num_entities(results)}: of all queries, of those "
         f"that contain the unseen entity, and of those that it answers; and of the test triples of known entities. "
         f"Seconds: of training again, or of embedding all unseen entities."
     )
-    columns = ("method", "triples per entity", "MRR", "in the query", "as the answer")
-    columns += ("known entities", "seconds", "seeds")
-    return [Table(f"Inductive entities: {graph}", columns, rows, results, [note], num_left=2)]
+    columns = ("method", "triples per entity", "MRR", "in the query", "as the answer", "known entities", "seconds")
+    return [Table(f"Inductive entities: {graph}", (*columns, "seeds"), rows, results, [note], num_left=2)]
 
 
 def measure_explanations(config: Config, graph: Graph) -> tuple[Results, None]:
@@ -531,8 +518,7 @@ def measure_explanations(config: Config, graph: Graph) -> tuple[Results, None]:
 
 def explanations_tables(results: Results, graph: str) -> list[Table]:
     rows = []
-    for removed, count in dict.fromkeys((one["removed"], one["count"]) for one in results):
-        ones = [one for one in results if (one["removed"], one["count"]) == (removed, count)]
+    for (removed, count), ones in grouped(results, "removed", "count").items():
         cells = [over_seeds([one["metrics"][key] for one in ones]) for key in ("mrr", "hits_at_1")]
         for key in ("score_drop", "expected_drop", "rank_correlation"):
             cells.append(over_seeds([one[key] for one in ones], digits=2) if count else "–")
@@ -546,26 +532,20 @@ def explanations_tables(results: Results, graph: str) -> list[Table]:
     return [Table(f"Explanations: {graph}", (*columns, "seeds"), rows, results, [note], num_left=2)]
 
 
-def draw_explanations(results: Results, graph: str) -> Drawing:
-    return figures.draw_explanations(results, title=STUDIED.name, graph=graph)
-
-
-STUDIES = {
-    study.name: study
-    for study in (
-        Study("cost", measure_cost, cost_tables),
-        Study("duality", measure_duality, duality_tables, several_seeds=True),
-        Study("defaults", measure_defaults, defaults_tables, graphs=DEFAULT_GRAPHS, several_seeds=True),
-        Study("dura-weights", measure_dura_weights, dura_weights_tables, draw_dura_weights),
-        Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
-        Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237, several_seeds=True),
-        Study("sparsity", measure_sparsity, sparsity_tables, draw_sparsity, FB15K237, several_seeds=True),
-        Study("completion", measure_completion, completion_tables),
-        Study("calibration", measure_calibration, calibration_tables, draw_calibration),
-        Study("quantization", measure_quantization, quantization_tables, draw_quantization, graphs=FB15K237),
-        Study("inductive", measure_inductive, inductive_tables, figures.draw_inductive, FB15K237, several_seeds=True),
-        Study(
-            "explanations", measure_explanations, explanations_tables, draw_explanations, ("world",), several_seeds=True
-        ),
-    )
-}
+DRAW_EXPLANATIONS = partial(figures.draw_explanations, title=STUDIED.name)
+DRAW_QUANTIZATION = partial(figures.draw_quantization, title=STUDIED.name)
+_STUDIES = (
+    Study("cost", measure_cost, cost_tables),
+    Study("duality", measure_duality, duality_tables, several_seeds=True),
+    Study("defaults", measure_defaults, defaults_tables, graphs=DEFAULT_GRAPHS, several_seeds=True),
+    Study("dura-weights", measure_dura_weights, dura_weights_tables, draw_dura_weights),
+    Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
+    Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237, several_seeds=True),
+    Study("sparsity", measure_sparsity, sparsity_tables, draw_sparsity, FB15K237, several_seeds=True),
+    Study("completion", measure_completion, completion_tables),
+    Study("calibration", measure_calibration, calibration_tables, draw_calibration),
+    Study("quantization", measure_quantization, quantization_tables, DRAW_QUANTIZATION, graphs=FB15K237),
+    Study("inductive", measure_inductive, inductive_tables, figures.draw_inductive, FB15K237, several_seeds=True),
+    Study("explanations", measure_explanations, explanations_tables, DRAW_EXPLANATIONS, ("world",), several_seeds=True),
+)
+STUDIES = {study.name: study for study in _STUDIES}

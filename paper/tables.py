@@ -1,6 +1,6 @@
 """Tables as text: measured against published results, data sets, hyper-parameters."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,14 @@ def mean_and_sd(value: tuple[float, float], num_values: int, *, digits: int = 4)
 
 def over_seeds(values: list[float], *, digits: int = 4) -> str:
     return mean_and_sd(spread(values), len(values), digits=digits)
+
+
+def grouped(results: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
+    """Results with the same values of some keys, such as those of all seeds of a row, in the order of the first."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for one in results:
+        groups.setdefault(tuple(one[key] for key in keys), []).append(one)
+    return groups
 
 
 def duration(seconds: float) -> str:
