@@ -64,17 +64,9 @@ def study_explanations(
                 drops = scores - _scores(retrained, triples)
                 pairs = zip(influences, rows, strict=True)
                 expected = np.array([float(one.score_drops[np.isin(one.rows, some)].sum()) for one, some in pairs])
-                results.append(
-                    result(
-                        retrained,
-                        removed,
-                        count,
-                        num_removed=len(gone),
-                        score_drop=float(drops.mean()),
-                        expected_drop=float(expected.mean()),
-                        rank_correlation=rank_correlation(drops, expected),
-                    )
-                )
+                compared: dict[str, Any] = {"score_drop": float(drops.mean()), "expected_drop": float(expected.mean())}
+                compared["rank_correlation"] = rank_correlation(drops, expected)
+                results.append(result(retrained, removed, count, num_removed=len(gone), **compared))
     return results
 
 

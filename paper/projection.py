@@ -58,23 +58,14 @@ class Projection:
         return int((self.groups == SHARED).sum())
 
     def as_dict(self) -> dict[str, Any]:
-        by_query = [
-            {
-                "head": query.head,
-                "relation": query.relation,
-                "name": query.name,
-                "num_answers": len(query.answers),
-                "silhouettes": {metric: one.by_group.get(number) for metric, one in self.silhouettes.items()},
-            }
-            for number, query in enumerate(self.queries)
-        ]
-        return {
-            "num_entities": len(self.entities),
-            "num_shared": self.num_shared,
-            "perplexity": self.perplexity,
-            "silhouettes": {metric: one.mean for metric, one in self.silhouettes.items()},
-            "queries": by_query,
-        }
+        by_query = []
+        for number, query in enumerate(self.queries):
+            silhouettes = {metric: one.by_group.get(number) for metric, one in self.silhouettes.items()}
+            about = {"head": query.head, "relation": query.relation, "name": query.name}
+            by_query.append({**about, "num_answers": len(query.answers), "silhouettes": silhouettes})
+        means = {metric: one.mean for metric, one in self.silhouettes.items()}
+        about = {"num_entities": len(self.entities), "num_shared": self.num_shared, "perplexity": self.perplexity}
+        return {**about, "silhouettes": means, "queries": by_query}
 
 
 # -- Figure 2 ---------------------------------------------------------------------------------------------
@@ -183,13 +174,8 @@ class Plane:
     num_queries: int
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "query": self.query.name,
-            "num_tails": len(self.tails),
-            "distances": self.distances,
-            "medians": self.medians,
-            "num_queries": self.num_queries,
-        }
+        measured = {"distances": self.distances, "medians": self.medians, "num_queries": self.num_queries}
+        return {"query": self.query.name, "num_tails": len(self.tails), **measured}
 
 
 def compute_plane(model: Model, graph: Graph, query: NamedQuery) -> Plane:

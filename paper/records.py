@@ -85,10 +85,9 @@ def record_runs(
     recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
     _check(folders, seeds)
-    ranks = {seed: run.load_ranks("test").mean for run, seed in zip(folders, seeds, strict=True)}
-    summaries = {
-        seed: _summary(run, seed, shared_device=shared_device) for run, seed in zip(folders, seeds, strict=True)
-    }
+    by_seed = dict(zip(seeds, folders, strict=True))
+    ranks = {seed: run.load_ranks("test").mean for seed, run in by_seed.items()}
+    summaries = {seed: _summary(run, seed, shared_device=shared_device) for seed, run in by_seed.items()}
     if earlier is not None:
         ranks = dict(zip(earlier.seeds, earlier.ranks, strict=True)) | ranks
         summaries = dict(zip(earlier.seeds, earlier.runs, strict=True)) | summaries
@@ -100,9 +99,8 @@ def record_runs(
     # Twice the rank is an integer: a rank is the mean over ties.
     columns = {f"seed-{seed}": (2 * ranks[seed]).reshape(-1).astype("int32") for seed in sorted(ranks)}
     with atomic_folder(folder, existing="replace") as fresh:  # ranks, recipe and record always belong together
-        pq.write_table(
-            pa.table(columns), fresh / "ranks.parquet", compression="zstd", compression_level=19, use_dictionary=False
-        )
+        small = {"compression": "zstd", "compression_level": 19, "use_dictionary": False}
+        pq.write_table(pa.table(columns), fresh / "ranks.parquet", **small)
         write_text(fresh / "recipe.toml", recipe_without_seed(recipes[0]))
         write_text(fresh / "record.json", json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     return load_record(folder)

@@ -157,14 +157,9 @@ def time_steps(
     for _ in range(rounds):
         for name, trainer in trainers.items():
             times[name].append(_seconds_per_step(trainer, steps))
-    return {
-        "model": recipe.model.name,
-        "dim": recipe.model.dim,
-        "batch": recipe.training.batch_size,
-        "device": describe_device(device),
-        "engine": str(trainers["DURA"].engine),
-        "seconds_per_step": {name: statistics.median(values) for name, values in times.items()},
-    }
+    about = {"model": recipe.model.name, "dim": recipe.model.dim, "batch": recipe.training.batch_size}
+    about |= {"device": describe_device(device), "engine": str(trainers["DURA"].engine)}
+    return {**about, "seconds_per_step": {name: statistics.median(values) for name, values in times.items()}}
 
 
 def _seconds_per_step(trainer: Trainer, steps: int) -> float:

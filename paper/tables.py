@@ -1,5 +1,6 @@
 """Tables as text: measured against published results, data sets, hyper-parameters."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -124,10 +125,10 @@ def datasets_table(counts: Mapping[str, Mapping[str, int]]) -> Table:
         reported, counted = published()["datasets"].get(graph), counts.get(graph)
         if counted is None and reported is None:
             continue
-        same = "not in the paper" if reported is None else "not available" if counted is None else "yes"
-        if counted and reported and any(counted[kind] != reported[kind] for kind in kinds):
+        same = "not in the paper" if reported is None else "not available"
+        if counted and reported:
             different = [kind for kind in kinds if counted[kind] != reported[kind]]
-            same = ", ".join(f"{kind} {reported[kind]:,} published" for kind in different)
+            same = ", ".join(f"{kind} {reported[kind]:,} published" for kind in different) or "yes"
         shown = counted or reported
         rows.append([graph, *(f"{shown[kind]:,}" for kind in kinds), same])
         facts.append({"graph": graph, "published": reported, "counted": dict(counted) if counted else None})
@@ -162,12 +163,11 @@ def training_time(
 
     None if a row is missing or all its runs shared their device.
     """
-    names = [row.record_name(graph) for graph in graphs for row in table.dura_rows]
-    found = [records[name] for name in names if name in records]
-    kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
-    costs = {kind: [record.cost(kind) for record in found] for kind in kinds}
-    if any(record.times_are_bounds for record in found) or len(found) < len(names):
-        return None
-    if any(cost is None for values in costs.values() for cost in values):
-        return None
-    return {kind: sum(cost for cost in values if cost is not None) for kind, values in costs.items()}
+    found = [records.get(row.record_name(graph)) for graph in graphs for row in table.dura_rows]
+    total = dict.fromkeys(("training_seconds", "warm_up_seconds", "ranking_seconds"), 0.0)
+    for record, kind in itertools.product(found, total):
+        cost = None if record is None or record.times_are_bounds else record.cost(kind)
+        if cost is None:
+            return None
+        total[kind] += cost
+    return total

@@ -68,9 +68,8 @@ def train_trial(tables: dict[str, Any], graph: Graph, *, device: str | None) -> 
     trainer.run()
     history = trainer.progress.history
     sample = np.random.default_rng(0).choice(len(graph.train), min(TRAIN_SAMPLE, len(graph.train)), replace=False)
-    train = evaluate(
-        trainer.model, replace(graph, valid=graph.train[sample]), split="valid", known=KnownAnswers.of(graph)
-    )
+    sampled = replace(graph, valid=graph.train[sample])
+    train = evaluate(trainer.model, sampled, split="valid", known=KnownAnswers.of(graph))
     return {
         "recipe": recipe.model_dump(exclude_none=True),
         "engine": str(trainer.engine),

@@ -177,7 +177,7 @@ def test_a_heat_map_shows_numbers_and_a_dash_where_one_is_missing(tmp_path):
 
 
 def test_labels_keep_a_distance():
-    assert label_positions([0.5, 0.1, 0.9], 0.1, minimum=0.0) == [0.5, 0.1, 0.9]
+    assert label_positions([0.5, 0.1, 0.9], 0.1, minimum=0.0) == pytest.approx([0.5, 0.1, 0.9])
     assert label_positions([0.5, 0.5, 0.5], 0.1, minimum=0.0) == pytest.approx([0.4, 0.5, 0.6])
     assert label_positions([0.02, 0.0], 0.1, minimum=0.05) == pytest.approx([0.15, 0.05])
 
