@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.data import spill
 from dualkg.data.graph import NO_TRIPLES, SPLITS, Graph, GraphShape, Triples, distinct_triples, sorted_distinct
-from dualkg.data.spill import slices
+from dualkg.data.spill import Column, Table, is_mapped, key_ranges, release, slices
 
 Ids = npt.NDArray[np.int64]
 IdsT = TypeVar("IdsT", Ids, Tensor)
@@ -56,14 +57,19 @@ class KnownAnswerTensors:
 class KnownAnswers:
     """The tails of every (head, relation), and the heads of every (tail, relation + num_relations).
 
-    Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query.
+    Stored as sorted query keys, offsets and answers: 4 bytes per answer and 16 per query, on disk where the triples of
+    a graph are.
     """
 
     def __init__(self, splits: Iterable[Triples], shape: GraphShape, *, queries: Triples | None = None) -> None:
         """With `queries`, only the answers to the queries of these triples, by a pass over parts of the splits."""
-        self.shape = shape
+        self.shape, splits = shape, list(splits)
+        self._by_device: dict[torch.device, KnownAnswerTensors] = {}
+        if queries is None and any(is_mapped(split) for split in splits):
+            self.queries, self.offsets, self.answers = self._on_disk(splits)
+            return
         if queries is None:
-            triples = with_reciprocals(np.concatenate(list(splits)), shape.num_relations)
+            triples = with_reciprocals(np.concatenate(splits), shape.num_relations)
         else:
             wanted = sorted_distinct(self._keys(with_reciprocals(queries, shape.num_relations)))
             parts = (split[part] for split in splits for part in slices(len(split)))
@@ -74,13 +80,36 @@ class KnownAnswers:
         keys = self._keys(triples)
         starts = np.flatnonzero(np.diff(keys, prepend=-1))
         self.queries, self.offsets = keys[starts], np.append(starts, len(keys))
-        self._by_device: dict[torch.device, KnownAnswerTensors] = {}
 
     @classmethod
     def of(cls, graph: Graph, splits: Iterable[str] = SPLITS, *, queries: Triples | None = None) -> KnownAnswers:
         """Those of a graph; of one larger than memory, only the answers to the queries of these triples, if given."""
         queries = queries if graph.is_mapped else None
         return cls([graph.split(name) for name in splits], graph.shape, queries=queries)
+
+    def _on_disk(self, splits: list[Triples]) -> tuple[Ids, Ids, npt.NDArray[np.int32]]:
+        """Queries, offsets and answers of splits larger than memory, each partition of queries sorted in memory."""
+        table, num_relations = Table(key=np.int64, answer=np.int32), self.shape.num_relations
+        samples = (np.array(split[:: max(1, len(split) >> 16)]) for split in splits)
+        bounds = key_ranges([self._keys(with_reciprocals(sample, num_relations)) for sample in samples])
+        for split in splits:
+            for part in slices(len(split)):
+                triples = with_reciprocals(np.array(split[part]), num_relations)
+                table.append_by_key(bounds, self._keys(triples), answer=triples[:, 2])
+            release(split)
+        queries, offsets, answers = Column(np.int64), Column(np.int64), Column(np.int32)
+        for number in range(spill.NUM_PARTITIONS):
+            keys, found = table.partition("key", number), table.partition("answer", number)
+            order = np.lexsort((found, keys))
+            keys, found = keys[order], found[order]
+            fresh = (np.diff(keys, prepend=-1) != 0) | (np.diff(found, prepend=-1) != 0)
+            keys, found = keys[fresh], found[fresh]
+            starts = np.flatnonzero(np.diff(keys, prepend=-1))
+            queries.append(keys[starts])
+            offsets.append(starts + answers.size)
+            answers.append(found)
+        offsets.append(np.array([answers.size]))
+        return queries.map(), offsets.map(), answers.map()
 
     def _keys(self, triples: Triples) -> Ids:
         return self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))

@@ -120,6 +120,13 @@ class Table:
                 column.write(start, columns[name])
         self._starts = np.concatenate([self._starts, starts[None]])
 
+    def append_by_key(self, bounds: Ids, key: Ids, **columns: Array) -> None:
+        """Add a chunk whose partitions are ranges of keys."""
+        partitions = np.searchsorted(bounds, key, side="right").astype(np.uint8)
+        order = np.argsort(partitions, kind="stable")
+        sizes = np.bincount(partitions, minlength=NUM_PARTITIONS)
+        self.append(sizes, key=key[order], **{name: column[order] for name, column in columns.items()})
+
     def partition(self, name: str, number: int) -> Array:
         """The rows of a partition, in the order they were added."""
         column = self._columns[name]
@@ -138,6 +145,20 @@ class Table:
 
     def _pieces(self, number: int) -> list[tuple[int, int]]:
         return [(start, stop) for start, stop in self._starts[:, number : number + 2].tolist() if stop > start]
+
+
+def key_ranges(samples: Sequence[Ids]) -> Ids:
+    """Where the partitions of keys begin, all but the first, so that they have about as many keys."""
+    ordered = np.sort(np.concatenate(samples))
+    return ordered[np.arange(1, NUM_PARTITIONS) * len(ordered) // NUM_PARTITIONS]
+
+
+def spilled(parts: Iterable[Array], dtype: npt.DTypeLike) -> Array:
+    """An array on disk, of its parts."""
+    column = Column(dtype)
+    for part in parts:
+        column.append(part.reshape(-1))
+    return column.map()
 
 
 # -- names --------------------------------------------------------------------------------------------------
@@ -391,22 +412,16 @@ class PairedTriples:
     def __init__(self, arrays: Sequence[Triples], shape: GraphShape) -> None:
         self._num_entities = shape.num_entities
         self.table = Table(key=np.int64, kind=np.uint32, array=np.uint8, row=np.int32, pair=np.int64)
-        sample = [self._keys(triples[:: max(1, len(triples) >> 16)]) for triples in arrays]
-        ordered = np.sort(np.concatenate(sample))
-        bounds = ordered[np.arange(1, NUM_PARTITIONS) * len(ordered) // NUM_PARTITIONS]
+        bounds = key_ranges([self._keys(triples[:: max(1, len(triples) >> 16)]) for triples in arrays])
         for number, triples in enumerate(arrays):
             for part in slices(len(triples)):
                 chunk = np.array(triples[part])
-                keys = self._keys(chunk)
-                partitions = np.searchsorted(bounds, keys, side="right").astype(np.uint8)
-                order = np.argsort(partitions, kind="stable")
-                kind = 2 * chunk[:, 1].astype(np.uint32) + (chunk[:, 0] > chunk[:, 2])
-                self.table.append(
-                    np.bincount(partitions, minlength=NUM_PARTITIONS),
-                    key=keys[order],
-                    kind=kind[order],
-                    array=np.full(len(order), number, np.uint8),
-                    row=order,
+                self.table.append_by_key(
+                    bounds,
+                    self._keys(chunk),
+                    kind=2 * chunk[:, 1].astype(np.uint32) + (chunk[:, 0] > chunk[:, 2]),
+                    array=np.full(len(chunk), number, np.uint8),
+                    row=np.arange(len(chunk)),
                 )
             release(triples)
 

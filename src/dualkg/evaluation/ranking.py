@@ -67,7 +67,7 @@ def rank(
     """
     model.check_shape(graph.shape)
     triples, device = graph.split(split), model.device
-    known = known or KnownAnswers.of(graph)
+    known = known or KnownAnswers.of(graph, queries=triples)
     if isinstance(model, ShardedModel):
         if candidates is not None or type_constrained:
             raise RequestError("Processes that share a model rank among all entities. Evaluate the finished run.")

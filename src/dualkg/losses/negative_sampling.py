@@ -53,11 +53,12 @@ class SampledLoss(Loss):
     def bind(
         self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
     ) -> BoundSampledLoss:
-        answers = TrainingAnswers(graph.train, graph.shape, device=model.device)
+        bernoulli = self.corruption == "bernoulli" and not model.reciprocal
+        needed = self.filtered or self.subsampling or bernoulli
+        answers = TrainingAnswers(graph.train, graph.shape, device=model.device) if needed else None
         known = answers if self.filtered else None
         sampler = Sampler(self.sampler, graph.shape.num_entities, num_negatives=self.num_negatives, known=known)
-        bernoulli = self.corruption == "bernoulli" and not model.reciprocal
-        probabilities = answers.head_corruption_probabilities() if bernoulli else None
+        probabilities = answers.head_corruption_probabilities() if answers and bernoulli else None
         return BoundSampledLoss(
             self,
             sampler,

@@ -1,13 +1,16 @@
 """Queries of a batch: triples that answer the same query, and the answers of a query in train."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import GraphShape, Triples
+from dualkg.data.spill import is_mapped, slices, spilled
 
 FIRST_COUNT = 4  # of a query with one answer, in subsampling
 
@@ -63,18 +66,26 @@ class TrainingAnswers:
     """The answers in train to each query (entity, relation id); heads are answers to (tail, r + num_relations).
 
     Queries are numbered in order, and an answer is the integer query · num_entities + entity: a sorted array, in which
-    a binary search finds candidates on any device.
+    a binary search finds candidates on any device. On a CPU, those of a graph larger than memory are on disk.
     """
 
     def __init__(self, train: Triples, shape: GraphShape, *, device: torch.device) -> None:
         known = KnownAnswers([train], shape)
-        sizes = np.diff(known.offsets)
-        numbered = np.repeat(np.arange(len(sizes)), sizes) * shape.num_entities + known.answers
+
+        def numbered() -> Iterator[npt.NDArray[np.int64]]:
+            for part in slices(len(known.queries)):
+                ends = known.offsets[part.start : part.stop + 1]
+                queries = np.repeat(np.arange(part.start, part.stop), np.diff(ends))
+                answers = known.answers[ends[0] : ends[-1]].astype(np.int64)
+                answers += queries * shape.num_entities
+                yield answers
+
         self.shape = shape
-        self.queries, self.sizes, self.numbered = (
-            torch.from_numpy(array).to(device) for array in (known.queries, sizes, numbered)
+        in_memory = not is_mapped(train)
+        joined = np.concatenate([known.queries[:0], *numbered()]) if in_memory else spilled(numbered(), np.int64)
+        self.queries, self.offsets, self.numbered = (
+            torch.from_numpy(array).to(device) for array in (known.queries, known.offsets, joined)
         )
-        self.starts = self.sizes.cumsum(0) - self.sizes
 
     def contain(self, entities: Tensor, relations: Tensor, candidates: Tensor) -> Tensor:
         """Queries `(batch,)` and candidates `(batch, n)`, or `(n,)` for all → which are answers, `(batch, n)`."""
@@ -85,22 +96,27 @@ class TrainingAnswers:
     def counts(self, entities: Tensor, relations: Tensor) -> Tensor:
         """How many answers each query has, `(batch,)`; 0 for queries that are not in train."""
         position, found = self._positions(entities, relations)
-        return torch.where(found, self.sizes[position], 0)
+        return torch.where(found, self.offsets[position + 1] - self.offsets[position], 0)
 
     def of(self, entities: Tensor, relations: Tensor, *, capacity: int) -> Answers:
         """All answers of queries in train, `(batch,)` each, padded to `capacity` in total."""
         position, _ = self._positions(entities, relations)
-        counts = self.sizes[position]
+        starts = self.offsets[position]
+        counts = self.offsets[position + 1] - starts
         ends, number = counts.cumsum(0), torch.arange(capacity, device=counts.device)
         queries = torch.searchsorted(ends, number, right=True).clamp_(max=len(ends) - 1)
         valid = number < ends[-1]
         offset = torch.where(valid, number - (ends - counts)[queries], 0)
-        found = self.numbered[self.starts[position[queries]] + offset] % self.shape.num_entities
+        found = self.numbered[starts[queries] + offset] % self.shape.num_entities
         return Answers(counts, queries, found, valid)
 
     def max_answers(self, num_queries: int) -> int:
         """The most answers that this many different queries have in total."""
-        return int(self.sizes.topk(min(num_queries, len(self.sizes))).values.sum())
+        largest = self.offsets[:0]
+        for part in slices(len(self.queries)):
+            sizes = torch.cat([largest, self.offsets[part.start : part.stop + 1].diff()])
+            largest = sizes.topk(min(num_queries, len(sizes))).values
+        return int(largest.sum())
 
     def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less.
@@ -120,7 +136,9 @@ class TrainingAnswers:
         distinct ones. It is 0.5 for a relation without triples.
         """
         num_relations = self.shape.num_relations
-        distinct = torch.bincount(self.queries.cpu() % (2 * num_relations), minlength=2 * num_relations).double()
+        distinct = torch.zeros(2 * num_relations, dtype=torch.float64)
+        for part in slices(len(self.queries)):
+            distinct += torch.bincount(self.queries[part].cpu() % (2 * num_relations), minlength=2 * num_relations)
         heads, tails = distinct.split(num_relations)  # type: ignore[no-untyped-call]
         found: Tensor = torch.where(heads + tails > 0, tails / (heads + tails).clamp(min=1), 0.5)
         return found.to(self.queries.device)

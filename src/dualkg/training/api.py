@@ -368,6 +368,6 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> Run:
 
 
 def evaluate_held_out(model: Model, graph: Graph) -> dict[str, Report]:
-    """Reports on valid and test, with one filter."""
-    known = KnownAnswers.of(graph)
+    """Reports on valid and test, with one filter; of a graph larger than memory, with one for the queries of each."""
+    known = None if graph.is_mapped else KnownAnswers.of(graph)
     return {name: evaluate(model, graph, split=name, known=known) for name in ("valid", "test")}

@@ -7,7 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.spill import slices
+from dualkg.data.filters import KnownAnswers
+from dualkg.data.graph import Graph
+from dualkg.data.spill import slices, spilled
 from dualkg.data.triples import Triples
 from dualkg.kernels.hashing import STEP, splitmix64
 from dualkg.losses.queries import starts_query
@@ -118,6 +120,18 @@ def one_of_each_query(triples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The first triple of every head and relation, in the order of the triples."""
     _, first = np.unique(triples[:, :2], axis=0, return_index=True)
     return triples[np.sort(first)]
+
+
+def queries_on_disk(graph: Graph) -> Triples:
+    """One triple of every head and relation of a graph larger than memory, and of its reciprocals, on disk."""
+    known, num_relations = KnownAnswers.of(graph, ["train"]), graph.shape.num_relations
+
+    def parts() -> Iterator[Triples]:
+        for part in slices(len(known.queries)):
+            heads, relations = np.divmod(known.queries[part], 2 * num_relations)
+            yield np.stack([heads, relations, known.answers[known.offsets[part]]], axis=1)
+
+    return spilled(parts(), np.int32).reshape(-1, 3)
 
 
 def most_queries(triples: Tensor, batch_size: int) -> int:

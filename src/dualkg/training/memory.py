@@ -28,6 +28,7 @@ MATRIX_COPIES = 8  # of the relation matrices of a batch, in autograd and the op
 VECTORS = 40  # of an example and direction: rows, mapped rows, their gradients, and random numbers for dropout
 EXAMPLE_BYTES = 160  # triples in two orders, sort keys, and the answers in train by query
 MAPPED_BYTES = 12  # of an example of a graph larger than memory, on a GPU
+ANSWER_BYTES = 24  # of such an example, where a loss reads the answers in train
 RANKING_BYTES = 6 * BLOCK_ELEMENTS  # a block of scores and temporary arrays
 LIBRARY_BYTES = 200 * 2**20  # that matrix products and compiled kernels allocate on a GPU
 
@@ -101,7 +102,8 @@ def predict(
     else:
         others = [num_bytes for name, num_bytes in tables.items() if name not in ("entities", "tails")]
         fixed += sum(others) + LARGEST_TABLES * max(others) + SPARSE_COPIES * rows * width * size
-    example = MAPPED_BYTES * on_gpu if mapped else EXAMPLE_BYTES
+    reads_answers = recipe.loss.examples == "queries" or getattr(recipe.loss, "filtered", False)
+    example = (MAPPED_BYTES + ANSWER_BYTES * reads_answers) * on_gpu if mapped else EXAMPLE_BYTES
     fixed += num_examples * example + RANKING_BYTES + (LIBRARY_BYTES if on_gpu else 0)
     if engine.precision == "bf16":  # a copy and a gradient, each half as large as the table
         fixed += sum(tables[name] for name in ("entities", "tails") if name in tables)

@@ -32,7 +32,14 @@ from dualkg.losses.base import BoundLoss
 from dualkg.models.base import AllRows, Model, only_rows
 from dualkg.regularizers import Regularizer
 from dualkg.training import checkpoint
-from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries, one_of_each_query, shuffled
+from dualkg.training.batches import (
+    GroupedByQuery,
+    MappedExamples,
+    most_queries,
+    one_of_each_query,
+    queries_on_disk,
+    shuffled,
+)
 from dualkg.training.callbacks import Callback, CallbackList, StopTraining
 from dualkg.training.checkpoint import Progress
 from dualkg.training.cuda_graphs import CudaGraphStep
@@ -156,7 +163,9 @@ class Trainer:
         if self.recipe.validation.every and not len(self.graph.valid):
             raise RequestError(f"{self.graph.name} has no valid triples, so validation.every should be 0.")
         num_relations, reciprocal = self.graph.shape.num_relations, self.model.reciprocal
-        if self.graph.is_mapped and self.recipe.training.order == self.recipe.loss.examples == "triples":
+        if self.graph.is_mapped and self.recipe.training.order == "triples":
+            if self.recipe.loss.examples == "queries":
+                triples, reciprocal = queries_on_disk(self.graph), False
             return MappedExamples(triples, num_relations, reciprocal=reciprocal, device=self.model.device)
         if reciprocal:
             triples = with_reciprocals(triples, num_relations)
