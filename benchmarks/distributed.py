@@ -1,11 +1,13 @@
 """What large graphs take: `python benchmarks/distributed.py data` reads one larger than memory, in a fresh process, and
 `steps` takes steps of ComplEx with DURA in one and in several processes, or of one shard of several by itself.
+`costs` compares the cost model with recorded trainings, and extrapolates it to several GPUs.
 
 Each command adds its figures to results/distributed.json.
 """
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -237,6 +239,48 @@ def _timed(trainer: Any, num_steps: int, precision: Any) -> dict[str, Any]:
     return facts | {"engine": str(trainer.engine), "loss": float(losses[-1])}
 
 
+# -- the cost model -----------------------------------------------------------------------------------------------
+
+LINKS = {
+    1: math.inf,
+    8: 450e9,
+    64: 50e9,
+}  # bytes a second that a GPU sends: assumed NVLink, and a network of 400 Gbit/s
+LARGE = {"batch_size": 4_000, "num_entities": 2_500_000, "width": 1_000, "num_triples": 16_100_000}
+
+
+def compare_costs(choices: argparse.Namespace) -> dict[str, Any]:
+    """The time of steps by arithmetic: of trainings on one H200 beside what was measured, and of a large graph.
+
+    The rates are those of `measurement.py`, the trainings those of `training.py`.
+    """
+    from dualkg.training.memory import Rates, step_seconds
+
+    ceilings, trainings = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("ceilings", "training"))
+    measured = ceilings[choices.gpu]["all"]
+    rates = Rates(measured["bf16_operations_per_second"], measured["copied_bytes_per_second"])
+    found: dict[str, Any] = {"gpu": choices.gpu, **rates._asdict(), "trainings": {}, "large graph": {**LARGE}}
+    del found["calls"]
+    for name, entry in trainings[choices.gpu].items():
+        facts = entry["measured"].get("dualkg bf16")
+        if facts and facts["relation_width"] <= facts["width"]:
+            sizes = {"candidates": facts["num_entities"], "rows": facts["num_entities"], "width": facts["width"]}
+            seconds = step_seconds(rates, batch_size=entry["job"]["batch"], score_bytes=2, **sizes)
+            real = facts["seconds_per_epoch"] / facts["steps_per_epoch"]
+            found["trainings"][name] = {"estimated_ms": 1000 * seconds, "measured_ms": 1000 * real}
+    batch_size, width = LARGE["batch_size"], LARGE["width"]
+    steps = math.ceil(2 * LARGE["num_triples"] / batch_size)
+    for number, link in LINKS.items():
+        rows = LARGE["num_entities"] / number
+        seconds = step_seconds(
+            rates, batch_size=batch_size, candidates=int(rows), rows=int(rows), width=width, score_bytes=2
+        )
+        sent = 2 * (number - 1) / number * 4 * (3 * batch_size * width + 2 * batch_size)
+        seconds += sent / link
+        found["large graph"][f"{number} GPUs"] = {"step_ms": 1000 * seconds, "epoch_seconds": steps * seconds}
+    return found
+
+
 def save(name: str, figures: dict[str, Any], folder: Path) -> None:
     """Add the figures of a command to the results, in the place of earlier ones."""
     path = folder / "distributed.json"
@@ -265,6 +309,9 @@ def main() -> None:
         steps.add_argument("--processes", type=int, nargs="+", default=[1, 2])
         steps.add_argument("--name", default="steps", help="of the figures in the results")
         steps.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
+    costs = commands.add_parser("costs", help="the cost model beside recorded trainings, and its extrapolation")
+    costs.add_argument("--gpu", default="NVIDIA H200")
+    costs.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     here = commands.add_parser("here")
     here.add_argument("--part", choices=list(PARTS), required=True)
     here.add_argument("--file", required=True)
@@ -273,6 +320,8 @@ def main() -> None:
         print(json.dumps(measured(lambda: PARTS[choices.part](choices.file))))
     elif choices.command == "member":
         take_steps(choices)
+    elif choices.command == "costs":
+        save("costs", compare_costs(choices), choices.out)
     elif choices.command == "steps":
         save(choices.name, measure_steps(choices), choices.out)
     else:

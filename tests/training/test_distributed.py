@@ -349,7 +349,8 @@ def train_some_steps(
             whole = torch.cat([state[key] for state in saved])[order] if is_table else saved[0][key]
             assert torch.equal(value, whole), key
     assert trainer.progress.step == first
-    assert re.match(r"Each process has [\d,]+ of 1,945 entities, .* A step takes about [\d.e-]+ s", trainer.expectation())
+    sentence = r"Each process has [\d,]+ of 1,945 entities, .* A step takes about [\d.e-]+ s"
+    assert re.match(sentence, trainer.expectation())
     for number, batch in enumerate(trainer.batches(0)):
         if first <= number < last:
             trainer.step(batch, 0.1)
