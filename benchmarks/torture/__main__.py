@@ -33,7 +33,7 @@ FIGURES = {  # what the page shows of a campaign
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
     "races": ("races", "processes", "told"),
-    "server": ("num_requests", "num_abusive_connections", "p99_ratio_of_medians", "p99_worst_ratio", "memory_growth"),
+    "server": ("num_requests", "num_abusive_connections", "p99_ratio", "p99_worst_ratio", "memory_growth"),
     "api": ("num_operations", "num_requests"),
 }
 

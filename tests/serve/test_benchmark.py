@@ -74,26 +74,23 @@ def executable(path: Path, text: str) -> None:
 def test_what_the_campaign_of_the_server_finds():
     from benchmarks.torture.server import judge
 
-    found = {
-        "statuses": {"200": 5},
-        "p99_ms": 10.0,
-        "failures": [],
-        "sent_again": 1,
-        "loop_runs": 0.2,
-        "loop_waits": 0.1,
-    }
-    slow = {
-        **found,
-        "p99_ms": 15.0,
-        "abusers": {"429": 3, "503 without Retry-After": 1},
-        "memory_mib": 100.0,
-        "loop_waits": 0.5,
-    }
-    phases = {"one": {"quiet": found, "abuse": slow}, "two": {"quiet": found, "abuse": {**slow, "memory_mib": 103.0}}}
-    figures = judge(phases, "")
-    assert (figures["num_requests"], figures["num_abusive_connections"], figures["p99_worst_ratio"]) == (20, 8, 1.5)
-    assert figures["memory_growth"] == 0.03
-    assert figures["loop_waits"] == {"quiet": 0.1, "abuse": 0.5}  # for a core: the machine was busy
-    assert figures["held"] == {"p99 within 2x in every phase": True, "memory within 2 %": False}
+    def phase(milliseconds: float, **more: object) -> dict[str, object]:
+        shares = {"loop_runs": 0.2, "loop_waits": 0.1}
+        seconds = {"seconds": [milliseconds / 1000] * 5, "health_seconds": [0.001]}
+        return {"statuses": {"200": 5}, "failures": [], "sent_again": 1, **shares, **seconds, **more}
+
+    quiet = [phase(10), phase(20), phase(10)]
+    abusers = {"429": 3, "503 without Retry-After": 1}
+    abuse = [
+        phase(15, kind="idle", abusers=abusers, memory_mib=100.0),
+        phase(60, kind="slow", abusers=abusers, memory_mib=103.0),
+    ]
+    figures = judge(quiet, abuse, "")
+    assert (figures["num_requests"], figures["num_abusive_connections"]) == (25, 8)
+    assert figures["latencies"]["slow"]["quiet"]["num_latencies"] == 10  # before and after
+    assert figures["p99_ratios"] == {"idle": 0.75, "slow": 3.0}
+    assert (figures["p99_worst_ratio"], figures["memory_growth"]) == (3.0, 0.03)
+    assert figures["held"] == {"p99 within 2x": False, "memory within 2 %": False}
     assert [one["what"] for one in figures["failures"]] == ["1 abusers got 503 without Retry-After"] * 2
-    assert len(judge(phases, '{"failed": "/", "trace": "…"}')["failures"]) == 3
+    assert len(judge(quiet, abuse, '{"failed": "/", "trace": "…"}')["failures"]) == 3
+    assert "seconds" not in figures["phases"][0]

@@ -1,5 +1,6 @@
 """Details of a run, comparison of two, completion, and metrics."""
 
+import asyncio
 import json
 import shutil
 import time
@@ -14,7 +15,7 @@ from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
 from dualkg.serve.routes import completion
 from dualkg.serve.server import request_once
-from dualkg.serve.service import ServedRun, ServedRuns
+from dualkg.serve.service import RequestContext, ServedRun, ServedRuns
 from dualkg.training.run import RunFolder
 from tests.processes import until
 
@@ -82,6 +83,31 @@ def lines_of(reply):
     assert reply.status_code == 200
     assert reply.headers["content-type"] == "application/x-ndjson"
     return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_other_requests_are_answered_between_the_lines_of_a_completion(served):
+    """A completion with many triples made all requests wait until it was sent."""
+    context = RequestContext(None, application(served).state.service, served.get(None))
+    since = most = 0
+
+    async def others() -> None:
+        nonlocal since
+        while True:
+            since = 0
+            await asyncio.sleep(0)
+
+    async def run() -> list[str]:
+        nonlocal since, most
+        other, kinds = asyncio.create_task(others()), []
+        async for line in completion.completion(context, {"top": 5 * completion.LINES_AT_ONCE, "types": False}):
+            kinds.append(line.kind)
+            since += 1
+            most = max(most, since)
+        other.cancel()
+        return kinds
+
+    assert asyncio.run(run()).count("triple") == 5 * completion.LINES_AT_ONCE
+    assert 1 < most <= completion.LINES_AT_ONCE + 1
 
 
 @pytest.mark.parametrize("name", ["calibrated", "plain"])

@@ -20,6 +20,8 @@ from dualkg.serve.templating import api_router
 
 routes = api_router("completion")
 PROGRESS_INTERVAL = 0.25  # seconds
+# 10,000 lines take a second, in which no other request would be answered. A pause also gives threads their turn.
+LINES_AT_ONCE, PAUSE = 20, 0.001
 BUSY = "Another completion is running. Try again when it has finished."
 Names = Annotated[list[Annotated[str, Query(max_length=MAX_NAME_LENGTH)]], Query(max_length=100)]
 
@@ -67,10 +69,14 @@ def stream(
         raise BusyError(BUSY)
 
     async def lines() -> AsyncIterator[str]:
+        group: list[str] = []  # sent at once, since every chunk passes through all layers of the application
         try:
             async with aclosing(completion(context, options)) as found:
                 async for line in found:
-                    yield f"{dump(line)}\n"
+                    group.append(f"{dump(line)}\n")
+                    if line.kind != "triple" or len(group) == LINES_AT_ONCE:
+                        yield "".join(group)
+                        group.clear()
         except TimeoutError:
             message = f"The completion took longer than its limit of {context.service.limits.stream_seconds:g} seconds."
             yield f"{dump(CompletionLine(kind='error', error=message))}\n"
@@ -123,4 +129,6 @@ async def completion(context: RequestContext, options: dict[str, Any]) -> AsyncG
             score=float(found.score[number]),
             log_probability=float(found.log_probability[number]),
         )
+        if number % LINES_AT_ONCE == LINES_AT_ONCE - 1:
+            await asyncio.sleep(PAUSE)  # sending does not wait, unless the client does not read
     yield CompletionLine(kind="end", num_triples=len(found))
