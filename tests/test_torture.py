@@ -72,6 +72,7 @@ def test_times_alone_may_differ_after_a_kill():
         "b": "is missing",
         ".b.tmp": "is left",
     }
+    assert json.loads(kills.difference({"a": "1"}, {"open": "why"})) == {"open": "why"}
 
 
 @pytest.mark.slow

@@ -400,8 +400,9 @@ def raw(folder: Path) -> dict[str, bytes]:
 
 
 def difference(expected: dict[str, str], found: dict[str, str]) -> str:
-    wrong = {"open": found["open"]} if "open" in found else {}
-    wrong |= dict.fromkeys(found.keys() - expected.keys(), "is left")
+    if "open" in found:
+        return json.dumps({"open": found["open"]})
+    wrong = dict.fromkeys(found.keys() - expected.keys(), "is left")
     wrong |= dict.fromkeys(expected.keys() - found.keys(), "is missing")
     wrong |= {file: "differs" for file in expected.keys() & found.keys() if expected[file] != found[file]}
     return json.dumps(wrong)

@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -303,18 +304,19 @@ def record(scenario: Scenario, home: Path) -> tuple[Recorder, set[str]]:
 
 
 def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
-    """Each scenario has its share of the time, in which cuts are tried in random order; in enough time, all are."""
+    """Each scenario has its share of the time that is left, in which cuts are tried in random order, or all of them."""
     load_program()
+    end = time.monotonic() + 60 * minutes
     chance, failures = random.Random(seed), []
     counts, scenarios = Counter[str](), {}
     variants = [(by_folder, data) for by_folder in (False, True) for data in ("none", "half", "all")]
-    for name, scenario in SCENARIOS.items():
+    for left, (name, scenario) in zip(range(len(SCENARIOS), 0, -1), SCENARIOS.items(), strict=True):
         with tempfile.TemporaryDirectory() as folder:
             recorder, allowed = record(scenario, Path(folder))
             seen: dict[int, str] = {}
             cuts = list(range(recorder.start, recorder.event + 1))
             chance.shuffle(cuts)
-            for number in rounds(minutes / len(SCENARIOS), most=len(cuts)):
+            for number in rounds((end - time.monotonic()) / 60 / left, most=len(cuts)):
                 for by_folder, data in variants:
                     tree = recorder.state(cuts[number], chance, by_folder=by_folder, data=data)
                     key = hash(tuple(sorted(tree.items())))
