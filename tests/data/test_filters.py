@@ -3,11 +3,13 @@
 from collections import defaultdict
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.data.filters import KnownAnswers, with_reciprocals
+from dualkg.data import spill
+from dualkg.data.filters import KnownAnswers, occur, with_reciprocals
 from dualkg.data.graph import GraphShape
 from tests.conftest import graph_of
 
@@ -106,3 +108,11 @@ def test_only_the_answers_to_given_queries(train: list[Row], valid: list[Row], t
     wanted = [(head, relation) for head, relation, _ in with_reciprocals(arrays[1], NUM_RELATIONS).tolist()]
     assert answers_of(some, wanted) == answers_of(known, wanted)
     assert len(some.queries) == len(set(wanted))
+
+
+@given(splits, splits, st.sampled_from([GraphShape(NUM_ENTITIES, NUM_RELATIONS), GraphShape(2**31 - 1, 2**20)]))
+def test_triples_are_found_in_splits_read_in_parts(wanted: list[Row], known: list[Row], shape: GraphShape) -> None:
+    arrays = [np.array(rows, dtype=np.int32).reshape(-1, 3) for rows in (wanted, known[::2], known[1::2])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spill, "ROWS", 4)
+        assert occur(arrays[0], arrays[1:], shape).tolist() == [row in known for row in wanted]

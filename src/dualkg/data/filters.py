@@ -12,7 +12,16 @@ import torch
 from torch import Tensor
 
 from dualkg.data import spill
-from dualkg.data.graph import NO_TRIPLES, SPLITS, Graph, GraphShape, Triples, distinct_triples, sorted_distinct
+from dualkg.data.graph import (
+    NO_TRIPLES,
+    SPLITS,
+    Graph,
+    GraphShape,
+    Triples,
+    distinct_triples,
+    sorted_distinct,
+    triple_keys,
+)
 from dualkg.data.spill import Column, Table, is_mapped, key_ranges, release, slices
 
 Ids = npt.NDArray[np.int64]
@@ -25,6 +34,23 @@ def with_reciprocals(triples: Triples, num_relations: int) -> Triples:
     rotated = triples[:, [2, 1, 0]].copy()
     rotated[:, 1] += num_relations
     return np.concatenate([triples, rotated])
+
+
+def occur(triples: Triples | Ids, splits: Iterable[Triples], shape: GraphShape) -> npt.NDArray[np.bool_]:
+    """Whether each triple is in one of some splits, which are read a part at a time, `(num_triples,)`."""
+    found, num = np.zeros(len(triples), dtype=bool), len(triples)
+    for split in splits:
+        for part in slices(len(split)):
+            keys = triple_keys(np.concatenate([triples, split[part]]), shape)
+            found |= np.isin(keys[:num], keys[num:][_is_among(keys[num:], np.sort(keys[:num]))])
+        release(split)
+    return found
+
+
+def _is_among(keys: Ids, wanted: Ids) -> npt.NDArray[np.bool_]:
+    """Whether keys are among few sorted ones; `np.isin` would sort them all."""
+    found: npt.NDArray[np.bool_] = np.append(wanted, -1)[np.searchsorted(wanted, keys)] == keys
+    return found
 
 
 @dataclass(frozen=True)
@@ -118,7 +144,7 @@ class KnownAnswers:
         """The triples and reciprocals whose queries are among those wanted."""
         triples = with_reciprocals(triples, self.shape.num_relations)
         keys = self._keys(triples)
-        found: Triples = triples[np.append(wanted, -1)[np.searchsorted(wanted, keys)] == keys]
+        found: Triples = triples[_is_among(keys, wanted)]
         return found
 
     def keys(self, entities: IdsT, relations: IdsT) -> IdsT:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dualkg.data.filters import KnownAnswers, with_reciprocals
-from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples, triple_keys
+from dualkg.data.filters import KnownAnswers, occur, with_reciprocals
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples
 from dualkg.errors import LockedError, RequestError
 from dualkg.files import locked, read_json, write_json
 from dualkg.inference.prediction_sets import PredictionSets
@@ -154,10 +154,8 @@ def sample_candidates(model: Model, graph: Graph, split: Split, *, seed: int = 0
 
 def _triples_only_in(graph: Graph, split: Split) -> Triples:
     """The distinct triples of a split that no other split contains."""
-    others = np.concatenate([graph.split(name) for name in SPLITS if name != split])
     distinct = distinct_triples(graph.split(split), graph.shape)
-    keys = triple_keys(np.concatenate([distinct, others]), graph.shape)
-    only = distinct[~np.isin(keys[: len(distinct)], keys[len(distinct) :])]
+    only = distinct[~occur(distinct, (graph.split(name) for name in SPLITS if name != split), graph.shape)]
     if not len(only):
         raise RequestError(
             f"Calibration needs held-out triples, and {graph.name} has no {split} triples that are not in another "

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from dualkg.data.archives import one_source
 from dualkg.data.encoding import read_triples
-from dualkg.data.graph import SPLITS, Graph, Split, triple_keys
+from dualkg.data.filters import occur
+from dualkg.data.graph import SPLITS, Graph, Split
 from dualkg.errors import DataError, RequestError
 from dualkg.inference.calibration import MIN_TRIPLES
 from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
@@ -69,10 +70,7 @@ def _any_negative(graph: Graph, triple: Ids, random: np.random.Generator) -> Ids
 
 def is_known(graph: Graph, triples: Ids) -> Flags:
     """Whether some split contains each triple."""
-    known = np.concatenate([graph.split(name) for name in SPLITS])
-    keys = triple_keys(np.concatenate([known, triples]), graph.shape)
-    found: Flags = np.isin(keys[len(known) :], keys[: len(known)])
-    return found
+    return occur(triples, (graph.split(name) for name in SPLITS), graph.shape)
 
 
 def read_negatives(path: str | Path, graph: Graph, *, max_size: int | str | None = None) -> Ids:
