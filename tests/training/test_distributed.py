@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 import dualkg as kg
 from dualkg.data.graph import Graph
+from dualkg.errors import DualkgError
 from dualkg.evaluation import ranking
 from dualkg.inference.integrity import check_run
 from dualkg.models import MODELS, base
@@ -557,6 +558,22 @@ def test_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("RANK", rank)
         with pytest.raises(kg.RequestError, match="RANK is a number from 0 to WORLD_SIZE − 1"):
             num_processes()
+
+
+def test_a_lost_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others ended in a traceback."""
+    values = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    for name in ("init_process_group", "destroy_process_group"):
+        monkeypatch.setattr(dist, name, lambda *args, **options: None)
+    lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."
+    told = "Process 1 of 2 has lost the others: .* dualkg resume RUN"
+    for error in (RuntimeError(lost), dist.DistNetworkError(lost)):
+        with pytest.raises(DualkgError, match=told), distributed.processes("cpu"):
+            raise error
+    with pytest.raises(RuntimeError, match="another"), distributed.processes("cpu"):
+        raise RuntimeError("another")
 
 
 def test_what_cannot_be_split_is_refused() -> None:

@@ -164,6 +164,13 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
         yield Processes(rank, size, chosen, capturable=not shared)
     except (InterruptedRunError, DivergedError) as error:  # of all processes at once
         raise error if rank == 0 else OtherProcessError(str(error), error.exit_code) from None
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise DualkgError(
+            f"Process {rank} of {size} has lost the others: {str(error).splitlines()[0][:300]} If one of them was "
+            f"killed, resume the run from its last checkpoint with: torchrun … -m dualkg resume RUN"
+        ) from None
     finally:
         dist.destroy_process_group()
 
