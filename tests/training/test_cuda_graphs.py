@@ -41,7 +41,7 @@ def done(monkeypatch):
         "stream": lambda other: nullcontext(),
         "synchronize": lambda: None,
         "CUDAGraph": lambda: graph,
-        "graph": lambda graph, stream: nullcontext(),
+        "graph": lambda graph, stream, capture_error_mode: nullcontext(),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(cuda_graphs, "stream", lambda device, purpose: stream)
