@@ -118,6 +118,8 @@ class StoredTable:
 
     def check(self) -> None:
         """Refuse arrays that are not a table of this format and shape, as in a damaged file."""
+        if self.storage not in STORAGE_FORMATS:
+            raise ValueError(f"its storage format is '{self.storage}'")
         rows, width = self.shape
         found = {name: tuple(part.shape) for name, part in self.parts.items()}
         if self.storage == "sparse":

@@ -77,6 +77,7 @@ def damage(folder, what):
             "kind": lambda: saved.update(kind="tree"),
             "shape": lambda: table.update(shape=[31, 12]),
             "effort": lambda: table["config"].update(effort="16"),
+            "storage": lambda: table["config"].update(storage={}),
             "norm": lambda: table["config"].update(max_norm=[1]),
             "other kind": lambda: table["config"].update(kind="ivf" if saved["kind"] == "hnsw" else "hnsw"),
         }
@@ -96,6 +97,7 @@ def damage(folder, what):
         ("shape", "The index .* is damaged: its .*31 × 12"),
         ("effort", "is damaged: (its effort 16 or its max_norm .* is no number above 0|.*'effort')"),
         ("norm", r"is damaged: (its effort .* or its max_norm \[1\] is no number above 0|.*'max_norm')"),
+        ("storage", "is damaged: (its storage format is '{}'|.*'storage')"),
         ("other kind", "is damaged: (its file is not of the kind '(ivf|hnsw)'|.*'kind')"),  # an exact one has none
     ],
 )
