@@ -310,8 +310,8 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
     chance, failures = random.Random(seed), []
     counts, scenarios = Counter[str](), {}
     variants = [(by_folder, data) for by_folder in (False, True) for data in ("none", "half", "all")]
-    for left, (name, scenario) in zip(range(len(SCENARIOS), 0, -1), SCENARIOS.items(), strict=True):
-        with tempfile.TemporaryDirectory() as folder:
+    for left, (name, scenario) in zip(range(len(SCENARIOS), 0, -1), reversed(SCENARIOS.items()), strict=True):
+        with tempfile.TemporaryDirectory() as folder:  # short scenarios first, which leave time to others
             recorder, allowed = record(scenario, Path(folder))
             seen: dict[int, str] = {}
             cuts = list(range(recorder.start, recorder.event + 1))
