@@ -510,6 +510,14 @@ def test_weights_of_another_number_of_processes_are_removed(tmp_path: Path) -> N
     assert check_run(path)[0].ok
 
 
+def test_weights_in_several_files_are_a_member_of_an_ensemble(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    train_a_run(Processes(0, 1, torch.device("cpu")), path)
+    kg.Ensemble([path]).save(tmp_path / "ensemble")
+    found = kg.load_run(tmp_path / "ensemble").report_on("test").metrics
+    assert found.mrr == pytest.approx(kg.load_run(path).report_on("test").metrics.mrr)
+
+
 def test_the_checkpoint_of_a_finished_run_is_removed(tmp_path: Path) -> None:
     group, path = Processes(0, 1, torch.device("cpu")), tmp_path / "run"
     train_a_run(group, path)

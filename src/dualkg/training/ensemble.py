@@ -164,7 +164,9 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _checksum(folder: Path) -> str:
-    return str(file_record(RunFolder(folder).weights)["sha256"])
+    """Of the weights of a run; of those in several files, one after the other."""
+    run = RunFolder(folder)
+    return " ".join(str(file_record(path)["sha256"]) for path in run.weight_shards() or [run.weights])
 
 
 def _check_same_graph(one: tuple[str, Graph], other: tuple[str, Graph]) -> None:
