@@ -32,7 +32,8 @@ class Targets(NamedTuple):
     def queries(self) -> Tensor:
         """The query of each target."""
         counts = self.starts.diff()
-        return torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        numbers = torch.arange(len(counts), device=counts.device)
+        return torch.repeat_interleave(numbers, counts, output_size=len(self.entities))  # a GPU need not be waited for
 
 
 def softmax_(scores: Tensor, gradient_: Callable[[Tensor, Targets], Tensor]) -> Tensor:

@@ -136,9 +136,7 @@ class ShardedTables(Tables):
     def cross_entropy(self, side: Side, images: Tensor, targets: Targets, *, accumulate: bool) -> LossAndGradient:
         table, vectors = self._scored(side), self._fetched[side]
         images = 2 * images if self.squared else images
-        counts = targets.starts.diff()
-        numbers = torch.arange(len(counts), device=counts.device)
-        queries = torch.repeat_interleave(numbers, counts, output_size=len(targets.entities))
+        queries = targets.queries
         weights = torch.zeros_like(images[:, 0]).index_add_(0, queries, targets.weights)
         normalizers, upstream = torch.empty_like(weights), torch.empty_like(images)
         size = min(len(images), rows_at_once(self.model, table.element_size()))
