@@ -59,7 +59,7 @@ def measure_defaults(config: Config, graph: Graph) -> tuple[dict[str, Any], None
             else:
                 recipes["recipe"] = found[1].with_changes({"training.seed": seed})
         runs |= {
-            way: _facts(train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress))
+            way: run_facts(train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress))
             for way, recipe in recipes.items()
         }
         tuned = {"tuning_seconds": round(tuning_seconds, 1), "trials": len(search.trials), "chosen": search.summary}
@@ -67,7 +67,7 @@ def measure_defaults(config: Config, graph: Graph) -> tuple[dict[str, Any], None
     return {"dim": start.model.dim, "epochs": start.training.epochs, "seeds": results}, None
 
 
-def _facts(run: Run) -> dict[str, float]:
+def run_facts(run: Run) -> dict[str, float]:
     return {"valid": run.reports["valid"].mrr, "test": run.report.mrr, "seconds": _seconds(run.costs or {})}
 
 

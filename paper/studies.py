@@ -31,13 +31,13 @@ from dualkg.models.base import Model
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.distance import ModE, RotatE
 from dualkg.models.dual import Dual
-from dualkg.training.api import choose_device, spread
+from dualkg.training.api import choose_device, spread, train_recipe
 from dualkg.training.recipe import Recipe, RegularizerConfig
 from dualkg.training.run import describe_device, environment
 from dualkg.training.trainer import Trainer
 from paper import figures
 from paper.config import Config
-from paper.defaults import DEFAULT_GRAPHS, defaults_tables, measure_defaults
+from paper.defaults import DEFAULT_GRAPHS, defaults_tables, measure_defaults, run_facts
 from paper.explanations import study_explanations
 from paper.inductive import study_inductive
 from paper.projection import METRICS, Projection, compute_plane, find_queries, pick_query, project
@@ -527,12 +527,42 @@ def explanations_tables(results: Results, graph: str) -> list[Table]:
     return [Table(f"Explanations: {graph}", (*columns, "seeds"), rows, results, [note], num_left=2)]
 
 
+SAMPLES = [(0, ""), *((num, kind) for num in (500, 4000) for kind in ("uniform", "log-uniform"))]
+
+
+def measure_sampled(config: Config, graph: Graph) -> tuple[Results, None]:
+    """Sampled softmax with DURA beside full softmax: the same recipe with another loss."""
+    row, *_ = rows_with_recipes((STUDIED, model_row("ComplEx-DURA")), graph.name)
+    device, results = choose_device(config.device), []
+    for seed in range(config.seeds):
+        recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed, "model.dim": 500})
+        for num, kind in SAMPLES:
+            config.log(f"{row.name} on {graph.name}, seed {seed}: {num or 'all'} negatives {kind}")
+            sampled = {"loss.name": "SampledSoftmax", "loss.num_negatives": num, "loss.distribution": kind}
+            chosen = recipe.with_changes(sampled if num else {})
+            run = train_recipe(chosen, graph=graph, device=device, on_progress=config.on_progress)
+            results.append({"negatives": num, "distribution": kind, "seed": seed, **run_facts(run)})
+    return results, None
+
+
+def sampled_tables(results: Results, graph: str) -> list[Table]:
+    rows = []
+    for (num, kind), ones in grouped(results, "negatives", "distribution").items():
+        mrr = [over_seeds([one[split] for one in ones]) for split in ("valid", "test")]
+        name = f"{num:,} {kind} negatives" if num else "full softmax"
+        rows.append([name, *mrr, f"{statistics.mean(one['seconds'] for one in ones):.1f}", str(len(ones))])
+    note = "ComplEx-DURA, dim 500. The recipe is that of full softmax, also where negatives are sampled."
+    columns = ("loss", "valid MRR", "test MRR", "seconds", "seeds")
+    return [Table(f"Sampled softmax: {graph}", columns, rows, results, [note])]
+
+
 DRAW_EXPLANATIONS = partial(figures.draw_explanations, title=STUDIED.name)
 DRAW_QUANTIZATION = partial(figures.draw_quantization, title=STUDIED.name)
 _STUDIES = (
     Study("cost", measure_cost, cost_tables),
     Study("duality", measure_duality, duality_tables, several_seeds=True),
     Study("defaults", measure_defaults, defaults_tables, graphs=DEFAULT_GRAPHS, several_seeds=True),
+    Study("sampled", measure_sampled, sampled_tables, graphs=GRAPHS[:2] + GRAPHS[3:4], several_seeds=True),
     Study("dura-weights", measure_dura_weights, dura_weights_tables, draw_dura_weights),
     Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
     Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237, several_seeds=True),

@@ -24,7 +24,7 @@ from tests.training.test_fused import ALL_CASES, BY_QUERY, batches, build, group
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device here", allow_module_level=True)
 
-from dualkg.training.gpu_step import Bf16Step, ShardedBf16Step
+from dualkg.training.gpu_step import Bf16Step, SampledBf16Step, ShardedBf16Step
 
 pytestmark = pytest.mark.gpu
 
@@ -65,6 +65,51 @@ def test_gradients_are_close_to_the_reference(small_graph, case):
         torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
         for name, table in plain.model.named_parameters():
             assert (table.grad - gradients[name]).abs().max() <= 0.03 * table.grad.abs().max()
+
+
+SETTINGS = ((True, False), ("uniform", "log-uniform"), (0.0, 0.5), (0.0, 0.5), (True, False))
+SAMPLED = list(itertools.product(BILINEAR, *SETTINGS))[::5]  # each setting with each other
+
+
+def sampled_step(graph: kg.Graph, case: Any, kind: Any = SampledBf16Step) -> Any:
+    name, reciprocal, distribution, frequency_weight, relation_weight, row_sums = case
+    model = BILINEAR[name](graph, dim=5, reciprocal=reciprocal, seed=1, init_scale=0.5).cuda()
+    weights = {"frequency_weight": frequency_weight, "relation_weight": relation_weight}
+    loss = kg.SampledSoftmax(num_negatives=19, distribution=distribution, **weights)
+    if not kernels_know_relations(Job(model, loss, kg.DURA(0.1), "Adagrad")):
+        pytest.skip("kernels do not know these relations")
+    optimizer = Adagrad(model.parameters(), 0.1, row_sums=model.entity_tables if row_sums else ())
+    return kind(model, loss.bind(model, graph, batch_size=32, seed=3), kg.DURA(0.1), optimizer)
+
+
+@pytest.mark.parametrize("case", SAMPLED, ids=str)
+def test_gradients_of_sampled_softmax_are_close_to_the_reference(small_graph, case):
+    """Rows occur several times in a batch, and negatives among its heads and tails."""
+    for batch in batches(small_graph, case[1], 4):
+        plain, step = (sampled_step(small_graph, case, kind) for kind in (ReferenceStep, SampledBf16Step))
+        objective = plain.objective(batch.cuda())
+        objective.backward()
+        found, gradients = gradients_of(step, batch.cuda())
+        torch.testing.assert_close(found, objective.detach(), rtol=0.01, atol=0.01)
+        for name, table in plain.model.named_parameters():
+            assert (table.grad - gradients[name]).abs().max() <= 0.03 * table.grad.abs().max()
+
+
+@pytest.mark.parametrize("row_sums", [True, False])
+def test_a_captured_step_of_sampled_softmax_equals_the_eager_step(small_graph, row_sums):
+    """Batches of one size are replayed; each draws its own negatives."""
+    case = "ComplEx", True, "log-uniform", 0.0, 0.0, row_sums
+    eager, captured = sampled_step(small_graph, case), CudaGraphStep(sampled_step(small_graph, case))
+    random = torch.Generator().manual_seed(0)
+    for _ in range(8):
+        columns = [
+            torch.randint(high, (40,), generator=random) for high in (30, 2 * small_graph.shape.num_relations, 30)
+        ]
+        batch = torch.stack(columns, dim=1).cuda()
+        torch.testing.assert_close(captured(batch, 0.1), eager(batch, 0.1), rtol=1e-3, atol=1e-4)
+    assert captured.graph is not None
+    for one, other in zip(eager.model.parameters(), captured.step.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
 
 
 def compare_shards(group: Processes, num_entities: int) -> None:
@@ -170,13 +215,16 @@ def test_a_resumed_run_multiplies_by_the_restored_weights(small_graph, tmp_path)
         assert torch.equal(tables[name].copy[:30, :8], resumed.model.get_parameter(name).detach().bfloat16())
 
 
-@pytest.mark.parametrize("order", ["triples", "queries"])
+@pytest.mark.parametrize("order", ["triples", "queries", "sampled"])
 @pytest.mark.parametrize("dim", [7, 40])
 @pytest.mark.parametrize("name", BILINEAR)
 def test_the_losses_of_a_run_are_close_to_the_reference(small_graph, name, dim, order):
     """Batches of an odd size with a short last one, trained from a recipe."""
     changes = {"model.name": name, "model.dim": dim, "training.batch_size": 33, "training.epochs": 15}
-    changes["training.order"] = order
+    if order == "sampled":
+        changes |= {"loss.name": "SampledSoftmax", "loss.num_negatives": 20}
+    else:
+        changes["training.order"] = order
     changes |= {"regularizer.name": "DURA", "regularizer.weight": 0.01, "model.init_scale": 0.3}
     losses = []
     for engine in ("auto", "reference"):

@@ -227,13 +227,16 @@ def test_a_batch_with_negatives_takes_no_more_than_was_predicted(negatives, num,
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device here")
-@pytest.mark.parametrize("engine", ["autograd", "fused", "kernels"])
+@pytest.mark.parametrize("engine", ["autograd", "fused", "kernels", "kernels, sampled"])
 @pytest.mark.parametrize("reciprocal", [True, False])
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "RESCAL"])
 def test_a_run_on_a_gpu_takes_no_more_than_was_predicted(name, reciprocal, engine):
     graph = graph_of([(i % 9, i % 5, i) for i in range(40000)])
+    engine, _, sampled = engine.partition(", ")
     precision = "bf16" if engine == "kernels" else "float32"
     chosen = {"training.engine": "reference" if engine == "autograd" else "fast", "training.precision": precision}
+    if sampled:
+        chosen |= {"loss.name": "SampledSoftmax", "loss.num_negatives": 2000}
     recipe = kg.Recipe().with_changes({**chosen, "training.batch_size": 3000})
     model = getattr(kg, name)(graph.shape, dim=100, reciprocal=reciprocal).cuda()
     torch.cuda.empty_cache()

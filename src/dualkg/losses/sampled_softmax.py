@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -85,6 +85,11 @@ class BoundSampledSoftmax:
     by_frequency: Tensor | None = None
     entity_weights: Tensor | None = None
     seed: int = 0
+    grouped_by_query: ClassVar[bool] = False
+
+    @property
+    def relation_weight(self) -> float:
+        return self.loss.relation_weight
 
     @cached_property
     def _order(self) -> Shard:
@@ -96,8 +101,8 @@ class BoundSampledSoftmax:
         loss = self._of_side(model, f, "tail", draws)
         if not model.reciprocal:
             loss = (loss + self._of_side(model, f, "head", draws.others())) / 2
-        if self.loss.relation_weight:
-            loss = loss + self.loss.relation_weight * cross_entropy(model.relation_scores(f), f.relations)
+        if self.relation_weight:
+            loss = loss + self.relation_weight * cross_entropy(model.relation_scores(f), f.relations)
         return loss
 
     def _of_side(self, model: Model, f: Factors, side: Side, draws: Draws) -> Tensor:

@@ -159,6 +159,14 @@ class Dropouts:
         return found
 
 
+def target_weights(entity_weights: Tensor | None, entities: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
+    """The weight of each target in the mean, `(batch,)`, in total `scale`."""
+    if entity_weights is None:
+        return torch.full(entities.shape, scale / len(entities), dtype=dtype, device=entities.device)
+    chosen = entity_weights[entities]
+    return chosen / (chosen.sum() / scale)
+
+
 @dataclass(kw_only=True)
 class BoundOneVsAll:
     """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`."""
@@ -177,13 +185,6 @@ class BoundOneVsAll:
         if self.relation_weight:
             loss = loss + self.relation_weight * cross_entropy(model.relation_scores(f), f.relations)
         return loss
-
-    def target_weights(self, entities: Tensor, *, scale: float, dtype: torch.dtype) -> Tensor:
-        """The weight of each target in the mean, `(batch,)`, in total `scale`."""
-        if self.entity_weights is None:
-            return torch.full(entities.shape, scale / len(entities), dtype=dtype, device=entities.device)
-        chosen = self.entity_weights[entities]
-        return chosen / (chosen.sum() / scale)
 
     def _of_entities(self, scores: Tensor, answers: Tensor) -> Tensor:
         return cross_entropy(scores, answers, self.entity_weights, smoothing=self.label_smoothing)

@@ -15,6 +15,7 @@ from torch import Tensor
 from dualkg.errors import RequestError
 from dualkg.kernels.hardware import gpu_kernels_unavailable, has_bf16_products
 from dualkg.losses.base import BoundLoss, Loss
+from dualkg.losses.sampled_softmax import BoundSampledSoftmax, SampledSoftmax
 from dualkg.models.base import Model, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
@@ -105,13 +106,24 @@ def fast_obstacle(job: Job) -> str | None:
     return None
 
 
+def samples_in_kernels(job: Job) -> bool:
+    """Whether GPU kernels can train sampled softmax: negatives that a batch shares, on tables that are not split."""
+    loss = job.loss
+    return (
+        isinstance(loss, SampledSoftmax)
+        and type(loss).bind is SampledSoftmax.bind
+        and loss.shared
+        and not isinstance(job.model, ShardedModel)
+    )
+
+
 def bf16_obstacle(job: Job, *, on_gpu: bool) -> str | None:
     """Why a job for the fast engine cannot use bfloat16 products, as the end of a sentence; None if it can."""
     if job.model.score_form != "products":
         return "is for models that score by products"
     if job.optimizer != "Adagrad":
         return f"is for training with Adagrad; optimizer.name is {job.optimizer}"
-    if job.sums != "elements":
+    if job.sums != "elements" and not samples_in_kernels(job):
         return f"is for Adagrad with sums of single elements; optimizer.sums is {job.sums}"
     if job.model.embedding.entities.dtype != torch.float32:
         return "is for tables of float32"
@@ -162,6 +174,11 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     on_gpu = model.device.type == "cuda"
     exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and on_gpu else "float32"
     not_fast = fast_obstacle(job)
+    if on_gpu and wanted != "reference" and precision in ("auto", "bf16") and samples_in_kernels(job):
+        if not (not_bf16 := bf16_obstacle(job, on_gpu=True)):
+            return Engine("kernels", "bf16", model.device)
+        if precision == "bf16":
+            raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
     if not_fast and (wanted == "fast" or precision == "bf16"):
         raise RequestError(f"The fast engine {not_fast}. Use --engine reference and float32.")
     if wanted == "reference" and precision == "bf16":
@@ -183,13 +200,14 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
 def build_step(
     engine: Engine, model: Model, loss: BoundLoss, regularizer: Regularizer, optimizer: AnyOptimizer
 ) -> Step:
-    """The step of an engine; the fast ones take a bound `OneVsAll`."""
+    """The step of an engine; the fast ones take a bound `OneVsAll`, the kernels also `SampledSoftmax`."""
     if engine.step in ("autograd", "sparse"):
         return ReferenceStep(model, loss, regularizer, optimizer, sparse=engine.step == "sparse")
     if engine.step == "captured":
         return CudaGraphStep(ReferenceStep(model, loss, regularizer, optimizer))
     if engine.step == "kernels":
-        from dualkg.training.gpu_step import Bf16Step  # which imports Triton
+        from dualkg.training.gpu_step import Bf16Step, SampledBf16Step  # which import Triton
 
-        return CudaGraphStep(Bf16Step(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
+        kind = SampledBf16Step if isinstance(loss, BoundSampledSoftmax) else Bf16Step
+        return CudaGraphStep(kind(model, loss, regularizer, optimizer))  # type: ignore[arg-type]
     return FusedStep(model, loss, regularizer, optimizer, bf16=engine.precision == "bf16")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dualkg.kernels.scores import Targets
 from dualkg.losses.queries import QueryGroups
-from dualkg.losses.softmax import BoundOneVsAll, cross_entropy
+from dualkg.losses.softmax import BoundOneVsAll, cross_entropy, target_weights
 from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
@@ -302,7 +302,8 @@ class FusedStep:
         loss, backward = self.loss, side == "head"
         images, entities = (f.mapped_tail, f.heads) if backward else (f.mapped_head, f.tails)
         images = images.detach()
-        weights = loss.target_weights(entities, scale=1.0 if self.model.reciprocal else 0.5, dtype=images.dtype)
+        scale = 1.0 if self.model.reciprocal else 0.5
+        weights = target_weights(loss.entity_weights, entities, scale=scale, dtype=images.dtype)
         groups = QueryGroups.of(f.heads, f.relations) if loss.grouped_by_query and not backward else None
         mask = dropout.mask(f, images, backward=backward, groups=groups) if (dropout := loss.dropouts.mapped) else 1
         if groups is None:

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from dualkg.kernels.gpu import diagonal, matrices
 from dualkg.kernels.gpu.diagonal import Algebra, RowGradients
-from dualkg.kernels.gpu.elementwise import adagrad_
-from dualkg.kernels.gpu.scores import softmax_gradient_
+from dualkg.kernels.gpu.elementwise import adagrad_, adagrad_rows_
+from dualkg.kernels.gpu.scores import Sample, sampled_softmax_gradient_, softmax_gradient_
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.scores import Targets, softmax_
+from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.queries import QueryGroups
-from dualkg.losses.softmax import BoundOneVsAll
+from dualkg.losses.sampled_softmax import BoundSampledSoftmax
+from dualkg.losses.softmax import BoundOneVsAll, target_weights
 from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
@@ -28,6 +30,11 @@ from dualkg.training.optimizers import AnyOptimizer
 
 ALIGNED = 8  # bfloat16 numbers in 16 bytes, to which tensor cores want rows aligned
 TILE = 128  # rows of a table that a product takes at once
+
+
+def _padded(rows: int, width: int) -> tuple[int, int]:
+    """The shape of a table in products."""
+    return -(-rows // TILE) * TILE, -(-width // ALIGNED) * ALIGNED
 
 
 @dataclass
@@ -50,7 +57,7 @@ class Table:
         self.copy: Tensor | None = None
         self.product: Tensor | None = None
         if self.scored:
-            padded = (-(-rows // TILE) * TILE, -(-width // ALIGNED) * ALIGNED)
+            padded = _padded(rows, width)
             self.copy, self.product = torch.zeros(2, *padded, dtype=torch.bfloat16, device=device)
             self.copy[:rows, :width] = self.parameter.detach()
         self.scores, self.images, self.weighted = Workspace(), Workspace(), Workspace()
@@ -303,7 +310,11 @@ class Bf16Step:
     """The step of `ReferenceStep` with products in bfloat16."""
 
     def __init__(
-        self, model: BilinearModel, loss: BoundOneVsAll, regularizer: PowerSum, optimizer: AnyOptimizer
+        self,
+        model: BilinearModel,
+        loss: BoundOneVsAll | BoundSampledSoftmax,
+        regularizer: PowerSum,
+        optimizer: AnyOptimizer,
     ) -> None:
         self.model = model
         self.loss = loss
@@ -316,15 +327,18 @@ class Bf16Step:
         self.now = torch.zeros((), dtype=torch.int32, device=model.device)
         # The given and the predicted column of a triple: tails are predicted, and heads without reciprocal relations.
         self.sides = [(0, 2)] if model.reciprocal else [(0, 2), (2, 0)]
-        scored = {id(self._table(predicted)) for _, predicted in self.sides}
-        self.tables = {
-            name: Table(table, optimizer.state[table]["sum"], id(table) in scored)
-            for name, table in model.named_parameters()
-            if name in ("entities", "tails")
-        }
+        self.tables = self._tables()
         self.sources = self.tables  # of the rows of heads and tails
         self.relation_ops = OPS[model.relation_kernel](self, regularizer)
         self.side_stream = stream(model.device, "side")
+
+    def _tables(self) -> dict[str, Table]:
+        scored = {id(self._table(predicted)) for _, predicted in self.sides}
+        return {
+            name: Table(table, self.optimizer.state[table]["sum"], id(table) in scored)
+            for name, table in self.model.named_parameters()
+            if name in ("entities", "tails")
+        }
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -361,6 +375,13 @@ class Bf16Step:
         """The triples by the rows of their heads and tails in `sources`."""
         return batch
 
+    def _fetched(self, size: int) -> Table:
+        """A table of a batch, in which each head and then each tail has a row of its own."""
+        if not self.sources or len(self.sources["entities"].rows) < 2 * size:
+            rows = torch.zeros(2 * size, self.model.entities.shape[1], device=self.model.device)
+            self.sources = {"entities": Table(nn.Parameter(rows, requires_grad=False), rows, scored=False)}
+        return self.sources["entities"]
+
     def _return_gradients(self, batch: Tensor) -> None:
         """Add the gradients of the rows in `sources` to those of the tables."""
 
@@ -375,6 +396,7 @@ class Bf16Step:
 
         The gradient of a table is computed on the side stream: only the update waits for it.
         """
+        assert isinstance(self.loss, BoundOneVsAll)
         size, f = losses.shape[1], Factors(self.model, *batch.unbind(-1))
         upstream: list[Tensor] = [losses] * len(self.sides)
         for table in self.tables.values():
@@ -412,7 +434,7 @@ class Bf16Step:
         return torch.mm(scores, table.copy, out_dtype=torch.float32), images
 
     def _targets(self, entities: Tensor, queries: QueryGroups | None) -> Targets:
-        weights = self.loss.target_weights(entities, scale=1 / len(self.sides), dtype=torch.float32)
+        weights = target_weights(self.loss.entity_weights, entities, scale=1 / len(self.sides), dtype=torch.float32)
         return Targets.one_each(entities, weights) if queries is None else Targets(entities, weights, queries.starts)
 
     def _table(self, column: int) -> Tensor:
@@ -429,6 +451,98 @@ class Bf16Step:
         softmax_gradient_(scores, Targets.one_each(batch[:, 1], shares), scores.shape[1], losses)
         self.relation_ops.add_to_all_relations(torch.mm(scores.T, images, out_dtype=torch.float32))
         return torch.mm(scores, relations, out_dtype=torch.float32)
+
+
+def _numbered(batch: Tensor) -> Tensor:
+    """The triples by the rows of a table of the batch."""
+    numbers = torch.arange(len(batch), device=batch.device)
+    return torch.stack([numbers, batch[:, 1], numbers + len(batch)], dim=1)
+
+
+class SampledBf16Step(Bf16Step):
+    """The step of sampled softmax with products in bfloat16, which reads only the rows of a batch and its negatives.
+
+    Heads and tails are fetched into a table of the batch, and negatives into one for the products. All shapes are
+    fixed. Gradients of one row are summed in the order of the batch, when that row is updated.
+    """
+
+    loss: BoundSampledSoftmax
+
+    def _tables(self) -> dict[str, Table]:
+        self.products, self.spaces = Workspace(), [tuple(Workspace() for _ in range(3)) for _ in self.sides]
+        self.negatives: list[Tensor] = []  # of each side, padded by −1
+        return {}
+
+    def _rows(self, batch: Tensor) -> Tensor:
+        fetched = self._fetched(len(batch)).parameter[: 2 * len(batch)]
+        for column, part in zip((0, 2), fetched.detach().view(2, len(batch), -1), strict=True):
+            torch.index_select(self._table(column).detach(), 0, batch[:, column], out=part)
+        return _numbered(batch)
+
+    def _score(self, batch: Tensor, rows: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
+        draws = Draws.of(Factors(self.model, *batch.unbind(-1)), seed=self.loss.seed)
+        self.negatives = []
+        drawn = (draws, draws.others())[: len(self.sides)]
+        of_sides = zip(self.sides, drawn, self._gradients_of_negatives(), losses, self.spaces, strict=True)
+        return [self._score_side(batch, rows, *of_side) for of_side in of_sides]
+
+    def _gradients_of_negatives(self) -> Tensor:
+        num, width = _padded(self.loss.loss.num_negatives, self.model.entities.shape[1])
+        like = torch.empty((), dtype=torch.bfloat16, device=self.model.device)
+        return self.products.of(len(self.sides) * num, width, like).view(-1, num, width)
+
+    def _score_side(
+        self,
+        batch: Tensor,
+        rows: Tensor,
+        side: tuple[int, int],
+        draws: Draws,
+        products: Tensor,
+        losses: Tensor,
+        spaces: tuple[Workspace, ...],
+    ) -> Tensor:
+        """Score answers and negatives, write the losses, and find the gradients of mapped vectors and negatives."""
+        (given, predicted), size, (num, padded) = side, len(batch), products.shape
+        width, answers = self.model.entities.shape[1], batch[:, predicted]
+        shapes = ((size, padded), (num, padded), (size, num))
+        images, vectors, scores = (space.of(*shape, products) for space, shape in zip(spaces, shapes, strict=True))
+        negatives, log_counts = self.loss.sample(draws)
+        self.negatives.append(nn.functional.pad(negatives, (0, num - len(negatives)), value=-1))
+        vectors[: len(negatives), :width] = self._table(predicted).detach()[negatives]
+        self.relation_ops.map(rows, given, images, None)
+        torch.mm(images, vectors.T, out=scores)
+        first, fetched, mapped = size if predicted == 2 else 0, self.sources["entities"], images[:, :width].float()
+        of_answers = fetched.parameter.detach()[first : first + size]
+        sample = Sample(negatives, log_counts.float().expand(len(negatives)).contiguous(), answers)
+        weights = target_weights(self.loss.entity_weights, answers, scale=1 / len(self.sides), dtype=torch.float32)
+        to_answers = sampled_softmax_gradient_(scores, (mapped * of_answers).sum(-1), sample, weights, losses)
+        self.side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side_stream):
+            torch.mm(scores.T, images, out=products)
+        found = torch.mm(scores, vectors, out_dtype=torch.float32)
+        found[:, :width].addcmul_(to_answers[:, None], of_answers)
+        fetched.rows[first : first + size].addcmul_(to_answers[:, None], mapped)
+        return found
+
+    def _return_gradients(self, batch: Tensor) -> None:
+        """Update the rows of the batch and of the negatives."""
+        torch.cuda.current_stream().wait_stream(self.side_stream)
+        gradients = self.sources["entities"].rows[: 2 * len(batch)].view(2, len(batch), -1)
+        products = self._gradients_of_negatives()
+        for table in self.model.entity_tables:
+            columns = [column for column in (0, 2) if self._table(column) is table]
+            sides = [number for number, (_, column) in enumerate(self.sides) if self._table(column) is table]
+            ids = [batch[:, column] for column in columns] + [self.negatives[number] for number in sides]
+            adagrad_rows_(
+                table.detach(),
+                self.optimizer.state[table]["sum"],
+                torch.cat(ids),
+                gradients[columns[0] // 2 : columns[-1] // 2 + 1].flatten(0, 1),
+                (products[sides[0] : sides[-1] + 1] if sides else products[:0]).flatten(0, 1),
+                rate=self.rate,
+                eps=self.eps,
+            )
+        gradients.zero_()
 
 
 class ShardedBf16Step(Bf16Step):
@@ -453,10 +567,7 @@ class ShardedBf16Step(Bf16Step):
 
     def _rows(self, batch: Tensor) -> Tensor:
         size = len(batch)
-        if not self.sources or len(self.sources["entities"].rows) < 2 * size:
-            rows = torch.zeros(2 * size, self.model.entities.shape[1], device=batch.device)
-            self.sources = {"entities": Table(nn.Parameter(rows, requires_grad=False), rows, scored=False)}
-        fetched = self.sources["entities"].parameter[: 2 * size]
+        fetched = self._fetched(size).parameter[: 2 * size]
         for column, part in zip((0, 2), fetched.view(2, size, -1), strict=True):
             table, positions = self._table(column).detach(), self.shard.positions(batch[:, column])
             if len(table):
@@ -464,8 +575,7 @@ class ShardedBf16Step(Bf16Step):
             else:
                 part.zero_()
         self.shard.all_reduce(fetched)
-        numbers = torch.arange(size, device=batch.device)
-        return torch.stack([numbers, batch[:, 1], numbers + size], dim=1)
+        return _numbered(batch)
 
     def _softmax(
         self, table: Table, batch: Tensor, queries: QueryGroups | None, scored: Scored, losses: Tensor

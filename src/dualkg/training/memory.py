@@ -95,7 +95,7 @@ def predict(
     entity_tables = sum(table.numel() * size for table in held.entity_tables)
     if recipe.optimizer.sums == "rows":
         fixed -= entity_tables - entity_tables / width
-    rows = recipe.loss.rows_per_batch(model, batch_size) if engine.step == "sparse" else None
+    rows = recipe.loss.rows_per_batch(model, batch_size) if engine.step in ("sparse", "kernels") else None
     if rows is None:
         fixed += sum(tables.values())  # gradients
         fixed += (WHOLE_TABLES if regularizer.reads_whole_tables else LARGEST_TABLES) * max(tables.values())
@@ -105,7 +105,7 @@ def predict(
     reads_answers = recipe.loss.examples == "queries" or getattr(recipe.loss, "filtered", False)
     example = (MAPPED_BYTES + ANSWER_BYTES * reads_answers) * on_gpu if mapped else EXAMPLE_BYTES
     fixed += num_examples * example + RANKING_BYTES + (LIBRARY_BYTES if on_gpu else 0)
-    if engine.precision == "bf16":  # a copy and a gradient, each half as large as the table
+    if engine.precision == "bf16" and rows is None:  # a copy and a gradient, each half as large as the table
         fixed += sum(tables[name] for name in ("entities", "tails") if name in tables)
     per_example = VECTORS * num_sides * width * size
     core = held.num_shared_parameters(held.dim)
@@ -116,7 +116,8 @@ def predict(
     if engine.fast:
         score = BF16_BYTES if engine.precision == "bf16" else size
         arrays = num_sides if engine.step == "kernels" else 2 if on_gpu else 1
-        return Need(fixed, per_example, arrays * num_entities * score, rows_at_once(held, score))
+        candidates = num_entities if rows is None else recipe.loss.num_negatives  # type: ignore[attr-defined]
+        return Need(fixed, per_example, arrays * candidates * score, rows_at_once(held, score))
     return Need(fixed, per_example, recipe.loss.numbers_per_example(model, batch_size) * size, sys.maxsize)
 
 
@@ -127,7 +128,9 @@ SCORE_PASSES, UPDATE_PASSES = (
     6,
 )  # over the scores of a batch, and over the tables, their gradients and Adagrad's sums
 SMALL_OPERATIONS = 200  # of a step beside these, such as rows that are fetched
-PROBE_NUMBERS = 2**22  # in each array of a measurement of rates
+CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
+PROBE_NUMBERS = 2**22, 2**24  # in each array of a measurement of rates, on a CPU and on a GPU
+PROBE_CALLS = 1, 10  # of which the time is measured: a GPU is asked to do the next before it has done the last
 
 
 class Rates(NamedTuple):
@@ -150,10 +153,11 @@ def step_seconds(rates: Rates, *, batch_size: int, candidates: int, rows: int, w
 
 def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, width: int) -> Rates:
     """Rates of this device in some milliseconds, by products of the shape of a step and by copies."""
-    batch_size = max(1, min(batch_size, PROBE_NUMBERS // width, 4096))
-    candidates = max(1, PROBE_NUMBERS // max(width, batch_size))
+    most = PROBE_NUMBERS[device.type == "cuda"]
+    batch_size = max(1, min(batch_size, most // width, 4096))
+    candidates = max(1, most // max(width, batch_size))
     images, table = (torch.rand(rows, width, device=device).to(dtype) for rows in (batch_size, candidates))
-    scores, numbers = images @ table.T, torch.zeros(PROBE_NUMBERS, device=device)
+    scores, numbers = images @ table.T, torch.zeros(most, device=device)
     copy = torch.empty_like(numbers)
     product = _seconds(lambda: torch.mm(images, table.T, out=scores), device)
     copied, called = _seconds(lambda: copy.copy_(numbers), device), _seconds(lambda: images[:1].add_(1), device)
@@ -170,8 +174,11 @@ def estimate_step(
     rows = shard.size if sampled is None else math.ceil(sampled / shard.world_size)
     negatives = getattr(recipe.loss, "num_negatives", 0)
     candidates = sides * (shard.size if sampled is None else math.ceil(negatives / shard.world_size))
+    rates = measure_rates(model.device, score, batch_size=batch_size, width=width)
+    if engine.step in ("captured", "kernels"):  # a CUDA graph, in which the host does not start each operation
+        rates = rates._replace(calls=CAPTURED_CALLS * rates.calls)
     seconds = step_seconds(
-        measure_rates(model.device, score, batch_size=batch_size, width=width),
+        rates,
         batch_size=batch_size,
         candidates=candidates,
         rows=rows,
@@ -185,14 +192,15 @@ def estimate_step(
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of three calls, after one."""
-    found = []
+    """The shortest of three measurements, after one."""
+    found, num_calls = [], PROBE_CALLS[device.type == "cuda"]
     for _ in range(4):
         started = time.perf_counter()
-        call()
+        for _ in range(num_calls):
+            call()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - started)
+        found.append((time.perf_counter() - started) / num_calls)
     return max(min(found[1:]), 1e-9)
 
 

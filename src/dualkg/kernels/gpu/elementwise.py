@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, nn
 
 WIDEST = 4096  # numbers of a row that a program steps; of narrower rows it takes several
 
@@ -96,6 +96,72 @@ def adagrad_(
         COLUMNS=columns,
         num_warps=max(2, columns * block_rows // 512),
     )
+
+
+@triton.jit
+def _update_rows(
+    table,
+    sums,
+    ids,
+    order,
+    gradients,
+    products,
+    rate,
+    eps,
+    num_gradients,
+    width,
+    padded_width,
+    BY_ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One program per position of the sorted ids: the first of a row sums the gradients of all, and updates it.
+
+    The ids have a −1 before the first and after the last; `order` has not.
+    """
+    position = tl.program_id(0)
+    row = tl.load(ids + position + 1)
+    if (row >= 0) & (tl.load(ids + position) != row):
+        column = tl.arange(0, BLOCK)
+        inside = column < width
+        slope = tl.zeros([BLOCK], tl.float32)
+        here = row
+        while here == row:
+            at = tl.load(order + position)
+            if at < num_gradients:
+                slope += tl.load(gradients + at * width + column, mask=inside, other=0.0)
+            else:
+                start = products + (at - num_gradients) * padded_width
+                slope += tl.load(start + column, mask=inside, other=0.0).to(tl.float32)
+            position += 1
+            here = tl.load(ids + position + 1)
+        values = table + row * width + column
+        value = tl.load(values, mask=inside, other=0.0)
+        if BY_ROW:
+            seen = tl.load(sums + row) + tl.sum(slope * slope, axis=0) / width
+            tl.store(sums + row, seen)
+            value -= tl.load(rate) * slope / (tl.sqrt(seen) + eps)
+        else:
+            seen = tl.load(sums + row * width + column, mask=inside, other=0.0)
+            value, seen = adagrad(value, seen, slope, tl.load(rate), eps)
+            tl.store(sums + row * width + column, seen, mask=inside)
+        tl.store(values, value, mask=inside)
+
+
+def adagrad_rows_(
+    table: Tensor, sums: Tensor, ids: Tensor, gradients: Tensor, products: Tensor, *, rate: Tensor, eps: float
+) -> None:
+    """Step the rows `ids` of a float32 table `(num_rows, width)`, each by the sum of its gradients.
+
+    The first of the `ids` have rows of `gradients`, the others of `products`, which may be padded to the right; an id
+    of −1 has none. `sums` has a number for each of the table, or for each row: of the means of its squared gradients.
+    """
+    width = table.shape[1]
+    ids, order = ids.sort(stable=True)
+    block = triton.next_power_of_2(width)
+    arrays = (table, sums, nn.functional.pad(ids, (1, 1), value=-1), order, gradients, products, rate)
+    sizes = (len(gradients), width, products.stride(0))
+    by_row = sums.shape != table.shape
+    _update_rows[(len(ids),)](*arrays, eps, *sizes, BY_ROW=by_row, BLOCK=block, num_warps=4 if block <= 2048 else 8)
 
 
 HASH_BLOCK = 1024  # numbers per program

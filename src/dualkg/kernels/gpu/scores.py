@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -87,6 +89,92 @@ def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int, losses
             BLOCK=block,
             num_warps=8 if block >= 4096 else 4,
         )
+
+
+class Sample(NamedTuple):
+    """Negatives of a batch, the logarithms of their expected counts, `(num,)` each, and the answers `(batch,)`."""
+
+    entities: Tensor
+    log_counts: Tensor
+    answers: Tensor
+
+
+@triton.jit
+def _sampled_softmax_gradient(
+    scores,
+    of_answers,
+    entities,
+    log_counts,
+    answers,
+    answer_stride,
+    weights,
+    losses,
+    to_answers,
+    num_columns,
+    stride,
+    BLOCK: tl.constexpr,
+):
+    """One program per row: find maximum and sum, of which the answer is a part, then write the gradient."""
+    row = tl.program_id(0)
+    start = scores + row.to(tl.int64) * stride
+    columns = tl.arange(0, BLOCK)
+    answer, weight = tl.load(answers + row * answer_stride), tl.load(weights + row)
+    of_answer = tl.load(of_answers + row)
+    highest = tl.zeros([BLOCK], tl.float32) + of_answer
+    total = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, num_columns, BLOCK):
+        at = first + columns
+        inside = at < num_columns
+        negative = inside & (tl.load(entities + at, mask=inside, other=0) != answer)
+        values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
+        values -= tl.load(log_counts + at, mask=inside, other=0.0)
+        values = tl.where(negative, values, float("-inf"))
+        higher = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
+        total = total * tl.exp(highest - higher) + tl.exp(values - higher)
+        highest = higher
+    top = tl.max(highest, axis=0)
+    summed = tl.sum(total * tl.exp(highest - top), axis=0) + tl.exp(of_answer - top)
+    normalizer = top + tl.log(summed)
+    for first in range(0, stride, BLOCK):
+        at = first + columns
+        inside = at < num_columns
+        negative = inside & (tl.load(entities + at, mask=inside, other=0) != answer)
+        values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
+        values -= tl.load(log_counts + at, mask=inside, other=0.0)
+        gradient = tl.where(negative, weight * tl.exp(values - normalizer), 0.0)
+        tl.store(start + at, gradient.to(scores.dtype.element_ty), mask=at < stride)
+    tl.store(losses + row, weight * (normalizer - of_answer))
+    tl.store(to_answers + row, weight * (tl.exp(of_answer - normalizer) - 1.0))
+
+
+def sampled_softmax_gradient_(
+    scores: Tensor, of_answers: Tensor, sample: Sample, weights: Tensor, losses: Tensor
+) -> Tensor:
+    """Overwrite scores of a sample `(batch, padded num)` by the gradient of Σ weight · −log softmax of the answer.
+
+    The softmax is over the answer and those of the sample that are another entity, corrected by their counts; padding
+    becomes 0. `losses` `(batch,)` receives the loss of each. Returns the gradient of the scores of the answers.
+    """
+    to_answers = torch.empty_like(of_answers)
+    if len(scores):
+        block = min(triton.next_power_of_2(scores.stride(0)), SOFTMAX_BLOCK // 4)
+        answers = sample.answers
+        _sampled_softmax_gradient[(len(scores),)](
+            scores,
+            of_answers,
+            sample.entities,
+            sample.log_counts,
+            answers,
+            answers.stride(0),
+            weights,
+            losses,
+            to_answers,
+            len(sample.entities),
+            scores.stride(0),
+            BLOCK=block,
+            num_warps=8 if block >= 4096 else 4,
+        )
+    return to_answers
 
 
 COUNT_BLOCK = 2048
