@@ -171,11 +171,12 @@ def take_steps(choices: argparse.Namespace) -> None:
 
     A single process trains as without torchrun, or with `--shards` as one of several, alone in its group.
     """
+    import torch
     import torch.distributed as dist
 
     from dualkg.errors import RequestError
     from dualkg.kernels.hardware import matmul_precision
-    from dualkg.models.base import only_rows
+    from dualkg.models.base import only_rows, skip_initialization
     from dualkg.models.sharded import Shard, ShardedModel
     from dualkg.training.distributed import DistributedTrainer, processes
     from dualkg.training.memory import estimate_step
@@ -190,21 +191,27 @@ def take_steps(choices: argparse.Namespace) -> None:
     with processes(choices.device) as group, tempfile.TemporaryDirectory() as folder:
         graph = random_graph(choices.entities, choices.triples, Path(folder) / "triples" if choices.mapped else None)
         try:
-            if group.world_size > 1:
-                trainer: Trainer = DistributedTrainer.build(recipe, graph, group)
-            elif choices.shards:
-                nccl = group.device.type == "cuda"
-                backend, meeting = "cpu:gloo,cuda:nccl" if nccl else "gloo", f"file://{folder}/meeting"
-                dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
-                shard = Shard(choices.entities, 0, choices.shards)
-                with only_rows(shard, device=group.device):
-                    model = ShardedModel(recipe.model.build(graph.shape, seed=0), shard).to(group.device)
-                trainer = DistributedTrainer(model, graph, recipe, recipe.regularizer.build(), group)
-            else:
-                trainer = Trainer.of_recipe(recipe, graph, device=group.device)
+            with skip_initialization():  # which takes minutes for tens of millions of entities
+                if group.world_size > 1:
+                    trainer: Trainer = DistributedTrainer.build(recipe, graph, group)
+                elif choices.shards:
+                    nccl = group.device.type == "cuda"
+                    backend, meeting = "cpu:gloo,cuda:nccl" if nccl else "gloo", f"file://{folder}/meeting"
+                    dist.init_process_group(backend, init_method=meeting, rank=0, world_size=1)
+                    shard = Shard(choices.entities, 0, choices.shards)
+                    with only_rows(shard, device=group.device):
+                        model = ShardedModel(recipe.model.build(graph.shape, seed=0), shard).to(group.device)
+                    trainer = DistributedTrainer(model, graph, recipe, recipe.regularizer.build(), group)
+                else:
+                    trainer = Trainer.of_recipe(recipe, graph, device=group.device)
         except RequestError as error:
             figures["refused"] = str(error)
         else:
+            random = torch.Generator(group.device).manual_seed(0)
+            for table in trainer.model.parameters():
+                table.data.normal_(0, 1e-3, generator=random)
+            del trainer.step
+            trainer.step = trainer._step()
             if isinstance(trainer, DistributedTrainer):
                 sharded = trainer.model
             else:

@@ -96,18 +96,19 @@ def predict(
     if recipe.optimizer.sums == "rows":
         fixed -= entity_tables - entity_tables / width
     rows = recipe.loss.rows_per_batch(model, batch_size) if engine.step in ("sparse", "kernels") else None
+    lean = 2 if rows is not None and engine.fast else 1  # kernels copy the rows of a sample half as often as autograd
     if rows is None:
         fixed += sum(tables.values())  # gradients
         fixed += (WHOLE_TABLES if regularizer.reads_whole_tables else LARGEST_TABLES) * max(tables.values())
     else:
         others = [num_bytes for name, num_bytes in tables.items() if name not in ("entities", "tails")]
-        fixed += sum(others) + LARGEST_TABLES * max(others) + SPARSE_COPIES * rows * width * size
+        fixed += sum(others) + LARGEST_TABLES * max(others) + SPARSE_COPIES * rows * width * size // lean
     reads_answers = recipe.loss.examples == "queries" or getattr(recipe.loss, "filtered", False)
     example = (MAPPED_BYTES + ANSWER_BYTES * reads_answers) * on_gpu if mapped else EXAMPLE_BYTES
     fixed += num_examples * example + RANKING_BYTES + (LIBRARY_BYTES if on_gpu else 0)
     if engine.precision == "bf16" and rows is None:  # a copy and a gradient, each half as large as the table
         fixed += sum(tables[name] for name in ("entities", "tails") if name in tables)
-    per_example = VECTORS * num_sides * width * size
+    per_example = VECTORS * num_sides * width * size // lean
     core = held.num_shared_parameters(held.dim)
     if core and engine.step == "captured":
         per_example += 3 * core // held.dim * size  # each head through every slice of the core
@@ -131,6 +132,7 @@ SMALL_OPERATIONS = 200  # of a step beside these, such as rows that are fetched
 CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
 PROBE_NUMBERS = 2**22, 2**24  # in each array of a measurement of rates, on a CPU and on a GPU
 PROBE_CALLS = 1, 10  # of which the time is measured: a GPU is asked to do the next before it has done the last
+PROBE_ROUNDS = 4, 24  # of these calls: an idle GPU has a low clock
 
 
 class Rates(NamedTuple):
@@ -192,9 +194,9 @@ def estimate_step(
 
 
 def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """The shortest of three measurements, after one."""
+    """The shortest of some measurements after the first: of as many in each process, for collectives."""
     found, num_calls = [], PROBE_CALLS[device.type == "cuda"]
-    for _ in range(4):
+    for _ in range(PROBE_ROUNDS[device.type == "cuda"]):
         started = time.perf_counter()
         for _ in range(num_calls):
             call()
