@@ -130,6 +130,7 @@ SCORE_PASSES, UPDATE_PASSES = (
 )  # over the scores of a batch, and over the tables, their gradients and Adagrad's sums
 SMALL_OPERATIONS = 200  # of a step beside these, such as rows that are fetched
 CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
+ALIGNED = 128  # products of other sizes may be slower, and tables are padded
 PROBE_NUMBERS = 2**22, 2**24  # in each array of a measurement of rates, on a CPU and on a GPU
 PROBE_CALLS = 1, 10  # of which the time is measured: a GPU is asked to do the next before it has done the last
 PROBE_ROUNDS = 4, 24  # of these calls: an idle GPU has a low clock
@@ -157,7 +158,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, 
     """Rates of this device in some milliseconds, by products of the shape of a step and by copies."""
     most = PROBE_NUMBERS[device.type == "cuda"]
     batch_size = max(1, min(batch_size, most // width, 4096))
-    candidates = max(1, most // max(width, batch_size))
+    candidates = max(1, most // max(width, batch_size) // ALIGNED * ALIGNED)
     images, table = (torch.rand(rows, width, device=device).to(dtype) for rows in (batch_size, candidates))
     scores, numbers = images @ table.T, torch.zeros(most, device=device)
     copy = torch.empty_like(numbers)
