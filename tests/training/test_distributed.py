@@ -469,7 +469,7 @@ def test_gather_can_be_killed_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
 
         return call
 
-    for owner, name in ((run, "save_weights"), (RunFolder, "save_reports"), (Path, "unlink"), (run, "sync")):
+    for owner, name in ((run, "save_tensors"), (RunFolder, "save_reports"), (Path, "unlink"), (run, "sync")):
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     for number in itertools.count(1):
         path = Path(shutil.copytree(tmp_path / "shards", tmp_path / f"killed-{number}"))
@@ -497,6 +497,37 @@ def test_gather_can_be_killed_anywhere(tmp_path: Path, monkeypatch: pytest.Monke
     assert number > 5
     with pytest.raises(kg.RequestError, match="are in one file already"):
         run.gather(path)
+
+
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("name", ["report.json", "history.json", "ranks-test.parquet"])
+def test_a_finished_run_with_damaged_results_is_evaluated_again(tmp_path: Path, name: str, gathered: bool) -> None:
+    path = tmp_path / "run"
+    train_a_run(Processes(0, 1, torch.device("cpu")), path)
+    expected = kg.load_run(path)
+    mrr = expected.report.mrr
+    if gathered:
+        run.gather(path)
+    (path / name).write_bytes(b"damaged")
+    (check,) = check_run(path)
+    assert check.advice == [f"The weights are good. Evaluate them again: dualkg resume {path}"]
+    with pytest.raises(kg.RequestError, match="damaged" if not gathered else "is finished"):
+        distributed.resume_in_processes(path)
+    found = kg.resume(path)
+    assert found.history == expected.history
+    assert found.report.mrr == mrr
+    assert check_run(path)[0].ok
+    assert not list(path.glob("weights*-of-*")) + list(path.glob("*.index.json"))
+
+
+@pytest.mark.parametrize("name", ["weights-00001-of-00001.safetensors", "weights.safetensors.index.json"])
+def test_a_finished_run_with_damaged_weights_is_trained_again(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "run"
+    train_a_run(Processes(0, 1, torch.device("cpu")), path)
+    (path / name).write_bytes(b"damaged")
+    assert "Train again, with the same seed" in check_run(path)[0].advice[0]
+    with pytest.raises(kg.RequestError, match="train it again"):
+        kg.resume(path)
 
 
 def test_weights_of_another_number_of_processes_are_removed(tmp_path: Path) -> None:

@@ -111,6 +111,7 @@ def _advice(folder: RunFolder, damaged: set[str], readable: set[str]) -> list[st
     path = shlex.quote(str(folder.path))
     again = f"dualkg train {shlex.quote(str(folder.recipe))} --overwrite --out {path}"
     results = {file.name for file in (folder.report, folder.history, folder.costs, *map(folder.ranks, SPLITS))}
+    of_weights = any(name.startswith("weights") for name in damaged)  # in one file or in several
     found = []
     if folder.ensemble.name in damaged:
         found.append(f"The runs of the ensemble are not affected. Make it again: dualkg ensemble RUN RUN --out {path}")
@@ -120,9 +121,9 @@ def _advice(folder: RunFolder, damaged: set[str], readable: set[str]) -> list[st
         found.append(
             f"The graph folder is the same in every run on the same data: copy it from one. Or train again: {again}"
         )
-    elif folder.weights.name in damaged and folder.checkpoint.name in readable:
+    elif of_weights and folder.checkpoint.name in readable:
         found.append(f"The checkpoint is good. Finish the run from it: dualkg resume {path}")
-    elif {folder.weights.name, folder.checkpoint.name} & damaged:
+    elif of_weights or folder.checkpoint.name in damaged:
         found.append(
             f"The recipe and the graph are good. Train again, with the same seed: {again}. The weights are the same on "
             f"the same type of CPU, with the same number of threads and the same versions."

@@ -250,12 +250,13 @@ def resume(
         folder.remove_checkpoint()
         raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
     recipe = load_recipe(folder.recipe, trust_code=trust_code)
-    start = folder.checkpoint
-    if not folder.checkpoint.exists() and folder.weights.exists() and folder.weights.name not in damage:
+    start, graph = folder.checkpoint, folder.load_graph()
+    if not folder.checkpoint.exists() and not any(name.startswith("weights") for name in damage):
+        if folder.finished and folder.weights_index.exists():
+            folder.join_weights(graph)
         start = folder.weights
     if not start.exists():
         raise RequestError(f"The run {folder.path} cannot be resumed. {folder.resume_advice()}")
-    graph = folder.load_graph()
     called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
     device = choose_device(device)
     trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=called)

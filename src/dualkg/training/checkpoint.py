@@ -116,11 +116,11 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return tables
 
 
-def save_weight_shard(model: ShardedModel, path: Path) -> None:
-    """Write the rows that a process has; the first process also writes all that is not split."""
+def save_weight_shard(model: ShardedModel, path: Path, *, about: dict[str, Any]) -> None:
+    """Write the rows that a process has, with the progress; the first process also writes all that is not split."""
     tables = model.model.state_dict()
     kept = {name: table for name, table in tables.items() if is_split(name) or model.shard.rank == 0}
-    save_tensors({"model": kept}, path, about={})
+    save_tensors({"model": kept}, path, about=about)
 
 
 def is_split(name: str) -> bool:
@@ -128,12 +128,15 @@ def is_split(name: str) -> bool:
     return name.rpartition(".")[2] in TABLES
 
 
-def read_weight_shards(files: Sequence[Path], num_entities: int) -> dict[str, Tensor]:
-    """The tables of a model from the files of all processes, in the order of the processes."""
+def read_weight_shards(
+    files: Sequence[Path], num_entities: int, *, check: bool = False
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tables of a model from the files of all processes, in the order of the processes, and the last metadata."""
     tables: dict[str, Tensor] = {}
+    about: dict[str, Any] = {}
     for rank, file in enumerate(files):
-        shard = Shard(num_entities, rank, len(files))
-        for name, rows in load_tensors(file)[0].get("model", {}).items():
+        shard, (groups, about) = Shard(num_entities, rank, len(files)), load_tensors(file, check=check)
+        for name, rows in groups.get("model", {}).items():
             if not is_split(name):
                 tables[name] = rows
                 continue
@@ -141,7 +144,7 @@ def read_weight_shards(files: Sequence[Path], num_entities: int) -> dict[str, Te
             if rows.shape != (shard.size, *whole.shape[1:]):
                 raise RequestError(f"{file} is damaged: it has {len(rows):,} rows of {name}, not {shard.size:,}.")
             whole[shard.ids] = rows
-    return tables
+    return tables, about
 
 
 def compress(table: Tensor) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,7 +27,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.files import check_type, locked, read_json, sync, write_json
 from dualkg.losses.base import BoundLoss
-from dualkg.models.base import only_rows
+from dualkg.models.base import only_rows, skip_initialization
 from dualkg.models.sharded import TABLES, Shard, ShardedModel
 from dualkg.regularizers import Regularizer
 from dualkg.training.api import choose_device, evaluate_held_out
@@ -41,7 +41,7 @@ from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.sharded_step import ShardedReferenceStep, ShardedTables, check_supported, sharded_loss
-from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, peak_mib
+from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, When, peak_mib
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]
@@ -273,7 +273,7 @@ class DistributedTrainer(Trainer):
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    def save(self, path: Path, *, when: Literal["start", "between", "end"] = "between", weights: bool = True) -> None:
+    def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
         """Write a checkpoint with `torch.distributed.checkpoint`, then the pointer to it; the one before is kept."""
         self._check_weights()
         groups = {"model": self.model.embedding.state_dict()}
@@ -281,11 +281,8 @@ class DistributedTrainer(Trainer):
             groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self._plain(self.best)}
             groups |= {"mean": self._plain(self.mean)}
         state = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
-        about = {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
-        folder = ShardedCheckpoint(path, self.group)
-        folder.save(
-            {key: value.detach().cpu() for key, value in state.items()}, self._is_split, self.model.shard, about
-        )
+        on_host = {key: value.detach().cpu() for key, value in state.items()}
+        ShardedCheckpoint(path, self.group).save(on_host, self._is_split, self.model.shard, self.about(when))
         self._saved_at = time.monotonic()
 
     def restore(self, path: Path) -> None:
@@ -508,7 +505,12 @@ def _resume(
     def check() -> None:
         if folder.finished:
             folder.remove_checkpoint()
-            raise RequestError(f"The run {folder.path} is finished. To train longer, start a new run with more epochs.")
+            again = "To train longer, start a new run with more epochs."
+            if folder.damage():
+                again = (
+                    f"Some of its files are damaged. Evaluate it again without torchrun: dualkg resume {folder.path}"
+                )
+            raise RequestError(f"The run {folder.path} is finished. {again}")
         if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
             ShardedCheckpoint(folder.sharded_checkpoint, group).start()  # of a run that was only prepared
             folder.checkpoint.unlink()
@@ -521,7 +523,9 @@ def _resume(
     group.on_first(check)
     recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
-    trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
+    started = ShardedCheckpoint(folder.sharded_checkpoint, group).about()["when"] != "start"
+    with skip_initialization() if started else nullcontext():  # the checkpoint has the weights
+        trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
     trainer.restore(folder.sharded_checkpoint)
     return _finish(trainer, folder, on_start)
 
@@ -553,7 +557,8 @@ def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | 
             "ranking_seconds": round(time.perf_counter() - started, 3),
             "peak_mib": round(peak, 3),
         }
-        save_weight_shard(trainer.model, folder.weight_shard(group.rank, group.world_size))
+        path = folder.weight_shard(group.rank, group.world_size)
+        save_weight_shard(trainer.model, path, about=trainer.about("end"))
         if group.world_size > 1:
             dist.barrier()
         run = Run(trainer.model, graph, trainer.recipe, history, reports, folder.path, costs=costs)

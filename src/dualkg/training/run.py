@@ -42,6 +42,7 @@ from dualkg.training.checkpoint import (
     load_weights,
     read_weight_shards,
     read_weights,
+    save_tensors,
     save_weights,
 )
 from dualkg.training.recipe import Recipe, load_recipe
@@ -303,6 +304,7 @@ class RunFolder:
             write_text(self.costs, json.dumps(run.costs, indent=1))
         self.save_reports(run)
         self.checkpoint.unlink(missing_ok=True)
+        self._remove_weight_shards()
 
     def finish_sharded(self, run: Run, world_size: int) -> None:
         """Write the results of a run whose weights all processes have written."""
@@ -335,15 +337,25 @@ class RunFolder:
 
         The report decides which of them are read. After a kill, the index that is left is the sign to go on.
         """
-        save_weights(run.model.state_dict(), self.weights)
+        self.join_weights(run.graph)
         for split in SPLITS:
             if self.ranks(split).exists():
                 run.report_on(split)
         self.save_reports(run)
-        for path in self.weight_shards():
-            path.unlink(missing_ok=True)
-        sync(self.path)
-        self.weights_index.unlink()
+        self._remove_weight_shards()
+
+    def join_weights(self, graph: Graph) -> None:
+        """Write weights in several files into one, too, unless that was done before a kill."""
+        if not self.weights.exists():
+            tables, about = read_weight_shards(self.weight_shards(), len(graph.entities), check=True)
+            save_tensors({"model": tables}, self.weights, about=about)
+
+    def _remove_weight_shards(self) -> None:
+        if self.weights_index.exists():
+            for path in self.weight_shards():
+                path.unlink(missing_ok=True)
+            sync(self.path)
+            self.weights_index.unlink()
 
     def fixed_files(self) -> list[str]:
         """The files that do not change once a run is finished, by their paths in the folder."""
@@ -456,7 +468,7 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
     shards = [] if folder.weights.name in folder.records() else folder.weight_shards()
-    weights = read_weight_shards(shards, len(graph.entities)) if shards else read_weights(folder.weights)
+    weights = read_weight_shards(shards, len(graph.entities))[0] if shards else read_weights(folder.weights)
     load_weights(model, weights, source=folder.weights_index if shards else folder.weights)
     history = check_history(read_json(folder.history), source=folder.history) if folder.history.exists() else []
     sparsity = read_json(folder.sparsity, dict[str, Any]) if folder.sparsity.exists() else None

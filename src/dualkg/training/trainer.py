@@ -51,6 +51,7 @@ from dualkg.training.recipe import Recipe
 STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}  # in which kernels are compiled, and on a GPU a CUDA graph is captured
 STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss, which must be copied from a GPU
 OnProgress = Callable[["ProgressEvent"], None]
+When = Literal["start", "between", "end"]  # a checkpoint is written
 
 
 class InterruptedRunError(DualkgError):
@@ -343,7 +344,11 @@ class Trainer:
             resume = f"dualkg resume {self.checkpoint_path.parent}"
             raise InterruptedRunError(f"{stopped}, all work saved. Resume with: {resume}")
 
-    def save(self, path: Path, *, when: Literal["start", "between", "end"] = "between", weights: bool = True) -> None:
+    def about(self, when: When) -> dict[str, Any]:
+        """What a checkpoint says beside its tensors."""
+        return {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
+
+    def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
         """Write a checkpoint: the weights, and between start and end the state of the optimizer, too.
 
         At the start of a recipe its seed creates the same weights, so they need not be written.
@@ -351,9 +356,8 @@ class Trainer:
         groups = {"model": self.model.state_dict()} if weights else {}
         if when == "between":
             groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self.best, "mean": self.mean}
-        about = {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
         try:
-            checkpoint.save_tensors(groups, path, about=about)
+            checkpoint.save_tensors(groups, path, about=self.about(when))
         except DivergedError:
             raise DivergedError(self._divergence("the weights hold NaN or infinity")) from None
         self._saved_at = time.monotonic()
