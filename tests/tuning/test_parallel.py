@@ -138,6 +138,21 @@ def test_a_process_killed_before_its_first_heartbeat_is_retried(folder: Path, re
     assert len(count_points(query(folder, FINISHED))) == 6
 
 
+def test_indexes_that_a_kill_prevented_are_created(tmp_path: Path) -> None:
+    """Optuna creates the table of the studies and then the index that keeps their names unique."""
+    url = study.sqlite_url(tmp_path / "study.db")
+    study.open_storage(url).engine.dispose()
+    with closing(sqlite3.connect(tmp_path / "study.db")) as connection:
+        find = "select name from sqlite_master where type = 'index' and sql is not null order by name"
+        names = connection.execute(find).fetchall()
+        for (name,) in names:
+            connection.execute(f"drop index {name}")
+        connection.commit()
+        assert names
+        study.open_storage(url).engine.dispose()
+        assert connection.execute(find).fetchall() == names
+
+
 def test_a_killed_trial_is_repeated_before_others_and_samples_the_same(small_graph, tmp_path, monkeypatch):
     """What TPE samples depends on the trials before; the first ten are random."""
     tables = {"training": {"epochs": 1}, "model": {"dim": 2}, "search": {"method": "tpe", "trials": 12, "prune": False}}

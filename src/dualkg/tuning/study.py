@@ -25,6 +25,7 @@ from optuna.exceptions import ExperimentalWarning, TrialPruned, UpdateFinishedTr
 from optuna.samplers import BaseSampler, PartialFixedSampler, RandomSampler, TPESampler
 from optuna.storages import JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.storages._heartbeat import BaseHeartbeat
+from optuna.storages._rdb.models import BaseModel
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -240,6 +241,8 @@ def open_storage(url: str) -> AnyStorage:
                 storage = RDBStorage(
                     url, engine_kwargs=connect, heartbeat_interval=HEARTBEAT_SECONDS, grace_period=GRACE_SECONDS
                 )
+            if storage.engine.dialect.name == "sqlite":
+                _create_missing_indexes(storage.engine)
         except sqlalchemy.exc.ArgumentError:
             raise RequestError(
                 f"--storage should be the URL of a database, such as sqlite:///study.db, or a journal in a shared "
@@ -258,6 +261,13 @@ def open_storage(url: str) -> AnyStorage:
                 _lock_before_reading(storage.engine)
             return storage
     raise RequestError(f"The storage cannot be opened: {getattr(problem, 'orig', None) or problem}.")
+
+
+def _create_missing_indexes(engine: sqlalchemy.Engine) -> None:
+    """Optuna creates a table and then its indexes: a kill in between would leave studies without unique names."""
+    for table in BaseModel.metadata.sorted_tables:
+        for index in table.indexes:
+            index.create(engine, checkfirst=True)
 
 
 def _lock_before_reading(engine: sqlalchemy.Engine) -> None:
