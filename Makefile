@@ -18,12 +18,12 @@ test: $(READY)
 	$(BIN)/ruff format --check --quiet .
 	@$(MAKE) --no-print-directory -j2 types unit
 
-# At the same time: mypy uses one core, and tests that wait for processes leave others free.
+# At the same time: mypy uses one core, and the last tests leave others free.
 types:
 	$(BIN)/mypy
 
 unit:
-	$(BIN)/pytest -n $$($(BIN)/python -c 'import os; print(os.cpu_count() + 1)') --dist worksteal --durations=15
+	$(BIN)/pytest -n auto --dist worksteal --durations=15
 
 test-slow: $(READY)
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough
