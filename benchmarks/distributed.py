@@ -131,16 +131,19 @@ FACTS = {"entities": 2_000_000, "triples": 100_000, "dim": 64, "batch": 100, "ne
 
 
 def measure_steps(choices: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a step and peak memory of a process, by the number of processes."""
+    """Seconds of a step and peak memory of a process, by the number of processes; 0 is one without torchrun."""
     found: dict[str, Any] = {key: getattr(choices, key) for key in (*FACTS, "sums", "device", "mapped")}
     facts = [f"--{key}={value}" for key, value in found.items() if key != "mapped"] + ["--mapped"] * choices.mapped
     for number in choices.processes:
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // number))}
+        launcher = [sys.executable]
+        if number:
+            launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+        environment = os.environ | {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // max(1, number)))}
         command = [*launcher, __file__, "member", *facts]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-        found[f"{number} processes"] = json.loads(done.stdout)
-        log(f"{number} processes: {found[f'{number} processes']}")
+        name = f"{number} processes" if number else "without torchrun"
+        found[name] = json.loads(done.stdout)
+        log(f"{name}: {found[name]}")
     return found
 
 
@@ -313,7 +316,7 @@ def main() -> None:
         steps.add_argument("--sums", default="elements", help="of Adagrad: elements or rows")
         steps.add_argument("--mapped", action="store_true", help="train on a memory-mapped file of triples")
         steps.add_argument("--device", default="cpu")
-        steps.add_argument("--processes", type=int, nargs="+", default=[1, 2])
+        steps.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="0: one, without torchrun")
         steps.add_argument("--name", default="steps", help="of the figures in the results")
         steps.add_argument("--out", type=Path, default=RESULTS, help="the folder of the JSON results")
     costs = commands.add_parser("costs", help="the cost model beside recorded trainings, and its extrapolation")
