@@ -156,14 +156,14 @@ def step_seconds(rates: Rates, *, batch_size: int, candidates: int, rows: int, w
 
 def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, width: int) -> Rates:
     """Rates of this device in some milliseconds, by products of the shape of a step and by copies."""
-    most = PROBE_NUMBERS[device.type == "cuda"]
+    most, rounds = PROBE_NUMBERS[device.type == "cuda"], PROBE_ROUNDS[device.type == "cuda"]
     batch_size = max(1, min(batch_size, most // width, 4096))
-    candidates = max(1, most // max(width, batch_size) // ALIGNED * ALIGNED)
+    candidates = max(ALIGNED, most // max(width, batch_size) // ALIGNED * ALIGNED)
     images, table = (torch.rand(rows, width, device=device).to(dtype) for rows in (batch_size, candidates))
     scores, numbers = images @ table.T, torch.zeros(most, device=device)
     copy = torch.empty_like(numbers)
-    product = _seconds(lambda: torch.mm(images, table.T, out=scores), device)
-    copied, called = _seconds(lambda: copy.copy_(numbers), device), _seconds(lambda: images[:1].add_(1), device)
+    calls = (lambda: torch.mm(images, table.T, out=scores), lambda: copy.copy_(numbers), lambda: images[:1].add_(1))
+    product, copied, called = (_seconds(call, device, rounds=rounds) for call in calls)
     return Rates(2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied, 1 / called)
 
 
@@ -194,10 +194,10 @@ def estimate_step(
     return seconds + (2 + sides) * _seconds(lambda: reduce(sent), model.device)
 
 
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
+def _seconds(call: Callable[[], object], device: torch.device, *, rounds: int = 4) -> float:
     """The shortest of some measurements after the first: of as many in each process, for collectives."""
     found, num_calls = [], PROBE_CALLS[device.type == "cuda"]
-    for _ in range(PROBE_ROUNDS[device.type == "cuda"]):
+    for _ in range(rounds):
         started = time.perf_counter()
         for _ in range(num_calls):
             call()
