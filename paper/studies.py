@@ -32,6 +32,7 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.distance import ModE, RotatE
 from dualkg.models.dual import Dual
 from dualkg.training.api import choose_device, spread, train_recipe
+from dualkg.training.ensemble import Ensemble
 from dualkg.training.recipe import Recipe, RegularizerConfig
 from dualkg.training.run import describe_device, environment
 from dualkg.training.trainer import Trainer
@@ -52,7 +53,7 @@ from paper.registry import (
     recipe_of,
     rows_with_recipes,
 )
-from paper.tables import Table, grouped, over_seeds
+from paper.tables import MISSING, Table, grouped, over_seeds
 
 Results = Any  # whatever JSON holds
 FB15K237 = ("FB15k-237",)
@@ -556,6 +557,32 @@ def sampled_tables(results: Results, graph: str) -> list[Table]:
     return [Table(f"Sampled softmax: {graph}", columns, rows, results, [note])]
 
 
+ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), Row("HAKE", "hake"))
+
+
+def measure_ensemble(config: Config, graph: Graph) -> tuple[Results, None]:
+    """RESCAL-DURA and HAKE as an ensemble with weights fitted on validation, beside each alone."""
+    results = []
+    for seed in range(config.seeds):
+        ensemble = Ensemble([config.load_trained(row, graph, seed) for row in ENSEMBLE_ROWS])
+        names = [*(row.name for row in ENSEMBLE_ROWS), "ensemble"]
+        for name, run, weight in zip(
+            names, [*ensemble.members, ensemble], [*ensemble.model.weights, None], strict=True
+        ):
+            mrr = {split: evaluate(run.model, graph, split=split).mrr for split in ("valid", "test")}
+            results.append({"row": name, "seed": seed, "weight": weight, **mrr})
+    return results, None
+
+
+def ensemble_tables(results: Results, graph: str) -> list[Table]:
+    rows = []
+    for (name,), ones in grouped(results, "row").items():
+        weights = [one["weight"] for one in ones if one["weight"] is not None]
+        mrr = [over_seeds([one[split] for one in ones]) for split in ("valid", "test")]
+        rows.append([name, over_seeds(weights, digits=2) if weights else MISSING, *mrr, str(len(ones))])
+    return [Table(f"Ensemble: {graph}", ("", "weight", "valid MRR", "test MRR", "seeds"), rows, results)]
+
+
 DRAW_EXPLANATIONS = partial(figures.draw_explanations, title=STUDIED.name)
 DRAW_QUANTIZATION = partial(figures.draw_quantization, title=STUDIED.name)
 _STUDIES = (
@@ -563,6 +590,7 @@ _STUDIES = (
     Study("duality", measure_duality, duality_tables, several_seeds=True),
     Study("defaults", measure_defaults, defaults_tables, graphs=DEFAULT_GRAPHS, several_seeds=True),
     Study("sampled", measure_sampled, sampled_tables, graphs=GRAPHS[:2] + GRAPHS[3:4], several_seeds=True),
+    Study("ensemble", measure_ensemble, ensemble_tables, graphs=("WN18RR",), several_seeds=True),
     Study("dura-weights", measure_dura_weights, dura_weights_tables, draw_dura_weights),
     Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
     Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237, several_seeds=True),

@@ -50,6 +50,18 @@ def files(config: Config, name: str) -> list[str]:
     return sorted(path.suffix for path in (config.records / "figures").glob(f"{name}-world.*"))
 
 
+def test_ensemble(config, monkeypatch):
+    monkeypatch.setattr(studies, "ENSEMBLE_ROWS", (Row("RESCAL-DURA", "rescal-dura"), Row("RotatE", "rotate")))
+    [table] = STUDIES["ensemble"].run(config)
+    results = saved(config, "ensemble")
+    assert [row[0] for row in table.rows] == ["RESCAL-DURA", "RotatE", "ensemble"]
+    member = kg.load_run(config.runs / "world" / "rescal-dura" / "seed-0")
+    assert results[0]["test"] == pytest.approx(member.report.mrr)
+    assert results[2]["weight"] is None
+    assert len({round(one["test"], 6) for one in results}) == 3
+    assert results[0]["weight"] > 0
+
+
 def test_completion(config):
     [table] = STUDIES["completion"].run(config)
     results = saved(config, "completion")

@@ -100,6 +100,15 @@ class Sample(NamedTuple):
 
 
 @triton.jit
+def _corrected(start, entities, log_counts, at, num_columns, answer):
+    """Some scores of a row, corrected by the counts; −∞ for padding and where the sample has the answer."""
+    inside = at < num_columns
+    negative = inside & (tl.load(entities + at, mask=inside, other=0) != answer)
+    values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
+    return tl.where(negative, values - tl.load(log_counts + at, mask=inside, other=0.0), float("-inf"))
+
+
+@triton.jit
 def _sampled_softmax_gradient(
     scores,
     of_answers,
@@ -124,11 +133,7 @@ def _sampled_softmax_gradient(
     total = tl.zeros([BLOCK], tl.float32)
     for first in range(0, num_columns, BLOCK):
         at = first + columns
-        inside = at < num_columns
-        negative = inside & (tl.load(entities + at, mask=inside, other=0) != answer)
-        values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
-        values -= tl.load(log_counts + at, mask=inside, other=0.0)
-        values = tl.where(negative, values, float("-inf"))
+        values = _corrected(start, entities, log_counts, at, num_columns, answer)
         higher = tl.maximum(highest, values, propagate_nan=tl.PropagateNan.ALL)
         total = total * tl.exp(highest - higher) + tl.exp(values - higher)
         highest = higher
@@ -137,11 +142,7 @@ def _sampled_softmax_gradient(
     normalizer = top + tl.log(summed)
     for first in range(0, stride, BLOCK):
         at = first + columns
-        inside = at < num_columns
-        negative = inside & (tl.load(entities + at, mask=inside, other=0) != answer)
-        values = tl.load(start + at, mask=inside, other=0.0).to(tl.float32)
-        values -= tl.load(log_counts + at, mask=inside, other=0.0)
-        gradient = tl.where(negative, weight * tl.exp(values - normalizer), 0.0)
+        gradient = weight * tl.exp(_corrected(start, entities, log_counts, at, num_columns, answer) - normalizer)
         tl.store(start + at, gradient.to(scores.dtype.element_ty), mask=at < stride)
     tl.store(losses + row, weight * (normalizer - of_answer))
     tl.store(to_answers + row, weight * (tl.exp(of_answer - normalizer) - 1.0))
