@@ -29,6 +29,7 @@ SCRIPTS = (
     "loading",
     "inductive",
     "startup",
+    "contention",
     "tuning",
     "measurement",
     "training",

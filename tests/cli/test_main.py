@@ -1,6 +1,7 @@
 """The commands, as users type them: what they print, and how they refuse wrong requests."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -99,6 +100,20 @@ def test_the_garbage_collector_rarely_runs():
     enabled, times, frozen = found.stdout.split()
     assert (enabled, frozen) == ("True", "True")
     assert int(times) < 20
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None")],
+)
+def test_idle_threads_of_openmp_sleep_soon_unless_the_environment_says_otherwise(given, found):
+    code = (
+        "import atexit, os, sys; atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT')))\n"
+        "sys.argv[1:] = ['--version']; from dualkg.cli import main; main()"
+    )
+    plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env=plain | given, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == found
 
 
 def test_datasets(dualkg):

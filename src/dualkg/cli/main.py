@@ -3,6 +3,7 @@
 import atexit
 import gc
 import io
+import os
 import re
 import sys
 import time
@@ -27,6 +28,9 @@ from dualkg.errors import DualkgError, close_settings, shortened, visible
 from dualkg.logs import log_to_stderr
 
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
+# How often an idle OpenMP thread looks for work before it sleeps. The default takes a core from other processes, and on
+# a busy machine most of the time of a training step (benchmarks/contention.py).
+SPIN_COUNT = "10000"
 DEMO_QUERIES = (
     ("Khartoum", "located_in", None),
     ("Luxembourg", "borders", None),
@@ -53,6 +57,8 @@ def main(commands: typer.Typer = app) -> None:
         # Torch makes 200,000 objects that live as long as the process; collecting them takes most of a second.
         gc.set_threshold(GC_THRESHOLD)
         atexit.register(gc.freeze)
+        if "OMP_WAIT_POLICY" not in os.environ:
+            os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     for stream in (sys.stdout, sys.stderr):  # a file name need not be valid text
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
