@@ -28,8 +28,8 @@ from dualkg.errors import DualkgError, close_settings, shortened, visible
 from dualkg.logs import log_to_stderr
 
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
-# How often an idle OpenMP thread looks for work before it sleeps. The default takes a core from other processes, and on
-# a busy machine most of the time of a training step (benchmarks/contention.py).
+# How often an idle OpenMP thread looks for work before it sleeps. By default it keeps its core from other threads and
+# processes for longer; on a very busy machine training takes twice as long (benchmarks/contention.py).
 SPIN_COUNT = "10000"
 DEMO_QUERIES = (
     ("Khartoum", "located_in", None),
