@@ -557,7 +557,7 @@ def sampled_tables(results: Results, graph: str) -> list[Table]:
     return [Table(f"Sampled softmax: {graph}", columns, rows, results, [note])]
 
 
-ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), Row("HAKE", "hake"))
+ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), model_row("HAKE"))
 
 
 def measure_ensemble(config: Config, graph: Graph) -> tuple[Results, None]:
@@ -565,11 +565,9 @@ def measure_ensemble(config: Config, graph: Graph) -> tuple[Results, None]:
     results = []
     for seed in range(config.seeds):
         ensemble = Ensemble([config.load_trained(row, graph, seed) for row in ENSEMBLE_ROWS])
-        names = [*(row.name for row in ENSEMBLE_ROWS), "ensemble"]
-        for name, run, weight in zip(
-            names, [*ensemble.members, ensemble], [*ensemble.model.weights, None], strict=True
-        ):
-            mrr = {split: evaluate(run.model, graph, split=split).mrr for split in ("valid", "test")}
+        names, runs = [*(row.name for row in ENSEMBLE_ROWS), "ensemble"], [*ensemble.members, ensemble]
+        for name, run, weight in zip(names, runs, [*ensemble.model.weights, None], strict=True):
+            mrr = {split: run.report_on(split).mrr for split in ("valid", "test")}
             results.append({"row": name, "seed": seed, "weight": weight, **mrr})
     return results, None
 
