@@ -138,6 +138,8 @@ def load_folder(folder: Path) -> Run:
 def weight_tables(run: Run) -> dict[str, np.ndarray]:
     """All parameters and buffers of the trained model by their recorded names."""
     state = run.model.state_dict()
+    if num := run.model.embedding.num_biases:  # recorded as a table of their own
+        state |= {"entities": state["entities"][:, :-num], "biases": state["entities"][:, -num:]}
     return {RECORDED_TABLE_NAMES.get(name, name): value.detach().cpu().numpy() for name, value in state.items()}
 
 

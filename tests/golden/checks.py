@@ -110,15 +110,8 @@ _BOUNDS = ("optimistic", "pessimistic")
 # -- comparisons ----------------------------------------------------------------------------------------------
 
 
-def differences(expected: Any, found: Any, where: str = "") -> list[str]:
-    """Where two nested structures differ: exactly on the machine of the record, elsewhere beyond the tolerance.
-
-    On another machine only floats are compared: hashes differ there, and so may the order of nearly equal answers.
-    """
-    return list(_differences(expected, found, where, exact=same_machine()))
-
-
 def _differences(expected: Any, found: Any, where: str, *, exact: bool) -> Iterator[str]:
+    """Where two nested structures differ; if not `exact`, only floats are compared, with a tolerance."""
     if isinstance(expected, dict) and isinstance(found, dict):
         if exact and expected.keys() != found.keys():
             yield f"{where}: keys {sorted(expected)} were expected, {sorted(found)} were found"
@@ -142,7 +135,11 @@ def _close(expected: float, found: float) -> bool:
     return math.isclose(expected, found, rel_tol=RTOL, abs_tol=ATOL)
 
 
-def check(expected: Any, found: Any) -> None:
-    """Fail with the first differences between what was recorded and what was found."""
-    wrong = differences(expected, json.loads(json.dumps(found)))
+def check(expected: Any, found: Any, *, exact: bool = True) -> None:
+    """Fail with the first differences between what was recorded and what was found.
+
+    On another machine only floats are compared: hashes differ there, and so may the order of nearly equal answers.
+    """
+    found = json.loads(json.dumps(found))
+    wrong = list(_differences(expected, found, "", exact=exact and same_machine()))
     assert not wrong, f"{len(wrong)} differences:\n" + "\n".join(wrong[:10])

@@ -54,7 +54,9 @@ def test_training(recorded: dict[str, Any], graph: Any) -> None:
     if recorded.get("sensitive") and not (same_machine() and FRESH in os.environ):
         pytest.skip("rounding errors grow too much to compare results of different machines or of a used process")
     run = measure.train(settings, graph)
-    check(recorded["results"], measure.training_results(run, with_ranks="ranks" in recorded["results"]))
+    # Biases of MuRP were in a table of their own, and some gradients of its entities were summed in another order.
+    exact = settings["model"]["name"] != "MuRP"
+    check(recorded["results"], measure.training_results(run, with_ranks="ranks" in recorded["results"]), exact=exact)
 
 
 @pytest.mark.slow

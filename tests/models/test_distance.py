@@ -91,8 +91,7 @@ def test_the_bias_of_hake_stays_between_minus_the_modulus_and_one(stored, used):
 def test_murp_by_hand():
     """On a line the ball's distance is twice that of tangents: from R h = 2·0.3 to t ⊕ r = 0.5 − 0.2, that is 0.6."""
     model = kg.MuRP(ONE, dim=1, reciprocal=False)
-    model.biases.data = torch.tensor([[0.25, 9.0], [9.0, 0.5]])
-    found = score_of(model, entities=[[0.3], [0.5]], relations=[[2.0, -0.2]])
+    found = score_of(model, entities=[[0.3, 0.25, 9.0], [0.5, 9.0, 0.5]], relations=[[2.0, -0.2]])
     assert found == pytest.approx(-((2 * 0.3) ** 2) + 0.25 + 0.5)
 
 
@@ -199,8 +198,8 @@ def test_a_translation_across_the_ball_is_finite(dim):
 @pytest.mark.parametrize("length", [0.5, 2.0])
 def test_distances_of_all_pairs_in_the_ball_are_accurate_in_float32(length):
     exact = kg.MuRP(kg.GraphShape(50, 3), dim=20)
-    for table, first in ((exact.entities, 0), (exact.relations, 20)):
-        table.data[:, first:] = torch.nn.functional.normalize(torch.randn_like(table[:, first:]), dim=-1) * length
+    for part in (exact.entities.data[:, :20], exact.relations.data[:, 20:]):
+        part.copy_(torch.nn.functional.normalize(torch.randn_like(part), dim=-1) * length)
     rounded = kg.MuRP(exact.shape, dim=20).float()
     rounded.load_state_dict(exact.state_dict())
     entities, relations = torch.arange(50), torch.arange(50) % 6

@@ -1,6 +1,7 @@
 """Export of the embeddings of a run: NumPy, TSV or safetensors, with a manifest that says how they make a score."""
 
 import json
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from dualkg.errors import RequestError
 from dualkg.files import atomic_folder, check_new_folder, file_record, locks, writing
 from dualkg.models import MODELS
 from dualkg.models.base import Model
-from dualkg.training.importing import ENTITY_TABLES
+from dualkg.models.sharded import TABLES
 from dualkg.training.recipe import ModelConfig, name_of
 from dualkg.training.run import Run, RunFolder, environment
 
@@ -98,15 +99,14 @@ OTHERS: dict[str, tuple[str, list[str], str]] = {
         [
             "length = lambda v: max(np.linalg.norm(v), 1e-15**0.5)",
             "ball = lambda v: min(np.tanh(length(v)), 1 - 1e-5) / length(v) * v",
-            "x, y, s = ball(h * r[:d]), ball(t), ball(r[d:])",
+            "x, y, s = ball(h[:d] * r[:d]), ball(t[:d]), ball(r[d:])",
             "y = ((1 + 2 * y @ s + s @ s) * y + (1 - y @ y) * s) / (1 + 2 * y @ s + (y @ y) * (s @ s))",
             "distance = 2 * np.arcsinh(np.linalg.norm(x - y) / np.sqrt((1 - x @ x) * (1 - y @ y)))",
-            'bias = arrays["biases"][head, 0] + arrays["biases"][tail, 1]',
         ],
-        "bias - distance**2",
+        "h[d] + t[d + 1] - distance**2",
     ),
 }
-# Parts of a row, with dim numbers each unless a number of columns is given.
+# Parts of a row, equally long; the biases of an entity are one number each.
 PARTS: dict[str, tuple[list[str], list[str]]] = {
     "ComplEx": (["real parts", "imaginary parts"], ["real parts", "imaginary parts"]),
     "QuatE": (["real parts", "i parts", "j parts", "k parts"], ["real parts", "i parts", "j parts", "k parts"]),
@@ -118,14 +118,16 @@ PARTS: dict[str, tuple[list[str], list[str]]] = {
         ["moduli h′", "angles h″, of which half_turn is π"],
         ["moduli r′", "biases b", "angles r″, of which half_turn is π"],
     ),
-    "MuRP": (["tangent vector at the origin"], ["diagonal of R", "tangent vector of r"]),
+    "MuRP": (
+        ["tangent vector at the origin", "bias as head", "bias as tail"],
+        ["diagonal of R", "tangent vector of r"],
+    ),
 }
 MEANINGS = {
     "entities": "embeddings of the entities",
     "tails": "embeddings of the entities as tails; the array entities is for heads",
     "relations": "parameters of the relations",
     "core": "the matrices Wₖ that all relations share: [k, row, column]",
-    "biases": "biases of the entities: column 0 as head, column 1 as tail",
     "scales": "the weights a of moduli and c of angles",
     "half_turn": "the stored number of the angle π",
     "mean": "batch normalization: mean",
@@ -218,7 +220,7 @@ def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]
 
 def _row_names(table: str) -> str | None:
     """Whose names the rows of a table have; None if its rows are neither entities nor relations."""
-    return "entities" if table in ENTITY_TABLES else "relations" if table == "relations" else None
+    return "entities" if table in TABLES else "relations" if table == "relations" else None
 
 
 def _manifest(run: Run, tables: dict[str, npt.NDArray[Any]], format: str, folder: Path) -> dict[str, Any]:
@@ -265,10 +267,11 @@ def _describe(name: str, table: npt.NDArray[Any], model: Model, format: str) -> 
     }
     if name in ("entities", "tails", "relations"):
         entity, relation = PARTS.get(kind, (["coordinates"], ["coordinates"])) if kind in MODELS else ([], [])
-        parts = relation if name == "relations" else entity
-        width = table.shape[1] // max(len(parts), 1)
+        parts, biases = (relation, 0) if name == "relations" else (entity, model.embedding.num_biases)
+        width = (table.shape[1] - biases) // max(len(parts) - biases, 1)
+        ends = list(accumulate([width] * (len(parts) - biases) + [1] * biases))
         found["columns"] = [
-            {"part": part, "from": width * number, "to": width * (number + 1)} for number, part in enumerate(parts)
+            {"part": part, "from": start, "to": end} for part, start, end in zip(parts, [0, *ends], ends, strict=False)
         ]
     return found
 

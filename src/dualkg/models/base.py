@@ -238,6 +238,7 @@ class EmbeddingModel(Model):
     has_adjoint = False  # whether both map_head and map_tail give mapped vectors, as DURA requires
     euclidean = True  # whether the numbers of an entity are coordinates, so that sums of their powers are norms
     numbers_per_coordinate = 1  # real numbers of one coordinate: 2 if complex
+    num_biases = 0  # real numbers of an entity after those of its coordinates
     two_entity_tables = False  # whether an entity has one vector as head and another as tail
     capturable = False  # whether no operation waits for a size that the GPU computed, as a CUDA graph needs
     default_init_scale: InitScale = 1e-3
@@ -308,7 +309,7 @@ class EmbeddingModel(Model):
 
     def entity_width(self, dim: int) -> int:
         """Real numbers per entity."""
-        return dim * self.numbers_per_coordinate
+        return dim * self.numbers_per_coordinate + self.num_biases
 
     def relation_width(self, dim: int) -> int:
         """Real numbers per relation."""

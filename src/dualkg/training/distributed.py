@@ -192,7 +192,7 @@ class DistributedTrainer(Trainer):
     ) -> None:
         self.group = group
         self._agreed = False
-        check_supported(model, regularizer)
+        check_supported(regularizer)
         if not group.first:
             options = {}
         super().__init__(model, graph, recipe, regularizer, **options)

@@ -18,12 +18,12 @@ from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, skip_initialization
 from dualkg.models.diagonal import SimplE
 from dualkg.models.distance import AngleModel, RotatE
+from dualkg.models.sharded import TABLES
 from dualkg.training.checkpoint import load_weights
 from dualkg.training.recipe import Data, ModelConfig, Recipe, find_class
 from dualkg.training.run import Run
 
 Array = npt.ArrayLike
-ENTITY_TABLES = ("entities", "tails", "biases")  # with a row for each entity
 NO_TRIPLES = np.zeros((0, 3), dtype=np.int32)
 UNIT = 1e-3  # how far the modulus of a rotation may be from 1
 PYKEEN_MODELS = ("ComplEx", "CP", "DistMult", "QuatE", "RESCAL", "RotatE", "SE", "SimplE", "TransE", "TuckER")
@@ -72,14 +72,14 @@ def from_arrays(
             f"{num_rows:,}."
         )
     for names, vocabulary, own in (
-        (entity_names, graph.entities, ENTITY_TABLES),
+        (entity_names, graph.entities, TABLES),
         (relation_names, graph.relations, ("relations",)),
     ):
         if names is not None:
             tables |= {name: _in_graph_order(tables[name], names, vocabulary) for name in own if name in tables}
     config = ModelConfig(
         name=model,
-        dim=tables["entities"].shape[1] // kind.numbers_per_coordinate,
+        dim=(tables["entities"].shape[1] - kind.num_biases) // kind.numbers_per_coordinate,
         reciprocal=num_rows == 2 * num_relations,
         options=dict(options or {}),
     )

@@ -18,17 +18,14 @@ from dualkg.losses.negative_sampling import BoundSampledLoss
 from dualkg.losses.sampled_softmax import BoundSampledSoftmax
 from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
 from dualkg.models.base import Factors, Model
-from dualkg.models.murp import MuRP
 from dualkg.models.sharded import Shard, ShardedModel
 from dualkg.regularizers import Regularizer, UnweightedDURA
 from dualkg.training.fused import LossAndGradient, Side, Tables, rows_at_once, softmax_gradient_
 from dualkg.training.reference_step import ReferenceStep
 
 
-def check_supported(model: Model, regularizer: Regularizer) -> None:
+def check_supported(regularizer: Regularizer) -> None:
     """Refuse what cannot be trained on several processes."""
-    if isinstance(model.embedding, MuRP):
-        raise RequestError("MuRP has biases beside its tables, which are not split. Train it in one process.")
     if regularizer.reads_whole_tables and type(regularizer) is not UnweightedDURA:
         raise RequestError(
             f"{type(regularizer).__name__} reads whole tables, and each process has a part of them. Use DURA, or one "
