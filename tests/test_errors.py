@@ -1,7 +1,9 @@
-"""Names that may have been meant."""
+"""Names that may have been meant, and sentences about wrong arguments."""
 
 import difflib
 import random
+
+import pytest
 
 import dualkg as kg
 from dualkg.errors import MAX_COMPARED, close_matches, edit_distance
@@ -29,3 +31,22 @@ def test_what_a_vocabulary_has_is_told_at_once():
     assert "Paris" in names
     assert "paris" not in names
     assert 0 not in names
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda run: kg.evaluate(run.model, run.graph, candidates=[1, 2]), "a mapping of its columns; list was given"),
+        (lambda run: kg.evaluate(run.model, run.graph, hits=0), "whole number of at least 1; got 0"),
+        (lambda run: kg.complete(run, top="x"), "At least one triple must be requested; top is 'x'"),
+        (lambda run: kg.complete(run, relations="q"), "No relation is named 'q'"),
+        (lambda run: kg.Ensemble(3), "takes a list of runs"),
+        (lambda run: kg.fit(run.graph, changes="x"), "changes are a mapping .* 'x' was given"),
+        (lambda run: kg.Graph.from_triples([("a", "r", "b")], labels=["x"]), "labels are a file, or a mapping"),
+    ],
+)
+def test_wrong_arguments_get_a_sentence(call, sentence, small_graph):
+    model = kg.DistMult(small_graph, dim=2)
+    run = kg.train(model, small_graph, epochs=1, device="cpu")
+    with pytest.raises(kg.RequestError, match=sentence):
+        call(run)

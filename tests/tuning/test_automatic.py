@@ -16,7 +16,7 @@ from dualkg.training.recipe import Data
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
 from dualkg.tuning.automatic import AutomaticTrial, AutomaticTuner, dimensions_of
-from dualkg.tuning.fit import fit, parse_budget, resume, starting_recipe
+from dualkg.tuning.fit import fit, other_start, parse_budget, resume, starting_recipe
 
 CPU = torch.device("cpu")
 
@@ -200,11 +200,46 @@ def test_the_initial_scale_of_distance_models_follows_the_margin(graph):
     assert (of_a_recipe.loss.margin, of_a_recipe.model.init_scale) == (18.0, 0.25)
 
 
+def test_distance_models_on_small_graphs_may_also_be_trained_1_vs_all(graph):
+    """The loss of training without tuning is a candidate; it wins here, and its λ is tuned in long trials."""
+    large = dataclasses.replace(graph, train=np.tile(graph.train, (400, 1)))
+    fixed = ("model.name", "model.dim")
+    start = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE", "model.dim": 10})
+    other = other_start(start, graph, CPU, fixed)
+    assert isinstance(start.loss, kg.NegativeSampling)
+    assert (type(other.loss), other.regularizer.name, other.model.dim) == (kg.OneVsAll, "DURA", 10)
+    assert other_start(start, large, CPU, fixed) is None
+    assert other_start(start, graph, CPU, (*fixed, "loss.name")) is None
+    assert other_start(recipe_of(graph), graph, CPU, ()) is None
+
+    def surface(params, rung):
+        if "loss.name" not in params:
+            return 0.4
+        return 0.3 if rung == 0 else 0.5 + 0.1 * (params.get("regularizer.weight") == 0.016)
+
+    options = {"small": True, "seconds_per_epoch": 0.1, "fixed": fixed, "other": other}
+    chosen = OfSurface(start, graph, surface, **options).run()
+    assert (type(chosen.loss), chosen.regularizer.weight) == (kg.OneVsAll, 0.016)
+    tuner = OfSurface(start, graph, lambda params, rung: 0.3 if "loss.name" in params else 0.4, other=other)
+    assert isinstance(tuner.run().loss, kg.NegativeSampling)
+    assert {"loss.name": "OneVsAll"} in [trial.params for trial in tuner.trials]
+
+
+def test_without_time_for_a_long_trial_the_short_ones_have_the_whole_budget(graph):
+    recipe = recipe_of(graph, **{"training.epochs": 30})
+    tuner = OfSurface(recipe, graph, bowl, small=True, seconds=35.0)  # trials take 10 and 30 s
+    tuner.run()
+    assert [trial.epochs for trial in tuner.trials] == [10, 10, 10]
+    assert "the best of 3 trials in 30 s" in tuner.summary()
+
+
 def test_far_worse_trials_stop_half_way(graph):
     tuner = AutomaticTuner(recipe_of(graph, **{"training.epochs": 36}), graph, device=CPU)
     good = tuner._train({}, 0)
     tuner.trials.append(dataclasses.replace(good, half_way=100.0))
     assert tuner._train({"regularizer.weight": 0.01}, 0).error == "stopped half-way"
+    tuner.other = tuner.recipe
+    assert not tuner._train({"loss.name": "OneVsAll"}, 0).error  # with another loss, half of the time is another stage
 
 
 def test_the_test_split_does_not_matter(graph):

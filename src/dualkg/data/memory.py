@@ -172,6 +172,8 @@ def _graph(
         raise type(error)(re.sub(r"^the ", "The ", str(error))) from None
     if isinstance(labels, str | os.PathLike):
         labels = {name: label for source in find_sources(labels) for name, label in read_labels(source).items()}
+    if not isinstance(labels, Mapping | None):
+        raise RequestError(f"labels are a file, or a mapping of names to labels; {_described(labels)} was given.")
     by_name = {str(name).strip(): label for name, label in (labels or {}).items()}
     return graph_fields(
         read,

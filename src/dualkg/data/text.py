@@ -4,10 +4,12 @@ import codecs
 import csv
 import io
 import re
+import time
+import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.csv
@@ -57,7 +59,7 @@ class TextReader(FileReader):
         header = named is not None or any(isinstance(column, str) for column in columns or ())
         if header and columns is None:  # a first line such as `s r t` could also be a triple
             self.remarks.append(f"The first line of {self.name} was read as a header.")
-        elif not header and tuple(columns or ()) != (1, 2, 3) and len(first.cells) == num_columns:
+        elif not header and len(first.cells) == num_columns and (tuple(columns or ()) != (1, 2, 3) or num_columns > 3):
             self.first_line = tuple(first.cells[index].strip() for index in indices)
         start, line = (first.end, first.next_line) if header else (first.start, first.line)
         yield from _blocks(self.source, Layout(separator, num_columns, indices, ROLES, header, start, line), self)
@@ -252,9 +254,10 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
         quotes = _QuoteCounter(stream)
         last: list[str] = []
         content = quotes if layout.quoted else _TabsForSpaces(stream) if layout.separator == " " else stream
+        for_arrow = _for_arrow(content)
         required = [role for role in layout.roles if role != "label"]
         try:
-            with _arrow_reader(content, layout) as blocks:
+            with _arrow_reader(for_arrow, layout) as blocks:
                 for block in blocks:
                     if reader:
                         block = _strip(block, reader)
@@ -264,6 +267,12 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
                         last = [column[-1].as_py() for column in block.columns]
                     yield block
         except pa.ArrowInvalid as error:
+            error.__traceback__ = None  # its frames have the stream
+            used, for_arrow = weakref.ref(for_arrow), None
+            for _ in range(200):
+                if used() is None:
+                    break
+                time.sleep(0.005)  # a thread of Arrow has it
             raise _error(source, layout, str(error)) from error
         # Arrow reads an unclosed quote as one long name, and would silently lose all lines below it.
         suspicious = quotes.odd or any("\n" in name or "\r" in name for name in last)
@@ -314,6 +323,34 @@ class _QuoteCounter(io.RawIOBase):
         content = self._stream.read(size)
         self.odd ^= content.count(b'"') % 2 == 1
         return content
+
+
+class _Unread(io.RawIOBase):
+    """A stream from which some parts have been read already."""
+
+    def __init__(self, parts: list[bytes], stream: Any) -> None:
+        self._parts, self._stream = parts, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        content: bytes = self._parts.pop(0) if self._parts else self._stream.read(size)
+        return content
+
+
+def _for_arrow(stream: Any) -> Any:
+    """A stream for Arrow, in its own memory if it is small.
+
+    After an error, threads of Arrow may drop what they have read. If Python ends meanwhile, and they have objects of
+    Python, the process is aborted.
+    """
+    first, more = stream.read(BLOCK_SIZE), stream.read(BLOCK_SIZE)
+    if more:
+        return _Unread([first, more], stream)
+    buffer = pa.allocate_buffer(len(first))
+    memoryview(buffer).cast("B")[:] = first
+    return pa.BufferReader(buffer)
 
 
 def _arrow_reader(stream: object, layout: Layout) -> pa.csv.CSVStreamingReader:
@@ -383,13 +420,15 @@ def _advice(cells: Sequence[str], layout: Layout) -> str:
     if layout.roles[0] != "head":
         return "Correct the line, or remove it."
     if len(cells) > layout.num_columns and not layout.header:
-        return "Correct the line, or choose three columns with columns=(1, 2, 3)."
+        return "Correct the line, or choose three columns with columns=(1, 2, 3), or by name if line 1 is a header."
     if len(cells) == 1:
         if joined.lstrip().startswith(("{", "[")):
             return "If each line is JSON, give the file a name that ends in .jsonl."
         for separator, name in (("\t", "tab"), (",", "comma"), (";", "semicolon"), ("|", "pipe"), (" ", "space")):
             if separator in joined:
                 return f"If {SEPARATORS[separator]} separate the columns, use delimiter='{name}'."
+        if joined.count(":") == len(ROLES) - 1:
+            return "If colons separate the columns, use delimiter=':'."
     return "Correct the line, or remove it."
 
 

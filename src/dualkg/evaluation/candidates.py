@@ -102,6 +102,9 @@ class CandidateLists:
             return candidates
         if isinstance(candidates, Mapping):
             return _from_table(_table_of_arrays(candidates, "The mapping"), graph, split, source="The mapping")
+        if not isinstance(candidates, (str, Path)):
+            kind = type(candidates).__name__
+            raise RequestError(f"Candidates are a file of lists, or a mapping of its columns; {kind} was given.")
         return read_candidates(candidates, graph, split=split)
 
 

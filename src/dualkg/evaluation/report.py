@@ -45,9 +45,9 @@ def metric_values(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
 
 
-def check_hits(hits: Iterable[int]) -> tuple[int, ...]:
+def check_hits(hits: Iterable[int] | int) -> tuple[int, ...]:
     """The distinct k of Hits@k in their order; each is a whole number of at least 1."""
-    found = tuple(dict.fromkeys(hits))
+    found = tuple(dict.fromkeys(hits if isinstance(hits, Iterable) else [hits]))
     for k in found:
         if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
             raise RequestError(f"The k of Hits@k is a whole number of at least 1; got {k!r}.")

@@ -90,7 +90,8 @@ class CandidateFilter:
         return new
 
 
-def _ids(vocabulary: Vocabulary, names: Names) -> Ids:
+def _ids(vocabulary: Vocabulary, names: Names | str) -> Ids:
+    names = [names] if isinstance(names, str) else names
     return np.unique(np.array([vocabulary.id(name) for name in names], dtype=np.int64))
 
 

@@ -69,7 +69,7 @@ def default_recipe(
         optimizer=Optimizer(learning_rate=0.3, schedule="linear"),
         training=Training(batch_size=default_batch_size(graph)),
     )
-    changes = dict(changes or {})
+    given, changes = changes or {}, dict(changes or {})
     kind = MODELS.get(known_name(changes.get("model.name", base.model.name), MODELS))
     loss = LOSSES.get(known_name(changes.get("loss.name", "OneVsAll"), LOSSES))
     if (kind and not kind.has_adjoint) or (loss and loss.examples == "queries"):
@@ -77,6 +77,9 @@ def default_recipe(
     if str(changes.get("optimizer.name")).casefold() == "adam":  # chosen on the validation splits of world and UMLS
         changes.setdefault("optimizer.learning_rate", 0.001 if kind and issubclass(kind, DistanceModel) else 0.03)
     regularizer = find_class(changes.get("regularizer.name", "DURA"), REGULARIZERS, Regularizer)
+    if issubclass(regularizer, NoRegularizer) and changes.get("regularizer.weight"):
+        without = "no regularizer is used" if "regularizer.name" in given else "this model or loss has none by default"
+        raise RequestError(f"{source}: regularizer.weight should be left out: {without}.")
     if not issubclass(regularizer, PlainAndMapped):  # which alone have λ1 and λ2
         base = base.model_copy(update={"regularizer": RegularizerConfig(weight=base.regularizer.weight)})
     return base.with_changes(changes, source=source)

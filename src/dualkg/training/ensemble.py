@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
@@ -40,7 +40,7 @@ class Ensemble(Run):
     def __init__(
         self, runs: Sequence[Run | str | Path], *, weights: Weights | None = None, trust_code: bool = False
     ) -> None:
-        if isinstance(runs, (str, Path, Run)):
+        if isinstance(runs, (str, Path, Run)) or not isinstance(runs, Iterable):
             raise RequestError("kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several seeds.")
         loaded = [one if isinstance(one, Run) else load_run(_path(one), trust_code=trust_code) for one in runs]
         members = [member for one in loaded for member in (one.members if isinstance(one, Ensemble) else [one])]

@@ -31,7 +31,7 @@ BUDGET = 3.0  # times the final training
 MIN_BUDGET_SECONDS = 120.0  # small graphs are trained in a few seconds
 MAX_PROMOTED = 4
 REPEATED, SEEDS = 3, 3  # how many of the best are trained with how many seeds
-SEED = "training.seed"
+SEED, LOSS = "training.seed", "loss.name"
 HOPELESS = 0.8  # a trial stops half-way below this share of the best trial's MRR at that time
 MAX_VALIDATION_TRIPLES = 10_000
 
@@ -106,7 +106,10 @@ def _around(value: float, factor: float, *, below: int, above: int) -> Iterator[
 
 
 class AutomaticTuner:
-    """Searches for the hyperparameters of one training. Called with the trials of an interrupted search, it resumes."""
+    """Searches for the hyperparameters of one training. Called with the trials of an interrupted search, it resumes.
+
+    The search begins at `recipe`. The `other`, with another loss, is a candidate of the long trials.
+    """
 
     def __init__(
         self,
@@ -115,6 +118,7 @@ class AutomaticTuner:
         *,
         device: torch.device,
         fixed: Collection[str] = (),
+        other: Recipe | None = None,
         seconds: float | None = None,
         trials: Collection[AutomaticTrial] = (),
         on_trial: Callable[[list[AutomaticTrial]], None] | None = None,
@@ -122,7 +126,7 @@ class AutomaticTuner:
     ) -> None:
         if not len(graph.valid):
             raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
-        self.recipe, self.device, self.fixed = recipe, device, fixed
+        self.recipe, self.other, self.device, self.fixed = recipe, other, device, fixed
         self.graph = _without_test(graph, seed=recipe.training.seed)
         self.is_small = len(graph.train) < SMALL_GRAPH
         self.dimensions = dimensions_of(recipe, fixed)
@@ -148,7 +152,8 @@ class AutomaticTuner:
             first_pass = False
             if best is before or self.seconds is None:
                 break
-        for params in self._promoted():
+        others: list[Params] = [{LOSS: type(self.other.loss).__name__}] if self.other else []
+        for params in [*others, *self._promoted()]:
             if self._has_time(rung=1):
                 self._try(params, rung=1)
         if self._ranked(rung=1):
@@ -159,7 +164,7 @@ class AutomaticTuner:
     def _climb(self, best: AutomaticTrial, dimension: Dimension, *, rung: int = 0) -> AutomaticTrial:
         """Move along one dimension while the MRR grows, upwards first."""
         key, values = dimension.key, dimension.values
-        start = best.params.get(key, _value(self.recipe, key))
+        start = best.params.get(key, value_of(self._start(best.params), key))
         position = min(range(len(values)), key=lambda i: abs(float(values[i]) - float(start)))
         for direction in (1, -1):
             moved, at = False, position + direction
@@ -180,7 +185,7 @@ class AutomaticTuner:
         key, relation_key = "regularizer.weight", "loss.relation_weight"
         if not {key, relation_key} <= {dimension.key for dimension in self.dimensions}:
             return best
-        weight = float(f"{10**0.5 * float(best.params.get(key, _value(self.recipe, key))):.2g}")
+        weight = float(f"{10**0.5 * float(best.params.get(key, value_of(self._start(best.params), key))):.2g}")
         for value in (0.5, 4.0):
             if value != best.params.get(relation_key, 0.0) and self._has_time(rung=0):
                 trial = self._try({**best.params, relation_key: value, key: weight}, rung=0)
@@ -191,14 +196,14 @@ class AutomaticTuner:
         key = "regularizer.weight"
         if not any(dimension.key == key for dimension in self.dimensions):
             return best
-        weight = float(best.params.get(key, _value(self.recipe, key)))
+        weight = float(best.params.get(key, value_of(self._start(best.params), key)))
         return self._climb(best, Dimension(key, tuple(_around(weight, factor, below=1, above=1))))
 
     def _polish(self) -> None:
         """Climb in long trials along what short trials misjudge: λ, the number of epochs, and the learning rate."""
         best = self._ranked(rung=1)[0]
-        long = {dimension.key: dimension for dimension in self.dimensions}
-        epochs = self.recipe.training.epochs
+        start = self._start(best.params)
+        long, epochs = {found.key: found for found in dimensions_of(start, self.fixed)}, start.training.epochs
         if self.is_small and "training.epochs" not in self.fixed:
             long["training.epochs"] = Dimension("training.epochs", (5 * epochs // 2, epochs, epochs // 2))
         for key in ("regularizer.weight", "training.epochs", "optimizer.learning_rate"):
@@ -262,13 +267,15 @@ class AutomaticTuner:
         budget = self.budget_seconds
         if budget is None:
             return True
-        share = SHARE_OF_FIRST_RUNG if rung == 0 else 1.0
-        needed = self.trials[0].seconds_per_epoch * (epochs or self._epochs(rung, {}))
-        return self.spent_seconds + needed <= share * budget
+        of_epoch = self.trials[0].seconds_per_epoch
+        share = (
+            SHARE_OF_FIRST_RUNG if rung == 0 and self.spent_seconds + of_epoch * self._epochs(1, {}) <= budget else 1
+        )
+        return self.spent_seconds + of_epoch * (epochs or self._epochs(rung, {})) <= share * budget
 
     def _epochs(self, rung: int, params: Params) -> int:
         rungs = SMALL_RUNGS if self.is_small else RUNGS
-        return max(1, round(int(params.get("training.epochs", self.recipe.training.epochs)) * rungs[rung]))
+        return max(1, round(int(params.get("training.epochs", self._start(params).training.epochs)) * rungs[rung]))
 
     # -- trials -------------------------------------------------------------------------------------------
 
@@ -312,15 +319,20 @@ class AutomaticTuner:
 
     def _with(self, params: Params) -> Recipe:
         """The recipe with these hyperparameters; an `init_scale` that the starting margin gave follows the margin."""
-        model, follows = self.recipe.model, "loss.margin" in params and "model.init_scale" not in self.fixed
-        if follows and model.init_scale == init_scale_of_margin(_value(self.recipe, "loss.margin"), model.dim):
+        start = self._start(params)
+        model, follows = start.model, "loss.margin" in params and "model.init_scale" not in self.fixed
+        if follows and model.init_scale == init_scale_of_margin(value_of(start, "loss.margin"), model.dim):
             params = {**params, "model.init_scale": init_scale_of_margin(float(params["loss.margin"]), model.dim)}
-        return self.recipe.with_changes(params)
+        return start.with_changes(params)
+
+    def _start(self, params: Params) -> Recipe:
+        """The recipe that these hyperparameters change."""
+        return self.other if self.other is not None and LOSS in params else self.recipe
 
     def _watch(self, trainer: Trainer, params: Params, rung: int) -> Callable[[ProgressEvent], None]:
         """Report the progress of a trial, and stop it half-way if it is far behind the best."""
-        best = next(iter(self._ranked(rung=rung)), None)
-        text = describe_params(params)
+        ranked, text = self._ranked(rung=rung), describe_params(params)
+        best = next((trial for trial in ranked if (LOSS in trial.params) == (LOSS in params)), None)
 
         def on_progress(event: ProgressEvent) -> None:
             history = trainer.progress.history
@@ -329,7 +341,7 @@ class AutomaticTuner:
             if best and best.half_way and mrr < HOPELESS * best.half_way:
                 raise _HopelessTrialError
             spent, budget = self.spent_seconds, self.budget_seconds
-            top = best.mrr if best else None
+            top = ranked[0].mrr if ranked else None
             self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
             found = "" if top is None else f"  best valid MRR {top:.4f}"
             step = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
@@ -364,9 +376,10 @@ class AutomaticTuner:
         same = [trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None]
         seeds = sum(_without_seed(trial.params) == _without_seed(chosen.params) for trial in same)
         mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
+        count = f"{len(self.trials)} trials" if len(self.trials) > 1 else "1 trial"
         return (
             f"Chose {text}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}{start}, "
-            f"filtered by train and valid, the best of {len(self.trials)} trials in {self.spent_seconds:.0f} s."
+            f"filtered by train and valid, the best of {count} in {self.spent_seconds:.0f} s."
         )
 
 
@@ -378,7 +391,8 @@ def describe_params(params: Params) -> str:
     """`weight 0.016, learning_rate 0.3`."""
     if not params:
         return "the starting values"
-    return ", ".join(f"{key.rpartition('.')[2]} {value:g}" for key, value in params.items())
+    texts = {key: value if isinstance(value, str) else f"{value:g}" for key, value in params.items()}
+    return ", ".join(f"{'loss' if key == LOSS else key.rpartition('.')[2]} {text}" for key, text in texts.items())
 
 
 def _without_seed(params: Params) -> Params:
@@ -389,7 +403,7 @@ def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
     return trial.mrr is not None and best.mrr is not None and trial.mrr > best.mrr
 
 
-def _value(recipe: Recipe, key: str) -> Any:
+def value_of(recipe: Recipe, key: str) -> Any:
     found: Any = recipe.model_dump()
     for part in key.split("."):
         found = found[part]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,14 @@ from dualkg.training.callbacks import (
 from dualkg.training.recipe import Data, Recipe, check_tables, known_name, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
-from dualkg.tuning.automatic import SMALL_GRAPH, AutomaticProgress, AutomaticTrial, AutomaticTuner, init_scale_of_margin
+from dualkg.tuning.automatic import (
+    SMALL_GRAPH,
+    AutomaticProgress,
+    AutomaticTrial,
+    AutomaticTuner,
+    init_scale_of_margin,
+    value_of,
+)
 
 OnTuning = Callable[[AutomaticProgress], None]
 CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
@@ -53,7 +60,9 @@ STARTS: dict[str, dict[str, Any]] = {  # where the search begins, if not at the 
 }
 
 
-def default_size(graph: Graph, device: torch.device, model: str) -> dict[str, int]:
+def default_size(
+    graph: Graph, device: torch.device, model: str, starts: Mapping[str, Mapping[str, Any]] = STARTS
+) -> dict[str, int]:
     """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a GPU."""
     num_entities, num_triples = len(graph.entities), len(graph.train)
     cheap = num_entities * num_triples <= CHEAP_PRODUCTS[device.type]
@@ -66,7 +75,7 @@ def default_size(graph: Graph, device: torch.device, model: str) -> dict[str, in
         limits = {50_000: 2000, 250_000: 1000, 10**6: 400}
         dim = next((dim for limit, dim in limits.items() if num_entities <= limit), 200)
         epochs = 100 if cheap else 50
-    if small and "loss.name" not in STARTS.get(model, {}):  # 1-vs-all overfits soon
+    if small and "loss.name" not in starts.get(model, {}):  # 1-vs-all overfits soon
         epochs = 20
     if model in MATRIX_MODELS:
         dim = min(dim, 256)
@@ -76,14 +85,20 @@ def default_size(graph: Graph, device: torch.device, model: str) -> dict[str, in
 
 
 def starting_recipe(
-    data: Data, graph: Graph, device: torch.device, changes: Mapping[str, Any], *, source: str = "--set"
+    data: Data,
+    graph: Graph,
+    device: torch.device,
+    changes: Mapping[str, Any],
+    *,
+    starts: Mapping[str, Mapping[str, Any]] = STARTS,
+    source: str = "--set",
 ) -> Recipe:
     """The recipe at which automatic tuning begins."""
     model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
-    start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model)}
+    start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model, starts)}
     if len(graph.train) >= SMALL_GRAPH and "optimizer.name" not in changes:
         start["optimizer.learning_rate"] = 0.1
-    for key, value in STARTS.get(model, {}).items():  # a loss or a regularizer of the user's comes without our settings
+    for key, value in starts.get(model, {}).items():  # a loss or a regularizer of the user's comes without our settings
         if f"{key.partition('.')[0]}.name" not in changes:
             start[key] = value
     if len(graph.train) < SMALL_GRAPH and start.get("optimizer.name") == "Adam":  # there are few steps
@@ -95,6 +110,16 @@ def starting_recipe(
     if kind is not None and "loss.margin" in start and model != "MuRP":
         start.setdefault("model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"]))
     return api.default_recipe(data, graph, start, source=source)
+
+
+def other_start(start: Recipe, graph: Graph, device: torch.device, fixed: Collection[str]) -> Recipe | None:
+    """Of a distance model on a small graph, where the search may also begin: 1-vs-all, as without tuning."""
+    model = start.model.name
+    if len(graph.train) >= SMALL_GRAPH or "loss.name" not in STARTS.get(model, {}):
+        return None
+    if any(key.startswith(("loss.", "regularizer.", "optimizer.")) for key in fixed):
+        return None
+    return starting_recipe(start.data, graph, device, {key: value_of(start, key) for key in fixed}, starts={})
 
 
 def parse_budget(text: str) -> float:
@@ -146,6 +171,7 @@ class Search:
             graph,
             device=device,
             fixed=self.fixed,
+            other=other_start(self.start, graph, device, self.fixed),
             seconds=self.seconds,
             trials=self.trials,
             on_trial=save,
@@ -187,6 +213,8 @@ def fit(
             f"kg.fit takes a model by its name, such as 'ComplEx', and changes={{'model.dim': 200}}; "
             f"{model!r} was given. kg.train(model, graph) trains an instance."
         )
+    if not isinstance(changes, Mapping | None):
+        raise RequestError(f"changes are a mapping such as {{'model.dim': 200}}; {changes!r} was given.")
     called = find_callbacks(callbacks)
     graph = data if isinstance(data, Graph) else load_graph(data)
     for sentence in (*graph.notes.sentences(), *graph.inspect().warnings()):

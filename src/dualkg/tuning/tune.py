@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from dualkg.data.graph import Graph, load_saved_graph, save_graph
+from dualkg.data.loading import load_graph
 from dualkg.errors import DualkgError, RequestError
 from dualkg.files import locked
 from dualkg.logs import ProgressLog
@@ -37,7 +38,7 @@ def tune(
     space: SearchSpace | str | Path | Mapping[str, Any],
     *,
     out: str | Path | None = None,
-    graph: Graph | None = None,
+    graph: Graph | str | None = None,
     device: str | torch.device | None = None,
     storage: str | None = None,
     jobs: int = 1,
@@ -65,7 +66,7 @@ def tune(
     elif not isinstance(space, SearchSpace):
         kind = type(space).__name__
         raise RequestError(f"A search space is a .toml file, a mapping of its tables, or a SearchSpace; got {kind}.")
-    graph = graph or load_recipe_graph(space.base)
+    graph = load_graph(graph) if isinstance(graph, str) else graph or load_recipe_graph(space.base)
     if not len(graph.valid):
         raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
     out, device = Path(out or space.folder), str(choose_device(device))

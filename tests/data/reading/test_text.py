@@ -1,9 +1,11 @@
 """TSV and CSV: separators, quotes, headers, columns, and errors that name the first bad line."""
 
 import codecs
+import io
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from dualkg.data import text
@@ -159,7 +161,8 @@ def sentence(kit, path: Path, columns: object = None) -> str:
             "m.tsv",
             b"a\tr\tb\tc\n",
             "m.tsv, line 1: expected 3 columns separated by tabs, found 4: "
-            "'a', 'r', 'b', 'c'. Correct the line, or choose three columns with columns=(1, 2, 3).",
+            "'a', 'r', 'b', 'c'. Correct the line, or choose three columns with columns=(1, 2, 3), "
+            "or by name if line 1 is a header.",
         ),
         (
             "m.txt",
@@ -320,3 +323,13 @@ def test_bad_labels_are_named_by_line(write: Write, content: bytes, expected: st
     with pytest.raises(DataError) as caught:
         read_labels(one_source(path))
     assert str(caught.value).replace(str(path), path.name) == expected
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 9, 30])
+def test_a_small_file_is_read_from_memory_of_arrow(size, monkeypatch):
+    """After an error, a thread of Arrow that holds an object of Python would abort a process that ends."""
+    monkeypatch.setattr(text, "BLOCK_SIZE", 8)
+    content = bytes(range(size))
+    found = text._for_arrow(io.BufferedReader(io.BytesIO(content)))
+    assert isinstance(found, pa.BufferReader) == (size <= 8)
+    assert b"".join(iter(lambda: found.read(8), b"")) == content
