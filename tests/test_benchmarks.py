@@ -273,6 +273,7 @@ def test_a_point_is_trained_by_the_ordinary_loop():
 # -- rankings that are compared -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_rankings_that_are_compared_are_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(ranking, "STEPS", 2)
     job, arrays = asdict(ranking.Job("world", "test", 8)), str(tmp_path / "weights.npz")

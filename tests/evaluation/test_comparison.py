@@ -137,6 +137,7 @@ def test_metrics_are_averaged_over_seeds():
     assert (found.low, found.high) == pytest.approx((0.125, 0.125))
 
 
+@pytest.mark.slow
 def test_the_interval_has_its_nominal_coverage():
     """Drawn from a population with a known difference, 400 times; both directions of a triple go together."""
     random = np.random.default_rng(1)

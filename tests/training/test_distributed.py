@@ -244,10 +244,6 @@ def compare_both(group: Processes, all_of_them: bool) -> None:
         compare(group, num_entities, all_of_them)
 
 
-def test_gradients_of_two_processes(tmp_path: Path) -> None:
-    in_processes(2, compare_both, False, folder=tmp_path)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_gradients_of_all_models(world_size: int, tmp_path: Path) -> None:
@@ -368,16 +364,6 @@ def compare_ranks(group: Processes) -> None:
         ranking.rank(part, graph, split="valid")
 
 
-def compare_ranks_and_count(group: Processes) -> None:
-    compare_ranks(group)
-    count_numbers(group)
-
-
-def test_ranks_are_those_of_one_process_and_messages_those_of_the_documentation(tmp_path: Path) -> None:
-    """In one test, because processes take seconds to start."""
-    in_processes(2, compare_ranks_and_count, folder=tmp_path)
-
-
 # -- training and checkpoints -------------------------------------------------------------------------------
 
 CHANGES = {
@@ -489,7 +475,7 @@ def train_world(group: Processes, expected: float | None) -> float:
 def test_a_whole_training_ends_with_the_mrr_of_one_process(tmp_path: Path) -> None:
     expected = train_world(Processes(0, 1, torch.device("cpu")), None)
     assert expected > 0.3
-    for world_size in (2, 3):
+    for world_size in (2, 3, 4):
         in_processes(world_size, train_world, expected, folder=tmp_path)
 
 
@@ -519,8 +505,17 @@ def train_a_run(group: Processes, path: Path) -> None:
     distributed.train_in_processes(recipe, graph_of(50), group, out=path)
 
 
-def test_gather_can_be_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_processes(2, train_a_run, tmp_path / "shards", folder=tmp_path)
+def compare_all_and_train(group: Processes, path: Path) -> None:
+    """Gradients and ranks are those of one process, and messages those of the documentation."""
+    compare_both(group, all_of_them=False)
+    compare_ranks(group)
+    count_numbers(group)
+    train_a_run(group, path)
+
+
+def test_two_processes_and_gather_that_is_killed_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one test, because processes take seconds to start."""
+    in_processes(2, compare_all_and_train, tmp_path / "shards", folder=tmp_path)
     expected = kg.load_run(tmp_path / "shards").model.state_dict()
     calls, last = 0, -1
 

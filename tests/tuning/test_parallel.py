@@ -188,6 +188,7 @@ def finished_in_journal(folder: Path) -> Counter:
     return Counter(tuple(sorted(trial.params.items())) for trial in done)
 
 
+@pytest.mark.slow
 def test_a_process_replaces_a_killed_one_on_a_journal(folder: Path):
     """The clock of a heartbeat is that of the file system; taking over before the kill would do no harm."""
     words = [*WORDS, "--storage", "journal:study.log"]

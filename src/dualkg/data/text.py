@@ -268,7 +268,8 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
                     yield block
         except pa.ArrowInvalid as error:
             error.__traceback__ = None  # its frames have the stream
-            used, for_arrow = weakref.ref(for_arrow), None
+            used = weakref.ref(for_arrow)
+            for_arrow = blocks = None
             for _ in range(200):
                 if used() is None:
                     break
