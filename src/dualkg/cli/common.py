@@ -166,7 +166,7 @@ def as_options(sentence: str) -> str:
         value = found[2].strip("()").replace("', '", ",").replace(", ", ",").strip("'")
         return f"--{found[1].replace('_', '-')} {shlex.quote(value)}"
 
-    sentence = sentence.replace("trust_code=True", "--trust-code")
+    sentence = sentence.replace("trust_code=True", "--trust-code").replace("--set: No ", "No ")
     sentence = re.sub(r"--set: (\w+\.\w+) should", lambda key: f"{SETTINGS.get(key[1], key[0][:-7])} should", sentence)
     return re.sub(r"\b(columns|delimiter|labels|split|max_size)=(\([^()]*\)|'[^']*')", option, sentence)
 

@@ -137,7 +137,8 @@ def advice_for(data: Any) -> str:
         return f"{given} It is a graph already: use it as it is."
     if constructor:
         return f"{given} Use kg.Graph.{constructor} for it."
-    return f"{given} For data in memory there are kg.Graph.from_triples, from_dataframe, from_networkx and from_pyg."
+    names = "from_triples, from_dataframe, from_datasets, from_networkx and from_pyg"
+    return f"{given} For data in memory there are kg.Graph.{names}."
 
 
 # -- from data to fields ------------------------------------------------------------------------------------
