@@ -245,6 +245,7 @@ def compare_both(group: Processes, all_of_them: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_gradients_of_all_models(world_size: int, tmp_path: Path) -> None:
     in_processes(world_size, compare_both, True, folder=tmp_path)
