@@ -40,7 +40,7 @@ $(READY): pyproject.toml constraints.txt
 
 # Models of PyKEEN, imported and ranked beside PyKEEN.
 test-pykeen: $(BENCH_READY)
-	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-bench.txt --editable . pytest hypothesis
+	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --constraint constraints-bench.txt --editable . pytest pytest-timeout hypothesis
 	$(BENCH)/bin/python -m pytest -m slow tests/training/test_importing.py
 
 # The results pages, made from the records, and the pictures of the README.
