@@ -108,7 +108,8 @@ def _around(value: float, factor: float, *, below: int, above: int) -> Iterator[
 class AutomaticTuner:
     """Searches for the hyperparameters of one training. Called with the trials of an interrupted search, it resumes.
 
-    The search begins at `recipe`. The `other`, with another loss, is a candidate of the long trials.
+    The search begins at `recipe`, or at the `other` with another loss if that is better in a short trial. The best with
+    each loss are compared in long trials.
     """
 
     def __init__(
@@ -142,6 +143,10 @@ class AutomaticTuner:
     def run(self) -> Recipe:
         """Search, and return the recipe of the final training."""
         best = self._try({}, rung=0)
+        if self.other is not None and self._has_time(rung=0):
+            other = self._try({LOSS: type(self.other.loss).__name__}, rung=0)
+            if other is not None and (best is None or _better(other, best)):
+                best, self.dimensions = other, dimensions_of(self.other, self.fixed)
         first_pass = True
         while best is not None and self._has_time(rung=0):
             before = best
@@ -152,8 +157,7 @@ class AutomaticTuner:
             first_pass = False
             if best is before or self.seconds is None:
                 break
-        others: list[Params] = [{LOSS: type(self.other.loss).__name__}] if self.other else []
-        for params in [*others, *self._promoted()]:
+        for params in self._promoted():
             if self._has_time(rung=1):
                 self._try(params, rung=1)
         if self._ranked(rung=1):
@@ -219,14 +223,14 @@ class AutomaticTuner:
                     self._try({**params, SEED: seed}, rung=1)
 
     def _promoted(self) -> list[Params]:
-        """The best trials of the first rung: the best with each relation weight, which pays late, then by rank."""
+        """The best of the first rung: those with each loss and each relation weight, which pays late, then by rank."""
         ranked = [trial.params for trial in self._ranked(rung=0)]
         chosen: list[Params] = []
         seen = set()
         for params in ranked:
-            weight = params.get("loss.relation_weight", 0.0)
-            if weight not in seen:
-                seen.add(weight)
+            kind = params.get(LOSS), params.get("loss.relation_weight", 0.0)
+            if kind not in seen:
+                seen.add(kind)
                 chosen.append(params)
         chosen += [params for params in ranked if params not in chosen]
         limit = MAX_PROMOTED if self.seconds is None else 2 * MAX_PROMOTED
