@@ -211,6 +211,7 @@ def test_distance_models_on_small_graphs_may_also_be_trained_1_vs_all(graph):
     assert other_start(start, large, CPU, fixed) is None
     assert other_start(start, graph, CPU, (*fixed, "loss.name")) is None
     assert other_start(recipe_of(graph), graph, CPU, ()) is None
+    assert other_start(start.with_changes({"loss.margin": 9.0}), graph, CPU, fixed) is None  # of a recipe
 
     def surface(params, rung):
         if "loss.name" not in params:

@@ -172,7 +172,7 @@ def complete(
     during the search: after a kill, the same call resumes from it.
     """
     model.check_shape(graph.shape)
-    if not isinstance(top, int) or top < 1:
+    if not isinstance(top, (int, np.integer)) or top < 1:
         raise RequestError(f"At least one triple must be requested; top is {top!r}.")
     if not 0 <= min_probability <= 1:
         raise RequestError(f"A probability is between 0 and 1; min_probability is {min_probability}.")

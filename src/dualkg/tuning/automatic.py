@@ -168,7 +168,7 @@ class AutomaticTuner:
     def _climb(self, best: AutomaticTrial, dimension: Dimension, *, rung: int = 0) -> AutomaticTrial:
         """Move along one dimension while the MRR grows, upwards first."""
         key, values = dimension.key, dimension.values
-        start = best.params.get(key, value_of(self._start(best.params), key))
+        start = value_of(self._with(best.params), key)
         position = min(range(len(values)), key=lambda i: abs(float(values[i]) - float(start)))
         for direction in (1, -1):
             moved, at = False, position + direction
@@ -189,7 +189,7 @@ class AutomaticTuner:
         key, relation_key = "regularizer.weight", "loss.relation_weight"
         if not {key, relation_key} <= {dimension.key for dimension in self.dimensions}:
             return best
-        weight = float(f"{10**0.5 * float(best.params.get(key, value_of(self._start(best.params), key))):.2g}")
+        weight = float(f"{10**0.5 * float(value_of(self._with(best.params), key)):.2g}")
         for value in (0.5, 4.0):
             if value != best.params.get(relation_key, 0.0) and self._has_time(rung=0):
                 trial = self._try({**best.params, relation_key: value, key: weight}, rung=0)
@@ -200,7 +200,7 @@ class AutomaticTuner:
         key = "regularizer.weight"
         if not any(dimension.key == key for dimension in self.dimensions):
             return best
-        weight = float(best.params.get(key, value_of(self._start(best.params), key)))
+        weight = float(value_of(self._with(best.params), key))
         return self._climb(best, Dimension(key, tuple(_around(weight, factor, below=1, above=1))))
 
     def _polish(self) -> None:
@@ -272,9 +272,8 @@ class AutomaticTuner:
         if budget is None:
             return True
         of_epoch = self.trials[0].seconds_per_epoch
-        share = (
-            SHARE_OF_FIRST_RUNG if rung == 0 and self.spent_seconds + of_epoch * self._epochs(1, {}) <= budget else 1
-        )
+        long_fits = self.spent_seconds + of_epoch * self._epochs(1, {}) <= budget
+        share = SHARE_OF_FIRST_RUNG if rung == 0 and long_fits else 1.0
         return self.spent_seconds + of_epoch * (epochs or self._epochs(rung, {})) <= share * budget
 
     def _epochs(self, rung: int, params: Params) -> int:

@@ -119,7 +119,10 @@ def other_start(start: Recipe, graph: Graph, device: torch.device, fixed: Collec
         return None
     if any(key.startswith(("loss.", "regularizer.", "optimizer.")) for key in fixed):
         return None
-    return starting_recipe(start.data, graph, device, {key: value_of(start, key) for key in fixed}, starts={})
+    given = {key: value_of(start, key) for key in fixed}
+    if start != starting_recipe(start.data, graph, device, given):  # the search begins at a recipe of the user's
+        return None
+    return starting_recipe(start.data, graph, device, given, starts={})
 
 
 def parse_budget(text: str) -> float:
