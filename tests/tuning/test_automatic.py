@@ -109,7 +109,7 @@ def test_the_best_trials_are_compared_by_the_mean_of_three_seeds(graph):
             return (0.6, 0.3, 0.3)[seed]
         return 0.5 if weight == 0.05 else 0.4
 
-    fixed = [dimension.key for dimension in dimensions_of(recipe_of(graph)) if dimension.key != "regularizer.weight"]
+    fixed = [key for key in dimensions_of(recipe_of(graph)) if key != "regularizer.weight"]
     fixed.append("training.epochs")
     tuner = OfSurface(recipe_of(graph), graph, surface, small=True, seconds_per_epoch=0.01, fixed=fixed)
     chosen = tuner.run()
@@ -155,12 +155,12 @@ def test_if_every_trial_diverges_the_first_reason_is_reported(graph):
 
 
 def test_the_dimensions_follow_the_loss_and_leave_fixed_keys_alone(graph):
-    keys = [dimension.key for dimension in dimensions_of(recipe_of(graph), ["optimizer.learning_rate"])]
+    keys = list(dimensions_of(recipe_of(graph), ["optimizer.learning_rate"]))
     assert keys == [
         "regularizer.weight", "loss.relation_weight", "loss.frequency_weight", "training.batch_size",
     ]  # fmt: skip
     rotate = starting_recipe(Data(), graph, CPU, {"model.name": "RotatE"})
-    keys = [dimension.key for dimension in dimensions_of(rotate)]
+    keys = list(dimensions_of(rotate))
     assert keys[:2] == ["loss.margin", "loss.adversarial_temperature"]
     assert "regularizer.weight" not in keys
 

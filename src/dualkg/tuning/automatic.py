@@ -8,8 +8,10 @@ seeds too. Trials are compared by the MRR on the validation split. The test spli
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -37,14 +39,7 @@ MAX_VALIDATION_TRIPLES = 10_000
 
 Value = bool | int | float | str
 Params = dict[str, Value]
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """A hyperparameter and the values to try, in order; the search moves between neighbours."""
-
-    key: str
-    values: tuple[Value, ...]
+Dimensions = dict[str, tuple[Value, ...]]  # hyperparameters and their values; the search moves between neighbours
 
 
 @dataclass(frozen=True)
@@ -73,26 +68,20 @@ class AutomaticProgress:
     training: ProgressEvent | None = None
 
 
-def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> list[Dimension]:
+def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
     """What matters for the model and the loss of a recipe, most important first; `fixed` keys are left alone."""
-    found: list[Dimension] = []
+    found: Dimensions = {}
     if recipe.regularizer.name != "none" and (weight := recipe.regularizer.weight):
-        found.append(Dimension("regularizer.weight", tuple(_around(weight, 10**0.5, below=4, above=2))))
-    loss = recipe.loss
-    if isinstance(loss, (OneVsAll, SampledSoftmax)):
-        found.append(Dimension("loss.relation_weight", (0.0, 0.5, 4.0)))
-        found.append(Dimension("loss.frequency_weight", (0.0, 0.9)))
-    elif isinstance(loss, KvsAll):
-        found.append(Dimension("loss.label_smoothing", (0.0, 0.1, 0.3)))
-        found.append(Dimension("loss.dropout", (0.0, 0.2, 0.4)))
-    elif isinstance(loss, NegativeSampling):
-        found.append(Dimension("loss.margin", (1.0, 3.0, 6.0, 9.0, 12.0, 18.0)))
-        found.append(Dimension("loss.adversarial_temperature", (0.5, 1.0)))
-    rate = recipe.optimizer.learning_rate
-    found.append(Dimension("optimizer.learning_rate", tuple(_around(rate, 2, below=3, above=2))))
-    batch = recipe.training.batch_size
-    found.append(Dimension("training.batch_size", tuple(int(size) for size in _around(batch, 2, below=2, above=2))))
-    return [dimension for dimension in found if dimension.key not in fixed]
+        found["regularizer.weight"] = _around(weight, 10**0.5, below=4, above=2)
+    if isinstance(recipe.loss, (OneVsAll, SampledSoftmax)):
+        found |= {"loss.relation_weight": (0.0, 0.5, 4.0), "loss.frequency_weight": (0.0, 0.9)}
+    elif isinstance(recipe.loss, KvsAll):
+        found |= {"loss.label_smoothing": (0.0, 0.1, 0.3), "loss.dropout": (0.0, 0.2, 0.4)}
+    elif isinstance(recipe.loss, NegativeSampling):
+        found |= {"loss.margin": (1.0, 3.0, 6.0, 9.0, 12.0, 18.0), "loss.adversarial_temperature": (0.5, 1.0)}
+    found["optimizer.learning_rate"] = _around(recipe.optimizer.learning_rate, 2, below=3, above=2)
+    found["training.batch_size"] = tuple(map(int, _around(recipe.training.batch_size, 2, below=2, above=2)))
+    return {key: values for key, values in found.items() if key not in fixed}
 
 
 def init_scale_of_margin(margin: float, dim: int) -> float:
@@ -100,9 +89,8 @@ def init_scale_of_margin(margin: float, dim: int) -> float:
     return round((margin + 2) / dim / 3**0.5, 5)
 
 
-def _around(value: float, factor: float, *, below: int, above: int) -> Iterator[float]:
-    for power in range(-below, above + 1):
-        yield float(f"{value * factor**power:.2g}")
+def _around(value: float, factor: float, *, below: int, above: int) -> tuple[float, ...]:
+    return tuple(float(f"{value * factor**power:.2g}") for power in range(-below, above + 1))
 
 
 class AutomaticTuner:
@@ -138,8 +126,6 @@ class AutomaticTuner:
         self.on_progress = on_progress or (lambda progress: None)
         self.log = ProgressLog(f"Tuning {recipe.model.name} on {graph.name}")
 
-    # -- search -------------------------------------------------------------------------------------------
-
     def run(self) -> Recipe:
         """Search, and return the recipe of the final training."""
         best = self._try({}, rung=0)
@@ -147,14 +133,12 @@ class AutomaticTuner:
             other = self._try({LOSS: type(self.other.loss).__name__}, rung=0)
             if other is not None and (best is None or _better(other, best)):
                 best, self.dimensions = other, dimensions_of(self.other, self.fixed)
-        first_pass = True
+        factor = 1.78
         while best is not None and self._has_time(rung=0):
             before = best
-            for dimension in self.dimensions:
-                best = self._climb(best, dimension)
-            best = self._move_jointly(best)
-            best = self._refine_weight(best, factor=1.78 if first_pass else 1.33)
-            first_pass = False
+            for key, values in self.dimensions.items():
+                best = self._climb(best, key, values)
+            best, factor = self._refine_weight(best, factor), 1.33
             if best is before or self.seconds is None:
                 break
         for params in self._promoted():
@@ -165,54 +149,44 @@ class AutomaticTuner:
             self._repeat()
         return self.chosen_recipe()
 
-    def _climb(self, best: AutomaticTrial, dimension: Dimension, *, rung: int = 0) -> AutomaticTrial:
+    def _climb(self, best: AutomaticTrial, key: str, values: tuple[Value, ...], *, rung: int = 0) -> AutomaticTrial:
         """Move along one dimension while the MRR grows, upwards first."""
-        key, values = dimension.key, dimension.values
-        start = value_of(self._with(best.params), key)
-        position = min(range(len(values)), key=lambda i: abs(float(values[i]) - float(start)))
-        for direction in (1, -1):
-            moved, at = False, position + direction
-            while 0 <= at < len(values):
-                params = {**best.params, key: values[at]}
+        start, before = float(value_of(self._with(best.params), key)), best
+        position = min(range(len(values)), key=lambda i: abs(float(values[i]) - start))
+        for direction in (values[position + 1 :], values[:position][::-1]):
+            for value in direction if best is before else ():
+                params = {**best.params, key: value}
                 if not self._has_time(self._epochs(rung, params), rung=rung):
                     break
                 trial = self._try(params, rung=rung)
                 if trial is None or not _better(trial, best):
                     break
-                best, moved, at = trial, True, at + direction
-            if moved:
-                break
+                best = trial
         return best
 
-    def _move_jointly(self, best: AutomaticTrial) -> AutomaticTrial:
-        """Try other relation weights with a stronger regularizer: the relation loss counts against it."""
+    def _refine_weight(self, best: AutomaticTrial, factor: float) -> AutomaticTrial:
+        """Try relation weights with a stronger regularizer, which the relation loss counts against; then near ones."""
         key, relation_key = "regularizer.weight", "loss.relation_weight"
-        if not {key, relation_key} <= {dimension.key for dimension in self.dimensions}:
+        if key not in self.dimensions:
             return best
-        weight = float(f"{10**0.5 * float(value_of(self._with(best.params), key)):.2g}")
-        for value in (0.5, 4.0):
+        weight = float(f"{10**0.5 * value_of(self._with(best.params), key):.2g}")
+        for value in (0.5, 4.0) if relation_key in self.dimensions else ():
             if value != best.params.get(relation_key, 0.0) and self._has_time(rung=0):
                 trial = self._try({**best.params, relation_key: value, key: weight}, rung=0)
                 best = trial if trial and _better(trial, best) else best
-        return best
-
-    def _refine_weight(self, best: AutomaticTrial, *, factor: float) -> AutomaticTrial:
-        key = "regularizer.weight"
-        if not any(dimension.key == key for dimension in self.dimensions):
-            return best
-        weight = float(value_of(self._with(best.params), key))
-        return self._climb(best, Dimension(key, tuple(_around(weight, factor, below=1, above=1))))
+        weight = value_of(self._with(best.params), key)
+        return self._climb(best, key, _around(weight, factor, below=1, above=1))
 
     def _polish(self) -> None:
         """Climb in long trials along what short trials misjudge: λ, the number of epochs, and the learning rate."""
         best = self._ranked(rung=1)[0]
         start = self._start(best.params)
-        long, epochs = {found.key: found for found in dimensions_of(start, self.fixed)}, start.training.epochs
+        long, epochs = dimensions_of(start, self.fixed), start.training.epochs
         if self.is_small and "training.epochs" not in self.fixed:
-            long["training.epochs"] = Dimension("training.epochs", (5 * epochs // 2, epochs, epochs // 2))
+            long["training.epochs"] = (5 * epochs // 2, epochs, epochs // 2)
         for key in ("regularizer.weight", "training.epochs", "optimizer.learning_rate"):
             if key in long:
-                best = self._climb(best, long[key], rung=1)
+                best = self._climb(best, key, long[key], rung=1)
 
     def _repeat(self) -> None:
         """Train the best with other seeds. Their mean counts, because MRRs of one seed differ by chance."""
@@ -225,18 +199,13 @@ class AutomaticTuner:
     def _promoted(self) -> list[Params]:
         """The best of the first rung: those with each loss and each relation weight, which pays late, then by rank."""
         ranked = [trial.params for trial in self._ranked(rung=0)]
-        chosen: list[Params] = []
-        seen = set()
+        first: dict[object, Params] = {}
         for params in ranked:
-            kind = params.get(LOSS), params.get("loss.relation_weight", 0.0)
-            if kind not in seen:
-                seen.add(kind)
-                chosen.append(params)
-        chosen += [params for params in ranked if params not in chosen]
-        limit = MAX_PROMOTED if self.seconds is None else 2 * MAX_PROMOTED
+            first.setdefault((params.get(LOSS), params.get("loss.relation_weight", 0.0)), params)
+        chosen = [*first.values(), *(params for params in ranked if params not in first.values())]
         if self.is_small:
-            limit = max(len(seen), 3)  # the rest of the time is for `_polish` and `_repeat`
-        return chosen[:limit]
+            return chosen[: max(len(first), 3)]  # the rest of the time is for `_polish` and `_repeat`
+        return chosen[: MAX_PROMOTED if self.seconds is None else 2 * MAX_PROMOTED]
 
     def _ranked(self, *, rung: int) -> list[AutomaticTrial]:
         """The trials of a rung, best first, with the mean MRR of their seeds; those with most seeds come first."""
@@ -244,13 +213,9 @@ class AutomaticTuner:
         for trial in self.trials:
             if trial.rung == rung and trial.mrr is not None:
                 seeds.setdefault(describe_params(_without_seed(trial.params)), []).append(trial)
-        means = [
-            (len(same), dataclasses.replace(same[0], mrr=float(np.mean([trial.mrr for trial in same]))))
-            for same in seeds.values()
-        ]
-        return [trial for _, trial in sorted(means, key=lambda mean: (-mean[0], -(mean[1].mrr or 0.0)))]
-
-    # -- budget -------------------------------------------------------------------------------------------
+        means = [(len(same), float(np.mean([trial.mrr for trial in same])), same[0]) for same in seeds.values()]
+        means.sort(key=lambda mean: (-mean[0], -mean[1]))
+        return [dataclasses.replace(first, mrr=mrr) for _, mrr, first in means]
 
     @property
     def budget_seconds(self) -> float | None:
@@ -271,40 +236,38 @@ class AutomaticTuner:
         budget = self.budget_seconds
         if budget is None:
             return True
-        of_epoch = self.trials[0].seconds_per_epoch
-        long_fits = self.spent_seconds + of_epoch * self._epochs(1, {}) <= budget
+        spent, of_epoch = self.spent_seconds, self.trials[0].seconds_per_epoch
+        long_fits = spent + of_epoch * self._epochs(1, {}) <= budget
         share = SHARE_OF_FIRST_RUNG if rung == 0 and long_fits else 1.0
-        return self.spent_seconds + of_epoch * (epochs or self._epochs(rung, {})) <= share * budget
+        return spent + of_epoch * (epochs or self._epochs(rung, {})) <= share * budget
 
     def _epochs(self, rung: int, params: Params) -> int:
         rungs = SMALL_RUNGS if self.is_small else RUNGS
         return max(1, round(int(params.get("training.epochs", self._start(params).training.epochs)) * rungs[rung]))
 
-    # -- trials -------------------------------------------------------------------------------------------
-
     def _try(self, params: Params, *, rung: int) -> AutomaticTrial | None:
         """Train with these hyperparameters, or look the trial up if it was made before; None if it failed."""
-        done = next((trial for trial in self.trials if trial.params == params and trial.rung == rung), None)
+
+        def same(trials: list[AutomaticTrial]) -> AutomaticTrial | None:
+            return next((trial for trial in trials if trial.params == params and trial.rung == rung), None)
+
+        done = same(self.trials)
         if done is None:
-            same = (trial for trial in self.saved if trial.params == params and trial.rung == rung)
-            done = next(same, None) or self._train(params, rung)
+            done = same(self.saved) or self._train(params, rung)
             self.trials.append(done)
             self.on_trial(self.trials)
         return done if done.mrr is not None else None
 
     def _train(self, params: Params, rung: int) -> AutomaticTrial:
-        epochs = self._epochs(rung, params)
-        every = (epochs + 1) // 2
-        started = time.perf_counter()
+        epochs, started = self._epochs(rung, params), time.perf_counter()
         history: list[dict[str, Any]] = []
         mrr, error = None, ""
+        changes = {"training.epochs": epochs, "validation.every": (epochs + 1) // 2, "validation.patience": 0}
         try:
-            recipe = self._with(params).with_changes(
-                {"training.epochs": epochs, "validation.every": every, "validation.patience": 0}
-            )
+            recipe = self._with(params).with_changes(changes)
             trainer = Trainer.of_recipe(recipe, self.graph, device=self.device)
-            trainer.on_progress = self._watch(trainer, params, rung)
             history = trainer.progress.history
+            trainer.on_progress = self._watch(history, epochs, params, rung)
             trainer.run()
             mrr = history[-1].get("valid_mrr")
         except _HopelessTrialError:
@@ -332,27 +295,23 @@ class AutomaticTuner:
         """The recipe that these hyperparameters change."""
         return self.other if self.other is not None and LOSS in params else self.recipe
 
-    def _watch(self, trainer: Trainer, params: Params, rung: int) -> Callable[[ProgressEvent], None]:
+    def _watch(self, history: list[Any], epochs: int, params: Params, rung: int) -> Callable[[ProgressEvent], None]:
         """Report the progress of a trial, and stop it half-way if it is far behind the best."""
         ranked, text = self._ranked(rung=rung), describe_params(params)
         best = next((trial for trial in ranked if (LOSS in trial.params) == (LOSS in params)), None)
+        top = ranked[0].mrr if ranked else None
+        found = "" if top is None else f"  best valid MRR {top:.4f}"
 
         def on_progress(event: ProgressEvent) -> None:
-            history = trainer.progress.history
-            is_early = 0 < len(history) < trainer.recipe.training.epochs
-            mrr = history[-1].get("valid_mrr", math.inf) if is_early else math.inf
+            mrr = history[-1].get("valid_mrr", math.inf) if 0 < len(history) < epochs else math.inf
             if best and best.half_way and mrr < HOPELESS * best.half_way:
                 raise _HopelessTrialError
             spent, budget = self.spent_seconds, self.budget_seconds
-            top = ranked[0].mrr if ranked else None
             self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
-            found = "" if top is None else f"  best valid MRR {top:.4f}"
             step = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
             self.log(lambda: f"trial {len(self.trials) + 1}: {text}{found}  {step}")
 
         return on_progress
-
-    # -- result -------------------------------------------------------------------------------------------
 
     @property
     def chosen(self) -> AutomaticTrial | None:
@@ -373,16 +332,16 @@ class AutomaticTuner:
         """What was chosen and why, in a line."""
         chosen = self.chosen
         assert chosen is not None
-        first = next((trial for trial in self.trials if trial.rung == chosen.rung and not trial.params), None)
-        start = f" ({first.mrr:.4f} with the starting values)" if first and first.mrr and chosen.params else ""
-        text = describe_params(_without_seed(chosen.params))
-        same = [trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None]
-        seeds = sum(_without_seed(trial.params) == _without_seed(chosen.params) for trial in same)
+        params = _without_seed(chosen.params)
+        rung = [trial for trial in self.trials if trial.rung == chosen.rung and trial.mrr is not None]
+        first = next((trial.mrr for trial in rung if not trial.params), None)
+        start = f" ({first:.4f} with the starting values)" if first and chosen.params else ""
+        seeds = sum(_without_seed(trial.params) == params for trial in rung)
         mean = f" (mean of {seeds} seeds)" if seeds > 1 else ""
         count = f"{len(self.trials)} trials" if len(self.trials) > 1 else "1 trial"
         return (
-            f"Chose {text}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}{start}, "
-            f"filtered by train and valid, the best of {count} in {self.spent_seconds:.0f} s."
+            f"Chose {describe_params(params)}: validation MRR {chosen.mrr:.4f} after {chosen.epochs} epochs{mean}"
+            f"{start}, filtered by train and valid, the best of {count} in {self.spent_seconds:.0f} s."
         )
 
 
@@ -407,10 +366,7 @@ def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
 
 
 def value_of(recipe: Recipe, key: str) -> Any:
-    found: Any = recipe.model_dump()
-    for part in key.split("."):
-        found = found[part]
-    return found
+    return reduce(getitem, key.split("."), recipe.model_dump())
 
 
 def _without_test(graph: Graph, *, seed: int) -> Graph:
