@@ -84,13 +84,16 @@ class Tracker(Callback):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keywords that construct this tracker again."""
-        return {}
+        """The keywords that construct this tracker again: its public attributes."""
+        return {name: value and str(value) for name, value in vars(self).items() if not name.startswith("_")}
 
     def on_start(self, training: TrainingInfo) -> None:
         self._epoch, self._failed = training.epoch, False
+        tables = training.recipe.model_dump(mode="json", exclude_none=True)  # as `model.dim`
+        settings = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
+        settings |= {f"graph.{key}": number for key, number in training.graph.counts.items()}
         saved = read_tracking(training.folder)
-        run_id = self.open(training, settings_of(training), saved.get(self.name, {}).get("id"))
+        run_id = self.open(training, {**settings, "engine": training.engine}, saved.get(self.name, {}).get("id"))
         if training.folder:
             saved[self.name] = {"id": run_id, "options": self.options}
             write_text(RunFolder(training.folder).tracking, json.dumps(saved, indent=1))
@@ -119,14 +122,6 @@ class Tracker(Callback):
             logger.warning("%s stopped tracking: %s: %s", self.name, type(error).__name__, error)
 
 
-def settings_of(training: TrainingInfo) -> dict[str, Any]:
-    """Recipe, sizes of the graph and engine as flat names: `model.dim`, `graph.entities`, `engine`."""
-    tables = training.recipe.model_dump(mode="json", exclude_none=True)
-    flat = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
-    counts = {f"graph.{key}": number for key, number in training.graph.counts.items()}
-    return {**flat, **counts, "engine": training.engine}
-
-
 def _metrics(prefix: str, report: Report) -> dict[str, float]:
     values = report.metrics.as_dict()
     return {f"{prefix}/{key}": value for key, value in values.items() if value is not None and key != "num_queries"}
@@ -152,18 +147,13 @@ class TensorBoard(Tracker):
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = Path(folder) if folder is not None else None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"folder": str(self.folder)} if self.folder else {}
-
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
         from torch.utils.tensorboard import SummaryWriter
 
         check_folder(self, training.folder)
         path = self.folder or RunFolder(training.folder or "").tensorboard
         # A run that was killed may have written epochs after its last checkpoint, which are trained again.
-        purge = training.epoch + 1 if run_id else None
-        self._writer = SummaryWriter(str(path), purge_step=purge)
+        self._writer = SummaryWriter(str(path), purge_step=training.epoch + 1 if run_id else None)
         if not run_id:
             rows = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
             self._writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
@@ -185,10 +175,6 @@ class MLflow(Tracker):
 
     def __init__(self, experiment: str = "dualkg", *, uri: str | None = None) -> None:
         self.experiment, self.uri = experiment, uri
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"experiment": self.experiment, "uri": self.uri}
 
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
         from mlflow import MlflowClient
@@ -230,28 +216,16 @@ class WandB(Tracker):
     def __init__(self, project: str = "dualkg", *, folder: str | Path | None = None) -> None:
         self.project, self.folder = project, Path(folder) if folder is not None else None
 
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"project": self.project, "folder": str(self.folder) if self.folder else None}
-
     def open(self, training: TrainingInfo, settings: Mapping[str, Any], run_id: str | None) -> str:
         import wandb
 
         check_folder(self, training.folder)
         path = Path(self.folder or training.folder or "")
         path.mkdir(parents=True, exist_ok=True)
-        mode: Any = os.environ.get("WANDB_MODE", "offline")
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", self.project),
-            name=_title(training),
-            dir=path,
-            mode=mode,
-            id=run_id,
-            resume="allow" if run_id else None,
-            config=dict(settings),
-            reinit="create_new",
-            settings=wandb.Settings(silent=True, console="off"),
-        )
+        options: dict[str, Any] = {"mode": os.environ.get("WANDB_MODE", "offline"), "reinit": "create_new"}
+        options |= {"project": os.environ.get("WANDB_PROJECT", self.project), "name": _title(training), "dir": path}
+        options |= {"id": run_id, "resume": "allow" if run_id else None, "config": dict(settings)}
+        self._run = wandb.init(settings=wandb.Settings(silent=True, console="off"), **options)
         return str(self._run.id)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -262,8 +236,6 @@ class WandB(Tracker):
 
 
 TRACKERS: dict[str, type[TensorBoard | MLflow | WandB]] = {kind.name: kind for kind in (TensorBoard, MLflow, WandB)}
-
-
 Callbacks = Sequence[Callback | str] | None
 
 
@@ -273,18 +245,15 @@ def find_callbacks(given: Callbacks) -> list[Callback]:
         raise RequestError(f"callbacks is a list, such as callbacks=[kg.TensorBoard()]; {given!r} was given.")
     found: list[Callback] = []
     for one in given or ():
-        if isinstance(one, str):
-            if one.casefold() not in TRACKERS:
-                near = did_you_mean(one, TRACKERS) or f" There are {', '.join(TRACKERS)}."
-                raise RequestError(f"No tracker is named '{one}'.{near}")
-            found.append(TRACKERS[one.casefold()]())
-        elif isinstance(one, Callback):
-            found.append(one)
-        else:
+        if isinstance(one, str) and one.casefold() not in TRACKERS:
+            near = did_you_mean(one, TRACKERS) or f" There are {', '.join(TRACKERS)}."
+            raise RequestError(f"No tracker is named '{one}'.{near}")
+        if not isinstance(one, Callback | str):
             raise RequestError(
                 f"A callback is an instance of a subclass of kg.Callback, or one of {', '.join(TRACKERS)}; "
                 f"{one!r} was given."
             )
+        found.append(TRACKERS[one.casefold()]() if isinstance(one, str) else one)
     for one in found:
         if isinstance(one, Tracker):
             one.check()
@@ -310,9 +279,8 @@ def saved_trackers(folder: Path) -> list[Callback]:
     try:
         return [TRACKERS[name](**about["options"]) for name, about in read_tracking(folder).items()]
     except (KeyError, TypeError) as error:
-        raise RequestError(
-            f"{RunFolder(folder).tracking} is damaged: {error}. Remove it to resume untracked."
-        ) from None
+        path = RunFolder(folder).tracking
+        raise RequestError(f"{path} is damaged: {error}. Remove it to resume untracked.") from None
 
 
 class CallbackList(Callback):
@@ -328,28 +296,28 @@ class CallbackList(Callback):
             self._started.append(callback)
 
     def on_validation(self, epoch: int, report: Report) -> None:
-        self._each(StopTraining, self.callbacks, lambda callback: callback.on_validation(epoch, report))
+        _each(StopTraining, self.callbacks, lambda callback: callback.on_validation(epoch, report))
 
     def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        self._each(StopTraining, self.callbacks, lambda callback: callback.on_epoch(epoch, metrics))
+        _each(StopTraining, self.callbacks, lambda callback: callback.on_epoch(epoch, metrics))
 
     def on_end(self, run: Run | None) -> None:
         started, self._started = self._started, []
         try:
-            self._each(Exception, started, lambda callback: callback.on_end(run))
+            _each(Exception, started, lambda callback: callback.on_end(run))
         except Exception as error:
             if run is not None:
                 raise
             logger.warning("A callback failed after the training did: %s: %s", type(error).__name__, error)
 
-    @staticmethod
-    def _each(later: type[Exception], callbacks: Sequence[Callback], call: Callable[[Callback], None]) -> None:
-        """Call all, and raise the first exception of the type `later` at the end."""
-        raised: list[Exception] = []
-        for callback in callbacks:
-            try:
-                call(callback)
-            except later as error:
-                raised.append(error)
-        if raised:
-            raise raised[0]
+
+def _each(later: type[Exception], callbacks: Sequence[Callback], call: Callable[[Callback], None]) -> None:
+    """Call all, and raise the first exception of the type `later` at the end."""
+    raised: Exception | None = None
+    for callback in callbacks:
+        try:
+            call(callback)
+        except later as error:
+            raised = raised or error
+    if raised:
+        raise raised

@@ -150,12 +150,10 @@ def read_weight_shards(
 def compress(table: Tensor) -> dict[str, Tensor]:
     """A table `(rows, columns)` as CSR: its `values`, their `columns`, and where each row `starts`, then the end."""
     table = table.detach().cpu()
-    nonzero = table != 0
-    starts = torch.zeros(len(table) + 1, dtype=torch.int64)
-    torch.cumsum(nonzero.sum(dim=1), dim=0, out=starts[1:])
-    columns = nonzero.nonzero()[:, 1]
+    rows, columns = table.nonzero(as_tuple=True)
+    starts = nn.functional.pad(rows.bincount(minlength=len(table)).cumsum(0), (1, 0))
     return {
-        "values": table[nonzero],
+        "values": table[rows, columns],
         "columns": columns.to(smallest_integer(table.shape[1] - 1)),
         "starts": starts.to(smallest_integer(len(columns))),
     }

@@ -24,7 +24,6 @@ from dualkg.training.recipe import Data, ModelConfig, Recipe, find_class
 from dualkg.training.run import Run
 
 Array = npt.ArrayLike
-NO_TRIPLES = np.zeros((0, 3), dtype=np.int32)
 UNIT = 1e-3  # how far the modulus of a rotation may be from 1
 PYKEEN_MODELS = ("ComplEx", "CP", "DistMult", "QuatE", "RESCAL", "RotatE", "SE", "SimplE", "TransE", "TuckER")
 LIBKGE_MODELS = {
@@ -61,43 +60,35 @@ def from_arrays(
     kind = find_class(model, MODELS, EmbeddingModel)
     given = {"entities": entities, "relations": relations, "tails": tails}
     tables = {name: _real(table, name, kind) for name, table in given.items() if table is not None}
-    tables |= {name: _float32(value) for name, value in (parameters or {}).items()}
+    tables |= {name: _tensor(value) for name, value in (parameters or {}).items()}
     if issubclass(kind, AngleModel):
         tables.setdefault("half_turn", torch.tensor(math.pi))
-    graph = graph or _without_triples(entity_names, relation_names)
+    if graph is None:
+        if entity_names is None or relation_names is None:
+            raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
+        graph = _graph("imported", entity_names, relation_names, {})
     num_rows, num_relations = len(tables["relations"]), graph.shape.num_relations
     if num_rows not in (num_relations, 2 * num_relations):
         raise RequestError(
             f"The relation table should have {num_relations:,} rows, or {2 * num_relations:,} with reciprocals; it has "
             f"{num_rows:,}."
         )
-    for names, vocabulary, own in (
-        (entity_names, graph.entities, TABLES),
-        (relation_names, graph.relations, ("relations",)),
-    ):
-        if names is not None:
-            tables |= {name: _in_graph_order(tables[name], names, vocabulary) for name in own if name in tables}
-    config = ModelConfig(
-        name=model,
-        dim=(tables["entities"].shape[1] - kind.num_biases) // kind.numbers_per_coordinate,
-        reciprocal=num_rows == 2 * num_relations,
-        options=dict(options or {}),
-    )
+    if entity_names is not None:
+        own = {name: tables[name] for name in TABLES if name in tables}
+        tables |= {name: _in_graph_order(table, entity_names, graph.entities) for name, table in own.items()}
+    if relation_names is not None:
+        tables["relations"] = _in_graph_order(tables["relations"], relation_names, graph.relations)
+    dim = (tables["entities"].shape[1] - kind.num_biases) // kind.numbers_per_coordinate
+    config = ModelConfig(name=model, dim=dim, reciprocal=num_rows == 2 * num_relations, options=dict(options or {}))
     with skip_initialization():
         built = config.build(graph.shape, seed=0)
     load_weights(built, tables, source="The set of arrays")
     return Run(built.eval(), graph, Recipe(data=Data(graph=graph.name), model=config))
 
 
-def _without_triples(entity_names: Sequence[str] | None, relation_names: Sequence[str] | None) -> Graph:
-    if entity_names is None or relation_names is None:
-        raise RequestError("from_arrays needs a graph, or entity_names and relation_names, to name the rows.")
-    return _graph("imported", entity_names, relation_names, {})
-
-
 def _graph(name: str, entities: Sequence[str], relations: Sequence[str], splits: Mapping[Any, Triples]) -> Graph:
     """A graph whose ids are the positions of the names."""
-    triples = {split: splits.get(split, NO_TRIPLES) for split in SPLITS}
+    triples = {split: splits.get(split, np.zeros((0, 3), dtype=np.int32)) for split in SPLITS}
     vocabularies = Vocabulary(list(entities)), Vocabulary(list(relations), kind="relation")
     shape = GraphShape(len(entities), len(relations))
     for split, found in triples.items():
@@ -113,7 +104,7 @@ def _numpy(values: Array) -> npt.NDArray[Any]:
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
 
 
-def _float32(values: Array) -> Tensor:
+def _tensor(values: Array) -> Tensor:
     return torch.from_numpy(np.array(_numpy(values), dtype=np.float32))
 
 
@@ -133,23 +124,19 @@ def _real(table: Array, name: str, kind: type[EmbeddingModel]) -> Tensor:
         if kind.numbers_per_coordinate != 2 or kind is SimplE:  # one of its two numbers is for heads, one for tails
             raise RequestError(f"{name} are complex numbers; {kind.__name__} has real ones.")
         values = np.concatenate([values.real, values.imag], axis=1)
-    return _float32(values)
+    return _tensor(values)
 
 
 def _in_graph_order(table: Tensor, names: Sequence[str], vocabulary: Vocabulary) -> Tensor:
-    row_of = {name: row for row, name in enumerate(names)}
+    row_of, wanted = {name: row for row, name in enumerate(names)}, vocabulary.names.to_pylist()
     if len(row_of) < len(names):
         raise RequestError(f"{len(names) - len(row_of):,} of the {len(names):,} names of rows are repeated.")
     if len(table) not in (len(names), 2 * len(names) if vocabulary.kind == "relation" else len(names)):
         raise RequestError(f"There are {len(names):,} names for {len(table):,} rows.")
-    missing = [name for name in vocabulary.names.to_pylist() if name not in row_of]
-    if missing:
+    if missing := [name for name in wanted if name not in row_of]:
         raise RequestError(f"The arrays have no row for {len(missing):,} names of the graph, such as '{missing[0]}'.")
-    order = torch.tensor([row_of[name] for name in vocabulary.names.to_pylist()], dtype=torch.long)
+    order = torch.tensor([row_of[name] for name in wanted], dtype=torch.long)
     return torch.cat([rows[order] for rows in table.split(len(names))])  # type: ignore[no-untyped-call]
-
-
-# -- PyKEEN -------------------------------------------------------------------------------------------------------
 
 
 def from_pykeen(model: Any, factory: Any, *, valid: Any = None, test: Any = None, graph: Graph | None = None) -> Run:
@@ -169,10 +156,8 @@ def from_pykeen(model: Any, factory: Any, *, valid: Any = None, test: Any = None
     training = model.training
     model.eval()  # without dropout, and with the statistics of batch normalization
     with torch.no_grad():
-        entities, relations = (
-            [part(indices=None).detach().cpu() for part in parts]
-            for parts in (model.entity_representations, model.relation_representations)
-        )
+        entities = [part(indices=None).detach().cpu() for part in model.entity_representations]
+        relations = [part(indices=None).detach().cpu() for part in model.relation_representations]
         arrays = _pykeen_arrays(model, entities, _reciprocals_last(model, relations, factory.real_num_relations))
     model.train(training)
     entity_names = _pykeen_names(factory, "entity", factory.num_entities)
@@ -182,21 +167,18 @@ def from_pykeen(model: Any, factory: Any, *, valid: Any = None, test: Any = None
             f"The model has {len(arrays['entities']):,} entities and the factory {factory.num_entities:,}. Give the "
             f"factory that the model was trained with."
         )
-    splits = {"train": factory, "valid": valid, "test": test}
-    splits = {name: _pykeen_triples(one, name, factory) for name, one in splits.items() if one is not None}
+    splits = {}
+    for name, one in {"train": factory, "valid": valid, "test": test}.items():
+        for kind in ("entity_to_id", "relation_to_id"):
+            if one is not None and getattr(one, kind, None) != getattr(factory, kind, None):
+                raise RequestError(
+                    f"The {name} factory has other ids than that of training: its {kind} differs. Create it with "
+                    f"entity_to_id=training.entity_to_id and relation_to_id=training.relation_to_id."
+                )
+        if one is not None:
+            splits[name] = one.mapped_triples.cpu().numpy().astype(np.int32)
     graph = graph or _graph("pykeen", entity_names, relation_names, splits)
     return from_arrays(**arrays, graph=graph, entity_names=entity_names, relation_names=relation_names)
-
-
-def _pykeen_triples(split: Any, name: str, train: Any) -> Triples:
-    for kind in ("entity_to_id", "relation_to_id"):
-        if getattr(split, kind, None) != getattr(train, kind, None):
-            raise RequestError(
-                f"The {name} factory has other ids than that of training: its {kind} differs. Create it with "
-                f"entity_to_id=training.entity_to_id and relation_to_id=training.relation_to_id."
-            )
-    triples: Triples = split.mapped_triples.cpu().numpy().astype(np.int32)
-    return triples
 
 
 def _supported(names: Sequence[str]) -> str:
@@ -272,34 +254,24 @@ def _tucker(interaction: Any, entities: Tensor, relations: Tensor, *, reciprocal
         return {"parameters": {"core": core}, "options": {"relation_dim": len(core)}}
     norms = {"before": interaction.head_batch_norm, "after": interaction.head_relation_batch_norm}
     if reciprocal:
-        parts = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}
-        found = {f"{name}.{own}": getattr(norm, its) for name, norm in norms.items() for own, its in parts.items()}
+        names = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}
+        found = {f"{name}.{own}": getattr(norm, its) for name, norm in norms.items() for own, its in names.items()}
         return {"parameters": {"core": core, **found}, "options": {"relation_dim": len(core), "batch_norm": True}}
-    (a, b), (c, d) = (_affine(norm) for norm in norms.values())
+    affine = []  # the factor and the summand of each
+    for norm in norms.values():
+        parts = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+        weight, bias, mean, variance = (part.detach().cpu().double() for part in parts)
+        factor = weight / (variance + norm.eps).sqrt()
+        affine.append((factor, bias - mean * factor))
+    (a, b), (c, d) = affine
     num, dim, _ = core.shape
     folded = torch.zeros(num + 1, dim + 1, dim + 1, dtype=torch.float64)
     folded[:num, :dim, :dim] = a[:, None] * core * c
     folded[:num, dim, :dim] = b @ core.double() * c
     folded[num, dim, :dim] = d
-    with_one = (torch.cat([table, torch.ones(len(table), 1)], dim=1) for table in (entities, relations))
-    keys = ("entities", "relations")
-    return {
-        **dict(zip(keys, with_one, strict=True)),
-        "parameters": {"core": folded},
-        "options": {"relation_dim": num + 1},
-    }
-
-
-def _affine(norm: Any) -> tuple[Tensor, Tensor]:
-    """The factor and the summand of batch normalization in evaluation."""
-    weight, bias, mean, variance = (
-        getattr(norm, name).detach().cpu().double() for name in ("weight", "bias", "running_mean", "running_var")
-    )
-    factor = weight / (variance + norm.eps).sqrt()
-    return factor, bias - mean * factor
-
-
-# -- LibKGE -------------------------------------------------------------------------------------------------------
+    tables = {"entities": entities, "relations": relations}
+    with_one = {name: torch.cat([table, torch.ones(len(table), 1)], dim=1) for name, table in tables.items()}
+    return {**with_one, "parameters": {"core": folded}, "options": {"relation_dim": num + 1}}
 
 
 class _Config:
@@ -328,9 +300,7 @@ def from_libkge(path: str | Path, *, data: str | Path | None = None, graph: Grap
     else:
         try:
             meta = checkpoint["dataset"]["meta"]
-            entity_names, relation_names = (
-                [str(name) for name in meta[f"{kind}_ids"]] for kind in ("entity", "relation")
-            )
+            entity_names, relation_names = [*map(str, meta["entity_ids"])], [*map(str, meta["relation_ids"])]
         except (KeyError, TypeError):
             raise RequestError(
                 f"{path} has no names of entities and relations. Name the folder of its dataset in LibKGE with data=, "
@@ -351,9 +321,8 @@ def _load_checkpoint(path: Path) -> dict[str, Any]:
         raise RequestError(f"{path} cannot be read: {error.strerror or error}.") from None
     except Exception as error:  # a file of another kind may raise anything
         refused = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), "")
-        raise RequestError(
-            f"{path} cannot be read as a checkpoint of LibKGE{': ' if refused else ''}{refused.strip()}."
-        ) from None
+        reason = f": {refused.strip()}" if refused else ""
+        raise RequestError(f"{path} cannot be read as a checkpoint of LibKGE{reason}.") from None
     return found
 
 

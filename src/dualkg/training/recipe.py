@@ -8,21 +8,14 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import reduce
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from operator import getitem
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    FieldSerializationInfo,
-    ValidationError,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
 from dualkg.data.graph import GraphShape
 from dualkg.errors import RequestError, close_settings, did_you_mean, one_of
@@ -32,11 +25,6 @@ from dualkg.losses.base import validation_sentence
 from dualkg.models import MODELS, Dual
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
-
-if TYPE_CHECKING:
-    from pydantic._internal._model_construction import ModelMetaclass
-else:
-    ModelMetaclass = type(BaseModel)
 
 MAX_DEPTH = 20  # of nested tables and lists
 RENAMED_KEYS = {
@@ -62,6 +50,10 @@ def known_name(name: Any, known: Iterable[str]) -> Any:
         return "".join(text.casefold().split()).replace("-", "").replace("_", "").replace("1vs", "onevs")
 
     return next((one for one in known if isinstance(name, str) and folded(one) == folded(name)), name)
+
+
+def _in_any_case(known: Iterable[str]) -> BeforeValidator:
+    return BeforeValidator(lambda name: known_name(name, known))
 
 
 def find_class(name: str, known: Mapping[str, type], base: type) -> Any:
@@ -101,7 +93,7 @@ def check_importable(*names: str) -> None:
             )
 
 
-class _Sentences(ModelMetaclass):
+class _Sentences(type(BaseModel)):  # type: ignore[misc]
     """Raises a sentence where a user constructs a table with wrong settings; tables of a recipe are not called."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
@@ -116,6 +108,13 @@ class Section(BaseModel, metaclass=_Sentences):
     """A table of a recipe: unknown keys are refused, and it is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def _with_options(cls, name: str, config: Mapping[str, object]) -> Self:
+        """The table of a class by its keywords; those that the table does not have are its `options`."""
+        own = {key: value for key, value in config.items() if key in cls.model_fields}
+        options = {key: value for key, value in config.items() if key not in own}
+        return cls.model_validate({"name": name, **own, "options": options})
 
 
 class Data(Section):
@@ -133,29 +132,22 @@ class Data(Section):
 class ModelConfig(Section):
     """A model of dualkg by name, or your own as `package.module:Class`; `options` are passed to that class."""
 
-    name: str = "ComplEx"
+    name: Annotated[str, _in_any_case(MODELS)] = "ComplEx"
     dim: int = Field(100, ge=1, lt=2**31)
     reciprocal: bool = True
     init_scale: float | Literal["xavier"] | None = None
     dual: Literal["none", "tail", "head"] = "none"
     options: dict[str, Any] = {}
 
-    @field_validator("name", mode="before")
-    @classmethod
-    def _name_in_any_case(cls, name: Any) -> Any:
-        return known_name(name, MODELS)
-
     @classmethod
     def of(cls, model: Model) -> ModelConfig:
         """The config that builds a model like this one."""
-        return cls.model_validate({"name": name_of(model.embedding, MODELS), **_with_options(cls, model.config)})
+        return cls._with_options(name_of(model.embedding, MODELS), model.config)
 
     def build(self, shape: GraphShape, *, seed: int) -> Model:
         """The model with new parameters."""
         kind = find_class(self.name, MODELS, EmbeddingModel)
-        keywords: dict[str, Any] = {"dim": self.dim, "reciprocal": self.reciprocal, **self.options}
-        if self.init_scale is not None:
-            keywords["init_scale"] = self.init_scale
+        keywords = self.model_dump(include={"dim", "reciprocal", "init_scale"}, exclude_none=True) | self.options
         try:
             model: Model = kind(shape, seed=seed, **keywords)
         except TypeError as error:
@@ -166,27 +158,21 @@ class ModelConfig(Section):
 class RegularizerConfig(Section):
     """`weight` is the paper's λ; `plain` and `mapped` are DURA's λ1 and λ2."""
 
-    name: str = "none"
+    name: Annotated[str, _in_any_case(REGULARIZERS)] = "none"
     weight: float | None = Field(None, ge=0)
     plain: float | None = Field(None, ge=0)
     mapped: float | None = Field(None, ge=0)
     options: dict[str, Any] = {}
 
-    @field_validator("name", mode="before")
-    @classmethod
-    def _name_in_any_case(cls, name: Any) -> Any:
-        return known_name(name, REGULARIZERS)
-
     @classmethod
     def of(cls, regularizer: Regularizer) -> RegularizerConfig:
         """The config that builds a regularizer like this one."""
-        name = name_of(regularizer, REGULARIZERS)
-        return cls.model_validate({"name": name, **_with_options(cls, regularizer.config)})
+        return cls._with_options(name_of(regularizer, REGULARIZERS), regularizer.config)
 
     def build(self) -> Regularizer:
         """The regularizer; `plain` and `mapped` are refused by those that have none."""
         kind = find_class(self.name, REGULARIZERS, Regularizer)
-        keywords = self.model_dump(exclude_none=True, exclude={"name", "options"}) | self.options
+        keywords = self.model_dump(include={"weight", "plain", "mapped"}, exclude_none=True) | self.options
         if self.weight is None and self.name != "none":
             raise RequestError(f"{self.name} needs a weight, the paper's λ: set regularizer.weight.")
         try:
@@ -198,12 +184,6 @@ class RegularizerConfig(Section):
         return regularizer
 
 
-def _with_options(table: type[Section], config: Mapping[str, object]) -> dict[str, object]:
-    """Keywords of a class as keys of a recipe's table, those that the table does not have under `options`."""
-    own = {key: value for key, value in config.items() if key in table.model_fields}
-    return {**own, "options": {key: value for key, value in config.items() if key not in own}}
-
-
 class Optimizer(Section):
     """The optimizer and its learning rate, which may decay to zero from the share `decay_from` of training on.
 
@@ -212,18 +192,13 @@ class Optimizer(Section):
     single `elements`, or of whole `rows` of the entity tables, which take less memory.
     """
 
-    name: Literal["Adagrad", "Adam", "SGD"] = "Adagrad"
+    name: Annotated[Literal["Adagrad", "Adam", "SGD"], _in_any_case(("Adagrad", "Adam", "SGD"))] = "Adagrad"
     learning_rate: float = Field(0.1, gt=0)
     epsilon: float | None = Field(None, gt=0)
     sums: Literal["elements", "rows"] = "elements"
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     decay_from: float = Field(0.0, ge=0, lt=1)
     average_from: float = Field(1.0, ge=0, le=1)
-
-    @field_validator("name", mode="before")
-    @classmethod
-    def _name_in_any_case(cls, name: Any) -> Any:
-        return known_name(name, ("Adagrad", "Adam", "SGD"))
 
     @model_validator(mode="after")
     def _settings_are_used(self) -> Optimizer:
@@ -266,37 +241,36 @@ class Training(Section):
     precision: Literal["auto", "float32", "tf32", "bf16"] = "auto"
 
 
+def _loss_of_table(table: Any) -> Loss:
+    if isinstance(table, Loss):
+        return table
+    if not isinstance(table, Mapping):
+        raise ValueError("a table with name and settings was expected")
+    name = table.get("name", "OneVsAll")
+    if not isinstance(name, str):
+        raise ValueError(f"name should be text; it is {name!r}")
+    settings = {key: value for key, value in table.items() if key != "name"}
+    kind = find_class(name, LOSSES, Loss)
+    for key in settings.keys() - kind.model_fields.keys():
+        if owners := [known for known, listed in LOSSES.items() if key in listed.model_fields]:
+            raise ValueError(f"{key} is a setting of {' and '.join(owners)}; loss.name is '{name}'; leave it out")
+    loss: Loss = kind(**settings)
+    return loss
+
+
 class Recipe(Section, title="recipes"):
     """All settings of a run."""
 
     data: Data = Data()
     model: ModelConfig = ModelConfig()
     regularizer: RegularizerConfig = RegularizerConfig()
-    loss: Loss = OneVsAll()
+    loss: Annotated[Loss, BeforeValidator(_loss_of_table)] = OneVsAll()
     optimizer: Optimizer = Optimizer()
     training: Training = Training()
     validation: Validation = Validation()
 
-    @field_validator("loss", mode="before")
-    @classmethod
-    def _loss_of_table(cls, table: Any) -> Loss:
-        if isinstance(table, Loss):
-            return table
-        if not isinstance(table, Mapping):
-            raise ValueError("a table with name and settings was expected")
-        name = table.get("name", "OneVsAll")
-        if not isinstance(name, str):
-            raise ValueError(f"name should be text; it is {name!r}")
-        settings = {key: value for key, value in table.items() if key != "name"}
-        kind = find_class(name, LOSSES, Loss)
-        for key in settings.keys() - kind.model_fields.keys():
-            if owners := [known for known, listed in LOSSES.items() if key in listed.model_fields]:
-                raise ValueError(f"{key} is a setting of {' and '.join(owners)}; loss.name is '{name}'; leave it out")
-        loss: Loss = kind(**settings)
-        return loss
-
     @field_serializer("loss")
-    def _table_of_loss(self, loss: Loss, info: FieldSerializationInfo) -> dict[str, Any]:
+    def _table_of_loss(self, loss: Loss, info: Any) -> dict[str, Any]:
         """Name and settings; without defaults if None is left out, so that `with_changes` can change the name."""
         return {"name": name_of(loss, LOSSES), **loss.model_dump(exclude_defaults=bool(info.exclude_none))}
 
@@ -327,6 +301,10 @@ class Recipe(Section, title="recipes"):
     def with_changes(self, changes: Mapping[str, Any], *, source: str = "--set") -> Recipe:
         """Another recipe with some values changed, named as `training.epochs`."""
         return recipe_from(changed(self.model_dump(exclude_none=True), changes), source=source)
+
+    def value_of(self, key: str) -> Any:
+        """The value of `section.key`; settings of the loss are among them."""
+        return reduce(getitem, key.split("."), self.model_dump())
 
     def as_toml(self) -> str:
         """The recipe as TOML; values left to the model or the regularizer are left out."""
@@ -414,16 +392,14 @@ def recipe_from(tables: Mapping[str, Any], *, source: str) -> Recipe:
     """Validate tables as a recipe; the error is a sentence on the first problem."""
     for name, renamed in RENAMED_KEYS.items():
         section, _, key = name.partition(".")
-        table = tables.get(section)
-        if isinstance(table, Mapping) and key in table:
+        if isinstance(table := tables.get(section), Mapping) and key in table:
             raise RequestError(f"{source}: {name} is now {renamed}.")
     try:
         return Recipe.model_validate(tables)
     except ValidationError as error:
         first = error.errors()[0]["loc"]
         table = Recipe.model_fields[str(first[0])].annotation if len(first) > 1 else Recipe
-        known = getattr(table, "model_fields", ())
-        elsewhere = keys_like(str(first[-1])) if first else ()
+        known, elsewhere = getattr(table, "model_fields", ()), keys_like(str(first[-1])) if first else ()
         raise RequestError(f"{source}: {validation_sentence(error, known, elsewhere=elsewhere)}") from None
     except RequestError as error:
         raise RequestError(f"{source}: {error}") from None

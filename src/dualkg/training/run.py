@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -37,14 +38,7 @@ from dualkg.files import (
     write_text,
 )
 from dualkg.models.base import Model, skip_initialization
-from dualkg.training.checkpoint import (
-    check_history,
-    load_weights,
-    read_weight_shards,
-    read_weights,
-    save_tensors,
-    save_weights,
-)
+from dualkg.training import checkpoint
 from dualkg.training.recipe import Recipe, load_recipe
 
 if TYPE_CHECKING:
@@ -77,9 +71,8 @@ def describe_device(device: torch.device) -> str:
 def processor() -> str:
     """The name of the processor from Linux, or else from Python."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.is_file() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.lower().startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
+    named = re.search(r"^model name.*?:(.*)", info.read_text() if info.is_file() else "", re.IGNORECASE | re.MULTILINE)
+    return named[1].strip() if named else platform.processor() or platform.machine()
 
 
 def _version(name: str) -> str | None:
@@ -134,12 +127,11 @@ class Run:
 
     def report_on(self, split: Split) -> Report:
         """The report on a split: from training, from saved ranks, or evaluated now."""
+        if split not in self.reports and self.folder and RunFolder(self.folder).ranks(split).exists():
+            ranks = RunFolder(self.folder).load_ranks(split)
+            self.reports[split] = build_report(ranks, self.graph, split=split)
         if split not in self.reports:
-            folder = RunFolder(self.folder) if self.folder else None
-            if folder and folder.ranks(split).exists():
-                self.reports[split] = build_report(folder.load_ranks(split), self.graph, split=split)
-            else:
-                self.reports[split] = evaluate(self.model, self.graph, split=split)
+            self.reports[split] = evaluate(self.model, self.graph, split=split)
         return self.reports[split]
 
     @property
@@ -244,13 +236,13 @@ class RunFolder:
             raise RequestError(
                 f"{self.path} exists and is not a run: it has {', '.join(unknown[:3])}. Name another folder with --out."
             )
-        if overwrite and self.decisions.exists():
+        if overwrite and not self.decisions.exists():
+            return
+        if overwrite:
             raise RequestError(
                 f"{self.path} has decisions on new facts ({self.decisions.name}), which would be lost. Move that file "
                 f"elsewhere first, or name another folder with --out."
             )
-        if overwrite:
-            return
         if self.finished:
             self.remove_checkpoint()
             raise RequestError(f"{self.path} is a finished run. Use --overwrite, or another folder with --out.")
@@ -277,9 +269,8 @@ class RunFolder:
 
         A run that is overwritten is removed only when the new one can take its place.
         """
+        keep = [self.decisions.name]  # a decision that is made on the former run at this moment is not lost
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
-        # A decision that is made on the former run at this moment is not lost.
-        keep = [self.decisions.name]
         with atomic_folder(self.path, existing=existing, last=self.recipe.name, keep=keep) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
@@ -295,16 +286,12 @@ class RunFolder:
         if trained:
             link_or_copy(trained, self.weights)
         else:
-            save_weights(run.model.state_dict(), self.weights, sparse=run.sparsity["tables"] if run.sparsity else ())
-        for path, about in ((self.sparsity, run.sparsity), (self.extension, run.extension)):
-            if about:
-                write_text(path, json.dumps(about, indent=1, ensure_ascii=False))
-        write_text(self.history, json.dumps(run.history, indent=1))
-        if run.costs:
-            write_text(self.costs, json.dumps(run.costs, indent=1))
-        self.save_reports(run)
+            checkpoint.save_weights(
+                run.model.state_dict(), self.weights, sparse=run.sparsity["tables"] if run.sparsity else ()
+            )
+        self._save_results(run)
         self.checkpoint.unlink(missing_ok=True)
-        self._remove_weight_shards()
+        self.remove_weight_shards()
 
     def finish_sharded(self, run: Run, world_size: int) -> None:
         """Write the results of a run whose weights all processes have written."""
@@ -313,10 +300,15 @@ class RunFolder:
             if left.name not in names:  # by another number of processes, killed before they wrote the report
                 left.unlink()
         write_json(self.weights_index, {"files": names})
-        write_text(self.history, json.dumps(run.history, indent=1))
-        write_text(self.costs, json.dumps(run.costs, indent=1))
-        self.save_reports(run)
+        self._save_results(run)
         shutil.rmtree(self.sharded_checkpoint)
+
+    def _save_results(self, run: Run) -> None:
+        contents = {self.sparsity: run.sparsity, self.extension: run.extension, self.history: run.history}
+        for path, content in {**contents, self.costs: run.costs}.items():
+            if content is not None:
+                write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
+        self.save_reports(run)
 
     def remove_checkpoint(self) -> None:
         """Remove the checkpoint of a finished run that was killed just before it did; a damaged run keeps it."""
@@ -332,25 +324,13 @@ class RunFolder:
         records = {name: file_record(self.path / name) for name in self.fixed_files()}
         write_json(self.report, {**reports, "files": records})
 
-    def gather(self, run: Run) -> None:
-        """Replace weights in several files by one file; `run` is the run of this folder.
-
-        The report decides which of them are read. After a kill, the index that is left is the sign to go on.
-        """
-        self.join_weights(run.graph)
-        for split in SPLITS:
-            if self.ranks(split).exists():
-                run.report_on(split)
-        self.save_reports(run)
-        self._remove_weight_shards()
-
     def join_weights(self, graph: Graph) -> None:
         """Write weights in several files into one, too, unless that was done before a kill."""
         if not self.weights.exists():
-            tables, about = read_weight_shards(self.weight_shards(), len(graph.entities), check=True)
-            save_tensors({"model": tables}, self.weights, about=about)
+            tables, about = checkpoint.read_weight_shards(self.weight_shards(), len(graph.entities), check=True)
+            checkpoint.save_tensors({"model": tables}, self.weights, about=about)
 
-    def _remove_weight_shards(self) -> None:
+    def remove_weight_shards(self) -> None:
         if self.weights_index.exists():
             for path in self.weight_shards():
                 path.unlink(missing_ok=True)
@@ -430,19 +410,26 @@ class RunFolder:
 
     @cached_property
     def saved_environment(self) -> dict[str, Any]:
-        found: dict[str, Any] = read_json(self.environment, dict[str, Any]) if self.environment.exists() else {}
-        return found
+        return dict(read_json(self.environment, dict[str, Any])) if self.environment.exists() else {}
 
 
 @locks("path")
 def gather(path: str | Path, *, trust_code: bool = False) -> Run:
-    """Write the weights that several processes have trained into one file."""
+    """Write the weights that several processes have trained into one file.
+
+    The report decides which of them are read. After a kill, the index that is left is the sign to go on.
+    """
     folder = RunFolder(path)
     folder.check_is_run()
     if not folder.weights_index.exists():
         raise RequestError(f"The weights of {path} are in one file already, or the run is not finished.")
     run = load_run(path, trust_code=trust_code)
-    folder.gather(run)
+    folder.join_weights(run.graph)
+    for split in SPLITS:
+        if folder.ranks(split).exists():
+            run.report_on(split)
+    folder.save_reports(run)
+    folder.remove_weight_shards()
     return run
 
 
@@ -468,20 +455,23 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
     shards = [] if folder.weights.name in folder.records() else folder.weight_shards()
-    weights = read_weight_shards(shards, len(graph.entities))[0] if shards else read_weights(folder.weights)
-    load_weights(model, weights, source=folder.weights_index if shards else folder.weights)
-    history = check_history(read_json(folder.history), source=folder.history) if folder.history.exists() else []
+    weights = (
+        checkpoint.read_weight_shards(shards, len(graph.entities))[0]
+        if shards
+        else checkpoint.read_weights(folder.weights)
+    )
+    checkpoint.load_weights(model, weights, source=folder.weights_index if shards else folder.weights)
+    history = (
+        checkpoint.check_history(read_json(folder.history), source=folder.history) if folder.history.exists() else []
+    )
     sparsity = read_json(folder.sparsity, dict[str, Any]) if folder.sparsity.exists() else None
     costs = read_json(folder.costs, dict[str, float | None]) if folder.costs.exists() else None
     return Run(model.eval(), graph, recipe, history, folder=folder.path, costs=costs, sparsity=sparsity, opened=opened)
 
 
 def _runs_nearby(path: Path) -> str:
-    parent = path.parent if path.parent.is_dir() else Path()
-    names = sorted(str(found.parent) for found in [*_run_files(parent), *_run_files(Path("runs"))])
-    names = list(dict.fromkeys(names))
+    folders = (path.parent if path.parent.is_dir() else Path(), Path("runs"))
+    patterns = ("[!.]*/recipe.toml", "[!.]*/ensemble.json")
+    files = [file for folder in folders for pattern in patterns for file in folder.glob(pattern)]
+    names = sorted({str(file.parent) for file in files})
     return f" Runs nearby: {', '.join(names[:5])}." if names else " Make one with: dualkg train"
-
-
-def _run_files(folder: Path) -> list[Path]:
-    return [*folder.glob("[!.]*/recipe.toml"), *folder.glob("[!.]*/ensemble.json")]

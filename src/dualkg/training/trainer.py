@@ -11,14 +11,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -31,15 +30,8 @@ from dualkg.kernels.hardware import matmul_precision
 from dualkg.losses.base import BoundLoss
 from dualkg.models.base import AllRows, Model, only_rows
 from dualkg.regularizers import Regularizer
-from dualkg.training import checkpoint
-from dualkg.training.batches import (
-    GroupedByQuery,
-    MappedExamples,
-    most_queries,
-    one_of_each_query,
-    queries_on_disk,
-    shuffled,
-)
+from dualkg.training import batches, checkpoint
+from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries, one_of_each_query, queries_on_disk
 from dualkg.training.callbacks import Callback, CallbackList, StopTraining
 from dualkg.training.checkpoint import Progress
 from dualkg.training.cuda_graphs import CudaGraphStep
@@ -110,14 +102,10 @@ class Trainer:
         examples = self._examples()
         mapped = isinstance(examples, MappedExamples)
         check_memory(recipe, model, regularizer, self.engine, num_examples=len(examples), mapped=mapped)
-        self.examples = (
-            examples if isinstance(examples, MappedExamples) else torch.from_numpy(examples).to(model.device)
-        )
-        self.grouped_by_query = (
-            GroupedByQuery(self.examples)
-            if recipe.training.order == "queries" and isinstance(self.examples, Tensor)
-            else None
-        )
+        self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
+        self.grouped_by_query: GroupedByQuery | None = None
+        if recipe.training.order == "queries" and isinstance(self.examples, Tensor):
+            self.grouped_by_query = GroupedByQuery(self.examples)
         self.optimizer = build_optimizer(
             recipe.optimizer,
             model.parameters(),
@@ -141,23 +129,16 @@ class Trainer:
             model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(device)
         return cls(model, graph, recipe, recipe.regularizer.build(), **options)
 
-    # -- training data ------------------------------------------------------------------------------------
-
     def _step(self) -> Step:
         """A step for the current weights: a fused one may hold copies of the tables."""
-        loss = self.recipe.loss.bind(
-            self.model,
-            self.graph,
-            batch_size=self.recipe.training.batch_size,
-            seed=self.recipe.training.seed,
-            grouped_by_query=self.grouped_by_query is not None,
-        )
-        return self._build_step(loss)
+        training, grouped = self.recipe.training, self.grouped_by_query is not None
+        options: dict[str, Any] = {"batch_size": training.batch_size, "seed": training.seed}
+        return self._build_step(self.recipe.loss.bind(self.model, self.graph, grouped_by_query=grouped, **options))
 
     def _build_step(self, loss: BoundLoss) -> Step:
         return build_step(self.engine, self.model, loss, self.regularizer, self.optimizer)
 
-    def _examples(self) -> npt.NDArray[np.int64] | MappedExamples:
+    def _examples(self) -> Tensor | MappedExamples:
         triples = self.graph.train
         if not len(triples):
             raise RequestError(f"{self.graph.name} has no training triples.")
@@ -168,10 +149,8 @@ class Trainer:
             if self.recipe.loss.examples == "queries":
                 triples, reciprocal = queries_on_disk(self.graph), False
             return MappedExamples(triples, num_relations, reciprocal=reciprocal, device=self.model.device)
-        if reciprocal:
-            triples = with_reciprocals(triples, num_relations)
-        examples = triples.astype(np.int64)
-        return one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples
+        examples = (with_reciprocals(triples, num_relations) if reciprocal else triples).astype(np.int64)
+        return torch.from_numpy(one_of_each_query(examples) if self.recipe.loss.examples == "queries" else examples)
 
     def batches(self, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, `(batch, 3)` each."""
@@ -180,7 +159,7 @@ class Trainer:
             yield from self.examples.batches(size, seed=seed, epoch=epoch)
             return
         if self.grouped_by_query is None:
-            order = shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
+            order = batches.shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
         else:
             order = self.grouped_by_query.shuffled(seed=seed, epoch=epoch)
         if device.type == "cpu":
@@ -190,8 +169,6 @@ class Trainer:
         if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
             self.step.reserve(most_queries(examples, size))
         yield from examples.split(size)  # type: ignore[no-untyped-call]
-
-    # -- the loop -----------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Train to the end; the model then has the final weights."""
@@ -217,7 +194,7 @@ class Trainer:
             if number < progress.step:
                 continue
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
-            losses.add(self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done)))
+            losses.sum += self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done))
             progress.step = number + 1
             if progress.step % check_every == 0 and (found := losses.poll(progress.step)) is not None:
                 self._check_loss(*found)
@@ -234,16 +211,9 @@ class Trainer:
         """Raise if a sum of losses is not finite, report progress otherwise, and return the sum."""
         if not math.isfinite(total):
             raise DivergedError(self._divergence(f"the loss is {total}"))
-        self.on_progress(
-            ProgressEvent(
-                epoch=self.progress.epoch + 1,
-                epochs=self.recipe.training.epochs,
-                step=step,
-                steps=self.num_steps,
-                loss=total / step,
-                mrr=self.progress.best_mrr if self.progress.best_mrr >= 0 else None,
-            )
-        )
+        epoch, epochs = self.progress.epoch + 1, self.recipe.training.epochs
+        mrr = self.progress.best_mrr if self.progress.best_mrr >= 0 else None
+        self.on_progress(ProgressEvent(epoch, epochs, step, self.num_steps, total / step, mrr))
         return total
 
     def _check_weights(self) -> None:
@@ -252,31 +222,25 @@ class Trainer:
             raise DivergedError(self._divergence("the weights hold NaN or infinity"))
 
     def _divergence(self, what: str) -> str:
-        has_checkpoint = self.checkpoint_path and self.checkpoint_path.exists()
-        saved = f" The last good state is in {self.checkpoint_path}." if has_checkpoint else ""
+        path, rate = self.checkpoint_path, self.recipe.optimizer.learning_rate
+        saved = f" The last good state is in {path}." if path and path.exists() else ""
         return (
-            f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: {what}. "
-            f"Lower the learning rate (now {self.recipe.optimizer.learning_rate:g}), for instance with "
-            f"--set optimizer.learning_rate={self.recipe.optimizer.learning_rate / 10:g}, or use a smaller "
-            f"init_scale.{saved}"
+            f"Training diverged in epoch {self.progress.epoch + 1}, step {self.progress.step}: {what}. Lower the "
+            f"learning rate (now {rate:g}), for instance with --set optimizer.learning_rate={rate / 10:g}, or use a "
+            f"smaller init_scale.{saved}"
         )
 
     def _end_epoch(self) -> None:
-        progress, choice = self.progress, self.recipe.validation
-        entry: dict[str, float] = {
-            "epoch": progress.epoch + 1,
-            "loss": progress.loss_sum / self.num_steps,
-            "seconds": round(progress.seconds, 4),
-        }
+        progress, every, epochs = self.progress, self.recipe.validation.every, self.recipe.training.epochs
+        metrics = {"loss": progress.loss_sum / self.num_steps, "seconds": round(progress.seconds, 4)}
         progress.epoch, progress.step, progress.loss_sum, progress.seconds = progress.epoch + 1, 0, 0.0, 0.0
-        if progress.epoch > self.recipe.optimizer.average_from * self.recipe.training.epochs:
+        if progress.epoch > self.recipe.optimizer.average_from * epochs:
             self._average()
-        if choice.every and (progress.epoch % choice.every == 0 or progress.epoch == self.recipe.training.epochs):
-            entry["valid_mrr"] = self._validate()
-        progress.history.append(entry)
-        done = progress.epoch / self.recipe.training.epochs - 1 / (self.num_steps * self.recipe.training.epochs)
-        rate = learning_rate(self.recipe.optimizer, done)  # of the last step
-        metrics = {key: value for key, value in entry.items() if key != "epoch"} | {"learning_rate": rate}
+        if every and (progress.epoch % every == 0 or progress.epoch == epochs):
+            metrics["valid_mrr"] = self._validate()
+        progress.history.append({"epoch": progress.epoch, **metrics})
+        done = progress.epoch / epochs - 1 / (self.num_steps * epochs)  # with the last step
+        metrics["learning_rate"] = learning_rate(self.recipe.optimizer, done)
         self._call(lambda: self.callbacks.on_epoch(progress.epoch, metrics))
         if self._checkpoint_due():
             self._pause()
@@ -301,18 +265,17 @@ class Trainer:
         if self.mean:  # the final weights of the run
             self.model.load_state_dict(self.mean)
         report = evaluate(self.model, self.graph, split="valid", known=self._known)
-        mrr = report.mrr
         if weights:
             self.model.load_state_dict(weights)
-        if mrr > progress.best_mrr:
-            progress.best_mrr, progress.since_best = mrr, 0
+        if report.mrr > progress.best_mrr:
+            progress.best_mrr, progress.since_best = report.mrr, 0
             if choice.keep == "best":
                 self.best = self._copy_of_weights()
         else:
             progress.since_best += 1
             progress.stopped = bool(choice.patience) and progress.since_best >= choice.patience
         self._call(lambda: self.callbacks.on_validation(progress.epoch, report))
-        return mrr
+        return report.mrr
 
     def _copy_of_weights(self) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in self.model.state_dict().items()}
@@ -321,13 +284,9 @@ class Trainer:
     def _known(self) -> KnownAnswers:
         return KnownAnswers.of(self.graph, queries=self.graph.valid)
 
-    # -- checkpoints --------------------------------------------------------------------------------------
-
     def _checkpoint_due(self) -> bool:
-        if self.stop.requested:
-            return True
-        waited = time.monotonic() - self._saved_at
-        return self.checkpoint_path is not None and waited >= self.recipe.training.checkpoint_seconds
+        is_old = time.monotonic() - self._saved_at >= self.recipe.training.checkpoint_seconds
+        return self.stop.requested or (self.checkpoint_path is not None and is_old)
 
     @property
     def _stopping(self) -> bool:
@@ -338,11 +297,9 @@ class Trainer:
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
         if self._stopping:
-            stopped = f"Stopped in epoch {self.progress.epoch + 1} of {self.recipe.training.epochs}"
-            if not self.checkpoint_path:
-                raise InterruptedRunError(f"{stopped}.")
-            resume = f"dualkg resume {self.checkpoint_path.parent}"
-            raise InterruptedRunError(f"{stopped}, all work saved. Resume with: {resume}")
+            path, stopped = self.checkpoint_path, f"Stopped in epoch {self.progress.epoch + 1}"
+            saved = f", all work saved. Resume with: dualkg resume {path.parent}" if path else "."
+            raise InterruptedRunError(f"{stopped} of {self.recipe.training.epochs}{saved}")
 
     def about(self, when: When) -> dict[str, Any]:
         """What a checkpoint says beside its tensors."""
@@ -453,37 +410,39 @@ class GracefulShutdown:
     def __init__(self) -> None:
         self.requested = False
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Turn the first Ctrl-C or TERM into a request; a second one interrupts. Only in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
+    def listening(self) -> AbstractContextManager[None]:
+        """Turn the first Ctrl-C or TERM into a request; a second one interrupts."""
 
         def request(number: int, frame: object) -> None:
             if self.requested:
                 raise KeyboardInterrupt
             self.requested = True
 
-        before = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return signal_handler(request, signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def signal_handler(handler: Callable[[int, Any], None] | signal.Handlers, *numbers: signal.Signals) -> Iterator[None]:
+    """Replace the handler of signals for the duration of a block; only the main thread can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)
 
 
 class RunningLoss:
     """Sums losses on the device; an earlier sum can be read without making the device wait."""
 
     def __init__(self, device: torch.device, start: float) -> None:
-        self._sum = torch.tensor(start, dtype=torch.float64, device=device)
+        self.sum = torch.tensor(start, dtype=torch.float64, device=device)
         self._on_gpu = device.type == "cuda"
         self._copy = torch.empty((), dtype=torch.float64, pin_memory=self._on_gpu)
         self._pending: tuple[torch.cuda.Event, int] | None = None
-
-    def add(self, loss: Tensor) -> None:
-        self._sum += loss
 
     def poll(self, step: int) -> tuple[float, int] | None:
         """The sum and its step if available; on a GPU those of an earlier poll, once the copy has arrived."""
@@ -494,7 +453,7 @@ class RunningLoss:
             found = float(self._copy), self._pending[1]
             self._pending = None
         if not self._pending:
-            self._copy.copy_(self._sum, non_blocking=True)
+            self._copy.copy_(self.sum, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._pending = (event, step)
@@ -502,4 +461,4 @@ class RunningLoss:
 
     def total(self) -> float:
         """The sum of all losses; waits for the device."""
-        return float(self._sum)
+        return float(self.sum)

@@ -10,8 +10,6 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import reduce
-from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -151,7 +149,7 @@ class AutomaticTuner:
 
     def _climb(self, best: AutomaticTrial, key: str, values: tuple[Value, ...], *, rung: int = 0) -> AutomaticTrial:
         """Move along one dimension while the MRR grows, upwards first."""
-        start, before = float(value_of(self._with(best.params), key)), best
+        start, before = float(self._with(best.params).value_of(key)), best
         position = min(range(len(values)), key=lambda i: abs(float(values[i]) - start))
         for direction in (values[position + 1 :], values[:position][::-1]):
             for value in direction if best is before else ():
@@ -169,12 +167,12 @@ class AutomaticTuner:
         key, relation_key = "regularizer.weight", "loss.relation_weight"
         if key not in self.dimensions:
             return best
-        weight = float(f"{10**0.5 * value_of(self._with(best.params), key):.2g}")
+        weight = float(f"{10**0.5 * self._with(best.params).value_of(key):.2g}")
         for value in (0.5, 4.0) if relation_key in self.dimensions else ():
             if value != best.params.get(relation_key, 0.0) and self._has_time(rung=0):
                 trial = self._try({**best.params, relation_key: value, key: weight}, rung=0)
                 best = trial if trial and _better(trial, best) else best
-        weight = value_of(self._with(best.params), key)
+        weight = self._with(best.params).value_of(key)
         return self._climb(best, key, _around(weight, factor, below=1, above=1))
 
     def _polish(self) -> None:
@@ -287,7 +285,7 @@ class AutomaticTuner:
         """The recipe with these hyperparameters; an `init_scale` that the starting margin gave follows the margin."""
         start = self._start(params)
         model, follows = start.model, "loss.margin" in params and "model.init_scale" not in self.fixed
-        if follows and model.init_scale == init_scale_of_margin(value_of(start, "loss.margin"), model.dim):
+        if follows and model.init_scale == init_scale_of_margin(start.value_of("loss.margin"), model.dim):
             params = {**params, "model.init_scale": init_scale_of_margin(float(params["loss.margin"]), model.dim)}
         return start.with_changes(params)
 
@@ -363,10 +361,6 @@ def _without_seed(params: Params) -> Params:
 
 def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
     return trial.mrr is not None and best.mrr is not None and trial.mrr > best.mrr
-
-
-def value_of(recipe: Recipe, key: str) -> Any:
-    return reduce(getitem, key.split("."), recipe.model_dump())
 
 
 def _without_test(graph: Graph, *, seed: int) -> Graph:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,25 +19,11 @@ from dualkg.files import locks, read_json, write_text
 from dualkg.logs import logger
 from dualkg.models import MODELS
 from dualkg.training import api
-from dualkg.training.callbacks import (
-    Callback,
-    Callbacks,
-    check_folder,
-    find_callbacks,
-    save_trackers,
-    saved_trackers,
-)
+from dualkg.training.callbacks import Callbacks, check_folder, find_callbacks, save_trackers, saved_trackers
 from dualkg.training.recipe import Data, Recipe, check_tables, known_name, recipe_from
 from dualkg.training.run import Run, RunFolder, environment
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
-from dualkg.tuning.automatic import (
-    SMALL_GRAPH,
-    AutomaticProgress,
-    AutomaticTrial,
-    AutomaticTuner,
-    init_scale_of_margin,
-    value_of,
-)
+from dualkg.tuning.automatic import SMALL_GRAPH, AutomaticProgress, AutomaticTrial, AutomaticTuner, init_scale_of_margin
 
 OnTuning = Callable[[AutomaticProgress], None]
 CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
@@ -60,28 +46,22 @@ STARTS: dict[str, dict[str, Any]] = {  # where the search begins, if not at the 
 }
 
 
-def default_size(
-    graph: Graph, device: torch.device, model: str, starts: Mapping[str, Mapping[str, Any]] = STARTS
-) -> dict[str, int]:
+def _default_size(graph: Graph, device: torch.device, model: str, *, of_distance: bool) -> dict[str, int]:
     """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a GPU."""
     num_entities, num_triples = len(graph.entities), len(graph.train)
-    cheap = num_entities * num_triples <= CHEAP_PRODUCTS[device.type]
-    small = num_triples < SMALL_GRAPH
+    cheap, small = num_entities * num_triples <= CHEAP_PRODUCTS[device.type], num_triples < SMALL_GRAPH
     if device.type == "cpu":
         dim, epochs = (200, 50) if cheap else (100, 20)
     elif small:
         dim, epochs = 500, 50
     else:
         limits = {50_000: 2000, 250_000: 1000, 10**6: 400}
-        dim = next((dim for limit, dim in limits.items() if num_entities <= limit), 200)
-        epochs = 100 if cheap else 50
-    if small and "loss.name" not in starts.get(model, {}):  # 1-vs-all overfits soon
+        dim, epochs = next((dim for limit, dim in limits.items() if num_entities <= limit), 200), 100 if cheap else 50
+    if small and not of_distance:  # 1-vs-all overfits soon
         epochs = 20
-    if model in MATRIX_MODELS:
-        dim = min(dim, 256)
-    elif model in STARTS:
+    if model in STARTS:
         dim = min(dim, 500)
-    return {"model.dim": dim, "training.epochs": epochs}
+    return {"model.dim": min(dim, 256) if model in MATRIX_MODELS else dim, "training.epochs": epochs}
 
 
 def starting_recipe(
@@ -94,20 +74,20 @@ def starting_recipe(
     source: str = "--set",
 ) -> Recipe:
     """The recipe at which automatic tuning begins."""
-    model = str(known_name(changes.get("model.name", "ComplEx"), MODELS))
-    start: dict[str, Any] = {"optimizer.decay_from": 0.5, **default_size(graph, device, model, starts)}
-    if len(graph.train) >= SMALL_GRAPH and "optimizer.name" not in changes:
+    model, small = str(known_name(changes.get("model.name", "ComplEx"), MODELS)), len(graph.train) < SMALL_GRAPH
+    own = starts.get(model, {})
+    start: dict[str, Any] = {"optimizer.decay_from": 0.5}
+    start |= _default_size(graph, device, model, of_distance="loss.name" in own)
+    if not small and "optimizer.name" not in changes:
         start["optimizer.learning_rate"] = 0.1
-    for key, value in starts.get(model, {}).items():  # a loss or a regularizer of the user's comes without our settings
-        if f"{key.partition('.')[0]}.name" not in changes:
-            start[key] = value
-    if len(graph.train) < SMALL_GRAPH and start.get("optimizer.name") == "Adam":  # there are few steps
+    # A loss or a regularizer of the user's comes without our settings.
+    start |= {key: value for key, value in own.items() if f"{key.partition('.')[0]}.name" not in changes}
+    if small and start.get("optimizer.name") == "Adam":  # there are few steps
         start["optimizer.learning_rate"] = 0.01
     start |= changes
     if start.get("loss.sampler") == "shared":
         start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
-    kind = MODELS.get(model)
-    if kind is not None and "loss.margin" in start and model != "MuRP":
+    if model in MODELS and "loss.margin" in start and model != "MuRP":
         start.setdefault("model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"]))
     return api.default_recipe(data, graph, start, source=source)
 
@@ -119,7 +99,7 @@ def other_start(start: Recipe, graph: Graph, device: torch.device, fixed: Collec
         return None
     if any(key.startswith(("loss.", "regularizer.", "optimizer.")) for key in fixed):
         return None
-    given = {key: value_of(start, key) for key in fixed}
+    given = {key: start.value_of(key) for key in fixed}
     if start != starting_recipe(start.data, graph, device, given):  # the search begins at a recipe of the user's
         return None
     return starting_recipe(start.data, graph, device, given, starts={})
@@ -144,9 +124,8 @@ class Search:
     summary: str = ""
 
     def save(self, path: Path) -> None:
-        trials = [asdict(trial) for trial in self.trials]
-        saved = {"summary": self.summary, "fixed": self.fixed, "seconds": self.seconds, "trials": trials}
-        write_text(path, json.dumps({**saved, "start": self.start.model_dump(exclude_none=True)}, indent=1))
+        trials, start = [asdict(trial) for trial in self.trials], self.start.model_dump(exclude_none=True)
+        write_text(path, json.dumps({**vars(self), "trials": trials, "start": start}, indent=1))
 
     @classmethod
     def load(cls, path: Path) -> Search:
@@ -224,28 +203,12 @@ def fit(
         logger.warning("%s: %s", graph.name, sentence)
     chosen, seconds = api.choose_device(device), None if isinstance(tune, bool) else parse_budget(str(tune))
     given = {"model.name": model, "training.seed": seed, **(changes or {})}
+    options: dict[str, Any] = {"graph": graph, "device": chosen, "out": out, "overwrite": overwrite}
+    options |= {"on_progress": on_progress, "callbacks": called}
     if not tune or not len(graph.valid):
-        recipe = api.default_recipe(api.data_of(graph), graph, given, source="changes")
-        return api.train_recipe(
-            recipe,
-            graph=graph,
-            device=chosen,
-            out=out,
-            overwrite=overwrite,
-            on_progress=on_progress,
-            callbacks=called,
-        )
+        return api.train_recipe(api.default_recipe(api.data_of(graph), graph, given, source="changes"), **options)
     start = starting_recipe(api.data_of(graph), graph, chosen, given, source="changes")
-    return tune_and_train(
-        Search(start, tuple(given), seconds),
-        graph,
-        device=chosen,
-        out=out,
-        overwrite=overwrite,
-        on_tuning=on_tuning,
-        on_progress=on_progress,
-        callbacks=called,
-    )
+    return tune_and_train(Search(start, tuple(given), seconds), on_tuning=on_tuning, **options)
 
 
 @locks("out")
@@ -267,14 +230,13 @@ def tune_and_train(
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free(overwrite=overwrite)
-        Trainer.of_recipe(
-            search.start, graph, device=device
-        )  # refuses what cannot be trained, before anything is written
+        # Refuse what cannot be trained, before anything is written.
+        Trainer.of_recipe(search.start, graph, device=device)
         made_with = environment(device, fingerprint=graph.fingerprint)
         with folder.create(search.start, graph, made_with, overwrite=overwrite) as fresh:
             search.save(fresh.tuning)
             save_trackers(fresh.path, called)
-    return _tune_and_train(search, graph, device, folder, on_tuning, on_progress, called)
+    return _tune_and_train(search, graph, device, folder, on_tuning, on_progress=on_progress, callbacks=called)
 
 
 @locks("path")
@@ -302,22 +264,16 @@ def resume(
     with trusted_code(trust_code):
         search, chosen = Search.load(folder.tuning), api.choose_device(device)
     called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
-    return _tune_and_train(search, folder.load_graph(), chosen, folder, on_tuning, on_progress, called)
+    graph = folder.load_graph()
+    return _tune_and_train(search, graph, chosen, folder, on_tuning, on_progress=on_progress, callbacks=called)
 
 
 def _tune_and_train(
-    search: Search,
-    graph: Graph,
-    device: torch.device,
-    folder: RunFolder | None,
-    on_tuning: OnTuning | None,
-    on_progress: OnProgress | None,
-    callbacks: Sequence[Callback],
+    search: Search, graph: Graph, device: torch.device, folder: RunFolder | None, on_tuning: Any, **options: Any
 ) -> Run:
     try:
         recipe, _ = search.run(graph, device, path=folder.tuning if folder else None, on_tuning=on_tuning)
     except InterruptedRunError as error:
-        raise InterruptedRunError(
-            f"{error} Resume with: dualkg resume {folder.path}" if folder else str(error)
-        ) from None
-    return api.train_in_folder(recipe, graph, device, folder, on_progress=on_progress, callbacks=callbacks)
+        advice = f" Resume with: dualkg resume {folder.path}" if folder else ""
+        raise InterruptedRunError(f"{error}{advice}") from None
+    return api.train_in_folder(recipe, graph, device, folder, **options)

@@ -5,11 +5,11 @@ import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import getitem
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 from pydantic import Field, ValidationError
 
 from dualkg.errors import RequestError, did_you_mean
@@ -75,12 +75,9 @@ class SearchSpace:
 
     def point(self, number: int) -> dict[str, Value]:
         """The hyperparameters of a trial of a grid; every point belongs to one number."""
-        rest, values = self._order[number], {}
-        for name, choices in self.dimensions.items():
-            assert isinstance(choices, tuple)
-            rest, position = divmod(rest, len(choices))
-            values[name] = choices[position]
-        return values
+        choices = [values for values in self.dimensions.values() if isinstance(values, tuple)]
+        places = np.unravel_index(self._order[number], [len(values) for values in choices], order="F")
+        return {name: values[place] for name, values, place in zip(self.dimensions, choices, places, strict=True)}
 
     def recipe(self, params: Mapping[str, Value]) -> Recipe:
         """The recipe with these hyperparameters, as it is written for the best trial."""
@@ -198,8 +195,7 @@ def _convert(base: Recipe, name: str, value: Any, *, source: str) -> Value:
     """Validate a value and convert it to the type of the recipe: a weight of 0 becomes 0.0."""
     tables = base.model_dump(exclude_none=True)
     put(tables, name, value)
-    converted: Any = recipe_from(tables, source=source).model_dump()
-    return cast("Value", reduce(getitem, name.split("."), converted))
+    return cast("Value", recipe_from(tables, source=source).value_of(name))
 
 
 def _validate(section: type[SectionT], value: Any, *, name: str, source: str) -> SectionT:

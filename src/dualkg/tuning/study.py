@@ -27,6 +27,7 @@ from optuna.storages import JournalStorage, RDBStorage, RetryHeartbeatStaleTrial
 from optuna.storages._heartbeat import BaseHeartbeat
 from optuna.storages._rdb.models import BaseModel
 from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal._file import get_lock_file
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from dualkg.data.graph import Graph
@@ -36,8 +37,8 @@ from dualkg.training.checkpoint import Progress, save_tensors
 from dualkg.training.recipe import Recipe, name_of
 from dualkg.training.run import RunFolder, environment
 from dualkg.training.trainer import GracefulShutdown, InterruptedRunError, ProgressEvent, Trainer
-from dualkg.tuning.results import DONE, TrialResult, TuningProgress, TuningResult
 from dualkg.tuning.space import Range, SearchSpace, Value
+from dualkg.tuning.tune import DONE, TrialResult, TuningProgress, TuningResult
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # progress and failures are reported by dualkg
 experimental = partial(warnings.catch_warnings, action="ignore", category=ExperimentalWarning)
@@ -50,17 +51,6 @@ ERROR = "error"  # user attribute: why a trial failed
 END_WITH_PARENT = """import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() == int(sys.argv[1]): os.execvp(sys.argv[2], sys.argv[2:])"""
-
-
-def collect(study: optuna.Study, space: SearchSpace, *, graph: str) -> TuningResult:
-    """Read the results of a study."""
-    trials = []
-    for slot, trial in sorted(current_trials(study, space.num_trials).items()):  # whatever was killed in between
-        value = trial.value if trial.values else None
-        seconds = round(trial.duration.total_seconds(), 3) if trial.duration else None
-        error = trial.user_attrs.get(ERROR, "")
-        trials.append(TrialResult(slot, state_of(trial), value, seconds, trial.params, error))
-    return TuningResult(space, graph, tuple(trials), _importance(study, trials))
 
 
 def _importance(study: optuna.Study, trials: list[TrialResult]) -> dict[str, float] | None:
@@ -98,41 +88,19 @@ def trials_by_slot(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
     return chosen
 
 
-def current_trials(study: optuna.Study, num_trials: int) -> dict[int, FrozenTrial]:
-    """The trial that counts for each slot of a search; another process may have made one too many at the end."""
-    found = trials_by_slot(study.get_trials(deepcopy=False))
-    return {slot: trial for slot, trial in found.items() if slot < num_trials}
-
-
-def retry_lost_trials(study: optuna.Study, num_trials: int) -> None:
-    """Queue the trials again whose process was interrupted or killed; each samples the same values by its seed."""
-    with experimental():
-        retry = RetryHeartbeatStaleTrialCallback()
-    for trial in current_trials(study, num_trials).values():
-        if state_of(trial) == "lost":
-            lost = deepcopy(trial)
-            lost.params, lost.distributions = {}, {}  # not only those that it had sampled: their order matters
-            retry(study, lost)
-
-
 class JournalFile(JournalFileBackend):
     """Optuna's journal, which a killed process cannot damage: an incomplete last line is removed before the next."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        self._lock.acquire()
-        try:
-            with Path(self._file_path).open("r+b") as file:
-                file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-                if file.read(1) not in (b"\n", b""):
-                    file.seek(0)
-                    file.truncate(file.read().rfind(b"\n") + 1)
-                file.seek(0, os.SEEK_END)
-                file.write(lines.encode())
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            self._lock.release()
+        with get_lock_file(self._lock), Path(self._file_path).open("r+b") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
+            if file.read(1) not in (b"\n", b""):
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+            file.seek(0, os.SEEK_END)
+            file.write("".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class SharedJournal(JournalStorage, BaseHeartbeat):
@@ -174,25 +142,6 @@ class SharedJournal(JournalStorage, BaseHeartbeat):
 
 
 AnyStorage = RDBStorage | SharedJournal
-
-
-def fail_stale_trials(study: optuna.Study, storage: AnyStorage) -> None:
-    """Fail the trials without a recent heartbeat.
-
-    Optuna ignores a trial whose process was killed before its first heartbeat, so one is recorded for it here.
-    """
-    if isinstance(storage, RDBStorage):
-        _record_first_heartbeats(study, storage)
-    with experimental():
-        optuna.storages.fail_stale_trials(study)
-
-
-def _record_first_heartbeats(study: optuna.Study, storage: RDBStorage) -> None:
-    with storage.engine.connect() as connection:
-        alive = set(connection.execute(sqlalchemy.text("SELECT trial_id FROM trial_heartbeats")).scalars())
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-        if trial._trial_id not in alive:
-            storage.record_heartbeat(trial._trial_id)
 
 
 def open_study(space: SearchSpace, storage: AnyStorage, *, data: str, where: str) -> optuna.Study:
@@ -242,36 +191,32 @@ def open_storage(url: str) -> AnyStorage:
                     url, engine_kwargs=connect, heartbeat_interval=HEARTBEAT_SECONDS, grace_period=GRACE_SECONDS
                 )
             if storage.engine.dialect.name == "sqlite":
-                _create_missing_indexes(storage.engine)
+                _prepare_sqlite(storage.engine)
+            return storage
         except sqlalchemy.exc.ArgumentError:
             raise RequestError(
                 f"--storage should be the URL of a database, such as sqlite:///study.db, or a journal in a shared "
                 f"folder, such as journal:/shared/study.log; got '{url}'."
             ) from None
         except (ImportError, sqlalchemy.exc.NoSuchModuleError) as error:
-            install = (
-                "pip install 'dualkg[postgresql]'" if url.startswith("postgresql:") else str(error.__cause__ or error)
-            )
+            reason = str(error.__cause__ or error)
+            install = "pip install 'dualkg[postgresql]'" if url.startswith("postgresql:") else reason
             raise RequestError(f"The storage needs a database driver that is not installed: {install}") from None
         except (sqlalchemy.exc.SQLAlchemyError, RuntimeError) as error:
             problem = error
             time.sleep(0.3)
-        else:
-            if storage.engine.dialect.name == "sqlite":
-                _lock_before_reading(storage.engine)
-            return storage
     raise RequestError(f"The storage cannot be opened: {getattr(problem, 'orig', None) or problem}.")
 
 
-def _create_missing_indexes(engine: sqlalchemy.Engine) -> None:
-    """Optuna creates a table and then its indexes: a kill in between would leave studies without unique names."""
+def _prepare_sqlite(engine: sqlalchemy.Engine) -> None:
+    """Create missing indexes, and begin transactions with a lock.
+
+    Optuna creates a table and then its indexes: a kill in between would leave studies without unique names. SQLite has
+    no row locks, so two processes could take the same trial.
+    """
     for table in BaseModel.metadata.sorted_tables:
         for index in table.indexes:
             index.create(engine, checkfirst=True)
-
-
-def _lock_before_reading(engine: sqlalchemy.Engine) -> None:
-    """Begin SQLite transactions with a lock: it has no row locks, so two processes could take the same trial."""
     engine.dispose()
 
     @sqlalchemy.event.listens_for(engine, "connect")
@@ -314,8 +259,7 @@ class Worker:
         while True:
             if _parent_has_ended():
                 raise InterruptedRunError("The process that started this one has ended.")
-            fail_stale_trials(self.study, self.storage)  # first, since later samples depend on them
-            retry_lost_trials(self.study, self.space.num_trials)
+            self._retry_lost_trials()  # first, since later samples depend on them
             states = self.report_progress()
             if len(states) < self.space.num_trials or "waiting" in states:
                 self._run_trial()
@@ -324,9 +268,41 @@ class Worker:
             else:
                 return
 
+    def trials(self) -> dict[int, FrozenTrial]:
+        """The trial that counts for each slot of the search; another process may have made one too many at the end."""
+        found = trials_by_slot(self.study.get_trials(deepcopy=False))
+        return {slot: trial for slot, trial in found.items() if slot < self.space.num_trials}
+
+    def result(self) -> TuningResult:
+        """The results of all processes, whatever was killed in between."""
+        trials = []
+        for slot, trial in sorted(self.trials().items()):
+            value = trial.value if trial.values else None
+            seconds = round(trial.duration.total_seconds(), 3) if trial.duration else None
+            error = trial.user_attrs.get(ERROR, "")
+            trials.append(TrialResult(slot, state_of(trial), value, seconds, trial.params, error))
+        return TuningResult(self.space, self.graph.name, tuple(trials), _importance(self.study, trials))
+
+    def _retry_lost_trials(self) -> None:
+        """Fail the trials without a recent heartbeat, and queue those again whose process was interrupted or killed."""
+        if isinstance(self.storage, RDBStorage):  # Optuna ignores a trial that was killed before its first heartbeat
+            with self.storage.engine.connect() as connection:
+                alive = set(connection.execute(sqlalchemy.text("SELECT trial_id FROM trial_heartbeats")).scalars())
+            for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+                if trial._trial_id not in alive:
+                    self.storage.record_heartbeat(trial._trial_id)
+        with experimental():
+            optuna.storages.fail_stale_trials(self.study)
+            retry = RetryHeartbeatStaleTrialCallback()
+        for trial in self.trials().values():
+            if state_of(trial) == "lost":  # each samples the same values by its seed
+                lost = deepcopy(trial)
+                lost.params, lost.distributions = {}, {}  # not only those that it had sampled: their order matters
+                retry(self.study, lost)
+
     def report_progress(self) -> list[str]:
         """Report the progress of all processes; return the states of the trials."""
-        trials = current_trials(self.study, self.space.num_trials).values()
+        trials = self.trials().values()
         states = [state_of(trial) for trial in trials]
         best = max((trial.value for trial in trials if state_of(trial) == "finished" and trial.value), default=None)
         self.progress = TuningProgress(sum(state in DONE for state in states), self.space.num_trials, best)
@@ -344,7 +320,7 @@ class Worker:
             torch.cuda.empty_cache()  # other processes may share this GPU
 
     def _objective(self, trial: Trial) -> float:
-        trials = current_trials(self.study, self.space.num_trials)
+        trials = self.trials()
         slot = next((slot for slot, one in trials.items() if one.number == trial.number), None)
         if slot is None:
             raise FailedTrialError("Another process runs this trial.")
@@ -445,13 +421,9 @@ def sampler_for(space: SearchSpace, slot: int) -> BaseSampler:
     """
     seed = int(np.random.SeedSequence([space.settings.seed, slot]).generate_state(1)[0])
     with experimental():
-        match space.settings.method:
-            case "grid":
-                return PartialFixedSampler(space.point(slot), RandomSampler(seed))
-            case "random":
-                return RandomSampler(seed)
-            case _:
-                return TPESampler(seed=seed, constant_liar=True)
+        if space.settings.method == "grid":
+            return PartialFixedSampler(space.point(slot), RandomSampler(seed))
+        return RandomSampler(seed) if space.settings.method == "random" else TPESampler(seed=seed, constant_liar=True)
 
 
 def suggest(trial: Trial, name: str, choices: tuple[Value, ...] | Range) -> Value:

@@ -1,7 +1,8 @@
-"""Tune a recipe: run the trials of a study in one or several processes and return the best."""
+"""Tune a recipe: run the trials of a study in one or several processes, return the best, and write the results."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import multiprocessing
@@ -9,10 +10,9 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +22,111 @@ import torch
 from dualkg.data.graph import Graph, load_saved_graph, save_graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import DualkgError, RequestError
-from dualkg.files import locked
+from dualkg.files import atomic_write, locked, write_text
 from dualkg.logs import ProgressLog
 from dualkg.training.api import choose_device, load_recipe_graph
+from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
-from dualkg.training.trainer import InterruptedRunError
-from dualkg.tuning.results import TuningProgress, TuningResult
-from dualkg.tuning.space import SearchSpace, load_space, space_from
+from dualkg.training.trainer import InterruptedRunError, ProgressEvent, signal_handler
+from dualkg.tuning.space import SearchSpace, Value, load_space, space_from
 
 if TYPE_CHECKING:
     from dualkg.tuning.study import Worker
+
+
+DONE = ("finished", "pruned", "failed")
+
+
+@dataclass(frozen=True)
+class TuningProgress:
+    """Progress of a search; `training` is the progress of the trial that runs in this process, if any."""
+
+    num_done: int
+    num_trials: int
+    best: float | None
+    training: ProgressEvent | None = None
+
+    @property
+    def text(self) -> str:
+        best = "" if self.best is None else f"  best valid MRR {self.best:.4f}"
+        now = f"  {self.training.text}" if self.training else ""
+        return f"{self.num_done:,} of {self.num_trials:,} trials{best}{now}"
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One trial; `mrr` is measured on the validation split, for a pruned trial at its last report."""
+
+    number: int
+    state: str
+    mrr: float | None
+    seconds: float | None
+    params: dict[str, Value]
+    error: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"number": self.number, "mrr": self.mrr, "seconds": self.seconds, "params": self.params}
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The trials of a study in the order of their numbers.
+
+    `importance` is None with fewer than 8 finished trials; `per_minute` counts the trials of this call only.
+    """
+
+    space: SearchSpace
+    graph: str
+    trials: tuple[TrialResult, ...]
+    importance: dict[str, float] | None
+    per_minute: float | None = None
+
+    @property
+    def num_done(self) -> int:
+        return sum(trial.state in DONE for trial in self.trials)
+
+    @property
+    def ranked(self) -> list[TrialResult]:
+        """Finished trials, best first."""
+        finished = [trial for trial in self.trials if trial.state == "finished" and trial.mrr is not None]
+        return sorted(finished, key=lambda trial: (-(trial.mrr or 0.0), trial.number))
+
+    @property
+    def best(self) -> TrialResult | None:
+        return next(iter(self.ranked), None)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of the best trial."""
+        return self.space.recipe(self.best.params) if self.best else None
+
+    def as_dict(self) -> dict[str, Any]:
+        states = [trial.state for trial in self.trials]
+        return {
+            "search": self.space.name,
+            "graph": self.graph,
+            "method": self.space.settings.method,
+            "split": "valid",
+            "trials": self.space.num_trials,
+            **{state: states.count(state) for state in DONE},
+            "seconds": round(sum(trial.seconds or 0.0 for trial in self.trials), 3),
+            "trials_per_minute": self.per_minute,
+            "best": self.best.as_dict() if self.best else None,
+            "top": [trial.as_dict() for trial in self.ranked[:10]],
+            "importance": self.importance,
+        }
+
+    def write(self, out: Path) -> None:
+        """Write best.toml, trials.csv and summary.json."""
+        if self.recipe and self.best:
+            title = f"# Trial {self.best.number} of the search {self.space.name}: validation MRR {self.best.mrr:.4f}.\n"
+            write_text(out / "best.toml", title + self.recipe.as_toml())
+        columns = ["number", "state", "mrr", "seconds", *self.space.dimensions, "error"]
+        with atomic_write(out / "trials.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows({**vars(trial), **trial.params} for trial in self.trials)
+        write_text(out / "summary.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
 
 
 def tune(
@@ -56,7 +151,7 @@ def tune(
     try:
         from optuna.exceptions import StorageInternalError
 
-        from dualkg.tuning.study import Worker, collect, sqlite_url
+        from dualkg.tuning.study import Worker, sqlite_url
     except ImportError:
         raise RequestError("Tuning needs Optuna. Install it: pip install 'dualkg[search]'") from None
     if isinstance(space, Mapping):
@@ -86,7 +181,7 @@ def tune(
 
     options: dict[str, Any] = {"launcher": launcher, "folder": out.resolve()}
     worker = Worker(space, graph, url, device, where=where, on_progress=report, **options)
-    started, before = time.monotonic(), collect(worker.study, space, graph=graph.name).num_done
+    started, before = time.monotonic(), worker.result().num_done
     interrupted = False
     try:
         if jobs == 1:
@@ -97,7 +192,7 @@ def tune(
         interrupted = True
     except (StorageInternalError, json.JSONDecodeError) as error:
         raise DualkgError(f"{where} failed: {error.__cause__ or error}. Finished trials are saved in it.") from None
-    result = collect(worker.study, space, graph=graph.name)
+    result = worker.result()
     if result.num_done > before:
         minutes = (time.monotonic() - started) / 60
         result = dataclasses.replace(result, per_minute=round((result.num_done - before) / minutes, 2))
@@ -115,12 +210,12 @@ def _run_processes(worker: Worker, url: str, num_jobs: int, options: dict[str, A
     """Run several worker processes, spawned because CUDA does not survive a fork, and wait for them."""
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // num_jobs)
-    with tempfile.TemporaryDirectory() as folder, _signal_handler(signal.SIGTERM, signal.default_int_handler):
+    with tempfile.TemporaryDirectory() as folder, signal_handler(signal.default_int_handler, signal.SIGTERM):
         path = Path(folder) / "graph"
         save_graph(worker.graph, path)
         arguments = (worker.space, path, url, worker.device, threads, options)
         processes = [context.Process(target=_run_worker, args=arguments) for _ in range(num_jobs)]
-        with _signal_handler(signal.SIGINT, signal.SIG_IGN):  # Ctrl-C reaches them through this process
+        with signal_handler(signal.SIG_IGN, signal.SIGINT):  # Ctrl-C reaches them through this process
             for process in processes:
                 process.start()
         try:
@@ -149,16 +244,3 @@ def _run_worker(space: SearchSpace, path: Path, url: str, device: str, threads: 
     except DualkgError as error:
         print(f"dualkg: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-
-
-@contextmanager
-def _signal_handler(number: signal.Signals, handler: Callable[[int, Any], None] | signal.Handlers) -> Iterator[None]:
-    """Replace a signal handler for the duration of a block; only the main thread can."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
