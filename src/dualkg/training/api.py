@@ -1,11 +1,10 @@
 """Entry points of training: from objects, from a recipe, from a checkpoint, or with several seeds."""
 
-import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -14,33 +13,37 @@ from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.report import Report, evaluate
-from dualkg.files import locked, locks, write_text
+from dualkg.files import locked, locks
 from dualkg.logs import ProgressLog, logger
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.distance import DistanceModel
 from dualkg.regularizers import REGULARIZERS, NoRegularizer, PlainAndMapped, Regularizer
-from dualkg.training.callbacks import Callback, Callbacks, TrainingInfo, find_callbacks, saved_trackers
+from dualkg.training.callbacks import Callbacks, TrainingInfo, find_callbacks, saved_trackers
 from dualkg.training.recipe import (
     Data,
     ModelConfig,
     Optimizer,
     Recipe,
     RegularizerConfig,
-    Training,
     Validation,
-    check_importable,
     find_class,
     known_name,
     load_recipe,
     name_of,
     recipe_from,
 )
-from dualkg.training.run import Run, RunFolder, environment
+from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import OnProgress, ProgressEvent, Trainer, peak_mib
 
-OPTIMIZERS: Mapping[str, None] = dict.fromkeys(("Adagrad", "Adam", "SGD"))
+OBJECTS: dict[str, tuple[type, Iterable[str], str]] = {  # arguments of `train`: class, names, and an example
+    "model": (Model, MODELS, "kg.ComplEx(graph, dim=100)"),
+    "regularizer": (Regularizer, REGULARIZERS, "kg.DURA(0.05, plain=0.5, mapped=1.5)"),
+    "loss": (Loss, LOSSES, "kg.OneVsAll()"),
+    "optimizer": (Optimizer, ("Adagrad", "Adam", "SGD"), 'kg.Optimizer(name="Adam", learning_rate=0.03)'),
+    "validation": (Validation, (), "kg.Validation(every=1, patience=3)"),
+}
 
 
 def default_batch_size(graph: Graph) -> int:
@@ -50,9 +53,8 @@ def default_batch_size(graph: Graph) -> int:
 
 def data_of(graph: Graph) -> Data:
     """The table of a recipe that names this graph."""
-    return Data.model_validate(
-        {"graph": graph.name if graph.source == "memory" else graph.source, **graph.read_options}
-    )
+    name = graph.name if graph.source == "memory" else graph.source
+    return Data.model_validate({"graph": name, **graph.read_options})
 
 
 def default_recipe(
@@ -62,15 +64,8 @@ def default_recipe(
 
     A model or a loss that DURA is not defined for is trained without a regularizer, unless one is named.
     """
-    base = Recipe(
-        data=data,
-        model=ModelConfig(name="ComplEx"),
-        regularizer=RegularizerConfig(name="DURA", weight=0.05, plain=0.5, mapped=1.5),
-        optimizer=Optimizer(learning_rate=0.3, schedule="linear"),
-        training=Training(batch_size=default_batch_size(graph)),
-    )
     given, changes = changes or {}, dict(changes or {})
-    kind = MODELS.get(known_name(changes.get("model.name", base.model.name), MODELS))
+    kind = MODELS.get(known_name(changes.get("model.name", "ComplEx"), MODELS))
     loss = LOSSES.get(known_name(changes.get("loss.name", "OneVsAll"), LOSSES))
     if (kind and not kind.has_adjoint) or (loss and loss.examples == "queries"):
         changes.setdefault("regularizer.name", "none")
@@ -80,9 +75,12 @@ def default_recipe(
     if issubclass(regularizer, NoRegularizer) and changes.get("regularizer.weight"):
         without = "no regularizer is used" if "regularizer.name" in given else "this model or loss has none by default"
         raise RequestError(f"{source}: regularizer.weight should be left out: {without}.")
-    if not issubclass(regularizer, PlainAndMapped):  # which alone have λ1 and λ2
-        base = base.model_copy(update={"regularizer": RegularizerConfig(weight=base.regularizer.weight)})
-    return base.with_changes(changes, source=source)
+    defaults: dict[str, Any] = {"regularizer.name": "DURA", "regularizer.weight": 0.05}
+    if issubclass(regularizer, PlainAndMapped):  # which alone have λ1 and λ2
+        defaults |= {"regularizer.plain": 0.5, "regularizer.mapped": 1.5}
+    defaults |= {"optimizer.learning_rate": 0.3, "optimizer.schedule": "linear"}
+    defaults["training.batch_size"] = default_batch_size(graph)
+    return Recipe(data=data).with_changes(defaults | changes, source=source)
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
@@ -124,34 +122,24 @@ def train(
     if isinstance(graph, Model):
         raise RequestError("The model comes first, then the graph: kg.train(model, graph).")
     graph = graph if isinstance(graph, Graph) else load_graph(graph)
-    named = {
-        "model.name": _name_or_instance(model, Model, "The model", "kg.ComplEx(graph, dim=100)", MODELS),
-        "regularizer.name": _name_or_instance(
-            regularizer, Regularizer, "regularizer", "kg.DURA(0.05, plain=0.5, mapped=1.5)", REGULARIZERS
-        ),
-        "loss.name": _name_or_instance(loss, Loss, "loss", "kg.OneVsAll()", LOSSES),
-        "optimizer.name": _name_or_instance(
-            optimizer, Optimizer, "optimizer", 'kg.Optimizer(name="Adam", learning_rate=0.03)', OPTIMIZERS
-        ),
-    }
-    _name_or_instance(validation, Validation, "validation", "kg.Validation(every=1, patience=3)", {})
+    objects = dict(zip(OBJECTS, (model, regularizer, loss, optimizer, validation), strict=True))
+    names = {f"{argument}.name": _name_given(argument, value) for argument, value in objects.items()}
     if isinstance(model, Model):
-        named["model.name"] = name_of(model.embedding, MODELS)
-    given = {key: name for key, name in named.items() if name}
+        names["model.name"] = name_of(model.embedding, MODELS)
+    given = {key: name for key, name in names.items() if name}
     defaults = default_recipe(data_of(graph), graph, given, source="train")
     model = model if isinstance(model, Model) else defaults.model.build(graph.shape, seed=seed)
     loss = loss if isinstance(loss, Loss) else defaults.loss
     if not isinstance(regularizer, Regularizer):
         has_default = loss.examples == "triples" and getattr(model.embedding, "has_adjoint", False)
         regularizer = defaults.regularizer.build() if has_default or regularizer else NoRegularizer()
-    optimizer = optimizer if isinstance(optimizer, Optimizer) else defaults.optimizer
     batch_size = default_batch_size(graph) if batch_size is None else batch_size
     tables: dict[str, Any] = {
         "data": defaults.data,
         "model": ModelConfig.of(model),
         "regularizer": RegularizerConfig.of(regularizer),
         "loss": loss,
-        "optimizer": optimizer,
+        "optimizer": optimizer if isinstance(optimizer, Optimizer) else defaults.optimizer,
         "validation": validation or Validation(),
         "training": {"epochs": epochs, "batch_size": batch_size, "seed": seed},
     }
@@ -159,30 +147,26 @@ def train(
     folder = RunFolder(out) if out else None
     if folder:
         folder.check_free()
-        check_importable(recipe.model.name, recipe.regularizer.name, name_of(loss, LOSSES))
+        recipe.check_importable()
     model.to(choose_device(device))
     trainer = Trainer(model, graph, recipe, regularizer, on_progress=on_progress, callbacks=called)
     return _start(trainer, folder, by_seed=False)
 
 
-def _name_or_instance(
-    value: object, base: type, what: str, example: str, known: Mapping[str, type | None]
-) -> str | None:
+def _name_given(argument: str, value: object) -> str | None:
     """The name that was given in place of an instance, or None; refuse anything else with the right call."""
-    if (value is None and known is not MODELS) or isinstance(value, base):
+    base, known, example = OBJECTS[argument]
+    if isinstance(value, base) or (value is None and argument != "model"):
         return None
-    if isinstance(value, str) and known:
-        if known is OPTIMIZERS:
-            return Optimizer(name=value).name  # refuses an unknown name
-        find_class(value, cast("Mapping[str, type]", known), EmbeddingModel if base is Model else base)
-        return value
-    names = f", or a name: {', '.join(known)}" if known else ""
-    raise RequestError(f"{what} should be an instance, such as {example}{names}; {_short(value)} was given.")
-
-
-def _short(value: object) -> str:
-    kind = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
-    return kind if len(kind) <= 80 else f"{kind[:77]}…"
+    if not isinstance(value, str) or not known:
+        what = f"{'The model' if argument == 'model' else argument} should be an instance, such as {example}"
+        names = f", or a name: {', '.join(known)}" if known else ""
+        found = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
+        raise RequestError(f"{what}{names}; {found if len(found) <= 80 else f'{found[:77]}…'} was given.")
+    if not isinstance(known, Mapping):
+        return Optimizer(name=value).name  # refuses an unknown name
+    find_class(value, known, EmbeddingModel if base is Model else base)
+    return value
 
 
 @locks("out")
@@ -208,22 +192,13 @@ def train_recipe(
 
 
 def train_in_folder(
-    recipe: Recipe,
-    graph: Graph,
-    device: torch.device,
-    folder: RunFolder | None,
-    *,
-    on_progress: OnProgress | None = None,
-    callbacks: Sequence[Callback] = (),
+    recipe: Recipe, graph: Graph, device: torch.device, folder: RunFolder | None, **options: Any
 ) -> Run:
     """Train a recipe in a run folder that exists already and has no checkpoint, such as one after automatic tuning."""
-    trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=callbacks)
+    trainer = Trainer.of_recipe(recipe, graph, device=device, **options)
     if folder:
-        made_with = environment(device, engine=str(trainer.engine), fingerprint=graph.fingerprint)
-        write_text(folder.environment, json.dumps(made_with, indent=1))
-        write_text(folder.recipe, recipe.as_toml())
+        folder.save_settings(recipe, graph, device, engine=str(trainer.engine))
         trainer.save(folder.checkpoint, when="start", weights=False)
-        trainer.checkpoint_path = folder.checkpoint
     return _finish(trainer, folder)
 
 
@@ -263,7 +238,6 @@ def resume(
     called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
     device = choose_device(device)
     trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=called)
-    trainer.checkpoint_path = folder.checkpoint
     trainer.restore(start)
     return _finish(trainer, folder)
 
@@ -275,35 +249,33 @@ def train_seeds(
     *,
     out: Path,
     graph: Graph | None = None,
-    device: str | torch.device | None = None,
     overwrite: bool = False,
-    on_progress: OnProgress | None = None,
     callbacks: Callbacks = None,
+    **options: Any,
 ) -> dict[int, dict[str, Any]]:
     """Train a recipe with consecutive seeds from its own, each in its own folder; return the reports by seed.
 
-    Finished runs of the same recipe are not repeated, and unfinished ones are resumed.
+    Finished runs of the same recipe are not repeated, and unfinished ones are resumed. Options are those of `resume`.
     """
     graph = graph or load_recipe_graph(recipe)
     if RunFolder(out).recipe.exists():
         raise RequestError(f"{out} is a single run; runs of several seeds need another folder: use --out.")
-    options: dict[str, Any] = {"device": device, "on_progress": on_progress, "callbacks": find_callbacks(callbacks)}
+    options["callbacks"] = find_callbacks(callbacks)
     reports = {}
     for seed in range(recipe.training.seed, recipe.training.seed + num_seeds):
         one = recipe.with_changes({"training.seed": seed})
         logger.info("%s: seed %d", graph.name, seed)
         folder = RunFolder(out / f"seed-{seed}")
-        own = ":" in f"{one.model.name}{one.regularizer.name}{name_of(one.loss, LOSSES)}"  # which are trusted here
-        exists = folder.recipe.exists() and load_recipe(folder.recipe, trust_code=own) == one and not overwrite
+        trusted = bool(one.own_classes)  # which were imported here
+        exists = folder.recipe.exists() and load_recipe(folder.recipe, trust_code=trusted) == one and not overwrite
         if exists and folder.saved_environment.get("data") != graph.fingerprint:
-            raise RequestError(
-                f"{folder.path} was trained on other data than {graph.name} is now. Use --overwrite or --out."
-            )
-        if exists and not folder.finished:
-            resume(folder.path, **options)
-        elif not exists:
+            place = f"{folder.path} was trained on other data than {graph.name} is now."
+            raise RequestError(f"{place} Use --overwrite or --out.")
+        if not exists:
             RunFolder(out).calibration.unlink(missing_ok=True)  # of the ensemble of the seeds before
             train_recipe(one, graph=graph, out=folder.path, overwrite=overwrite, **options)
+        elif not folder.finished:
+            resume(folder.path, **options)
         else:
             with locked(folder.path, wait=True):
                 folder.remove_checkpoint()
@@ -322,26 +294,25 @@ def _start(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwri
     `by_seed`: the recipe's seed creates the same model, so its weights need not be written.
     """
     if folder:
-        made_with = environment(trainer.model.device, engine=str(trainer.engine), fingerprint=trainer.graph.fingerprint)
-        with folder.create(trainer.recipe, trainer.graph, made_with, overwrite=overwrite) as fresh:
+        options: dict[str, Any] = {"engine": str(trainer.engine), "overwrite": overwrite}
+        with folder.create(trainer.recipe, trainer.graph, trainer.model.device, **options) as fresh:
             trainer.save(fresh.checkpoint, when="start", weights=not by_seed)
-        trainer.checkpoint_path = folder.checkpoint
     return _finish(trainer, folder)
 
 
 def _finish(trainer: Trainer, folder: RunFolder | None) -> Run:
     """Train to the end, evaluate and save the results; callbacks are told of the start and of either end."""
-    path, callbacks = folder.path if folder else None, trainer.callbacks
-    done, engine = trainer.progress.epoch, str(trainer.engine)
+    path, done, engine = folder.path if folder else None, trainer.progress.epoch, str(trainer.engine)
+    trainer.checkpoint_path = folder.checkpoint if folder else None
     try:
-        callbacks.on_start(TrainingInfo(trainer.model, trainer.graph, trainer.recipe, engine, path, epoch=done))
+        trainer.callbacks.on_start(TrainingInfo(trainer.model, trainer.graph, trainer.recipe, engine, path, epoch=done))
         run = _train_and_evaluate(trainer, path)
         if folder:
             folder.finish(run, trained=folder.checkpoint)
     except BaseException:
-        callbacks.on_end(None)
+        trainer.callbacks.on_end(None)
         raise
-    callbacks.on_end(run)
+    trainer.callbacks.on_end(run)
     return run
 
 
@@ -360,14 +331,11 @@ def _train_and_evaluate(trainer: Trainer, folder: Path | None) -> Run:
     seconds = sum(entry["seconds"] for entry in history)  # without warm-up and validation
     log(lambda: f"{len(history)} epochs in {seconds:.1f} s, loss {history[-1]['loss']:.3f}; now ranking", last=True)
     reports = evaluate_held_out(model, graph)
-    costs = {  # of a resumed run, warm-up and peak are those of the last process
-        "warm_up_seconds": trainer.warm_up.seconds,
-        "training_seconds": seconds,
-        "ranking_seconds": time.perf_counter() - started,
-        "peak_mib": peak,
-    }
+    ranking = time.perf_counter() - started
     log(lambda: ", ".join(f"{split} MRR {report.mrr:.4f}" for split, report in reports.items()), last=True)
-    costs = {name: round(value, 3) for name, value in costs.items()}
+    # Of a resumed run, warm-up and peak are those of the last process.
+    costs = {"warm_up_seconds": trainer.warm_up.seconds, "training_seconds": seconds, "ranking_seconds": ranking}
+    costs = {name: round(value, 3) for name, value in {**costs, "peak_mib": peak}.items()}
     return Run(model, graph, trainer.recipe, history, reports, folder, costs=costs)
 
 

@@ -14,7 +14,7 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.evaluation.report import Report
 from dualkg.extras import optional_import
-from dualkg.files import read_json, write_text
+from dualkg.files import write_text
 from dualkg.logs import logger
 from dualkg.models.base import Model
 from dualkg.training.recipe import Recipe
@@ -35,6 +35,11 @@ class TrainingInfo:
     engine: str
     folder: Path | None = None
     epoch: int = 0
+
+    @property
+    def title(self) -> str:
+        """The name of the run folder, or of graph and model where there is none."""
+        return self.folder.name if self.folder else f"{self.graph.name} {self.recipe.model.name}"
 
 
 class Callback:
@@ -127,11 +132,6 @@ def _metrics(prefix: str, report: Report) -> dict[str, float]:
     return {f"{prefix}/{key}": value for key, value in values.items() if value is not None and key != "num_queries"}
 
 
-def _title(training: TrainingInfo) -> str:
-    """The name of a run folder, or of graph and model where there is none."""
-    return training.folder.name if training.folder else f"{training.graph.name} {training.recipe.model.name}"
-
-
 def check_folder(tracker: Callback, folder: str | Path | None) -> None:
     """Refuse a tracker that writes into a run folder where there is none, and it has no folder of its own."""
     if isinstance(tracker, TensorBoard | WandB) and not (tracker.folder or folder):
@@ -191,7 +191,7 @@ class MLflow(Tracker):
         found = self._client.get_experiment_by_name(self.experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self.experiment)
         folder = {"dualkg.folder": str(training.folder.resolve())} if training.folder else {}
-        self._run = str(self._client.create_run(experiment, run_name=_title(training), tags=folder).info.run_id)
+        self._run = str(self._client.create_run(experiment, run_name=training.title, tags=folder).info.run_id)
         self._client.log_batch(self._run, params=[Param(key, str(value)) for key, value in settings.items()])
         return self._run
 
@@ -223,7 +223,7 @@ class WandB(Tracker):
         path = Path(self.folder or training.folder or "")
         path.mkdir(parents=True, exist_ok=True)
         options: dict[str, Any] = {"mode": os.environ.get("WANDB_MODE", "offline"), "reinit": "create_new"}
-        options |= {"project": os.environ.get("WANDB_PROJECT", self.project), "name": _title(training), "dir": path}
+        options |= {"project": os.environ.get("WANDB_PROJECT", self.project), "name": training.title, "dir": path}
         options |= {"id": run_id, "resume": "allow" if run_id else None, "config": dict(settings)}
         self._run = wandb.init(settings=wandb.Settings(silent=True, console="off"), **options)
         return str(self._run.id)
@@ -262,9 +262,8 @@ def find_callbacks(given: Callbacks) -> list[Callback]:
 
 def read_tracking(folder: Path | None) -> dict[str, Any]:
     """The trackers that a run was started with, by name."""
-    path = RunFolder(folder).tracking if folder else None
-    saved: dict[str, Any] = read_json(path, dict[str, dict[str, Any]]) if path and path.exists() else {}
-    return saved
+    own = RunFolder(folder or "")
+    return dict(own.read(own.tracking, dict[str, dict[str, Any]], default={})) if folder else {}
 
 
 def save_trackers(folder: Path, callbacks: Sequence[Callback]) -> None:
@@ -283,8 +282,8 @@ def saved_trackers(folder: Path) -> list[Callback]:
         raise RequestError(f"{path} is damaged: {error}. Remove it to resume untracked.") from None
 
 
-class CallbackList(Callback):
-    """Calls all callbacks one after the other: a request to stop reaches all, and so does `on_end` if they started."""
+class CallbackList:
+    """Starts callbacks one after the other, and ends all that started, whatever they raise."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
@@ -295,29 +294,14 @@ class CallbackList(Callback):
             callback.on_start(training)
             self._started.append(callback)
 
-    def on_validation(self, epoch: int, report: Report) -> None:
-        _each(StopTraining, self.callbacks, lambda callback: callback.on_validation(epoch, report))
-
-    def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        _each(StopTraining, self.callbacks, lambda callback: callback.on_epoch(epoch, metrics))
-
     def on_end(self, run: Run | None) -> None:
-        started, self._started = self._started, []
-        try:
-            _each(Exception, started, lambda callback: callback.on_end(run))
-        except Exception as error:
-            if run is not None:
-                raise
-            logger.warning("A callback failed after the training did: %s: %s", type(error).__name__, error)
-
-
-def _each(later: type[Exception], callbacks: Sequence[Callback], call: Callable[[Callback], None]) -> None:
-    """Call all, and raise the first exception of the type `later` at the end."""
-    raised: Exception | None = None
-    for callback in callbacks:
-        try:
-            call(callback)
-        except later as error:
-            raised = raised or error
-    if raised:
-        raise raised
+        errors, started, self._started = [], self._started, []
+        for callback in started:
+            try:
+                callback.on_end(run)
+            except Exception as error:
+                errors.append(error)
+        if errors and run is not None:
+            raise errors[0]
+        if errors:
+            logger.warning("A callback failed after the training did: %s: %s", type(errors[0]).__name__, errors[0])

@@ -39,7 +39,7 @@ from dualkg.training.fused import FusedStep
 from dualkg.training.memory import estimate_step, gib, predict
 from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import Run, RunFolder, environment
+from dualkg.training.run import Run, RunFolder
 from dualkg.training.sharded_step import ShardedReferenceStep, ShardedTables, check_supported, sharded_loss
 from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, When, peak_mib
 
@@ -258,8 +258,8 @@ class DistributedTrainer(Trainer):
         if self.group.largest(not finite)[0]:
             raise DivergedError(self._divergence("the weights hold NaN or infinity"))
 
-    def _call(self, callback: Callable[[], None]) -> None:
-        super()._call(callback)
+    def _call(self, call: Callable[[Callback], None]) -> None:
+        super()._call(call)
         self.progress.stopped = bool(self.group.largest(self.progress.stopped)[0])
 
     def _end_epoch(self) -> None:
@@ -470,8 +470,7 @@ def train_in_processes(
 
         def create() -> None:
             engine = describe_engine(trainer.engine, group)
-            made_with = environment(group.device, engine=engine, fingerprint=graph.fingerprint)
-            with folder.create(recipe, graph, made_with, overwrite=overwrite) as fresh:
+            with folder.create(recipe, graph, group.device, engine=engine, overwrite=overwrite) as fresh:
                 ShardedCheckpoint(fresh.sharded_checkpoint, group).start()
 
         group.on_first(create)

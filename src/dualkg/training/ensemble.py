@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, with_reciprocals
-from dualkg.data.graph import SPLITS, Graph, save_graph
+from dualkg.data.graph import SPLITS, Graph
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS, eval_mode, full_precision
-from dualkg.files import atomic_folder, file_record, locks, read_json, write_text
+from dualkg.files import file_record, locks, read_json, write_text
 from dualkg.models.ensemble import EnsembleModel
-from dualkg.training.run import Run, RunFolder, environment, load_run
+from dualkg.training.run import Run, RunFolder, load_run
 
 Weights = Sequence[float] | Literal["equal"]
 
@@ -42,28 +42,32 @@ class Ensemble(Run):
     ) -> None:
         if isinstance(runs, (str, Path, Run)) or not isinstance(runs, Iterable):
             raise RequestError("kg.Ensemble takes a list of runs. kg.load_run(folder) loads a folder of several seeds.")
-        loaded = [one if isinstance(one, Run) else load_run(_path(one), trust_code=trust_code) for one in runs]
+        runs = list(runs)
+        if wrong := [type(one).__name__ for one in runs if not isinstance(one, (Run, str, Path))]:
+            expected = "An ensemble is made of runs or of their folders"
+            raise RequestError(f"{expected}; got {wrong[0]}. kg.train returns a run.")
+        loaded = [one if isinstance(one, Run) else load_run(one, trust_code=trust_code) for one in runs]
         members = [member for one in loaded for member in (one.members if isinstance(one, Ensemble) else [one])]
         if not members:
             raise RequestError("An ensemble has at least one run; none was given.")
-        graph, device = members[0].graph, members[0].model.device
-        names = _names(members)
-        for name, member in zip(names[1:], members[1:], strict=True):
-            _check_same_graph((names[0], graph), (name, member.graph))
-            member.model.to(device)
-        given = None if weights is None or isinstance(weights, str) else weights
+        self.members, self.fit, graph = members, {}, members[0].graph
+        for name, member in zip(self.names, members, strict=True):
+            _check_same_graph((self.names[0], graph), (name, member.graph))
+            member.model.to(members[0].model.device)
         if isinstance(weights, str) and weights != "equal":
             raise RequestError(f'weights are numbers, "equal", or None to fit them on validation; got "{weights}".')
-        model = EnsembleModel([member.model for member in members], weights=given)
+        model = EnsembleModel([one.model for one in members], weights=None if isinstance(weights, str) else weights)
         super().__init__(model.eval(), graph, members[0].recipe)
-        self.members, self.fit = members, {}
         if weights is None and len(graph.valid):
             self.fit_weights()
 
     @property
     def names(self) -> list[str]:
         """The names of the members' folders, or their paths if a name repeats; of a run without a folder, its model."""
-        return _names(self.members)
+        names = [run.folder.resolve().name if run.folder else run.model_name for run in self.members]
+        if len(set(names)) == len(names):
+            return names
+        return [str(run.folder or f"{number} {run.model_name}") for number, run in enumerate(self.members, start=1)]
 
     @property
     def model_name(self) -> str:
@@ -95,24 +99,17 @@ class Ensemble(Run):
         folder = RunFolder(path)
         folder.check_free(overwrite=overwrite)
         home, members = folder.path.resolve(), []
-        for name, member in zip(self.names, self.members, strict=True):
+        for name, member, weight in zip(self.names, self.members, self.model.weights, strict=True):
             if member.folder is None:
                 raise RequestError(f"The run {name} of the ensemble has no folder. Save it first: run.save(folder).")
             if member.folder.resolve() == home:
                 raise RequestError(f"{path} is one of the runs of the ensemble. Name another folder with --out.")
-            place = os.path.relpath(member.folder.resolve(), home)
-            members.append({"run": place, "model": member.model_name, "sha256": _checksum(member.folder)})
+            about = {"run": os.path.relpath(member.folder.resolve(), home), "model": member.model_name}
+            members.append({**about, "sha256": _checksum(member.folder), "weight": weight})
         for split in SPLITS[1:]:
             self.report_on(split)
-        weights = [{**one, "weight": weight} for one, weight in zip(members, self.model.weights, strict=True)]
-        with atomic_folder(
-            folder.path, existing="replace" if overwrite else "refuse", last=folder.ensemble.name
-        ) as name_of_fresh:
-            fresh = RunFolder(name_of_fresh)
-            save_graph(self.graph, fresh.graph)
-            made_with = environment(self.model.device, fingerprint=self.graph.fingerprint)
-            write_text(fresh.environment, json.dumps(made_with, indent=1))
-            write_text(fresh.ensemble, json.dumps({"members": weights, "fit": self.fit}, indent=1, ensure_ascii=False))
+        with folder.create(None, self.graph, self.model.device, overwrite=overwrite) as fresh:
+            write_text(fresh.ensemble, json.dumps({"members": members, "fit": self.fit}, indent=1, ensure_ascii=False))
             fresh.save_reports(self)
         self.folder = folder.path
         return folder.path
@@ -132,8 +129,8 @@ class Ensemble(Run):
         except (KeyError, TypeError, ValueError) as error:
             reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
             raise RequestError(f"{folder.ensemble} is damaged: {reason}. {again}") from None
-        for place, checksum in members:
-            member = RunFolder(Path(os.path.normpath(place)))
+        folders = [RunFolder(os.path.normpath(place)) for place, _ in members]
+        for member, (_, checksum) in zip(folders, members, strict=True):
             if not member.finished:
                 raise RequestError(
                     f"The ensemble {folder.path} needs the run {member.path}, which is not there. Move it back. {again}"
@@ -142,25 +139,11 @@ class Ensemble(Run):
                 raise RequestError(
                     f"The weights of {member.path} are not those that the ensemble {folder.path} was made of. {again}"
                 )
-        made = cls([Path(os.path.normpath(place)) for place, _ in members], weights=weights, trust_code=trust_code)
+        made = cls([member.path for member in folders], weights=weights, trust_code=trust_code)
         made.fit, made.folder = fit, folder.path
         for run in made.members:
             run.graph = made.graph  # one copy in memory
         return made
-
-
-def _path(given: object) -> str | Path:
-    if not isinstance(given, (str, Path)):
-        kind = type(given).__name__
-        raise RequestError(f"An ensemble is made of runs or of their folders; got {kind}. kg.train returns a run.")
-    return given
-
-
-def _names(runs: Sequence[Run]) -> list[str]:
-    names = [run.folder.resolve().name if run.folder else run.model_name for run in runs]
-    if len(set(names)) < len(names):
-        names = [str(run.folder or f"{number} {run.model_name}") for number, run in enumerate(runs, start=1)]
-    return names
 
 
 def _checksum(folder: Path) -> str:
@@ -181,8 +164,6 @@ def _check_same_graph(one: tuple[str, Graph], other: tuple[str, Graph]) -> None:
     raise RequestError(f"The runs of an ensemble are trained on one graph; these were trained {which}.")
 
 
-# -- weights --------------------------------------------------------------------------------------------------
-
 MAX_SCORES = {"cpu": 2**26, "cuda": 2**28}  # of all members, in memory
 MAX_CANDIDATES = 2**16  # entities per query; drawn at random if there are more
 EXCLUDED = -1e15  # the margin of known answers; its square is finite in float32
@@ -199,17 +180,17 @@ def fit_weights(model: EnsembleModel, graph: Graph) -> tuple[list[float], dict[s
     their gain over equal shares, they follow noise, and the shares are equal. Test triples are not used.
     """
     margins, halves = _margins(model, graph)
-    scales = torch.tensor([_temperature(one) for one in margins], device=margins.device)[:, None, None]
-    scaled = margins.mul_(scales)
-    shares, equal = _fit_shares(scaled, 1 / scales.flatten()), torch.full((len(scaled),), 1 / len(scaled))
+    scales = torch.tensor([_temperature(one) for one in margins], device=margins.device)
+    scaled = margins.mul_(scales[:, None, None])
+    shares, equal = _fit_shares(scaled, 1 / scales), torch.full_like(scales, 1 / len(scaled))
     gains = []
     for half in (halves, ~halves):
-        fitted = _fit_shares(scaled[:, half], 1 / scales.flatten())
+        fitted = _fit_shares(scaled[:, half], 1 / scales)
         gains.append(_reciprocal_ranks(fitted, scaled[:, ~half]) - _reciprocal_ranks(equal, scaled[:, ~half]))
     gain = torch.cat(gains)
     confirmed = len(gain) > 1 and float(gain.mean()) > MIN_ERRORS * float(gain.std()) / len(gain) ** 0.5
-    shares = shares if confirmed else equal.to(scaled.device)
-    weights = [float(f"{weight:.4g}") for weight in (shares * scales.flatten()).tolist()]
+    shares = shares if confirmed else equal
+    weights = [float(f"{weight:.4g}") for weight in (shares * scales).tolist()]
     about = {"split": "valid", "num_queries": margins.shape[1], "equal_shares": not confirmed}
     found = [_mrr(one, scaled) for one in torch.eye(len(scaled), device=scaled.device)]
     return weights, {**about, "mrr": round(_mrr(shares, scaled), 6), "mrr_of_members": [round(one, 6) for one in found]}
@@ -220,32 +201,26 @@ def _fit_shares(scaled: Tensor, inverse_scales: Tensor) -> Tensor:
 
     They are no worse than any member alone, equal shares, or the unweighted sum of scores, up to `MIN_GAIN`.
     """
-    number = len(scaled)
-
-    def mrr(shares: Tensor) -> float:
-        return _mrr(shares, scaled)
-
-    alone = torch.eye(number, device=scaled.device)
-    unweighted = inverse_scales / inverse_scales.sum()
-    shares, best = _best([torch.full_like(unweighted, 1 / number), unweighted, *alone], mrr)
+    alone, unweighted = torch.eye(len(scaled), device=scaled.device), inverse_scales / inverse_scales.sum()
+    shares, best = _best([torch.full_like(unweighted, 1 / len(scaled)), unweighted, *alone], scaled)
     for step in STEPS:
         improved = True
         while improved:
             moved = [
                 shares + min(step, float(shares[giver])) * (alone[taker] - alone[giver])
-                for giver, taker in permutations(range(number), 2)
+                for giver, taker in permutations(range(len(scaled)), 2)
                 if shares[giver] > 0
             ]
-            shares, after = _best([shares, *moved], mrr)
+            shares, after = _best([shares, *moved], scaled)
             improved, best = after > best, after
     return torch.where(shares < 1e-6, 0.0, shares)  # of rounding
 
 
-def _best(candidates: list[Tensor], mrr: Callable[[Tensor], float]) -> tuple[Tensor, float]:
-    """The candidate with the largest MRR; one must be better by `MIN_GAIN` than those before it."""
-    best, value = candidates[0], mrr(candidates[0])
+def _best(candidates: list[Tensor], scaled: Tensor) -> tuple[Tensor, float]:
+    """The shares with the largest MRR; it must be better by `MIN_GAIN` than those before it."""
+    best, value = candidates[0], _mrr(candidates[0], scaled)
     for one in candidates[1:]:
-        if (other := mrr(one)) > value + MIN_GAIN:
+        if (other := _mrr(one, scaled)) > value + MIN_GAIN:
             best, value = one, other
     return best, value
 
@@ -304,7 +279,7 @@ def _temperature(margins: Tensor) -> float:
 
 def _reciprocal_ranks(shares: Tensor, scaled: Tensor) -> Tensor:
     """Of realistic ranks; the answer is one of the ties."""
-    margins = torch.tensordot(shares.to(scaled.device), scaled, dims=1)
+    margins = torch.tensordot(shares, scaled, dims=1)
     ranks: Tensor = (margins > 0).sum(-1) + (1 + (margins == 0).sum(-1)) / 2
     return ranks.reciprocal()
 

@@ -26,16 +26,8 @@ from dualkg.training.run import Run
 Array = npt.ArrayLike
 UNIT = 1e-3  # how far the modulus of a rotation may be from 1
 PYKEEN_MODELS = ("ComplEx", "CP", "DistMult", "QuatE", "RESCAL", "RotatE", "SE", "SimplE", "TransE", "TuckER")
-LIBKGE_MODELS = {
-    "complex": "ComplEx",
-    "cp": "CP",
-    "distmult": "DistMult",
-    "relational_tucker3": "TuckER",
-    "rescal": "RESCAL",
-    "rotate": "RotatE",
-    "simple": "SimplE",
-    "transe": "TransE",
-}
+LIBKGE_MODELS = {name.lower(): name for name in ("ComplEx", "CP", "DistMult", "RESCAL", "RotatE", "SimplE", "TransE")}
+LIBKGE_MODELS["relational_tucker3"] = "TuckER"
 
 
 def from_arrays(
@@ -334,7 +326,7 @@ def _libkge_arrays(state: Mapping[str, Tensor], options: Mapping[str, Any]) -> d
         section = section["base_model"]
         kind = section["type"]
     if kind not in LIBKGE_MODELS:
-        raise RequestError(f"It is a model of the type {kind}. {_supported([*LIBKGE_MODELS])}")
+        raise RequestError(f"It is a model of the type {kind}. {_supported(sorted(LIBKGE_MODELS))}")
     prefix = "_base_model." if reciprocal else ""
     entities, relations = (_libkge_table(state, f"{prefix}_{part}_embedder.") for part in ("entity", "relation"))
     arrays: dict[str, Any] = {"model": LIBKGE_MODELS[kind], "entities": entities, "relations": relations}

@@ -13,7 +13,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from operator import getitem
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
@@ -25,6 +25,11 @@ from dualkg.losses.base import validation_sentence
 from dualkg.models import MODELS, Dual
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.regularizers import REGULARIZERS, Regularizer
+
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass
+else:
+    ModelMetaclass = type(BaseModel)
 
 MAX_DEPTH = 20  # of nested tables and lists
 RENAMED_KEYS = {
@@ -82,18 +87,7 @@ def find_class(name: str, known: Mapping[str, type], base: type) -> Any:
     return found
 
 
-def check_importable(*names: str) -> None:
-    """Refuse to save a run with a class that another process could not import."""
-    for name in names:
-        module, _, kind = name.partition(":")
-        if module == "__main__" or "<locals>" in kind:
-            raise RequestError(
-                f"{kind} cannot be imported by its name, so a run with it cannot be saved: define it at the top level "
-                f"of a module and import it from there."
-            )
-
-
-class _Sentences(type(BaseModel)):  # type: ignore[misc]
+class _Sentences(ModelMetaclass):
     """Raises a sentence where a user constructs a table with wrong settings; tables of a recipe are not called."""
 
     def __call__(self, *args: Any, **settings: Any) -> Any:
@@ -302,6 +296,21 @@ class Recipe(Section, title="recipes"):
         """Another recipe with some values changed, named as `training.epochs`."""
         return recipe_from(changed(self.model_dump(exclude_none=True), changes), source=source)
 
+    @property
+    def own_classes(self) -> list[str]:
+        """The classes that it names and that are not part of dualkg, as `package.module:Class`."""
+        return [name for name in (self.model.name, self.regularizer.name, name_of(self.loss, LOSSES)) if ":" in name]
+
+    def check_importable(self) -> None:
+        """Refuse to save a run with a class that another process could not import."""
+        for name in self.own_classes:
+            module, _, kind = name.partition(":")
+            if module == "__main__" or "<locals>" in kind:
+                raise RequestError(
+                    f"{kind} cannot be imported by its name, so a run with it cannot be saved: define it at the top "
+                    f"level of a module and import it from there."
+                )
+
     def value_of(self, key: str) -> Any:
         """The value of `section.key`; settings of the loss are among them."""
         return reduce(getitem, key.split("."), self.model_dump())
@@ -343,12 +352,7 @@ def read_tables(path: str | Path) -> dict[str, Any]:
         raise RequestError(f"{path} is no recipe: its tables or lists are nested too deeply.") from None
     except ValueError as error:  # also text that is not UTF-8, a number with thousands of digits, a null in the path
         raise RequestError(f"{path} is not TOML: {error}.") from None
-    return check_tables(tables, source=path)
-
-
-def check_tables(tables: dict[str, Any], *, source: object) -> dict[str, Any]:
-    """Refuse tables of a file that name classes which are not trusted."""
-    check_trusted(_named_classes(tables), source=source)
+    check_trusted(named_classes(tables), source=path)
     return tables
 
 
@@ -358,10 +362,10 @@ def _nested(value: Any, depth: int = MAX_DEPTH) -> bool:
     return depth < 0 or any(_nested(one, depth - 1) for one in inside)
 
 
-def _named_classes(tables: Any, place: str = "") -> Iterator[object]:
+def named_classes(tables: Any, place: str = "") -> Iterator[object]:
     """Values of `model.name`, `loss.name` and `regularizer.name`, also in lists of values to search."""
     for key, value in tables.items() if isinstance(tables, dict) and place.count(".") < MAX_DEPTH else ():
-        yield from _named_classes(value, f"{place}.{key}")
+        yield from named_classes(value, f"{place}.{key}")
         if f"{place}.{key}".endswith((".model.name", ".loss.name", ".regularizer.name")):
             yield from value if isinstance(value, list) else [value]
 

@@ -19,24 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from dualkg import files
 from dualkg.data.archives import cache_folder
 from dualkg.data.graph import SPLITS, Graph, Split, load_saved_graph, save_graph
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import Ranks
 from dualkg.evaluation.report import Report, build_report, evaluate, load_ranks, save_ranks
-from dualkg.files import (
-    atomic_folder,
-    contents,
-    file_damage,
-    file_record,
-    link_or_copy,
-    locks,
-    read_json,
-    recover,
-    sync,
-    write_json,
-    write_text,
-)
 from dualkg.models.base import Model, skip_initialization
 from dualkg.training import checkpoint
 from dualkg.training.recipe import Recipe, load_recipe
@@ -127,10 +115,10 @@ class Run:
 
     def report_on(self, split: Split) -> Report:
         """The report on a split: from training, from saved ranks, or evaluated now."""
-        if split not in self.reports and self.folder and RunFolder(self.folder).ranks(split).exists():
-            ranks = RunFolder(self.folder).load_ranks(split)
-            self.reports[split] = build_report(ranks, self.graph, split=split)
-        if split not in self.reports:
+        folder = RunFolder(self.folder or "")
+        if split not in self.reports and self.folder and folder.ranks(split).exists():
+            self.reports[split] = build_report(folder.load_ranks(split), self.graph, split=split)
+        elif split not in self.reports:
             self.reports[split] = evaluate(self.model, self.graph, split=split)
         return self.reports[split]
 
@@ -159,13 +147,12 @@ class Run:
 
         return dualkg.Predictor.of(self, **options)
 
-    @locks("path")
+    @files.locks("path")
     def save(self, path: str | Path) -> Path:
         """Save a run that has no folder, such as one of imported embeddings."""
         folder = RunFolder(path)
-        made_with = environment(self.model.device, fingerprint=self.graph.fingerprint)
         folder.check_free()
-        with folder.create(self.recipe, self.graph, made_with) as fresh:
+        with folder.create(self.recipe, self.graph, self.model.device) as fresh:
             fresh.finish(self)
         self.folder = folder.path
         return folder.path
@@ -208,7 +195,7 @@ class RunFolder:
         """The files that the index of the weights names."""
         if not self.weights_index.exists():
             return []
-        names = read_json(self.weights_index, dict[str, list[str]], checksum=True).get("files", [])
+        names = files.read_json(self.weights_index, dict[str, list[str]], checksum=True).get("files", [])
         if not names or any(Path(name).name != name for name in names):
             raise RequestError(f"{self.weights_index} is damaged: it names no files of this folder.")
         return [self.path / name for name in names]
@@ -230,7 +217,7 @@ class RunFolder:
 
     def check_free(self, *, overwrite: bool = False) -> None:
         """Refuse a folder that is not empty, unless it is a run that may be overwritten."""
-        if not self.path.exists() or (self.path.is_dir() and not contents(self.path)):
+        if not self.path.exists() or (self.path.is_dir() and not files.contents(self.path)):
             return
         if unknown := self._unknown_files():
             raise RequestError(
@@ -257,26 +244,32 @@ class RunFolder:
             return ["no folder"]
         known = {path.name for path in vars(self).values()} | {self.ranks(split).name for split in SPLITS}
         known |= {path.name for path in self.path.glob("weights-?????-of-?????.safetensors")}
-        unknown = [name for name in contents(self.path) if name not in known]
+        unknown = [name for name in files.contents(self.path) if name not in known]
         is_run = (self.recipe.exists() or self.ensemble.exists()) and (self.graph / "graph.json").exists()
         return unknown if is_run else [*unknown, "no recipe.toml"]
 
     @contextmanager
     def create(
-        self, recipe: Recipe, graph: Graph, environment: dict[str, object], *, overwrite: bool = False
+        self, recipe: Recipe | None, graph: Graph, device: torch.device, *, engine: str = "", overwrite: bool = False
     ) -> Iterator[RunFolder]:
-        """Write all that resuming needs atomically: a folder that exists can be resumed.
+        """Write all that resuming needs atomically: a folder that exists can be resumed. An ensemble has no recipe.
 
         A run that is overwritten is removed only when the new one can take its place.
         """
         keep = [self.decisions.name]  # a decision that is made on the former run at this moment is not lost
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
-        with atomic_folder(self.path, existing=existing, last=self.recipe.name, keep=keep) as path:
+        last = (self.recipe if recipe else self.ensemble).name
+        with files.atomic_folder(self.path, existing=existing, last=last, keep=keep) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
-            write_text(fresh.environment, json.dumps(environment, indent=1))
-            write_text(fresh.recipe, recipe.as_toml())
+            fresh.save_settings(recipe, graph, device, engine=engine)
             yield fresh
+
+    def save_settings(self, recipe: Recipe | None, graph: Graph, device: torch.device, *, engine: str = "") -> None:
+        made_with = environment(device, fingerprint=graph.fingerprint, engine=engine or None)
+        files.write_text(self.environment, json.dumps(made_with, indent=1))
+        if recipe:
+            files.write_text(self.recipe, recipe.as_toml())
 
     def finish(self, run: Run, *, trained: Path | None = None) -> None:
         """Write the results, the report last, and remove the checkpoint.
@@ -284,11 +277,10 @@ class RunFolder:
         `trained` is a file that has the weights already: the last checkpoint.
         """
         if trained:
-            link_or_copy(trained, self.weights)
+            files.link_or_copy(trained, self.weights)
         else:
-            checkpoint.save_weights(
-                run.model.state_dict(), self.weights, sparse=run.sparsity["tables"] if run.sparsity else ()
-            )
+            sparse = run.sparsity["tables"] if run.sparsity else ()
+            checkpoint.save_weights(run.model.state_dict(), self.weights, sparse=sparse)
         self._save_results(run)
         self.checkpoint.unlink(missing_ok=True)
         self.remove_weight_shards()
@@ -299,7 +291,7 @@ class RunFolder:
         for left in self.path.glob("weights-?????-of-?????.safetensors"):
             if left.name not in names:  # by another number of processes, killed before they wrote the report
                 left.unlink()
-        write_json(self.weights_index, {"files": names})
+        files.write_json(self.weights_index, {"files": names})
         self._save_results(run)
         shutil.rmtree(self.sharded_checkpoint)
 
@@ -307,7 +299,7 @@ class RunFolder:
         contents = {self.sparsity: run.sparsity, self.extension: run.extension, self.history: run.history}
         for path, content in {**contents, self.costs: run.costs}.items():
             if content is not None:
-                write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
+                files.write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
         self.save_reports(run)
 
     def remove_checkpoint(self) -> None:
@@ -321,8 +313,8 @@ class RunFolder:
         for split, report in run.reports.items():
             save_ranks(report.ranks, self.ranks(split))
         reports = {split: report.as_dict() for split, report in run.reports.items()}
-        records = {name: file_record(self.path / name) for name in self.fixed_files()}
-        write_json(self.report, {**reports, "files": records})
+        records = {name: files.file_record(self.path / name) for name in self.fixed_files()}
+        files.write_json(self.report, {**reports, "files": records})
 
     def join_weights(self, graph: Graph) -> None:
         """Write weights in several files into one, too, unless that was done before a kill."""
@@ -334,7 +326,7 @@ class RunFolder:
         if self.weights_index.exists():
             for path in self.weight_shards():
                 path.unlink(missing_ok=True)
-            sync(self.path)
+            files.sync(self.path)
             self.weights_index.unlink()
 
     def fixed_files(self) -> list[str]:
@@ -353,7 +345,7 @@ class RunFolder:
             names = [name for name in recorded if name.partition("/")[0] in needed or name.startswith("weights")]
         memory = cache_folder() / "verified"
         for name in names:
-            if name in recorded and (damage := file_damage(self.path / name, recorded[name], memory=memory)):
+            if name in recorded and (damage := files.file_damage(self.path / name, recorded[name], memory=memory)):
                 raise RequestError(
                     f"{self.path / name} is damaged: {damage}. To see what can be saved: dualkg check {self.path}"
                 )
@@ -361,22 +353,21 @@ class RunFolder:
     def damage(self) -> dict[str, str]:
         """What is wrong with the files of a finished run, by name; every file is read."""
         try:
-            recorded = self.records()
+            found = {name: files.file_damage(self.path / name, record) for name, record in self.records().items()}
         except RequestError as error:
             return {self.report.name: str(error)}
-        found = {name: file_damage(self.path / name, record) for name, record in recorded.items()}
         return {name: damage for name, damage in found.items() if damage}
 
     def records(self) -> dict[str, Any]:
         """Sizes and checksums of the files of a finished run."""
-        found = read_json(self.report, checksum=True)
-        if not isinstance(found, dict) or not isinstance(found.get("files", {}), dict):
+        found = files.read_json(self.report, checksum=True)
+        if not isinstance(found.get("files", {}), dict):
             raise RequestError(f"{self.report} is damaged: reports by split were expected.")
         return dict(found.get("files", {}))
 
     def check_is_run(self) -> None:
         """Refuse anything but the folder of a run."""
-        recover(self.path)
+        files.recover(self.path)
         if self.path.is_file():
             raise RequestError(f"{self.path} is a file; the folder of a run was expected.")
         if not (self.recipe.exists() or self.ensemble.exists()):
@@ -385,9 +376,8 @@ class RunFolder:
 
     def saved_reports(self) -> dict[str, Any]:
         """The saved reports of a finished run by split."""
-        found: dict[str, Any] = read_json(self.report, dict[str, dict[str, Any] | str], checksum=True)
-        found.pop("files", None)
-        return found
+        found = files.read_json(self.report, dict[str, dict[str, Any] | str], checksum=True)
+        return {split: report for split, report in found.items() if split != "files"}
 
     def resume_advice(self) -> str:
         # It was interrupted in training, before its report, or in tuning.
@@ -408,12 +398,16 @@ class RunFolder:
         except (OSError, ValueError, KeyError) as error:
             raise RequestError(f"The graph of the run {self.path} cannot be read: {error}.") from None
 
+    def read(self, path: Path, kind: Any = Any, *, default: Any = None) -> Any:
+        """What a JSON file of the run holds as a type, or the default if there is no such file."""
+        return files.read_json(path, kind) if path.exists() else default
+
     @cached_property
     def saved_environment(self) -> dict[str, Any]:
-        return dict(read_json(self.environment, dict[str, Any])) if self.environment.exists() else {}
+        return dict(self.read(self.environment, dict[str, Any], default={}))
 
 
-@locks("path")
+@files.locks("path")
 def gather(path: str | Path, *, trust_code: bool = False) -> Run:
     """Write the weights that several processes have trained into one file.
 
@@ -441,7 +435,7 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     if isinstance(path, Run):
         raise RequestError("load_run takes the folder of a run, and a run was given. Use it as it is.")
     folder = RunFolder(path)
-    recover(folder.path)
+    files.recover(folder.path)
     if folder.ensemble.exists() or folder.seeds():
         import dualkg  # ensembles depend on this module
 
@@ -455,23 +449,19 @@ def load_run(path: str | Path, *, trust_code: bool = False) -> Run:
     with skip_initialization():
         model = recipe.model.build(graph.shape, seed=recipe.training.seed)
     shards = [] if folder.weights.name in folder.records() else folder.weight_shards()
-    weights = (
-        checkpoint.read_weight_shards(shards, len(graph.entities))[0]
-        if shards
-        else checkpoint.read_weights(folder.weights)
-    )
-    checkpoint.load_weights(model, weights, source=folder.weights_index if shards else folder.weights)
-    history = (
-        checkpoint.check_history(read_json(folder.history), source=folder.history) if folder.history.exists() else []
-    )
-    sparsity = read_json(folder.sparsity, dict[str, Any]) if folder.sparsity.exists() else None
-    costs = read_json(folder.costs, dict[str, float | None]) if folder.costs.exists() else None
+    if shards:
+        weights, source = checkpoint.read_weight_shards(shards, len(graph.entities))[0], folder.weights_index
+    else:
+        weights, source = checkpoint.read_weights(folder.weights), folder.weights
+    checkpoint.load_weights(model, weights, source=source)
+    history = checkpoint.check_history(folder.read(folder.history, default=[]), source=folder.history)
+    sparsity, costs = folder.read(folder.sparsity, dict[str, Any]), folder.read(folder.costs, dict[str, float | None])
     return Run(model.eval(), graph, recipe, history, folder=folder.path, costs=costs, sparsity=sparsity, opened=opened)
 
 
 def _runs_nearby(path: Path) -> str:
     folders = (path.parent if path.parent.is_dir() else Path(), Path("runs"))
     patterns = ("[!.]*/recipe.toml", "[!.]*/ensemble.json")
-    files = [file for folder in folders for pattern in patterns for file in folder.glob(pattern)]
-    names = sorted({str(file.parent) for file in files})
+    found = [file for folder in folders for pattern in patterns for file in folder.glob(pattern)]
+    names = sorted({str(file.parent) for file in found})
     return f" Runs nearby: {', '.join(names[:5])}." if names else " Make one with: dualkg train"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,9 +89,7 @@ class Trainer:
     ) -> None:
         model.check_shape(graph.shape)
         regularizer.check(model.embedding)
-        self.model = model
-        self.graph = graph
-        self.recipe = recipe
+        self.model, self.graph, self.recipe, self.regularizer = model, graph, recipe, regularizer
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
         self.callbacks = CallbackList(callbacks)
@@ -113,14 +112,12 @@ class Trainer:
             one_pass=self.engine.fast or self.engine.step == "sparse",
             captured=self.engine.step == "captured",
         )
-        self.regularizer = regularizer
         self.step = self._step()
         self.num_steps = math.ceil(len(self.examples) / recipe.training.batch_size)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
         self.mean: dict[str, Tensor] = {}
-        self._saved_at = time.monotonic()
-        self.stop = GracefulShutdown()
+        self._saved_at, self.stop = time.monotonic(), GracefulShutdown()
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any) -> Trainer:
@@ -178,10 +175,8 @@ class Trainer:
             while self.progress.epoch < self.recipe.training.epochs and not self.progress.stopped:
                 self._run_epoch()
         self._check_weights()
-        if self.recipe.validation.keep == "best" and self.best:
-            self.model.load_state_dict(self.best)
-        if self.mean:
-            self.model.load_state_dict(self.mean)
+        if final := self.mean or self.best:
+            self.model.load_state_dict(final)
         if self.checkpoint_path:  # the evaluation after training may be interrupted too
             self.save(self.checkpoint_path, when="end")
 
@@ -190,20 +185,18 @@ class Trainer:
         started = self.warm_up.clock()
         losses = RunningLoss(self.model.device, progress.loss_sum)
         check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
-        for number, batch in enumerate(self.batches(progress.epoch)):
-            if number < progress.step:
-                continue
+        for number, batch in islice(enumerate(self.batches(progress.epoch)), progress.step, None):
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
             losses.sum += self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done))
             progress.step = number + 1
             if progress.step % check_every == 0 and (found := losses.poll(progress.step)) is not None:
                 self._check_loss(*found)
             if self._checkpoint_due():
-                progress.loss_sum = self._check_loss(losses.total(), progress.step)
+                progress.loss_sum = self._check_loss(float(losses.sum), progress.step)
                 progress.seconds += self.warm_up.clock() - started
                 self._pause()
                 started = self.warm_up.clock()
-        progress.loss_sum = self._check_loss(losses.total(), progress.step)
+        progress.loss_sum = self._check_loss(float(losses.sum), progress.step)
         progress.seconds += self.warm_up.clock() - started
         self._end_epoch()
 
@@ -241,15 +234,17 @@ class Trainer:
         progress.history.append({"epoch": progress.epoch, **metrics})
         done = progress.epoch / epochs - 1 / (self.num_steps * epochs)  # with the last step
         metrics["learning_rate"] = learning_rate(self.recipe.optimizer, done)
-        self._call(lambda: self.callbacks.on_epoch(progress.epoch, metrics))
+        self._call(lambda callback: callback.on_epoch(progress.epoch, metrics))
         if self._checkpoint_due():
             self._pause()
 
-    def _call(self, callback: Callable[[], None]) -> None:
-        try:
-            callback()
-        except StopTraining:
-            self.progress.stopped = True
+    def _call(self, call: Callable[[Callback], None]) -> None:
+        """Call all callbacks; a request of one to stop reaches all."""
+        for callback in self.callbacks.callbacks:
+            try:
+                call(callback)
+            except StopTraining:
+                self.progress.stopped = True
 
     def _average(self) -> None:
         """Add the weights of this epoch to the running mean."""
@@ -274,7 +269,7 @@ class Trainer:
         else:
             progress.since_best += 1
             progress.stopped = bool(choice.patience) and progress.since_best >= choice.patience
-        self._call(lambda: self.callbacks.on_validation(progress.epoch, report))
+        self._call(lambda callback: callback.on_validation(progress.epoch, report))
         return report.mrr
 
     def _copy_of_weights(self) -> dict[str, Tensor]:
@@ -359,14 +354,13 @@ class WarmUp:
     """Times the first steps, and the first step of any other batch size, separately."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.seconds = 0.0
+        self.device, self.seconds = device, 0.0
         self._taken: Counter[int] = Counter()
 
     def take(self, step: Callable[[Tensor, float], Tensor], batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step. On a GPU the host waits only for steps of the warm-up."""
-        first = next(iter(self._taken), len(batch))
-        if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if len(batch) == first else 1):
+        is_usual = len(batch) == next(iter(self._taken), len(batch))
+        if self._taken[len(batch)] >= (STEPS_OF_WARM_UP[self.device.type] if is_usual else 1):
             return step(batch, learning_rate)
         self._taken[len(batch)] += 1
         self._wait()
@@ -407,18 +401,16 @@ def flush_denormals() -> Iterator[None]:
 class GracefulShutdown:
     """Whether a shutdown was requested."""
 
-    def __init__(self) -> None:
-        self.requested = False
+    requested = False
 
     def listening(self) -> AbstractContextManager[None]:
         """Turn the first Ctrl-C or TERM into a request; a second one interrupts."""
+        return signal_handler(self._request, signal.SIGINT, signal.SIGTERM)
 
-        def request(number: int, frame: object) -> None:
-            if self.requested:
-                raise KeyboardInterrupt
-            self.requested = True
-
-        return signal_handler(request, signal.SIGINT, signal.SIGTERM)
+    def _request(self, number: int, frame: object) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 @contextmanager
@@ -447,7 +439,7 @@ class RunningLoss:
     def poll(self, step: int) -> tuple[float, int] | None:
         """The sum and its step if available; on a GPU those of an earlier poll, once the copy has arrived."""
         if not self._on_gpu:
-            return self.total(), step
+            return float(self.sum), step
         found = None
         if self._pending and self._pending[0].query():  # type: ignore[no-untyped-call]
             found = float(self._copy), self._pending[1]
@@ -458,7 +450,3 @@ class RunningLoss:
             event.record()
             self._pending = (event, step)
         return found
-
-    def total(self) -> float:
-        """The sum of all losses; waits for the device."""
-        return float(self.sum)

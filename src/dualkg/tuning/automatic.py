@@ -9,7 +9,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,7 @@ def _around(value: float, factor: float, *, below: int, above: int) -> tuple[flo
     return tuple(float(f"{value * factor**power:.2g}") for power in range(-below, above + 1))
 
 
+@dataclass
 class AutomaticTuner:
     """Searches for the hyperparameters of one training. Called with the trials of an interrupted search, it resumes.
 
@@ -98,31 +99,29 @@ class AutomaticTuner:
     each loss are compared in long trials.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        graph: Graph,
-        *,
-        device: torch.device,
-        fixed: Collection[str] = (),
-        other: Recipe | None = None,
-        seconds: float | None = None,
-        trials: Collection[AutomaticTrial] = (),
-        on_trial: Callable[[list[AutomaticTrial]], None] | None = None,
-        on_progress: Callable[[AutomaticProgress], None] | None = None,
-    ) -> None:
-        if not len(graph.valid):
-            raise RequestError(f"{graph.name} has no validation triples, and tuning selects by their MRR.")
-        self.recipe, self.other, self.device, self.fixed = recipe, other, device, fixed
-        self.graph = _without_test(graph, seed=recipe.training.seed)
-        self.is_small = len(graph.train) < SMALL_GRAPH
-        self.dimensions = dimensions_of(recipe, fixed)
+    recipe: Recipe
+    graph: Graph
+    _: KW_ONLY
+    device: torch.device
+    fixed: Collection[str] = ()
+    other: Recipe | None = None
+    seconds: float | None = None
+    saved: Collection[AutomaticTrial] = ()
+    on_trial: Callable[[list[AutomaticTrial]], None] = lambda trials: None
+    on_progress: Callable[[AutomaticProgress], None] | None = None
+
+    def __post_init__(self) -> None:
+        valid, name = self.graph.valid, self.graph.name
+        if not len(valid):
+            raise RequestError(f"{name} has no validation triples, and tuning selects by their MRR.")
+        if len(valid) > MAX_VALIDATION_TRIPLES:
+            random = np.random.default_rng(self.recipe.training.seed)
+            valid = valid[np.sort(random.choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False))]
+        self.graph = dataclasses.replace(self.graph, valid=valid, test=self.graph.test[:0])
+        self.is_small = len(self.graph.train) < SMALL_GRAPH
+        self.dimensions = dimensions_of(self.recipe, self.fixed)
         self.trials: list[AutomaticTrial] = []
-        self.saved = list(trials)
-        self.seconds = seconds
-        self.on_trial = on_trial or (lambda trials: None)
-        self.on_progress = on_progress or (lambda progress: None)
-        self.log = ProgressLog(f"Tuning {recipe.model.name} on {graph.name}")
+        self.log = ProgressLog(f"Tuning {self.recipe.model.name} on {name}")
 
     def run(self) -> Recipe:
         """Search, and return the recipe of the final training."""
@@ -246,7 +245,7 @@ class AutomaticTuner:
     def _try(self, params: Params, *, rung: int) -> AutomaticTrial | None:
         """Train with these hyperparameters, or look the trial up if it was made before; None if it failed."""
 
-        def same(trials: list[AutomaticTrial]) -> AutomaticTrial | None:
+        def same(trials: Collection[AutomaticTrial]) -> AutomaticTrial | None:
             return next((trial for trial in trials if trial.params == params and trial.rung == rung), None)
 
         done = same(self.trials)
@@ -305,7 +304,8 @@ class AutomaticTuner:
             if best and best.half_way and mrr < HOPELESS * best.half_way:
                 raise _HopelessTrialError
             spent, budget = self.spent_seconds, self.budget_seconds
-            self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
+            if self.on_progress:
+                self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
             step = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
             self.log(lambda: f"trial {len(self.trials) + 1}: {text}{found}  {step}")
 
@@ -361,12 +361,3 @@ def _without_seed(params: Params) -> Params:
 
 def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
     return trial.mrr is not None and best.mrr is not None and trial.mrr > best.mrr
-
-
-def _without_test(graph: Graph, *, seed: int) -> Graph:
-    """The graph without its test split, and with at most 10,000 validation triples."""
-    valid = graph.valid
-    if len(valid) > MAX_VALIDATION_TRIPLES:
-        rows = np.random.default_rng(seed).choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False)
-        valid = valid[np.sort(rows)]
-    return dataclasses.replace(graph, valid=valid, test=graph.test[:0])

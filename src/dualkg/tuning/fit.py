@@ -14,14 +14,14 @@ import torch
 from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
-from dualkg.extras import trusted_code
+from dualkg.extras import check_trusted, trusted_code
 from dualkg.files import locks, read_json, write_text
 from dualkg.logs import logger
 from dualkg.models import MODELS
 from dualkg.training import api
 from dualkg.training.callbacks import Callbacks, check_folder, find_callbacks, save_trackers, saved_trackers
-from dualkg.training.recipe import Data, Recipe, check_tables, known_name, recipe_from
-from dualkg.training.run import Run, RunFolder, environment
+from dualkg.training.recipe import Data, Recipe, known_name, named_classes, recipe_from
+from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import InterruptedRunError, OnProgress, Trainer
 from dualkg.tuning.automatic import SMALL_GRAPH, AutomaticProgress, AutomaticTrial, AutomaticTuner, init_scale_of_margin
 
@@ -132,12 +132,12 @@ class Search:
         saved = read_json(path)
         try:
             trials = tuple(AutomaticTrial(**trial) for trial in saved["trials"])
-            start = recipe_from(check_tables(saved["start"], source=path), source=str(path))
+            check_trusted(named_classes(saved["start"]), source=path)
+            start = recipe_from(saved["start"], source=str(path))
             return cls(start, tuple(saved["fixed"]), saved["seconds"], trials, saved["summary"])
         except (KeyError, TypeError) as error:
-            raise RequestError(
-                f"{path} is damaged: {type(error).__name__} {error}. Train again with --overwrite."
-            ) from None
+            reason = f"{type(error).__name__} {error}"
+            raise RequestError(f"{path} is damaged: {reason}. Train again with --overwrite.") from None
 
     def run(
         self, graph: Graph, device: torch.device, *, path: Path | None = None, on_tuning: OnTuning | None = None
@@ -148,17 +148,9 @@ class Search:
             if path:
                 replace(self, trials=tuple(trials)).save(path)
 
-        tuner = AutomaticTuner(
-            self.start,
-            graph,
-            device=device,
-            fixed=self.fixed,
-            other=other_start(self.start, graph, device, self.fixed),
-            seconds=self.seconds,
-            trials=self.trials,
-            on_trial=save,
-            on_progress=on_tuning,
-        )
+        options: dict[str, Any] = {"device": device, "fixed": self.fixed, "seconds": self.seconds, "saved": self.trials}
+        options["other"] = other_start(self.start, graph, device, self.fixed)
+        tuner = AutomaticTuner(self.start, graph, on_trial=save, on_progress=on_tuning, **options)
         try:
             chosen = tuner.run()
         except InterruptedRunError:
@@ -232,8 +224,7 @@ def tune_and_train(
         folder.check_free(overwrite=overwrite)
         # Refuse what cannot be trained, before anything is written.
         Trainer.of_recipe(search.start, graph, device=device)
-        made_with = environment(device, fingerprint=graph.fingerprint)
-        with folder.create(search.start, graph, made_with, overwrite=overwrite) as fresh:
+        with folder.create(search.start, graph, device, overwrite=overwrite) as fresh:
             search.save(fresh.tuning)
             save_trackers(fresh.path, called)
     return _tune_and_train(search, graph, device, folder, on_tuning, on_progress=on_progress, callbacks=called)

@@ -99,8 +99,7 @@ class SearchSpace:
         }
         search = self.settings.model_dump(exclude={"trials", "name"})
         tables = {"recipe": self.base.model_dump(exclude_none=True), "space": dimensions, "search": search}
-        plain: dict[str, Any] = json.loads(json.dumps(tables))
-        return plain
+        return dict(json.loads(json.dumps(tables)))
 
 
 def load_space(path: str | Path) -> SearchSpace:
@@ -111,10 +110,9 @@ def load_space(path: str | Path) -> SearchSpace:
 
 def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", folder: Path = Path()) -> SearchSpace:
     """Validate tables as a search space; raise `RequestError` for the first mistake."""
-    for table in tables:
-        if table not in TABLES:
-            hint = did_you_mean(table, TABLES) or f" Known tables: {', '.join(TABLES)}."
-            raise RequestError(f"{source}: {table} is not a table of a search space.{hint}")
+    if unknown := [table for table in tables if table not in TABLES]:
+        hint = did_you_mean(unknown[0], TABLES) or f" Known tables: {', '.join(TABLES)}."
+        raise RequestError(f"{source}: {unknown[0]} is not a table of a search space.{hint}")
     base = _base_recipe(tables, source, folder)
     settings = _validate(SearchSettings, tables.get("search", {}), name="search", source=source)
     space = tables.get("space", {})
@@ -128,9 +126,8 @@ def space_from(tables: Mapping[str, Any], *, source: str, name: str = "search", 
             f'method = "tpe" or "random".'
         )
     if settings.method != "grid" and settings.trials is None:
-        raise RequestError(
-            f'{source}: method = "{settings.method}" needs a number of trials: set trials = 50 in [search].'
-        )
+        method = f'method = "{settings.method}"'
+        raise RequestError(f"{source}: {method} needs a number of trials: set trials = 50 in [search].")
     return SearchSpace(settings.name or name, base, dimensions, settings)
 
 
@@ -172,9 +169,8 @@ def _dimension(base: Recipe, name: str, value: Any, *, source: str) -> tuple[Val
             f"{source}: {name} should be a list of values, [1, 2], or a range, {{ low = 1, high = 2 }}; got {value!r}."
         )
     values = tuple(_convert(base, name, one, source=source) for one in value)
-    if len(set(values)) < len(values):
-        repeated = next(one for one in values if values.count(one) > 1)
-        raise RequestError(f"{source}: {name} lists {repeated!r} twice; list each value once.")
+    if repeated := [one for one in values if values.count(one) > 1]:
+        raise RequestError(f"{source}: {name} lists {repeated[0]!r} twice; list each value once.")
     return values
 
 
@@ -193,9 +189,7 @@ def _range(base: Recipe, name: str, value: dict[str, Any], *, source: str) -> Ra
 
 def _convert(base: Recipe, name: str, value: Any, *, source: str) -> Value:
     """Validate a value and convert it to the type of the recipe: a weight of 0 becomes 0.0."""
-    tables = base.model_dump(exclude_none=True)
-    put(tables, name, value)
-    return cast("Value", recipe_from(tables, source=source).value_of(name))
+    return cast("Value", base.with_changes({name: value}, source=source).value_of(name))
 
 
 def _validate(section: type[SectionT], value: Any, *, name: str, source: str) -> SectionT:

@@ -1,6 +1,5 @@
 """The Optuna study of a search: its database, the trials that count, and the worker that runs them."""
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -13,6 +12,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.losses import LOSSES
 from dualkg.training.checkpoint import Progress, save_tensors
-from dualkg.training.recipe import Recipe, name_of
-from dualkg.training.run import RunFolder, environment
+from dualkg.training.recipe import Recipe
+from dualkg.training.run import RunFolder
 from dualkg.training.trainer import GracefulShutdown, InterruptedRunError, ProgressEvent, Trainer
 from dualkg.tuning.space import Range, SearchSpace, Value
 from dualkg.tuning.tune import DONE, TrialResult, TuningProgress, TuningResult
@@ -141,18 +140,14 @@ class SharedJournal(JournalStorage, BaseHeartbeat):
             return os.fstat(file.fileno()).st_mtime
 
 
-AnyStorage = RDBStorage | SharedJournal
-
-
-def open_study(space: SearchSpace, storage: AnyStorage, *, data: str, where: str) -> optuna.Study:
+def open_study(space: SearchSpace, storage: RDBStorage | SharedJournal, *, data: str, where: str) -> optuna.Study:
     """Create or load the study of a space; refuse one of the same name that searches another space or other data."""
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if space.settings.prune:
         warmup_epochs = space.settings.prune_after or max(1, space.base.training.epochs // 4)
         pruner = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=warmup_epochs)
-    study = optuna.create_study(
-        storage=storage, study_name=space.name, direction="maximize", load_if_exists=True, pruner=pruner
-    )
+    options: dict[str, Any] = {"storage": storage, "study_name": space.name, "pruner": pruner}
+    study = optuna.create_study(direction="maximize", load_if_exists=True, **options)
     ours = {**space.as_dict(), "data": data}
     if "dualkg" not in study.user_attrs:
         study.set_user_attr("dualkg", ours)
@@ -171,7 +166,7 @@ def sqlite_url(path: Path) -> str:
     return sqlalchemy.URL.create("sqlite", database=str(path)).render_as_string()
 
 
-def open_storage(url: str) -> AnyStorage:
+def open_storage(url: str) -> RDBStorage | SharedJournal:
     """Open a journal, or a database; retried, as several processes may be creating its tables at the same time."""
     if url.startswith("journal:") or url.endswith(".log"):
         path = Path(url.removeprefix("journal:"))
@@ -187,9 +182,7 @@ def open_storage(url: str) -> AnyStorage:
     for _ in range(5):
         try:
             with experimental():
-                storage = RDBStorage(
-                    url, engine_kwargs=connect, heartbeat_interval=HEARTBEAT_SECONDS, grace_period=GRACE_SECONDS
-                )
+                storage = RDBStorage(url, connect, heartbeat_interval=HEARTBEAT_SECONDS, grace_period=GRACE_SECONDS)
             if storage.engine.dialect.name == "sqlite":
                 _prepare_sqlite(storage.engine)
             return storage
@@ -232,27 +225,24 @@ class FailedTrialError(DualkgError):
     """A trial failed, for a reason that is saved with it, or another process runs it; the search continues."""
 
 
+@dataclass
 class Worker:
     """Runs trials of a study until none is left."""
 
-    def __init__(
-        self,
-        space: SearchSpace,
-        graph: Graph,
-        url: str,
-        device: str,
-        *,
-        where: str = "The storage",
-        launcher: Sequence[str] = (),
-        folder: Path = Path(),
-        on_progress: Callable[[TuningProgress], None] | None = None,
-    ) -> None:
-        self.storage = open_storage(url)
-        self.launcher, self.folder = launcher, folder
-        self.study = open_study(space, self.storage, data=graph.fingerprint, where=where)
-        self.space, self.graph, self.device = space, graph, device
-        self.on_progress = on_progress or (lambda progress: None)
-        self.progress = TuningProgress(0, space.num_trials, None)
+    space: SearchSpace
+    graph: Graph
+    url: str
+    device: str
+    _: KW_ONLY
+    where: str = "The storage"
+    launcher: Sequence[str] = ()
+    folder: Path = Path()
+    on_progress: Callable[[TuningProgress], None] = lambda progress: None
+
+    def __post_init__(self) -> None:
+        self.storage = open_storage(self.url)
+        self.study = open_study(self.space, self.storage, data=self.graph.fingerprint, where=self.where)
+        self.progress = TuningProgress(0, self.space.num_trials, None)
 
     def run(self) -> None:
         """Run trials; at the end wait for those of other processes, in case one is killed."""
@@ -347,43 +337,37 @@ class Worker:
                 (self.folder / "trials" / f"{number}.log").unlink(missing_ok=True)
             return self._launch(recipe, self.folder / "trials" / str(trial.number))
         trainer = Trainer.of_recipe(recipe, self.graph, device=torch.device(self.device))
-        num_reported = 0
+        reported, history = set[int](), trainer.progress.history
 
         def on_progress(event: ProgressEvent) -> None:
-            nonlocal num_reported
-            history = trainer.progress.history
-            if len(history) > num_reported:
-                num_reported = len(history)
-                if "valid_mrr" in history[-1]:
-                    trial.report(history[-1]["valid_mrr"], step=num_reported)
-                    if trial.should_prune():
-                        raise TrialPruned
+            if history and len(history) not in reported and "valid_mrr" in history[-1]:
+                reported.add(len(history))
+                trial.report(history[-1]["valid_mrr"], step=len(history))
+                if trial.should_prune():
+                    raise TrialPruned
             # The counts are those before this trial: reading the storage takes longer than a training step.
-            self.on_progress(dataclasses.replace(self.progress, training=event))
+            self.on_progress(replace(self.progress, training=event))
 
         trainer.on_progress = on_progress
         trainer.run()
-        if recipe.validation.keep == "best":
-            return trainer.progress.best_mrr
-        return float(trainer.progress.history[-1]["valid_mrr"])
+        return float(trainer.progress.best_mrr if recipe.validation.keep == "best" else history[-1]["valid_mrr"])
 
     def _launch(self, recipe: Recipe, path: Path) -> float:
         """Train one recipe by a command, in a run folder of its own, and return its validation MRR."""
         shutil.rmtree(path, ignore_errors=True)  # of a search that was deleted
-        folder, about = RunFolder(path), environment(torch.device(self.device), fingerprint=self.graph.fingerprint)
-        begin = {"when": "start", "optimizer": recipe.optimizer.name, "progress": dataclasses.asdict(Progress())}
-        with folder.create(recipe, self.graph, about) as fresh:
+        folder = RunFolder(path)
+        begin = {"when": "start", "optimizer": recipe.optimizer.name, "progress": asdict(Progress())}
+        with folder.create(recipe, self.graph, torch.device(self.device)) as fresh:
             save_tensors({}, fresh.checkpoint, about=begin)
         words = [*self.launcher, "resume", str(path), *(["--device", "cpu"] if self.device == "cpu" else [])]
-        if ":" in f"{recipe.model.name}{recipe.regularizer.name}{name_of(recipe.loss, LOSSES)}":
-            words.append("--trust-code")  # classes that are trusted here
-        stop, log, terminated = GracefulShutdown(), path.with_name(f"{path.name}.log"), False
-        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+        if recipe.own_classes:  # which are trusted here
+            words.append("--trust-code")
+        stop, log, terminated, null = GracefulShutdown(), path.with_name(f"{path.name}.log"), False, subprocess.DEVNULL
         first = [sys.executable, "-IS", "-c", END_WITH_PARENT, str(os.getpid())] if sys.platform == "linux" else []
         with (
             stop.listening(),
             log.open("w", encoding="utf-8") as file,
-            subprocess.Popen([*first, *words], stderr=file, **streams) as process,
+            subprocess.Popen([*first, *words], stdin=null, stdout=null, stderr=file) as process,
         ):
             while process.poll() is None:
                 if (stop.requested or _parent_has_ended()) and not terminated:

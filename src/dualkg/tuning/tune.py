@@ -33,7 +33,6 @@ from dualkg.tuning.space import SearchSpace, Value, load_space, space_from
 if TYPE_CHECKING:
     from dualkg.tuning.study import Worker
 
-
 DONE = ("finished", "pruned", "failed")
 
 
@@ -63,9 +62,6 @@ class TrialResult:
     seconds: float | None
     params: dict[str, Value]
     error: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"number": self.number, "mrr": self.mrr, "seconds": self.seconds, "params": self.params}
 
 
 @dataclass(frozen=True)
@@ -102,6 +98,7 @@ class TuningResult:
 
     def as_dict(self) -> dict[str, Any]:
         states = [trial.state for trial in self.trials]
+        top = [{key: getattr(trial, key) for key in ("number", "mrr", "seconds", "params")} for trial in self.ranked]
         return {
             "search": self.space.name,
             "graph": self.graph,
@@ -111,8 +108,8 @@ class TuningResult:
             **{state: states.count(state) for state in DONE},
             "seconds": round(sum(trial.seconds or 0.0 for trial in self.trials), 3),
             "trials_per_minute": self.per_minute,
-            "best": self.best.as_dict() if self.best else None,
-            "top": [trial.as_dict() for trial in self.ranked[:10]],
+            "best": top[0] if top else None,
+            "top": top[:10],
             "importance": self.importance,
         }
 
