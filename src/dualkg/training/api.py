@@ -289,14 +289,11 @@ def spread(values: list[float]) -> tuple[float, float]:
 
 
 def _start(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwrite: bool = False) -> Run:
-    """Train from the start. The folder appears together with its first checkpoint, so it can always be resumed.
-
-    `by_seed`: the recipe's seed creates the same model, so its weights need not be written.
-    """
+    """Train from the start. The folder appears together with its first checkpoint, so it can always be resumed."""
     if folder:
         options: dict[str, Any] = {"engine": str(trainer.engine), "overwrite": overwrite}
         with folder.create(trainer.recipe, trainer.graph, trainer.model.device, **options) as fresh:
-            trainer.save(fresh.checkpoint, when="start", weights=not by_seed)
+            trainer.save(fresh.checkpoint, when="start", weights=not by_seed)  # the recipe's seed creates the same
     return _finish(trainer, folder)
 
 

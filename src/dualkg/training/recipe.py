@@ -331,10 +331,7 @@ def list_recipes() -> list[str]:
 
 
 def read_tables(path: str | Path) -> dict[str, Any]:
-    """Tables of a TOML file, or of a recipe that ships with dualkg by its name; not yet validated.
-
-    Classes that it names must be trusted.
-    """
+    """Tables of a TOML file, or of a recipe that ships with dualkg, not yet validated; their classes are trusted."""
     file: Traversable = Path(path)
     try:
         if not str(path).endswith(".toml") and not file.is_file():

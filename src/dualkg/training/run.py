@@ -71,10 +71,7 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this source tree, marked `-dirty` if files differ; None if it is not a git repository.
-
-    `DUALKG_COMMIT` overrides it, for copies of the tree.
-    """
+    """The commit of this tree, `-dirty` if files differ; None outside git. `DUALKG_COMMIT` names it for a copy."""
     if given := os.environ.get("DUALKG_COMMIT"):
         return given
     here = Path(__file__).parent
@@ -252,13 +249,10 @@ class RunFolder:
     def create(
         self, recipe: Recipe | None, graph: Graph, device: torch.device, *, engine: str = "", overwrite: bool = False
     ) -> Iterator[RunFolder]:
-        """Write all that resuming needs atomically: a folder that exists can be resumed. An ensemble has no recipe.
-
-        A run that is overwritten is removed only when the new one can take its place.
-        """
+        """Write all that resuming needs atomically; a run is overwritten only when the new one can take its place."""
         keep = [self.decisions.name]  # a decision that is made on the former run at this moment is not lost
         existing: Literal["replace", "refuse"] = "replace" if overwrite else "refuse"
-        last = (self.recipe if recipe else self.ensemble).name
+        last = (self.recipe if recipe else self.ensemble).name  # an ensemble has no recipe
         with files.atomic_folder(self.path, existing=existing, last=last, keep=keep) as path:
             fresh = RunFolder(path)
             save_graph(graph, fresh.graph)
@@ -272,10 +266,7 @@ class RunFolder:
             files.write_text(self.recipe, recipe.as_toml())
 
     def finish(self, run: Run, *, trained: Path | None = None) -> None:
-        """Write the results, the report last, and remove the checkpoint.
-
-        `trained` is a file that has the weights already: the last checkpoint.
-        """
+        """Write the results, the report last, and remove the checkpoint; `trained` is a file that has the weights."""
         if trained:
             files.link_or_copy(trained, self.weights)
         else:
@@ -409,10 +400,7 @@ class RunFolder:
 
 @files.locks("path")
 def gather(path: str | Path, *, trust_code: bool = False) -> Run:
-    """Write the weights that several processes have trained into one file.
-
-    The report decides which of them are read. After a kill, the index that is left is the sign to go on.
-    """
+    """Write the weights of several processes into one file; after a kill, the index that is left says to go on."""
     folder = RunFolder(path)
     folder.check_is_run()
     if not folder.weights_index.exists():
@@ -422,7 +410,7 @@ def gather(path: str | Path, *, trust_code: bool = False) -> Run:
     for split in SPLITS:
         if folder.ranks(split).exists():
             run.report_on(split)
-    folder.save_reports(run)
+    folder.save_reports(run)  # which decides what is read: one file or several
     folder.remove_weight_shards()
     return run
 

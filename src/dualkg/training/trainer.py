@@ -301,10 +301,7 @@ class Trainer:
         return {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
 
     def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
-        """Write a checkpoint: the weights, and between start and end the state of the optimizer, too.
-
-        At the start of a recipe its seed creates the same weights, so they need not be written.
-        """
+        """Write a checkpoint: the weights, unless a seed creates the same, and between start and end the optimizer."""
         groups = {"model": self.model.state_dict()} if weights else {}
         if when == "between":
             groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self.best, "mean": self.mean}

@@ -202,13 +202,11 @@ def open_storage(url: str) -> RDBStorage | SharedJournal:
 
 
 def _prepare_sqlite(engine: sqlalchemy.Engine) -> None:
-    """Create missing indexes, and begin transactions with a lock.
-
-    Optuna creates a table and then its indexes: a kill in between would leave studies without unique names. SQLite has
-    no row locks, so two processes could take the same trial.
-    """
+    """Begin transactions with a lock: SQLite has no row locks, so two processes could take the same trial."""
     for table in BaseModel.metadata.sorted_tables:
-        for index in table.indexes:
+        for (
+            index
+        ) in table.indexes:  # which a kill just after the table was created left out: names must be unique
             index.create(engine, checkfirst=True)
     engine.dispose()
 
@@ -399,13 +397,10 @@ def _reason(lines: list[str]) -> str:
 
 
 def sampler_for(space: SearchSpace, slot: int) -> BaseSampler:
-    """A sampler seeded by the slot of a trial, so that processes and interruptions do not change what is sampled.
-
-    Optuna's GridSampler may give one point to two processes; fixing the point of a slot does not.
-    """
+    """A sampler seeded by the slot of a trial, so that processes and interruptions do not change what is sampled."""
     seed = int(np.random.SeedSequence([space.settings.seed, slot]).generate_state(1)[0])
     with experimental():
-        if space.settings.method == "grid":
+        if space.settings.method == "grid":  # Optuna's GridSampler may give one point to two processes
             return PartialFixedSampler(space.point(slot), RandomSampler(seed))
         return RandomSampler(seed) if space.settings.method == "random" else TPESampler(seed=seed, constant_liar=True)
 

@@ -66,16 +66,13 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The trials of a study in the order of their numbers.
-
-    `importance` is None with fewer than 8 finished trials; `per_minute` counts the trials of this call only.
-    """
+    """The trials of a study in the order of their numbers."""
 
     space: SearchSpace
     graph: str
     trials: tuple[TrialResult, ...]
-    importance: dict[str, float] | None
-    per_minute: float | None = None
+    importance: dict[str, float] | None  # with at least 8 finished trials
+    per_minute: float | None = None  # trials of this call only
 
     @property
     def num_done(self) -> int:
