@@ -437,13 +437,11 @@ class RunningLoss:
         """The sum and its step if available; on a GPU those of an earlier poll, once the copy has arrived."""
         if not self._on_gpu:
             return float(self.sum), step
-        found = None
-        if self._pending and self._pending[0].query():  # type: ignore[no-untyped-call]
-            found = float(self._copy), self._pending[1]
-            self._pending = None
-        if not self._pending:
-            self._copy.copy_(self.sum, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-            self._pending = (event, step)
+        if self._pending and not self._pending[0].query():  # type: ignore[no-untyped-call]
+            return None
+        found = (float(self._copy), self._pending[1]) if self._pending else None
+        self._copy.copy_(self.sum, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._pending = (event, step)
         return found

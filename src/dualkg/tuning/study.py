@@ -204,9 +204,7 @@ def open_storage(url: str) -> RDBStorage | SharedJournal:
 def _prepare_sqlite(engine: sqlalchemy.Engine) -> None:
     """Begin transactions with a lock: SQLite has no row locks, so two processes could take the same trial."""
     for table in BaseModel.metadata.sorted_tables:
-        for (
-            index
-        ) in table.indexes:  # which a kill just after the table was created left out: names must be unique
+        for index in table.indexes:  # a kill may have left a table without them, and names that are not unique
             index.create(engine, checkfirst=True)
     engine.dispose()
 
