@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dualkg.training.recipe import Recipe
     from dualkg.training.run import Run
     from dualkg.tuning.fit import Search
-    from dualkg.tuning.tune import TuningProgress, TuningResult
+    from dualkg.tuning.space import TuningProgress, TuningResult
 
 SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of a graph (see dualkg "

@@ -1,5 +1,6 @@
-"""Search spaces: a base recipe, the values to try for some of its keys, and a search method, as validated TOML."""
+"""Search spaces, as validated TOML: a base recipe, values to try for some of its keys, a method; and their results."""
 
+import csv
 import json
 import math
 import random
@@ -13,11 +14,14 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from dualkg.errors import RequestError, did_you_mean
+from dualkg.files import atomic_write, write_text
 from dualkg.losses.base import validation_sentence
 from dualkg.training.recipe import Recipe, Section, load_recipe, put, read_tables, recipe_from
+from dualkg.training.trainer import ProgressEvent
 
 Value = bool | int | float | str
 SectionT = TypeVar("SectionT", bound=Section)
+DONE = ("finished", "pruned", "failed")
 TABLES = ("recipe", "space", "search", *Recipe.model_fields)
 
 
@@ -100,6 +104,93 @@ class SearchSpace:
         search = self.settings.model_dump(exclude={"trials", "name"})
         tables = {"recipe": self.base.model_dump(exclude_none=True), "space": dimensions, "search": search}
         return dict(json.loads(json.dumps(tables)))
+
+
+@dataclass(frozen=True)
+class TuningProgress:
+    """Progress of a search; `training` is the progress of the trial that runs in this process, if any."""
+
+    num_done: int
+    num_trials: int
+    best: float | None
+    training: ProgressEvent | None = None
+
+    @property
+    def text(self) -> str:
+        best = "" if self.best is None else f"  best valid MRR {self.best:.4f}"
+        now = f"  {self.training.text}" if self.training else ""
+        return f"{self.num_done:,} of {self.num_trials:,} trials{best}{now}"
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """One trial; `mrr` is measured on the validation split, for a pruned trial at its last report."""
+
+    number: int
+    state: str
+    mrr: float | None
+    seconds: float | None
+    params: dict[str, Value]
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """The trials of a study in the order of their numbers."""
+
+    space: SearchSpace
+    graph: str
+    trials: tuple[TrialResult, ...]
+    importance: dict[str, float] | None  # with at least 8 finished trials
+    per_minute: float | None = None  # trials of this call only
+
+    @property
+    def num_done(self) -> int:
+        return sum(trial.state in DONE for trial in self.trials)
+
+    @property
+    def ranked(self) -> list[TrialResult]:
+        """Finished trials, best first."""
+        finished = [trial for trial in self.trials if trial.state == "finished" and trial.mrr is not None]
+        return sorted(finished, key=lambda trial: (-(trial.mrr or 0.0), trial.number))
+
+    @property
+    def best(self) -> TrialResult | None:
+        return next(iter(self.ranked), None)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of the best trial."""
+        return self.space.recipe(self.best.params) if self.best else None
+
+    def as_dict(self) -> dict[str, Any]:
+        states = [trial.state for trial in self.trials]
+        top = [{key: getattr(trial, key) for key in ("number", "mrr", "seconds", "params")} for trial in self.ranked]
+        return {
+            "search": self.space.name,
+            "graph": self.graph,
+            "method": self.space.settings.method,
+            "split": "valid",
+            "trials": self.space.num_trials,
+            **{state: states.count(state) for state in DONE},
+            "seconds": round(sum(trial.seconds or 0.0 for trial in self.trials), 3),
+            "trials_per_minute": self.per_minute,
+            "best": top[0] if top else None,
+            "top": top[:10],
+            "importance": self.importance,
+        }
+
+    def write(self, out: Path) -> None:
+        """Write best.toml, trials.csv and summary.json."""
+        if self.recipe and self.best:
+            title = f"# Trial {self.best.number} of the search {self.space.name}: validation MRR {self.best.mrr:.4f}.\n"
+            write_text(out / "best.toml", title + self.recipe.as_toml())
+        columns = ["number", "state", "mrr", "seconds", *self.space.dimensions, "error"]
+        with atomic_write(out / "trials.csv") as path, path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n", extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows({**vars(trial), **trial.params} for trial in self.trials)
+        write_text(out / "summary.json", json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
 
 
 def load_space(path: str | Path) -> SearchSpace:

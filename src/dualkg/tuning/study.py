@@ -36,8 +36,7 @@ from dualkg.training.checkpoint import Progress, save_tensors
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import GracefulShutdown, InterruptedRunError, ProgressEvent, Trainer
-from dualkg.tuning.space import Range, SearchSpace, Value
-from dualkg.tuning.tune import DONE, TrialResult, TuningProgress, TuningResult
+from dualkg.tuning.space import DONE, Range, SearchSpace, TrialResult, TuningProgress, TuningResult, Value
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)  # progress and failures are reported by dualkg
 experimental = partial(warnings.catch_warnings, action="ignore", category=ExperimentalWarning)
