@@ -46,11 +46,6 @@ OBJECTS: dict[str, tuple[type, Iterable[str], str]] = {  # arguments of `train`:
 }
 
 
-def default_batch_size(graph: Graph) -> int:
-    """Small for small graphs, which need many steps; larger for efficient matrix products."""
-    return 100 if len(graph.train) < 20_000 else 500 if len(graph.train) < 200_000 else 1000
-
-
 def data_of(graph: Graph) -> Data:
     """The table of a recipe that names this graph."""
     name = graph.name if graph.source == "memory" else graph.source
@@ -79,7 +74,8 @@ def default_recipe(
     if issubclass(regularizer, PlainAndMapped):  # which alone have λ1 and λ2
         defaults |= {"regularizer.plain": 0.5, "regularizer.mapped": 1.5}
     defaults |= {"optimizer.learning_rate": 0.3, "optimizer.schedule": "linear"}
-    defaults["training.batch_size"] = default_batch_size(graph)
+    num = len(graph.train)  # a small graph needs many steps; larger batches are efficient matrix products
+    defaults["training.batch_size"] = 100 if num < 20_000 else 500 if num < 200_000 else 1000
     return Recipe(data=data).with_changes(defaults | changes, source=source)
 
 
@@ -133,7 +129,7 @@ def train(
     if not isinstance(regularizer, Regularizer):
         has_default = loss.examples == "triples" and getattr(model.embedding, "has_adjoint", False)
         regularizer = defaults.regularizer.build() if has_default or regularizer else NoRegularizer()
-    batch_size = default_batch_size(graph) if batch_size is None else batch_size
+    batch_size = defaults.training.batch_size if batch_size is None else batch_size
     tables: dict[str, Any] = {
         "data": defaults.data,
         "model": ModelConfig.of(model),
