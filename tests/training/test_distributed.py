@@ -530,7 +530,8 @@ def test_two_processes_and_gather_that_is_killed_anywhere(tmp_path: Path, monkey
 
         return call
 
-    for owner, name in ((run, "save_tensors"), (RunFolder, "save_reports"), (Path, "unlink"), (run, "sync")):
+    steps = ((run.checkpoint, "save_tensors"), (RunFolder, "save_reports"), (Path, "unlink"), (run.files, "sync"))
+    for owner, name in steps:
         monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
     for number in itertools.count(1):
         path = Path(shutil.copytree(tmp_path / "shards", tmp_path / f"killed-{number}"))
