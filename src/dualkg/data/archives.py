@@ -202,10 +202,15 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
 
 def check_parquet(path: Path, about: Any) -> None:
     """Refuse a file whose metadata name far more rows than it can hold: a few bytes can stand for any number."""
-    sizes = (about.row_group(group).total_byte_size for group in range(about.num_row_groups))
     limit = max(FREE_SIZE, MAX_RATIO * _size_of(path))
-    if max(24 * about.num_rows, sum(sizes)) > limit:
+    if parquet_size(about) > limit:
         raise DataError(f"{path} expands to more than {limit >> 20:,} MiB, far more than it holds. Make it again.")
+
+
+def parquet_size(about: Any) -> int:
+    """The bytes that a file of three columns expands to, by its metadata."""
+    sizes = (about.row_group(group).total_byte_size for group in range(about.num_row_groups))
+    return max(24 * about.num_rows, sum(sizes))
 
 
 def _size_of(path: Path) -> int:

@@ -10,18 +10,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dualkg.data.archives import Source
-from dualkg.data.rdf import FORMATS, RdfReader
-from dualkg.data.readers import ROLES, Columns, FileReader, JsonReader, ParquetReader, Reader, check_columns
+from dualkg.data.readers import (
+    RDF_FORMATS,
+    ROLES,
+    Columns,
+    RdfReader,
+    Reader,
+    RowsReader,
+    TableReader,
+    check_columns,
+)
 from dualkg.data.spill import SpilledTriples, slices
 from dualkg.data.text import OpenKeReader, TextReader, read_openke_names
 from dualkg.data.triples import NO_TRIPLES, Triples
 from dualkg.errors import DataError, RequestError
 
-READERS: dict[str, type[FileReader]] = {  # others are text
-    ".parquet": ParquetReader,
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JsonReader),
-    **dict.fromkeys(FORMATS, RdfReader),
-}
+READERS: dict[str, type[Reader]] = {".parquet": TableReader}  # others are text
+READERS |= dict.fromkeys((".jsonl", ".ndjson", ".json"), RowsReader) | dict.fromkeys(RDF_FORMATS, RdfReader)
 OPENKE = ("entity2id", "relation2id")
 MIN_LINES = 4  # below a first line, for its names to be told from those of a triple
 MAX_WAITING = 1_000_000  # names waiting for ids; every merge hashes all known names again, so merges must be few

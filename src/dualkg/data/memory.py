@@ -5,7 +5,7 @@ None of these libraries is imported: their objects are recognized by their inter
 
 import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dualkg.data.archives import find_sources
 from dualkg.data.encoding import ReadTriples, encode
-from dualkg.data.readers import NUM_ROWS, ROLES, WORDS, Columns, Reader, RowsReader, TableReader, check_columns
+from dualkg.data.readers import ROLES, WORDS, Columns, Reader, RowsReader, TableReader, check_columns
 from dualkg.data.splits import check_seed, graph_fields, parse_split
 from dualkg.data.text import read_labels
 from dualkg.errors import DataError, RequestError
@@ -192,10 +192,10 @@ def _reader(data: Any, name: str, columns: Columns | None) -> Reader:
         raise RequestError(f"Data in memory were expected, and {data!r} was given. Load a file with kg.load_graph.")
     if _is_datasets(data):
         if not hasattr(data, "num_rows"):  # an IterableDataset
-            return _Rows(data, name, columns)
+            return RowsReader(data, columns, name)
         data = data.with_format("arrow")[:]  # with the rows that `select` and `shuffle` chose
     if _is_table(data):
-        return _Table(_as_arrow(data, name), name, columns)
+        return TableReader(_as_arrow(data, name), columns, name)
     if hasattr(data, "detach"):
         data = data.detach().cpu()
     if hasattr(data, "__array__"):
@@ -206,34 +206,11 @@ def _reader(data: Any, name: str, columns: Columns | None) -> Reader:
             raise DataError(f"An array of triples holds names or whole numbers; {array.dtype} was given. Convert it.")
         if array.dtype.kind in "iu":
             names = ROLES if array.shape[1] == len(ROLES) else map(str, range(1, array.shape[1] + 1))
-            return _Table(pa.table(dict(zip(names, array.T, strict=True))), name, columns)
+            return TableReader(pa.table(dict(zip(names, array.T, strict=True))), columns, name)
         data = array.tolist()
     if not isinstance(data, Iterable):
         raise RequestError(f"Rows of head, relation and tail were expected; {_described(data)} was given.")
-    return _Rows(data, name, columns)
-
-
-class _Table(TableReader):
-    """A table of Arrow."""
-
-    def __init__(self, table: pa.Table, name: str, columns: Columns | None) -> None:
-        super().__init__(name, columns)
-        self.table = table
-
-    def blocks(self) -> Generator[pa.RecordBatch]:
-        yield from self.table_blocks(self.column_names(self.table.schema), self.table.to_batches(NUM_ROWS))
-
-
-class _Rows(RowsReader):
-    """Rows of Python objects."""
-
-    def __init__(self, data: Iterable[Any], name: str, columns: Columns | None) -> None:
-        super().__init__(name, columns)
-        self.data = data
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        for number, row in enumerate(self.data, start=1):
-            yield f"row {number:,}", row
+    return RowsReader(data, columns, name)
 
 
 def _as_arrow(data: Any, name: str) -> pa.Table:

@@ -1,16 +1,21 @@
-"""The interface of all readers of triples, the choice of columns, and the readers of tables and of JSON."""
+"""The interface of all readers of triples, the choice of columns, and the readers of tables, of rows and of RDF."""
 
 import json
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from dualkg.data.archives import Source, unreadable
+from dualkg.data.archives import Source, parquet_size, unreadable
+from dualkg.data.spill import text_of
 from dualkg.errors import DataError, RequestError, did_you_mean
+from dualkg.extras import optional_import
 
 Columns = Sequence[str | int]
 Indices = tuple[int, ...]
@@ -26,16 +31,21 @@ WORDS = {
     "tail": ("tail", "object", "obj", "target", "dst", "dest", "destination", "to", "end", "node2", "t", "o"),
 }
 ENDINGS = ("", "id", "name", "entity", "node", "type", "uri", "iri", "label")  # head_id, Head Entity, edge_type
-NAMES = pa.dictionary(pa.int32(), pa.string())
 NUM_ROWS = 1 << 17
+RDF_FORMATS = {".nt": "N_TRIPLES", ".ttl": "TURTLE", ".nq": "N_QUADS", ".trig": "TRIG", ".rdf": "RDF_XML"}
+RDF_LABEL = "http://www.w3.org/2000/01/rdf-schema#label"
+SKIPPED = {"literal": "a literal", "blank": "a blank node", "quoted": "a quoted triple"}
 
 
 class Reader(ABC):
-    """Reads the triples of `name`; `labels` and `remarks` are complete once all blocks are read."""
+    """Reads the triples of `data`, a file or an object in memory that errors call `name`.
 
-    def __init__(self, name: str, columns: Columns | None = None) -> None:
-        self.name = name
-        self.columns = columns
+    `labels` and `remarks` are complete once all blocks are read.
+    """
+
+    def __init__(self, data: Any, columns: Columns | None = None, name: str = "") -> None:
+        self.data, self.columns = data, columns
+        self.name: str = name or data.name
         self.labels: dict[str, str] = {}
         self.remarks: list[str] = []
         self.num_stripped = 0  # names with blanks around them
@@ -43,7 +53,7 @@ class Reader(ABC):
 
     @abstractmethod
     def blocks(self) -> Generator[pa.RecordBatch]:
-        """Triples in the order of the file, as columns head, relation and tail of type `NAMES`."""
+        """Triples in the order of the file, as dictionary-encoded columns head, relation and tail."""
 
     def choose(self, header: Sequence[str], *, what: str = "column") -> Indices:
         """The positions of head, relation and tail among names: as chosen, as recognized, or the only three."""
@@ -61,45 +71,34 @@ class Reader(ABC):
             f"Choose three, such as columns={example!r}."
         )
 
+    def strip(self, column: pa.DictionaryArray) -> pa.DictionaryArray:
+        """A column without the blanks around its names, which are counted."""
+        ends, letters = text_of(column.dictionary)
+        starts, ends = ends[:-1][ends[1:] > ends[:-1]], ends[1:][ends[1:] > ends[:-1]]
+        # Only ASCII blanks and bytes of other alphabets need a closer look, which is several times slower.
+        if not any(((edges <= 32) | (edges >= 127)).any() for edges in (letters[starts], letters[ends - 1])):
+            return column
+        import pyarrow.compute as pc  # slow to import, and most graphs are loaded from a cache or a run
 
-class FileReader(Reader):
-    """Reads one file, or a member of an archive."""
-
-    def __init__(self, source: Source, columns: Columns | None = None) -> None:
-        super().__init__(source.name, columns)
-        self.source = source
-
-
-def make_block(heads: pa.Array, relations: pa.Array, tails: pa.Array) -> pa.RecordBatch:
-    """A block from three arrays of strings."""
-    encoded = [column.dictionary_encode() for column in (heads, relations, tails)]
-    return pa.RecordBatch.from_arrays(encoded, names=list(ROLES))
-
-
-def is_empty(names: pa.Array) -> pa.BooleanArray:
-    import pyarrow.compute as pc  # slow to import, and most graphs are loaded from a cache or a run
-
-    return pc.equal(pc.binary_length(names), 0)
+        stripped = pc.utf8_trim_whitespace(column.dictionary)
+        changed = pc.not_equal(stripped, column.dictionary)
+        if not changed.true_count:
+            return column
+        self.num_stripped += changed.take(column.indices).true_count
+        encoded = stripped.dictionary_encode()  # two names may have become one
+        return pa.DictionaryArray.from_arrays(encoded.indices.take(column.indices), encoded.dictionary)
 
 
-def strip_blanks(names: pa.StringArray) -> tuple[pa.StringArray, pa.BooleanArray | None]:
-    """Names without the blanks around them, and which of them had any; None if none had."""
-    _, offsets, content = names.buffers()
-    if content is None or not len(names):
-        return names, None
-    ends = np.frombuffer(offsets, np.int32)[names.offset : names.offset + len(names) + 1]
-    filled = ends[1:] > ends[:-1]
-    letters = np.frombuffer(content, np.uint8)
-    # Only ASCII blanks and bytes of other alphabets need a closer look, which is several times slower.
-    if not any(
-        ((edge <= 32) | (edge >= 127)).any() for edge in (letters[ends[:-1][filled]], letters[ends[1:][filled] - 1])
-    ):
-        return names, None
-    import pyarrow.compute as pc
+def is_empty(names: pa.Array) -> npt.NDArray[np.bool_]:
+    """Whether each name is empty."""
+    return np.diff(text_of(names)[0]) == 0
 
-    stripped = pc.utf8_trim_whitespace(names)
-    changed = pc.not_equal(stripped, names)
-    return (stripped, changed) if changed.true_count else (names, None)
+
+def blocks_of(triples: Iterator[Sequence[str]]) -> Generator[pa.RecordBatch]:
+    """Blocks of triples of names."""
+    while found := list(islice(triples, NUM_ROWS)):
+        columns = [pa.array(names, pa.string()).dictionary_encode() for names in zip(*found, strict=True)]
+        yield pa.RecordBatch.from_arrays(columns, names=ROLES)
 
 
 # -- choice of columns --------------------------------------------------------------------------------------
@@ -164,37 +163,51 @@ def _find_column(column: str | int, header: Sequence[str], name: str) -> int:
 
 
 class TableReader(Reader):
-    """Three columns of strings, or of integers that stand for names; errors count rows from 1."""
+    """A Parquet file or an Arrow table: columns of strings, or of integers that stand for names.
 
-    def table_blocks(self, names: Sequence[str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Blocks of batches with these columns of head, relation and tail."""
+    Errors count rows from 1.
+    """
+
+    def blocks(self) -> Generator[pa.RecordBatch]:
+        if isinstance(self.data, pa.Table):
+            names = self._column_names(self.data.schema)
+            yield from self._blocks(names, self.data.to_batches(NUM_ROWS))
+            return
+        with self.data.open() as stream:
+            seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
+            try:
+                with pa.parquet.ParquetFile(seekable) as table:
+                    self.data.check_size(parquet_size(table.metadata))
+                    names = self._column_names(table.schema_arrow)
+                    yield from self._blocks(names, table.iter_batches(NUM_ROWS, columns=names))
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one of names of columns
+                raise unreadable(error, self.data.path, self.name) from error
+
+    def _column_names(self, schema: pa.Schema) -> list[str]:
+        """The columns of head, relation and tail, which hold names."""
+        names = [schema.names[index] for index in self.choose(schema.names)]
+        for role, name in zip(ROLES, names, strict=True):
+            if schema.names.count(name) > 1:
+                raise DataError(f"{self.name} has several columns named '{name}'. Rename all but one.")
+            kind = schema.field(name).type
+            values = kind.value_type if pa.types.is_dictionary(kind) else kind
+            strings = pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()
+            if values not in strings and not pa.types.is_integer(values):
+                raise DataError(
+                    f"{self.name}: the {role}s should be text or whole numbers, and column '{name}' "
+                    f"holds {kind}. Convert it, or choose another column."
+                )
+        return names
+
+    def _blocks(self, names: Sequence[str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         row = 1
         for batch in batches:
-            columns = zip(ROLES, names, strict=True)
-            yield make_block(*(self._strings(role, batch.column(name), row) for role, name in columns))
+            columns = [self._names(role, batch.column(name), row) for role, name in zip(ROLES, names, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, names=ROLES)
             row += batch.num_rows
 
-    def column_names(self, schema: pa.Schema) -> list[str]:
-        """The columns of head, relation and tail, which hold names."""
-        indices = self.choose(schema.names)
-        for role, index in zip(ROLES, indices, strict=True):
-            self._check_type(role, schema.names[index], schema)
-        return [schema.names[index] for index in indices]
-
-    def _check_type(self, role: str, name: str, schema: pa.Schema) -> None:
-        if schema.names.count(name) > 1:
-            raise DataError(f"{self.name} has several columns named '{name}'. Rename all but one.")
-        kind = schema.field(name).type
-        values = kind.value_type if pa.types.is_dictionary(kind) else kind
-        strings = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
-        if values not in strings and not pa.types.is_integer(values):
-            raise DataError(
-                f"{self.name}: the {role}s should be text or whole numbers, and column '{name}' "
-                f"holds {kind}. Convert it, or choose another column."
-            )
-
-    def _strings(self, role: str, column: pa.Array, first_row: int) -> pa.Array:
-        """A column as strings, each of its names checked."""
+    def _names(self, role: str, column: pa.Array, first_row: int) -> pa.DictionaryArray:
+        """A column as dictionary-encoded strings, each of its names checked."""
         if column.null_count:
             raise self._bad_row(role, column.is_null(), first_row, "is missing")
         if pa.types.is_dictionary(column.type):
@@ -205,113 +218,46 @@ class TableReader(Reader):
             strings.validate(full=True)
         except pa.ArrowInvalid:
             values = column.cast(pa.binary()).to_pylist()
-            bad = pa.array([value.decode("utf-8", "ignore").encode() != value for value in values], pa.bool_())
+            bad = [value.decode("utf-8", "ignore").encode() != value for value in values]
             raise self._bad_row(role, bad, first_row, "is not valid UTF-8") from None
-        strings, changed = strip_blanks(strings)
-        self.num_stripped += changed.true_count if changed else 0
-        if (empty := is_empty(strings)).true_count:
-            raise self._bad_row(role, empty, first_row, "is empty")
-        return strings
+        encoded = self.strip(strings.dictionary_encode())
+        if (empty := is_empty(encoded.dictionary)).any():
+            raise self._bad_row(role, empty[encoded.indices], first_row, "is empty")
+        return encoded
 
-    def _bad_row(self, role: str, bad: pa.BooleanArray, first_row: int, problem: str) -> DataError:
-        row = first_row + bad.index(True).as_py()
+    def _bad_row(self, role: str, bad: Iterable[Any], first_row: int, problem: str) -> DataError:
+        row = first_row + int(np.argmax(bad))
         return DataError(f"{self.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row.")
-
-
-class ParquetReader(FileReader, TableReader):
-    """A Parquet file."""
-
-    def blocks(self) -> Generator[pa.RecordBatch]:
-        with self.source.open() as stream:
-            seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
-            try:
-                with pa.parquet.ParquetFile(seekable) as table:
-                    about = table.metadata  # a few bytes can stand for any number of rows
-                    sizes = (about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-                    self.source.check_size(max(about.num_rows * 8 * len(ROLES), sum(sizes)))
-                    names = self.column_names(table.schema_arrow)
-                    yield from self.table_blocks(names, table.iter_batches(NUM_ROWS, columns=names))
-            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # the last one of names of columns
-                raise unreadable(error, self.source.path, self.name) from error
 
 
 # -- rows ---------------------------------------------------------------------------------------------------
 
 
 class RowsReader(Reader):
-    """Rows of values with keys (mappings), or in an order (sequences)."""
-
-    @abstractmethod
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        """Each row, after its place, such as `line 3`."""
+    """Rows with keys (mappings) or in an order (sequences): of Python, of JSON lines or of one JSON array."""
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        found: list[list[str]] = []
+        yield from blocks_of(self._triples())
+
+    def _triples(self) -> Iterator[list[str]]:
         keys: list[Any] = []
-        for place, row in self.rows():
+        for place, row in self._rows():
             if not keys:
                 keys, named, width = self._keys(place, row), isinstance(row, Mapping), len(row)
             fits = isinstance(row, Mapping) and all(key in row for key in keys) if named else _is_row(row)
             if not fits or (not named and len(row) != width):
                 expected = f"the keys {', '.join(map(repr, keys))}" if named else f"{width} values"
                 raise self._not_a_row(place, row, expected)
-            found.append([self._name(place, role, row[key]) for role, key in zip(ROLES, keys, strict=True)])
-            if len(found) == NUM_ROWS:
-                yield _block_of_rows(found)
-                found = []
-        if found:
-            yield _block_of_rows(found)
+            yield [self._checked_name(place, role, row[key]) for role, key in zip(ROLES, keys, strict=True)]
 
-    def _keys(self, place: str, row: Any) -> list[Any]:
-        """The keys of head, relation and tail in a mapping, or their positions in a sequence."""
-        if isinstance(row, Mapping):
-            if any(isinstance(column, int) for column in self.columns or ()):
-                raise RequestError(f"{self.name} has rows with keys. Choose columns by their names, not by number.")
-            keys = list(row)
-            indices = self.choose(list(map(str, keys)), what="key")
-            return [keys[index] for index in indices]
-        if not _is_row(row) or (self.columns is None and len(row) != len(ROLES)):
-            raise self._not_a_row(place, row, "head, relation and tail")
-        if any(isinstance(column, str) for column in self.columns or ()):
-            raise RequestError(f"{self.name} has rows without keys. Choose columns by number, counted from 1.")
-        return list(find_columns(self.columns or (1, 2, 3), list(map(str, row)), self.name))
-
-    def _not_a_row(self, place: str, row: Any, expected: str) -> DataError:
-        text = repr(row)
-        return DataError(
-            f"{self.name}, {place}: expected {expected}, found {text[:60]}{'…' if len(text) > 60 else ''}. "
-            f"Correct the row, or remove it."
-        )
-
-    def _name(self, place: str, role: str, value: Any) -> str:
-        if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-            return str(int(value))
-        if not isinstance(value, str):
-            raise DataError(
-                f"{self.name}, {place}: the {role} should be text or a whole number, and it is {value!r}. Convert it, "
-                f"or remove the row."
-            )
-        stripped = value.strip()
-        self.num_stripped += len(stripped) < len(value)
-        if not stripped:
-            raise DataError(f"{self.name}, {place}: the {role} is empty. Give it a name, or remove the row.")
-        return str(stripped)
-
-
-def _block_of_rows(found: list[list[str]]) -> pa.RecordBatch:
-    return make_block(*(pa.array(names, pa.string()) for names in zip(*found, strict=True)))
-
-
-def _is_row(row: Any) -> bool:
-    return isinstance(row, Sequence | np.ndarray) and not isinstance(row, str | bytes)
-
-
-class JsonReader(FileReader, RowsReader):
-    """JSON lines, or one JSON array: objects with keys, or arrays of three names."""
-
-    def rows(self) -> Iterator[tuple[str, Any]]:
-        with self.source.open() as stream:
-            if stream.peek(1)[:1] == b"[" and self.source.suffix == ".json":
+    def _rows(self) -> Iterator[tuple[str, Any]]:
+        """Each row, after its place, such as `line 3`."""
+        if not isinstance(self.data, Source):
+            for number, row in enumerate(self.data, start=1):
+                yield f"row {number:,}", row
+            return
+        with self.data.open() as stream:
+            if stream.peek(1)[:1] == b"[" and self.data.suffix == ".json":
                 for number, row in enumerate(self._parse(stream.read(), "its array"), start=1):
                     yield f"row {number:,}", row
                 return
@@ -329,3 +275,97 @@ class JsonReader(FileReader, RowsReader):
                 f"{self.name}, {place}: this is not JSON ({error}). Each line should be an object such as "
                 '{"head": "France", "relation": "capital", "tail": "Paris"}.'
             ) from None
+
+    def _keys(self, place: str, row: Any) -> list[Any]:
+        """The keys of head, relation and tail in a mapping, or their positions in a sequence."""
+        if isinstance(row, Mapping):
+            if any(isinstance(column, int) for column in self.columns or ()):
+                raise RequestError(f"{self.name} has rows with keys. Choose columns by their names, not by number.")
+            keys = list(row)
+            return [keys[index] for index in self.choose(list(map(str, keys)), what="key")]
+        if not _is_row(row) or (self.columns is None and len(row) != len(ROLES)):
+            raise self._not_a_row(place, row, "head, relation and tail")
+        if any(isinstance(column, str) for column in self.columns or ()):
+            raise RequestError(f"{self.name} has rows without keys. Choose columns by number, counted from 1.")
+        return list(find_columns(self.columns or (1, 2, 3), list(map(str, row)), self.name))
+
+    def _not_a_row(self, place: str, row: Any, expected: str) -> DataError:
+        text = repr(row)
+        return DataError(
+            f"{self.name}, {place}: expected {expected}, found {text[:60]}{'…' if len(text) > 60 else ''}. "
+            f"Correct the row, or remove it."
+        )
+
+    def _checked_name(self, place: str, role: str, value: Any) -> str:
+        if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            return str(int(value))
+        if not isinstance(value, str):
+            raise DataError(
+                f"{self.name}, {place}: the {role} should be text or a whole number, and it is {value!r}. Convert it, "
+                f"or remove the row."
+            )
+        stripped = value.strip()
+        self.num_stripped += len(stripped) < len(value)
+        if not stripped:
+            raise DataError(f"{self.name}, {place}: the {role} is empty. Give it a name, or remove the row.")
+        return str(stripped)
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, Sequence | np.ndarray) and not isinstance(row, str | bytes)
+
+
+# -- RDF ----------------------------------------------------------------------------------------------------
+
+
+class RdfReader(Reader):
+    """RDF, by pyoxigraph: triples of three IRIs; an English or untagged rdfs:label becomes a label."""
+
+    def blocks(self) -> Generator[pa.RecordBatch]:
+        if self.columns is not None:
+            raise RequestError(f"{self.name} is RDF, which has no columns to choose. Leave them out.")
+        yield from blocks_of(self._triples())
+
+    def _triples(self) -> Iterator[tuple[str, str, str]]:
+        skipped, named_graphs, label_ranks = Counter[str](), set[str](), dict[str, int]()
+        for triple in self._parse():
+            named_graphs.add(str(triple.graph_name))
+            ends = {type(triple.subject).__name__, type(triple.object).__name__}
+            if "Literal" in ends:
+                skipped["literal"] += not self._add_label(triple, label_ranks)
+            elif "BlankNode" in ends:
+                skipped["blank"] += 1
+            elif ends == {"NamedNode"}:
+                yield triple.subject.value, triple.predicate.value, triple.object.value
+            else:
+                skipped["quoted"] += 1
+        if len(named_graphs) > 1:
+            self.remarks.append(f"{self.name}: the triples of {len(named_graphs):,} named graphs were put together.")
+        if counts := [f"{skipped[kind]:,} with {text}" for kind, text in SKIPPED.items() if skipped[kind]]:
+            self.remarks.append(f"{self.name}: triples skipped: {', '.join(counts)}.")
+
+    def _parse(self) -> Iterator[Any]:
+        with optional_import("pyoxigraph", purpose=f"{self.name} is RDF, and reading it"):
+            import pyoxigraph as ox
+        rdf_format = getattr(ox.RdfFormat, RDF_FORMATS[self.data.suffix])
+        with self.data.open() as stream:
+            try:
+                yield from ox.parse(stream, format=rdf_format)
+            except SyntaxError as error:
+                detail = str(error.msg).partition(": ")[2] or str(error.msg)
+                raise DataError(
+                    f"{self.name}, line {error.lineno or 1:,}: this is not valid "
+                    f"{rdf_format.name} ({detail.rstrip('.')}). Correct the line, or remove it."
+                ) from error
+
+    def _add_label(self, triple: Any, ranks: dict[str, int]) -> bool:
+        """Keep a label unless it is in another language; English precedes untagged, then the first one wins."""
+        if type(triple.subject).__name__ != "NamedNode" or triple.predicate.value != RDF_LABEL:
+            return False
+        language = (triple.object.language or "").lower()
+        if language and language.partition("-")[0] != "en":
+            return False
+        name, rank = triple.subject.value, {"en": 0, "": 1}.get(language, 2)
+        if rank < ranks.get(name, 3):
+            self.labels[name], ranks[name] = triple.object.value, rank
+        return True

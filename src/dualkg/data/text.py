@@ -7,7 +7,6 @@ import re
 import time
 import weakref
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,32 +14,20 @@ import pyarrow as pa
 import pyarrow.csv
 
 from dualkg.data.archives import Source
-from dualkg.data.readers import (
-    NAMES,
-    ROLES,
-    Columns,
-    FileReader,
-    Indices,
-    Reader,
-    find_columns,
-    is_empty,
-    recognize_header,
-    strip_blanks,
-)
+from dualkg.data.readers import ROLES, Columns, Indices, Reader, find_columns, is_empty, recognize_header
 from dualkg.errors import DataError, RequestError
 
 FIRST_BYTES = 1 << 20
 BLOCK_SIZE = 4 << 20  # small enough that the hash table of a block's names stays in the processor's cache
 SEPARATORS = {"\t": "tabs", " ": "spaces", ",": "commas", ";": "semicolons", "|": "vertical bars"}
-DELIMITERS = {"tab": "\t", "\\t": "\t", "space": " ", "comma": ",", "semicolon": ";", "pipe": "|"}
+DELIMITERS = {"tab": "\t", "comma": ",", "semicolon": ";", "pipe": "|", "space": " ", "\\t": "\t"}
 SNIFFED = 1 << 16  # bytes of a file that must be separated by spaces
-BLANKS = re.compile("[ \t]+")
 # This surrogate occurs in no text, so a cell that ends with it was open at the end of the file.
 END = "\ud800"
 UNCLOSED_QUOTE = "a quote is opened and not closed. Close it, or double each quote that belongs to a name."
 
 
-class TextReader(FileReader):
+class TextReader(Reader):
     """Lines of columns: separated by tabs or spaces, without quoting; in a .csv file, by commas, with quotes."""
 
     def __init__(self, source: Source, columns: Columns | None = None, delimiter: str | None = None) -> None:
@@ -48,7 +35,7 @@ class TextReader(FileReader):
         self.delimiter = None if delimiter is None else parse_delimiter(delimiter)
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        columns, (separator, first) = self.columns, _first_row_of(self.source, self.delimiter, sniff=True)
+        columns, (separator, first) = self.columns, _first_row(self.data, self.delimiter, sniff=True)
         if first is None:
             return
         if separator == " " and self.delimiter is None:
@@ -61,8 +48,8 @@ class TextReader(FileReader):
             self.remarks.append(f"The first line of {self.name} was read as a header.")
         elif not header and len(first.cells) == num_columns and (tuple(columns or ()) != (1, 2, 3) or num_columns > 3):
             self.first_line = tuple(first.cells[index].strip() for index in indices)
-        start, line = (first.end, first.next_line) if header else (first.start, first.line)
-        yield from _blocks(self.source, Layout(separator, num_columns, indices, ROLES, header, start, line), self)
+        layout = Layout(separator, num_columns, indices, ROLES, first.num_lines if header else 0)
+        yield from _blocks(self.data, layout, self)
 
 
 def parse_delimiter(delimiter: str) -> str:
@@ -76,7 +63,7 @@ def parse_delimiter(delimiter: str) -> str:
     return found
 
 
-class OpenKeReader(FileReader):
+class OpenKeReader(Reader):
     """`train2id.txt`: the number of triples, then ids of head, tail and relation; names come from other files."""
 
     def __init__(self, source: Source, columns: Columns | None, names: Mapping[str, Mapping[str, str]]) -> None:
@@ -86,7 +73,7 @@ class OpenKeReader(FileReader):
     def blocks(self) -> Generator[pa.RecordBatch]:
         if self.columns is not None:
             raise RequestError(f"{self.name} is a file of OpenKE, whose columns are known. Leave columns out.")
-        _, first = _first_row_of(self.source, " ")
+        _, first = _first_row(self.data, " ")
         if first is None or len(first.cells) != 1 or not first.cells[0].isdecimal():
             found = f"'{' '.join(first.cells)}'" if first else "nothing"
             raise DataError(
@@ -96,9 +83,8 @@ class OpenKeReader(FileReader):
             self.remarks.append(
                 f"{self.name} is read without entity2id.txt and relation2id.txt: its ids are the names."
             )
-        layout = Layout(" ", 3, (0, 2, 1), ROLES, True, first.end, first.next_line)
         num_triples = 0
-        for block in _blocks(self.source, layout, self):
+        for block in _blocks(self.data, Layout(" ", 3, (0, 2, 1), ROLES, first.num_lines), self):
             num_triples += block.num_rows
             yield pa.RecordBatch.from_arrays([self._named(role, block.column(role)) for role in ROLES], names=ROLES)
         if num_triples != int(first.cells[0]):
@@ -125,7 +111,7 @@ def read_openke_names(source: Source) -> dict[str, str]:
         next(lines, None)
         for number, line in lines:
             name, _, id = line.rpartition("\t" if "\t" in line else " ")
-            if not name.strip() or not id.strip().isdecimal() or _bytes(line).decode("utf-8", "replace") != line:
+            if not name.strip() or not id.strip().isdecimal() or _readable(line) != line:
                 raise DataError(f"{source.name}, line {number:,}: expected a name and its id, found {_quote(line)}.")
             names[id.strip()] = name.strip()
     if len(set(names.values())) < len(names):
@@ -135,12 +121,11 @@ def read_openke_names(source: Source) -> dict[str, str]:
 
 def read_labels(source: Source) -> dict[str, str]:
     """Labels by name, from a file of two columns; the first label of a name counts."""
-    separator, first = _first_row_of(source)
+    separator, first = _first_row(source)
     if first is None:
         return {}
-    layout = Layout(separator, 2, (0, 1), ("name", "label"), False, first.start, first.line)
     labels: dict[str, str] = {}
-    for block in _blocks(source, layout):
+    for block in _blocks(source, Layout(separator, 2, (0, 1), ("name", "label"), 0)):
         for name, label in zip(*(column.to_pylist() for column in block.columns), strict=True):
             if label.strip():
                 labels.setdefault(name.strip(), label.strip())
@@ -150,48 +135,43 @@ def read_labels(source: Source) -> dict[str, str]:
 # -- layout -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The columns that every line must have, and where the first line of data starts."""
+class Layout(NamedTuple):
+    """The columns that every line must have, and the number of lines that a header takes."""
 
     separator: str
     num_columns: int
     indices: Indices
     roles: tuple[str, ...]
-    header: bool
-    start: int
-    first_line: int
+    num_skipped: int
 
     @property
     def quoted(self) -> bool:
         return self.separator not in "\t "
 
 
-class _FirstRow(NamedTuple):
-    cells: tuple[str, ...]
-    start: int
-    end: int
+class _Row(NamedTuple):
+    cells: list[str]
     line: int
-    next_line: int
+    num_lines: int  # from the beginning of the file to the end of the row
 
 
-def _first_row_of(source: Source, delimiter: str | None = None, *, sniff: bool = False) -> tuple[str, _FirstRow | None]:
+def _first_row(source: Source, delimiter: str | None = None, *, sniff: bool = False) -> tuple[str, _Row | None]:
     """The separator of a file, and its first row; `sniff` recognizes three columns separated by spaces."""
     with source.open() as stream:
         content = stream.read(FIRST_BYTES)
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{source.name} should be UTF-8, and it is written in UTF-16. Save it as UTF-8.")
-    mark = len(codecs.BOM_UTF8) if content.startswith(codecs.BOM_UTF8) else 0
-    text = content[mark:].decode("utf-8", "surrogateescape")
+    text = content.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
     if delimiter is None and source.suffix != ".csv":
         delimiter = " " if sniff and _separated_by_spaces(text[:SNIFFED]) else "\t"
-    found = {separator: _first_row(text, mark, separator) for separator in ([delimiter] if delimiter else (",", ";"))}
+    separators = [delimiter] if delimiter else [",", ";"]
+    found = {separator: next(_rows(io.StringIO(text, newline=""), separator), None) for separator in separators}
     line = text.lstrip("\r\n").partition("\n")[0]
     # A first row without cells has an unclosed quote; then the separators of its first line are counted.
     separator, first = max(found.items(), key=lambda item: (item[1] and len(item[1].cells)) or line.count(item[0]) + 1)
     if first is not None and not first.cells:
         raise DataError(f"{source.name}, line {first.line:,}: {UNCLOSED_QUOTE}")
-    return separator, first
+    return separator, first and first._replace(cells=[_readable(cell) for cell in first.cells])
 
 
 def _separated_by_spaces(text: str) -> bool:
@@ -200,28 +180,12 @@ def _separated_by_spaces(text: str) -> bool:
     return bool(lines) and all("\t" not in line and len(line.split()) == len(ROLES) for line in lines)
 
 
-def _first_row(text: str, mark: int, separator: str) -> _FirstRow | None:
-    lines = io.StringIO(text, newline="")
-    found = next(_rows(lines, separator), None)
-    if found is None:
-        return None
-    line, cells = found
-    end = lines.tell()
-    start = len(text) - len(text.lstrip("\r\n"))  # only line ends can precede the first row
-    next_line = 1 + sum(1 for _ in io.StringIO(text[:end], newline=""))
-    readable = tuple(_bytes(cell).decode("utf-8", "replace") for cell in cells)
-    return _FirstRow(readable, mark + start, mark + len(_bytes(text[:end])), line, next_line)
-
-
-def _rows(text: io.TextIOBase, separator: str) -> Iterator[tuple[int, list[str]]]:
-    """Each row that is not blank, with the number of its first line counted from 1.
-
-    A row with an unclosed quote has no cells, and is the last.
-    """
+def _rows(text: io.TextIOBase, separator: str) -> Iterator[_Row]:
+    """Each row that is not blank; one with an unclosed quote has no cells, and is the last."""
     if separator in "\t ":
         for line, content in enumerate(text, 1):
             if cells := content.rstrip("\r\n") if separator == "\t" else content.strip(" \t\r\n"):
-                yield line, cells.split("\t") if separator == "\t" else BLANKS.split(cells)
+                yield _Row(re.split("\t" if separator == "\t" else "[ \t]+", cells), line, line)
         return
     reader = csv.reader(chain(text, [END]), delimiter=separator)
     before = 0
@@ -229,17 +193,18 @@ def _rows(text: io.TextIOBase, separator: str) -> Iterator[tuple[int, list[str]]
         for row in reader:
             if row and row[-1].endswith(END):
                 if reader.line_num > before + 1:
-                    yield before + 1, []
+                    yield _Row([], before + 1, before + 1)
                 return
             if row:
-                yield before + 1, row
+                yield _Row(row, before + 1, reader.line_num)
             before = reader.line_num
     except csv.Error:
-        yield before + 1, []
+        yield _Row([], before + 1, before + 1)
 
 
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+def _readable(text: str, errors: str = "replace") -> str:
+    """A text with its invalid bytes, which were read as surrogates, replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", errors)
 
 
 # -- blocks -------------------------------------------------------------------------------------------------
@@ -247,26 +212,38 @@ def _bytes(text: str) -> bytes:
 
 def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Iterator[pa.RecordBatch]:
     """Blocks of the columns of a layout; for a reader, without the blanks around names, which it counts."""
+    names = [f"column {number}" for number in range(layout.num_columns)]
+    for role, index in zip(layout.roles, layout.indices, strict=True):
+        names[index] = role
+    types = dict.fromkeys(layout.roles, pa.dictionary(pa.int32(), pa.string()))
+    options = (
+        pa.csv.ReadOptions(block_size=BLOCK_SIZE, column_names=names, skip_rows=layout.num_skipped),
+        pa.csv.ParseOptions(
+            delimiter="\t" if layout.separator == " " else layout.separator,
+            quote_char='"' if layout.quoted else False,
+            escape_char=False,
+            newlines_in_values=layout.quoted,
+        ),
+        pa.csv.ConvertOptions(column_types=types, include_columns=layout.roles),
+    )
     with source.open() as stream:
-        stream.read(layout.start)
-        if not stream.peek(1):
-            return
-        quotes = _QuoteCounter(stream)
-        last: list[str] = []
-        content = quotes if layout.quoted else _TabsForSpaces(stream) if layout.separator == " " else stream
-        for_arrow = _for_arrow(content)
-        required = [role for role in layout.roles if role != "label"]
+        stream.read(len(codecs.BOM_UTF8) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0)
+        parts, last = _Parts(stream, layout.separator), list[str]()
+        for_arrow = _for_arrow(parts)
         try:
-            with _arrow_reader(for_arrow, layout) as blocks:
+            with pa.csv.open_csv(for_arrow, *options) as blocks:
                 for block in blocks:
                     if reader:
-                        block = _strip(block, reader)
-                    if any(is_empty(block.column(role).dictionary).true_count for role in required):
+                        columns = [reader.strip(column) for column in block.columns]
+                        block = pa.RecordBatch.from_arrays(columns, names=layout.roles)
+                    if any(is_empty(block[role].dictionary).any() for role in layout.roles if role != "label"):
                         raise _error(source, layout, "a name is empty")
                     if layout.quoted and block.num_rows:
                         last = [column[-1].as_py() for column in block.columns]
                     yield block
         except pa.ArrowInvalid as error:
+            if "Could not skip" in str(error):  # the header ends with the file
+                return
             error.__traceback__ = None  # its frames have the stream
             used = weakref.ref(for_arrow)
             for_arrow = blocks = None
@@ -276,99 +253,48 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
                 time.sleep(0.005)  # a thread of Arrow has it
             raise _error(source, layout, str(error)) from error
         # Arrow reads an unclosed quote as one long name, and would silently lose all lines below it.
-        suspicious = quotes.odd or any("\n" in name or "\r" in name for name in last)
+        suspicious = parts.num_quotes % 2 or any("\n" in name or "\r" in name for name in last)
         if suspicious and (sentence := first_bad_line(source, layout)):
             raise DataError(sentence)
 
 
-def _strip(block: pa.RecordBatch, reader: Reader) -> pa.RecordBatch:
-    """A block whose names have no blanks around them."""
-    columns = []
-    for column in block.columns:
-        names, changed = strip_blanks(column.dictionary)
-        if changed is not None:
-            reader.num_stripped += changed.take(column.indices).true_count
-            encoded = names.dictionary_encode()  # two names may have become one
-            column = pa.DictionaryArray.from_arrays(encoded.indices.take(column.indices), encoded.dictionary)
-        columns.append(column)
-    return pa.RecordBatch.from_arrays(columns, names=block.schema.names)
+class _Parts(io.RawIOBase):
+    """A stream in large parts, its quotes counted; of columns separated by blanks, whole lines with tabs instead."""
 
-
-class _TabsForSpaces(io.RawIOBase):
-    """A stream of whole lines, with one tab in place of the blanks between columns."""
-
-    def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream = stream
+    def __init__(self, stream: Any, separator: str) -> None:
+        self._stream, self._separator = stream, separator
+        self.num_quotes = 0
+        self.waiting: list[bytes] = []
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        lines = self._stream.read(size)
-        if lines and not lines.endswith(b"\n"):
-            lines += self._stream.readline()
-        return b"\n".join(re.sub(rb"[ \t]+", b"\t", line.strip(b" \t\r")) for line in lines.split(b"\n"))
-
-
-class _QuoteCounter(io.RawIOBase):
-    """A stream that counts whether its quotes are odd in number."""
-
-    def __init__(self, stream: io.BufferedReader) -> None:
-        self._stream = stream
-        self.odd = False
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        content = self._stream.read(size)
-        self.odd ^= content.count(b'"') % 2 == 1
+        if self.waiting:
+            return self.waiting.pop(0)
+        content: bytes = self._stream.read(BLOCK_SIZE)
+        if self._separator == " ":
+            if content and not content.endswith(b"\n"):
+                content += self._stream.readline()
+            return b"\n".join(re.sub(rb"[ \t]+", b"\t", line.strip(b" \t\r")) for line in content.split(b"\n"))
+        if self._separator != "\t":
+            self.num_quotes += content.count(b'"')
         return content
 
 
-class _Unread(io.RawIOBase):
-    """A stream from which some parts have been read already."""
-
-    def __init__(self, parts: list[bytes], stream: Any) -> None:
-        self._parts, self._stream = parts, stream
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        content: bytes = self._parts.pop(0) if self._parts else self._stream.read(size)
-        return content
-
-
-def _for_arrow(stream: Any) -> Any:
+def _for_arrow(parts: _Parts) -> Any:
     """A stream for Arrow, in its own memory if it is small.
 
     After an error, threads of Arrow may drop what they have read. If Python ends meanwhile, and they have objects of
     Python, the process is aborted.
     """
-    first, more = stream.read(BLOCK_SIZE), stream.read(BLOCK_SIZE)
+    first, more = parts.read(), parts.read()
     if more:
-        return _Unread([first, more], stream)
+        parts.waiting = [first, more]
+        return parts
     buffer = pa.allocate_buffer(len(first))
     memoryview(buffer).cast("B")[:] = first
     return pa.BufferReader(buffer)
-
-
-def _arrow_reader(stream: object, layout: Layout) -> pa.csv.CSVStreamingReader:
-    names = [f"column {number}" for number in range(layout.num_columns)]
-    for role, index in zip(layout.roles, layout.indices, strict=True):
-        names[index] = role
-    return pa.csv.open_csv(
-        stream,
-        pa.csv.ReadOptions(block_size=BLOCK_SIZE, column_names=names),
-        pa.csv.ParseOptions(
-            delimiter="\t" if layout.separator == " " else layout.separator,
-            quote_char='"' if layout.quoted else False,
-            escape_char=False,
-            newlines_in_values=layout.quoted,
-        ),
-        pa.csv.ConvertOptions(column_types=dict.fromkeys(layout.roles, NAMES), include_columns=list(layout.roles)),
-    )
 
 
 # -- errors -------------------------------------------------------------------------------------------------
@@ -386,12 +312,10 @@ def _error(source: Source, layout: Layout, detail: str) -> DataError:
 
 def first_bad_line(source: Source, layout: Layout) -> str | None:
     """A sentence about the first line that does not match the layout, or None."""
-    with source.open() as stream:
-        stream.read(layout.start)
-        with io.TextIOWrapper(stream, "utf-8", "surrogateescape", newline="") as text:
-            for line, cells in _rows(text, layout.separator):
-                if problem := _problem(cells, layout):
-                    return f"{source.name}, line {line + layout.first_line - 1:,}: {problem}"
+    with source.open() as stream, io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="") as text:
+        for row in _rows(text, layout.separator):
+            if row.line > layout.num_skipped and (problem := _problem(row.cells, layout)):
+                return f"{source.name}, line {row.line:,}: {problem}"
     return None
 
 
@@ -409,7 +333,7 @@ def _problem(cells: Sequence[str], layout: Layout) -> str | None:
         cell = cells[index]
         if not cell.strip() and role != "label":
             return f"the {role} is empty. Give it a name, or remove the line."
-        if any("\ud800" <= letter <= "\udfff" for letter in cell):
+        if _readable(cell) != cell:
             return f"the {role} is not valid UTF-8 ({_quote(cell)}). Save the file as UTF-8."
     return None
 
@@ -420,12 +344,12 @@ def _advice(cells: Sequence[str], layout: Layout) -> str:
         return "Remove the line."
     if layout.roles[0] != "head":
         return "Correct the line, or remove it."
-    if len(cells) > layout.num_columns and not layout.header:
+    if len(cells) > layout.num_columns and not layout.num_skipped:
         return "Correct the line, or choose three columns with columns=(1, 2, 3), or by name if line 1 is a header."
     if len(cells) == 1:
         if joined.lstrip().startswith(("{", "[")):
             return "If each line is JSON, give the file a name that ends in .jsonl."
-        for separator, name in (("\t", "tab"), (",", "comma"), (";", "semicolon"), ("|", "pipe"), (" ", "space")):
+        for name, separator in DELIMITERS.items():
             if separator in joined:
                 return f"If {SEPARATORS[separator]} separate the columns, use delimiter='{name}'."
         if joined.count(":") == len(ROLES) - 1:
@@ -435,6 +359,6 @@ def _advice(cells: Sequence[str], layout: Layout) -> str:
 
 def _quote(cell: str) -> str:
     """A cell in quotes, at most 40 characters, with invalid bytes as `\\xff`."""
-    text = _bytes(cell).decode("utf-8", "backslashreplace")
+    text = _readable(cell, "backslashreplace")
     visible = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return f"'{visible[:40]}{'…' if len(visible) > 40 else ''}'"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dualkg.data import rdf
+from dualkg.data import readers
 from dualkg.errors import DataError, RequestError
 
 Write = Callable[[str, bytes], Path]
@@ -14,7 +14,7 @@ LABEL = "<http://www.w3.org/2000/01/rdf-schema#label>"
 
 
 def test_iris_are_names_and_the_rest_is_counted(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rdf, "NUM_TRIPLES", 1)
+    monkeypatch.setattr(readers, "NUM_ROWS", 1)
     path = write(
         "mine.nt",
         b"""

@@ -330,6 +330,6 @@ def test_a_small_file_is_read_from_memory_of_arrow(size, monkeypatch):
     """After an error, a thread of Arrow that holds an object of Python would abort a process that ends."""
     monkeypatch.setattr(text, "BLOCK_SIZE", 8)
     content = bytes(range(size))
-    found = text._for_arrow(io.BufferedReader(io.BytesIO(content)))
+    found = text._for_arrow(text._Parts(io.BytesIO(content), "\t"))
     assert isinstance(found, pa.BufferReader) == (size <= 8)
     assert b"".join(iter(lambda: found.read(8), b"")) == content
