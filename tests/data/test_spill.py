@@ -37,7 +37,7 @@ def tiny_memory(*, names: int = 3, triples: int = 4, rows: int = 5, partitions: 
         patch.setattr(encoding, "POSITIONS", rows)
         patch.setattr(spill, "ROWS", rows)
         patch.setattr(spill, "NUM_PARTITIONS", partitions)
-        patch.setattr(spill, "HASHED_BYTES", 8)
+        patch.setattr(spill, "HASHED_NAMES", 3)
         patch.setattr(vocabulary, "INDEXED_NAMES", 2)
         yield
 
@@ -196,7 +196,7 @@ def test_hashes_do_not_depend_on_the_place_of_a_name(names: list[str], size: int
     array = pa.array(names, pa.string())
     with pytest.MonkeyPatch.context() as patch:
         expected = [int(hash_names(pa.array([name], pa.large_string()))[0]) for name in names]
-        patch.setattr(spill, "HASHED_BYTES", size)
+        patch.setattr(spill, "HASHED_NAMES", size)
         assert hash_names(array).tolist() == expected
         assert hash_names(array[1:]).tolist() == expected[1:]
     index = NameIndex(array)

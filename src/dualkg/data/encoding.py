@@ -20,7 +20,7 @@ from dualkg.data.readers import (
     TableReader,
     check_columns,
 )
-from dualkg.data.spill import SpilledTriples, slices
+from dualkg.data.spill import SpilledTriples, first_positions, slices
 from dualkg.data.text import OpenKeReader, TextReader, read_openke_names
 from dualkg.data.triples import NO_TRIPLES, Triples
 from dualkg.errors import DataError, RequestError
@@ -106,7 +106,7 @@ def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optiona
     triples = {split: found.get(split, NO_TRIPLES) for split in readers}
     headers, about_headers = _find_headers(readers, triples) if find_headers else ([], [])
     if spilled and headers:
-        spilled.leave_out(headers)
+        spilled.leave_out(np.stack([triples[split][0] for split in headers]))
         triples |= spilled.triples()
     triples |= {split: triples[split][1:] for split in headers}
     if spilled:
@@ -171,7 +171,7 @@ class Encoder:
     def __init__(self, worker: ThreadPoolExecutor) -> None:
         self.entities = self.relations = pa.array([], pa.string())
         self.spilled: SpilledTriples | None = None
-        self._ids: dict[str, list[tuple[Ids, Ids, Ids]]] = {}
+        self._ids: dict[str, list[Triples]] = {}
         self._waiting: list[tuple[str, pa.RecordBatch]] = []
         self._num_waiting = self._num_triples = 0
         self._worker = worker
@@ -194,11 +194,11 @@ class Encoder:
             self._merging.result()
         if self.spilled:
             self._spill(self.spilled)
-            self.spilled.find_distinct()
+            self.spilled.number()
         pa.default_memory_pool().release_unused()
 
     def triples(self) -> dict[str, Triples]:
-        return {split: _concatenate(self._ids, split) for split in list(self._ids)}
+        return {split: np.concatenate(self._ids.pop(split)) for split in list(self._ids)}
 
     def _start_merging(self) -> None:
         if self._merging:
@@ -212,9 +212,9 @@ class Encoder:
         links = [block.column("relation") for _, block in blocks]
         self.relations, relation_ids = _extend_vocabulary(self.relations, links)
         merged = zip(blocks, entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
-        for (split, _), head, relation, tail in merged:
-            self._ids.setdefault(split, []).append((head, relation, tail))
-            self._num_triples += len(head)
+        for (split, _), *columns in merged:
+            self._ids.setdefault(split, []).append(np.stack(columns, axis=1))
+            self._num_triples += len(columns[0])
         if max(len(self.entities), len(self.relations)) > MAX_NAMES or self._num_triples > MAX_TRIPLES:
             self.spilled = self.spilled or SpilledTriples()
             self._spill(self.spilled)
@@ -236,35 +236,14 @@ def _extend_vocabulary(
     return chunks[0].dictionary, [chunk.indices.to_numpy() for chunk in chunks[1:]]
 
 
-def _concatenate(ids: dict[str, list[tuple[Ids, Ids, Ids]]], split: str) -> Triples:
-    """The triples of a split as one array; its blocks are freed one by one."""
-    blocks = ids.pop(split)
-    triples: Triples = np.empty((sum(len(heads) for heads, _, _ in blocks), 3), np.int32)
-    start = 0
-    while blocks:
-        block = blocks.pop(0)
-        end = start + len(block[0])
-        for column, values in enumerate(block):
-            triples[start:end, column] = values
-        start = end
-    return triples
-
-
 def _renumber(names: pa.StringArray, columns: Sequence[Ids]) -> pa.StringArray:
     """Renumber the ids in `columns`, in place, by first appearance, and return the names that occur in that order."""
-    first = np.full(len(names), -1, np.int64)
-    position = sum(ids.size for ids in columns)
-    # From the last to the first, so that the earliest position of each id is written last.
-    for ids in reversed(columns):
-        for start in reversed(range(0, len(ids), POSITIONS)):
-            backwards = ids[start : start + POSITIONS].reshape(-1)[::-1]
-            first[backwards] = np.arange(position - 1, position - 1 - len(backwards), -1)
-            position -= len(backwards)
+    parts = [ids[part] for ids in columns for part in slices(len(ids), POSITIONS)]
+    first = first_positions(len(names), parts)
     order = np.argsort(first)
     order = order[np.count_nonzero(first < 0) :]  # a header's names are left out
     renumbered = np.empty(len(names), np.int32)
     renumbered[order] = np.arange(len(order), dtype=np.int32)
-    for ids in columns:
-        for start in range(0, len(ids), POSITIONS):
-            ids[start : start + POSITIONS] = renumbered[ids[start : start + POSITIONS]]
+    for part in parts:
+        part[:] = renumbered[part]
     return names.take(pa.array(order))

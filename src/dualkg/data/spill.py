@@ -10,7 +10,6 @@ import tempfile
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import IO, Any
 
 import numpy as np
@@ -22,8 +21,10 @@ from dualkg.data.triples import NO_TRIPLES, GraphShape, Notes, Triples, count_re
 
 NUM_PARTITIONS = 256  # at most, as their numbers are bytes
 ROWS = 1 << 20  # that are in memory at a time
-HASHED_BYTES = 1 << 16  # whose products stay in the processor's cache
-MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that it has an inverse
+HASHED_NAMES = 1 << 12  # whose products stay in the processor's cache
+MULTIPLIER = (
+    0x9E3779B97F4A7C15  # odd, with bits all over the word, so that the high bits of a hash depend on all letters
+)
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -72,12 +73,8 @@ class Column:
 
     def read(self, start: int, stop: int) -> Array:
         found = np.empty(stop - start, self.dtype)
-        left, start = found.view(np.uint8).data, start * self.dtype.itemsize
-        while left:
-            num = self._call(os.preadv, [left], start)
-            if not num:
-                raise EOFError("a temporary file has been cut short")
-            left, start = left[num:], start + num
+        if self._call(os.preadv, [found], start * self.dtype.itemsize) < found.nbytes:
+            raise EOFError("a temporary file has been cut short")
         return found
 
     def map(self, *, writable: bool = False) -> Array:
@@ -115,16 +112,13 @@ class Table:
         """Add a chunk whose partitions have these numbers of rows; a column that is not given is written later."""
         start = self._starts[-1, -1] if len(self._starts) else 0
         starts = start + np.append(0, np.cumsum(sizes))
-        for name, column in self._columns.items():
-            if name in columns:
-                column.write(start, columns[name])
+        for name, values in columns.items():
+            self._columns[name].write(start, values)
         self._starts = np.concatenate([self._starts, starts[None]])
 
     def append_by_key(self, bounds: Ids, key: Ids, **columns: Array) -> None:
         """Add a chunk whose partitions are ranges of keys."""
-        partitions = np.searchsorted(bounds, key, side="right").astype(np.uint8)
-        order = np.argsort(partitions, kind="stable")
-        sizes = np.bincount(partitions, minlength=NUM_PARTITIONS)
+        order, sizes = _by_partition(np.searchsorted(bounds, key, side="right"))
         self.append(sizes, key=key[order], **{name: column[order] for name, column in columns.items()})
 
     def partition(self, name: str, number: int) -> Array:
@@ -147,6 +141,11 @@ class Table:
         return [(start, stop) for start, stop in self._starts[:, number : number + 2].tolist() if stop > start]
 
 
+def _by_partition(partitions: Array) -> tuple[Ids, Ids]:
+    """The rows in the order of their partitions, and the number of rows of each."""
+    return np.argsort(partitions.astype(np.uint8), kind="stable"), np.bincount(partitions, minlength=NUM_PARTITIONS)
+
+
 def key_ranges(samples: Sequence[Ids]) -> Ids:
     """Where the partitions of keys begin, all but the first, so that they have about as many keys."""
     ordered = np.sort(np.concatenate(samples))
@@ -164,32 +163,17 @@ def spilled(parts: Iterable[Array], dtype: npt.DTypeLike) -> Array:
 # -- names --------------------------------------------------------------------------------------------------
 
 
-@cache
-def _powers(size: int) -> tuple[Hashes, Hashes]:
-    """The powers of the multiplier and of its inverse modulo 2⁶⁴."""
-    factors = [np.full(size, factor, np.uint64) for factor in (MULTIPLIER, pow(MULTIPLIER, -1, 2**64))]
-    for powers in factors:
-        powers[0] = 1
-        np.cumprod(powers, out=powers)
-    return factors[0], factors[1]
-
-
 def hash_names(names: pa.Array) -> Hashes:
-    """A polynomial hash of each name, mixed so that its high bits depend on all letters."""
-    found = np.empty(len(names), np.uint64)
+    """A polynomial hash of each name."""
     ends, letters = text_of(names)
-    start = 0
-    while start < len(names):
-        stop = max(start + 1, int(np.searchsorted(ends, ends[start] + HASHED_BYTES, side="right")) - 1)
-        at = ends[start : stop + 1] - ends[start]
-        size = int(at[-1])
-        powers, inverses = _powers(1 << max(size, HASHED_BYTES).bit_length())
-        sums = np.zeros(size + 1, np.uint64)
-        np.cumsum((letters[ends[start] : ends[stop]].astype(np.uint64) + np.uint64(1)) * powers[:size], out=sums[1:])
-        found[start:stop] = (sums[at[1:]] - sums[at[:-1]]) * inverses[at[:-1]]
-        start = stop
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):  # the end of SplitMix64
-        found = (found ^ (found >> np.uint64(shift))) * np.uint64(factor)
+    lengths = np.diff(ends)
+    powers = np.cumprod(np.full(lengths.max(initial=0), MULTIPLIER, np.uint64))
+    found = np.empty(len(names), np.uint64)
+    for part in slices(len(names), HASHED_NAMES):
+        at = ends[part.start : part.stop + 1]
+        within = np.arange(at[0], at[-1]) - np.repeat(at[:-1], lengths[part])
+        terms = (letters[at[0] : at[-1]] + np.uint64(1)) * powers[within]
+        found[part] = np.diff(np.append(np.uint64(0), np.cumsum(terms))[at - at[0]])
     return found
 
 
@@ -231,6 +215,22 @@ class NameIndex:
         return self.get(name) is not None
 
 
+def first_positions(num_names: int, parts: Sequence[npt.NDArray[np.int32]], start: int = 0) -> Ids:
+    """Where each name, given by its number, occurs first in some parts, counted from `start`; −1 if it does not."""
+    first, end = np.full(num_names, -1, np.int64), start + sum(part.size for part in parts)
+    for part in reversed(parts):  # so that the earliest position of each name is written last
+        first[part.reshape(-1)[::-1]] = np.arange(end - 1, end - 1 - part.size, -1)
+        end -= part.size
+    return first
+
+
+def inverse(order: Ids) -> npt.NDArray[np.int32]:
+    """The place of each number in a permutation."""
+    found = np.empty(len(order), np.int32)
+    found[order] = np.arange(len(order), dtype=np.int32)
+    return found
+
+
 class SpilledNames:
     """Names of many units with their first positions, of which every distinct one gets an id in that order."""
 
@@ -238,27 +238,25 @@ class SpilledNames:
         self._rows = Table(length=np.int32, first=np.int64, distinct=np.int32, id=np.int32)
         self._text = Table(text=np.uint8)
         self._first, self._ends, self._letters = Column(np.int64), Column(np.int64), Column(np.uint8)
+        self._ids = Column(np.int32)
         self._starts = [0]  # the first distinct name of each partition
-        self._marks, self._left_out = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self.left_out = np.empty(0, np.int64)  # ids of names that are left out; others are shifted
 
     def add(self, names: pa.Array, first: Ids) -> npt.NDArray[np.int32]:
         """Write the names of a unit, and return their new numbers in it."""
-        partitions = (((hash_names(names) >> np.uint64(32)) * NUM_PARTITIONS) >> np.uint64(32)).astype(np.uint8)
-        order = np.argsort(partitions, kind="stable")
-        sizes = np.bincount(partitions, minlength=NUM_PARTITIONS)
+        partitions = (hash_names(names) >> np.uint64(32)) * NUM_PARTITIONS >> np.uint64(32)
+        order, sizes = _by_partition(partitions.astype(np.int64))
         parts = [text_of(names.take(pa.array(order[part]))) for part in slices(len(order))]
         lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for ends, _ in parts)])
         letters = np.concatenate([np.empty(0, np.uint8), *(text[ends[0] : ends[-1]] for ends, text in parts)])
         self._rows.append(sizes, length=lengths, first=first[order])
         ends = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(sizes))]
         self._text.append(np.diff(ends), text=letters)
-        renumbered = np.empty(len(order), np.int32)
-        renumbered[order] = np.arange(len(order), dtype=np.int32)
-        return renumbered
+        return inverse(order)
 
-    def find_distinct(self, num_positions: int) -> None:
-        """Find the distinct names of each partition, and mark the positions where they occur first."""
-        self._marks = np.zeros(num_positions // 64 + 1, np.uint64)
+    def number(self, num_positions: int) -> None:
+        """Give each name of a unit its id: how many names occur before it."""
+        marks = np.zeros(num_positions // 64 + 1, np.uint64)  # a bit for each position where a name occurs first
         for number in range(NUM_PARTITIONS):
             ends = np.append(0, np.cumsum(self._rows.partition("length", number), dtype=np.int64))
             encoded = names_of(ends, self._text.partition("text", number)).dictionary_encode()
@@ -266,63 +264,52 @@ class SpilledNames:
             appears = np.flatnonzero(np.diff(np.maximum.accumulate(indices), prepend=-1))
             first = self._rows.partition("first", number)[appears]
             order = np.argsort(first)
-            rank = np.empty_like(order)
-            rank[order] = np.arange(len(order))
-            self._rows.write("distinct", number, rank[indices])
+            self._rows.write("distinct", number, inverse(order)[indices])
             first = first[order]
-            np.add.at(self._marks, first >> 6, np.uint64(1) << (first & 63).astype(np.uint64))
+            np.add.at(marks, first >> 6, np.uint64(1) << (first & 63).astype(np.uint64))
             self._first.append(first)
-            ends, letters = text_of(encoded.dictionary.take(pa.array(order)))
-            self._ends.append(ends[1:] - ends[0] + self._letters.size)
-            self._letters.append(letters[ends[0] : ends[-1]])
+            _append_text(encoded.dictionary.take(pa.array(order)), self._ends, self._letters)
             self._starts.append(self._first.size)
-
-    def leave_out(self, positions: Ids) -> None:
-        """Leave out the names that occur first at these positions."""
-        self._left_out = positions
-        for word, bit in zip(positions >> 6, positions & 63, strict=True):
-            self._marks[word] &= ~(np.uint64(1) << np.uint64(bit))
-
-    def number(self) -> None:
-        """Give each name of a unit its id: how many names occur before it."""
-        self._ids = Column(np.int32)
-        before = np.cumsum(np.bitwise_count(self._marks), dtype=np.int64)
-        self._num_names = int(before[-1])
+        before = np.cumsum(np.bitwise_count(marks), dtype=np.int64)
         for number in range(NUM_PARTITIONS):
             first = self._first.read(*self._starts[number : number + 2])
-            words = self._marks[first >> 6]
+            words = marks[first >> 6]
             below = words & ((np.uint64(1) << (first & 63).astype(np.uint64)) - np.uint64(1))
             ids = before[first >> 6] - np.bitwise_count(words) + np.bitwise_count(below)
             self._ids.append(ids)
             self._rows.write("id", number, ids[self._rows.partition("distinct", number)])
 
     def ids_of_unit(self, number: int) -> npt.NDArray[np.int32]:
-        return self._rows.chunk("id", number)
+        ids = self._rows.chunk("id", number)
+        return ids - np.searchsorted(self.left_out, ids).astype(np.int32)
 
     def names(self) -> pa.Array:
         """All names in the order of their ids, on disk."""
         ends, letters = Column(np.int64), Column(np.uint8)
         ends.append(np.zeros(1))
         ids, starts = self._ids.map(), self._starts[:-1]
-        for part in slices(self._num_names):
+        for part in slices(self._first.size):
             limits = zip(starts, self._starts[1:], strict=True)
             stops = [start + int(np.searchsorted(ids[start:stop], part.stop)) for start, stop in limits]
-            pieces = [self._piece(*piece) for piece in zip(starts, stops, strict=True)]
-            found_ids, found = np.concatenate([ids for ids, _ in pieces]), pa.concat_arrays([one for _, one in pieces])
-            at, text = text_of(found.take(pa.array(np.argsort(found_ids))))
-            ends.append(at[1:] - at[0] + letters.size)
-            letters.append(text[at[0] : at[-1]])
+            pieces = list(zip(starts, stops, strict=True))
+            found = np.concatenate([self._ids.read(*piece) for piece in pieces])
+            order = np.argsort(found)
+            order = order[~np.isin(found[order], self.left_out)]
+            names = pa.concat_arrays([self._names_between(*piece) for piece in pieces])
+            _append_text(names.take(pa.array(order)), ends, letters)
             starts = stops
         return names_of(ends.map(), letters.map())
 
-    def _piece(self, start: int, stop: int) -> tuple[Ids, pa.Array]:
-        """The ids and names of some distinct names of a partition."""
+    def _names_between(self, start: int, stop: int) -> pa.Array:
+        """Some distinct names of a partition."""
         ends = np.append(self._ends.read(start - 1, start) if start else 0, self._ends.read(start, stop))
-        ids, names = self._ids.read(start, stop), names_of(ends - ends[0], self._letters.read(ends[0], ends[-1]))
-        if not len(self._left_out):
-            return ids, names
-        kept = ~np.isin(self._first.read(start, stop), self._left_out)
-        return ids[kept], names.filter(pa.array(kept))
+        return names_of(ends - ends[0], self._letters.read(ends[0], ends[-1]))
+
+
+def _append_text(names: pa.Array, ends: Column, letters: Column) -> None:
+    at, text = text_of(names)
+    ends.append(at[1:] - at[0] + letters.size)
+    letters.append(text[at[0] : at[-1]])
 
 
 # -- triples of names ---------------------------------------------------------------------------------------
@@ -335,65 +322,52 @@ class SpilledTriples:
         self._names = SpilledNames(), SpilledNames()  # of entities, of relations
         self._local: dict[str, Column] = {}
         self._units: list[list[tuple[str, int]]] = []  # the rows of each split
-        self.num_rows = 0
+        self._num_rows = 0
 
-    def add(self, names: Sequence[pa.Array], blocks: Mapping[str, Sequence[Sequence[npt.NDArray[np.int32]]]]) -> None:
-        """Write a unit: the names of entities and relations, and blocks of heads, relations and tails by split."""
+    def add(self, names: Sequence[pa.Array], blocks: Mapping[str, Sequence[Triples]]) -> None:
+        """Write a unit: the names of entities and relations, and blocks of triples by split."""
         rows = [block for found in blocks.values() for block in found]
-        size = sum(len(heads) for heads, _, _ in rows)
         renumbered = []
-        for known, unit, columns in zip(self._names, names, ((0, 2), (1,)), strict=True):
-            first, end = np.empty(len(unit), np.int64), (self.num_rows + size) * len(columns)
-            for block in reversed(rows):  # so that the earliest position of each name is written last
-                backwards = np.stack([block[column] for column in columns], axis=1).reshape(-1)[::-1]
-                first[backwards] = np.arange(end - 1, end - 1 - len(backwards), -1)
-                end -= len(backwards)
+        for known, unit, columns in zip(self._names, names, ([0, 2], [1]), strict=True):
+            parts = [block[:, columns[0] :: 2] for block in rows]
+            first = first_positions(len(unit), parts, self._num_rows * len(columns))
             renumbered.append(known.add(unit, first))
-        entity, relation = renumbered
         for split, found in blocks.items():
-            for heads, relations, tails in found:
-                triples = np.stack([entity[heads], relation[relations], entity[tails]], axis=1)
-                self._local.setdefault(split, Column(np.int32)).append(triples.reshape(-1))
-        self._units.append([(split, sum(len(heads) for heads, _, _ in found)) for split, found in blocks.items()])
-        self.num_rows += size
+            for block in found:
+                self._local.setdefault(split, Column(np.int32)).append(_translated(block, *renumbered))
+        self._units.append([(split, sum(map(len, found))) for split, found in blocks.items()])
+        self._num_rows += sum(map(len, rows))
 
-    def find_distinct(self) -> None:
+    def number(self) -> None:
+        """Give each name its id, once all units are written."""
         for known, width in zip(self._names, (2, 1), strict=True):
-            known.find_distinct(width * self.num_rows)
+            known.number(width * self._num_rows)
 
-    def leave_out(self, splits: Sequence[str]) -> None:
-        """Leave out the names of the first triples of these splits, which are headers."""
-        rows = np.array([self._first_row(split) for split in splits])
-        self._names[0].leave_out(np.concatenate([2 * rows, 2 * rows + 1]))
-        self._names[1].leave_out(rows)
-
-    def _first_row(self, wanted: str) -> int:
-        row = 0
-        for split, size in (piece for unit in self._units for piece in unit):
-            if split == wanted:
-                return row
-            row += size
-        raise KeyError(wanted)
+    def leave_out(self, headers: Triples) -> None:
+        """Leave out the names of headers, which occur nowhere else."""
+        self._names[0].left_out, self._names[1].left_out = np.unique(headers[:, ::2]), np.unique(headers[:, 1])
 
     def triples(self) -> dict[str, Triples]:
         """The triples of each split as ids, on disk."""
         found = {split: Column(np.int32) for split in self._local}
-        for known in self._names:
-            known.number()
         for number, unit in enumerate(self._units):
-            entity, relation = (known.ids_of_unit(number) for known in self._names)
+            ids = [known.ids_of_unit(number) for known in self._names]
             for split, size in unit:
                 start = found[split].size
                 for part in slices(size):
                     local = self._local[split].read(start + 3 * part.start, start + 3 * part.stop).reshape(-1, 3)
-                    ids = np.stack([entity[local[:, 0]], relation[local[:, 1]], entity[local[:, 2]]], axis=1)
-                    found[split].append(ids.reshape(-1))
+                    found[split].append(_translated(local, *ids))
         return {split: mapped_triples(column) for split, column in found.items()}
 
     def names(self) -> tuple[pa.Array, pa.Array]:
         found = self._names[0].names(), self._names[1].names()
         pa.default_memory_pool().release_unused()
         return found
+
+
+def _translated(triples: Triples, entity: Array, relation: Array) -> Array:
+    """Triples with other ids, as one row."""
+    return np.stack([entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], axis=1).reshape(-1)
 
 
 def mapped_triples(column: Column) -> Triples:
