@@ -12,17 +12,9 @@ import torch
 from torch import Tensor
 
 from dualkg.data import spill
-from dualkg.data.graph import (
-    NO_TRIPLES,
-    SPLITS,
-    Graph,
-    GraphShape,
-    Triples,
-    distinct_triples,
-    sorted_distinct,
-    triple_keys,
-)
+from dualkg.data.graph import NO_TRIPLES, SPLITS, Graph, GraphShape, Triples
 from dualkg.data.spill import Column, Table, is_mapped, key_ranges, release, slices
+from dualkg.data.triples import distinct_triples, is_among, sorted_distinct, triple_keys
 
 Ids = npt.NDArray[np.int64]
 IdsT = TypeVar("IdsT", Ids, Tensor)
@@ -42,14 +34,8 @@ def occur(triples: Triples | Ids, splits: Iterable[Triples], shape: GraphShape) 
     for split in splits:
         for part in slices(len(split)):
             keys = triple_keys(np.concatenate([triples, split[part]]), shape)
-            found |= np.isin(keys[:num], keys[num:][_is_among(keys[num:], np.sort(keys[:num]))])
+            found |= np.isin(keys[:num], keys[num:][is_among(keys[num:], np.sort(keys[:num]))])
         release(split)
-    return found
-
-
-def _is_among(keys: Ids, wanted: Ids) -> npt.NDArray[np.bool_]:
-    """Whether keys are among few sorted ones; `np.isin` would sort them all."""
-    found: npt.NDArray[np.bool_] = np.append(wanted, -1)[np.searchsorted(wanted, keys)] == keys
     return found
 
 
@@ -143,8 +129,7 @@ class KnownAnswers:
     def _only(self, triples: Triples, wanted: Ids) -> Triples:
         """The triples and reciprocals whose queries are among those wanted."""
         triples = with_reciprocals(triples, self.shape.num_relations)
-        keys = self._keys(triples)
-        found: Triples = triples[_is_among(keys, wanted)]
+        found: Triples = triples[is_among(self._keys(triples), wanted)]
         return found
 
     def keys(self, entities: IdsT, relations: IdsT) -> IdsT:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dualkg.data.triples import Triples, is_among, sorted_distinct
 from dualkg.data.vocabulary import Vocabulary
 
-Triples = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 Means = npt.NDArray[np.float64]
@@ -142,7 +142,7 @@ class Inspection:
 
     @cached_property
     def components(self) -> Components:
-        pair = _distinct(self._distinct["train"] // self._width)
+        pair = sorted_distinct(self._distinct["train"] // self._width)
         root = connected_components(*self._ends(pair), len(self.entities))
         sizes = np.bincount(root[self._occurring("train")[0]], minlength=1)
         largest = int(sizes.max())
@@ -193,7 +193,7 @@ class Inspection:
         for split, (by_kind, _) in self._leaks.items():
             head, relation, tail = self.triples[split].T
             entities, relations = self._occurring(split)
-            copies, ordered = _isin(self._keys[split], in_train), self._keys[split] // max(len(self.relations), 1)
+            copies, ordered = is_among(self._keys[split], in_train), self._keys[split] // max(len(self.relations), 1)
             flags = {
                 "unseen_entities": entities & ~seen,
                 "unseen_relations": relations & ~seen_relation,
@@ -284,7 +284,7 @@ class Inspection:
 
     @cached_property
     def _distinct(self) -> dict[str, Ids]:
-        return {split: _distinct(keys) for split, keys in self._keys.items()}
+        return {split: sorted_distinct(keys) for split, keys in self._keys.items()}
 
     def _ends(self, pair: Ids) -> tuple[Ids, Ids]:
         """The two entities of each pair."""
@@ -301,7 +301,7 @@ class Inspection:
     @cached_property
     def _without_loops(self) -> Ids:
         """The distinct triples of all splits without self-loops, sorted."""
-        keys = _distinct(np.concatenate(list(self._distinct.values())))
+        keys = sorted_distinct(np.concatenate(list(self._distinct.values())))
         low, high = self._ends(keys // self._width)
         without: Ids = keys[low != high]
         return without
@@ -365,7 +365,7 @@ class Inspection:
             triple = np.repeat(np.arange(len(triples)), numbers)
             entry = np.arange(len(triple)) + np.repeat(first - np.cumsum(numbers) + numbers, numbers)
             counterpart = (ordered[triple] ^ opposite[column[entry]]) * (self._width // 2) + target[entry]
-            hits = _isin(counterpart, self._distinct["train"])
+            hits = is_among(counterpart, self._distinct["train"])
             triple, entry = triple[hits], entry[hits]
             kind = np.where(source[entry] == target[entry], 2, opposite[column[entry]])
             by_kind = {name: np.zeros(len(triples), dtype=bool) for name in ("duplicate", "inverse", "symmetric")}
@@ -404,23 +404,8 @@ def answers_per_query(train: Triples, shape: tuple[int, int]) -> tuple[Means, Me
     num_entities, num_relations = (max(number, 1) for number in shape)
     head, relation, tail = train.astype(np.int64).T
     by_head, query = np.unique(head * num_relations + relation, return_inverse=True)
-    by_tail = _distinct(tail * num_relations + relation)
-    triples = by_head[_distinct(query.reshape(-1) * num_entities + tail) // num_entities]
+    by_tail = sorted_distinct(tail * num_relations + relation)
+    triples = by_head[sorted_distinct(query.reshape(-1) * num_entities + tail) // num_entities]
     found = (triples, by_head, by_tail)
     answers, heads, tails = (np.bincount(keys % num_relations, minlength=shape[1]) for keys in found)
     return answers / np.maximum(heads, 1), answers / np.maximum(tails, 1)
-
-
-def _distinct(keys: Ids) -> Ids:
-    """The distinct keys, sorted."""
-    keys = np.sort(keys)
-    distinct: Ids = keys[np.diff(keys, prepend=-1) != 0]
-    return distinct
-
-
-def _isin(keys: Ids, table: Ids) -> Flags:
-    """Whether each key is in a sorted table."""
-    if not len(table):
-        return np.zeros(len(keys), dtype=bool)
-    found: Flags = table[np.minimum(np.searchsorted(table, keys), len(table) - 1)] == keys
-    return found

@@ -29,7 +29,7 @@ from dualkg.data.encoding import OPENKE, read_triples
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
 from dualkg.data.memory import advice_for
 from dualkg.data.readers import Columns, check_columns
-from dualkg.data.splits import Fractions, check_seed, graph_fields, parse_split
+from dualkg.data.splits import Fractions, graph_fields, parse_split
 from dualkg.data.text import read_labels
 from dualkg.errors import DataError, RequestError, did_you_mean
 
@@ -61,8 +61,7 @@ def load_graph(
     if not isinstance(graph, str | os.PathLike):
         raise RequestError(advice_for(graph))
     check_columns(columns)
-    check_seed(seed)
-    fractions = parse_split(split)
+    fractions = parse_split(split, seed)
     location = locate(graph, max_size=max_size)
     if labels is not None:
         location = replace(location, labels=_labels_source(labels, max_size))

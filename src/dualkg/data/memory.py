@@ -16,7 +16,7 @@ import pyarrow as pa
 from dualkg.data.archives import find_sources
 from dualkg.data.encoding import ReadTriples, encode
 from dualkg.data.readers import ROLES, WORDS, Columns, Reader, RowsReader, TableReader, check_columns
-from dualkg.data.splits import check_seed, graph_fields, parse_split
+from dualkg.data.splits import graph_fields, parse_split
 from dualkg.data.text import read_labels
 from dualkg.errors import DataError, RequestError
 
@@ -159,8 +159,7 @@ def _graph(
     relations: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     check_columns(columns)
-    check_seed(seed)
-    fractions = parse_split(split)
+    fractions = parse_split(split, seed)
     if (valid is None) != (test is None):
         one, other = ("valid", "test") if test is None else ("test", "valid")
         raise RequestError(f"{one} was given without {other}. Give both, or {other}=[] for none.")

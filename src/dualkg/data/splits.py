@@ -1,6 +1,6 @@
 """Split triples into train, valid and test without leaking test triples into train."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ Positions = npt.NDArray[np.int64]
 Fractions = tuple[float, float, float]
 
 
-def parse_split(split: str) -> Fractions:
-    """`80/10/10` → (0.8, 0.1, 0.1)."""
+def parse_split(split: str, seed: int = 0) -> Fractions:
+    """`80/10/10` → (0.8, 0.1, 0.1); a seed that is no number of a generator is refused too."""
+    if seed < 0:
+        raise RequestError(f"A seed is a whole number, 0 or more; {seed} was given.")
     try:
         parts = [float(part) for part in split.split("/")]
     except ValueError:
@@ -25,11 +27,6 @@ def parse_split(split: str) -> Fractions:
     if len(parts) != 3 or min(parts) < 0 or parts[0] == 0 or not abs(sum(parts) - 100) <= 1e-6:
         raise RequestError(f"A split is three percentages that add up to 100, as in 80/10/10; '{split}' was given.")
     return parts[0] / 100, parts[1] / 100, parts[2] / 100
-
-
-def check_seed(seed: int) -> None:
-    if seed < 0:
-        raise RequestError(f"A seed is a whole number, 0 or more; {seed} was given.")
 
 
 def graph_fields(
@@ -45,13 +42,12 @@ def graph_fields(
         notes = Notes(remarks=(*read.remarks, *remarks))
     else:
         splits = {split: read.triples[split] for split in SPLITS}
-        on_disk = any(is_mapped(triples) for triples in splits.values())
-        count = count_repeats_on_disk if on_disk else count_repeats
+        count = count_repeats_on_disk if any(map(is_mapped, splits.values())) else count_repeats
         notes = count(splits, shape, read.remarks)
     labels = read.labels | dict(labels)
-    entities = Vocabulary(read.entities, labels or None, kind="entity")
-    relations = Vocabulary(read.relations, labels or None, kind="relation")
-    return {"name": name, "entities": entities, "relations": relations, "notes": notes, **splits}
+    named = {"entities": Vocabulary(read.entities, labels or None, kind="entity")}
+    named |= {"relations": Vocabulary(read.relations, labels or None, kind="relation")}
+    return {"name": name, "notes": notes, **named, **splits}
 
 
 def _split_distinct(
@@ -100,8 +96,15 @@ def split_triples(triples: Triples, fractions: Fractions, *, seed: int) -> tuple
         raise ValueError(f"Fractions of train, valid and test must be at least 0 and add up to 1; got {fractions}.")
     if not len(triples):
         return triples[:0], triples[:0], triples[:0]
-    positions = _shuffled_pairs(triples, seed)
-    needed = _needed_in_train(triples, positions)
+    head, tail = triples[:, 0].astype(np.int64), triples[:, 2]
+    num_ids = 1 + int(max(head.max(), tail.max())), 1 + int(triples[:, 1].max())
+    keys = np.minimum(head, tail) * num_ids[0]
+    keys += np.maximum(head, tail)
+    pairs, pair = np.unique(keys, return_inverse=True)
+    positions = np.random.default_rng(seed).permutation(len(pairs))[pair]
+    firsts = [np.full(num, len(pairs)) for num in num_ids]
+    _update_firsts(firsts, triples, positions)
+    needed = _mark(firsts, len(pairs))
     split = _choose_pairs(np.bincount(positions), needed, fractions, len(triples))[positions]
     return triples[split == 0], triples[split == 1], triples[split == 2]
 
@@ -132,13 +135,10 @@ def _split_on_disk(
         here = np.empty(len(pairs), kind)
         here[paired.table.chunk("row", number)] = np.where(pairs < 0, num_pairs, order[pairs])
         positions.append(here)
-        for column in range(3):
-            np.minimum.at(firsts[column % 2], triples[part, column], here)
-    needed = np.zeros(num_pairs + 1, dtype=np.bool_)
-    for positions_of_first in firsts:
-        needed[positions_of_first] = True
+        _update_firsts(firsts, triples[part], here)
+    needed = _mark(firsts, num_pairs)
     del order, paired, firsts
-    split_of_pair = np.append(_choose_pairs(sizes_at, needed[:-1], fractions, num_triples), np.int8(len(SPLITS)))
+    split_of_pair = np.append(_choose_pairs(sizes_at, needed, fractions, num_triples), np.int8(len(SPLITS)))
     parts = [Column(np.int32) for _ in SPLITS]
     for part in slices(len(triples)):
         split, rows = split_of_pair[positions.read(part.start, part.stop)], triples[part]
@@ -178,24 +178,15 @@ def _choose_pairs(
     return split_of_pair
 
 
-def _shuffled_pairs(triples: Triples, seed: int) -> Positions:
-    """For each triple, the position of its unordered pair of entities in the shuffled order of pairs."""
-    head, tail = triples[:, 0].astype(np.int64), triples[:, 2]
-    keys = np.minimum(head, tail) * (int(max(head.max(), tail.max())) + 1)
-    keys += np.maximum(head, tail)
-    pairs, pair = np.unique(keys, return_inverse=True)
-    order: Positions = np.random.default_rng(seed).permutation(len(pairs))
-    return order[pair]
+def _update_firsts(firsts: Sequence[Positions], triples: Triples, positions: Positions) -> None:
+    """Enter the first position of each entity and of each relation."""
+    for column in range(3):
+        np.minimum.at(firsts[column % 2], triples[:, column], positions)
 
 
-def _needed_in_train(triples: Triples, positions: Positions) -> npt.NDArray[np.bool_]:
-    """For each position, whether an entity or relation occurs there first."""
-    num_positions = int(positions.max()) + 1
-    needed = np.zeros(num_positions, dtype=np.bool_)
-    for columns in ((0, 2), (1,)):
-        num_ids = 1 + max(int(triples[:, column].max()) for column in columns)
-        first = np.full(num_ids, num_positions, dtype=np.int64)
-        for column in columns:
-            np.minimum.at(first, triples[:, column], positions)
-        needed[first[first < num_positions]] = True
-    return needed
+def _mark(firsts: Sequence[Positions], num_positions: int) -> npt.NDArray[np.bool_]:
+    """For each position, whether an entity or relation occurs there first, so that it is needed in train."""
+    needed = np.zeros(num_positions + 1, dtype=np.bool_)
+    for first in firsts:
+        needed[first] = True
+    return needed[:-1]

@@ -82,9 +82,8 @@ def count_repeated_keys(keys: dict[str, npt.NDArray[np.int64]], remarks: Iterabl
     """Count the triples that occur twice, by their keys in each split."""
     distinct = {name: sorted_distinct(found) for name, found in keys.items()}
     duplicates = {name: len(keys[name]) - len(distinct[name]) for name in keys}
-    overlaps = {
-        f"{one} and {other}": _num_common(distinct[one], distinct[other]) for one, other in combinations(keys, 2)
-    }
+    common = {(one, other): is_among(distinct[other], distinct[one]) for one, other in combinations(keys, 2)}
+    overlaps = {" and ".join(pair): int(found.sum()) for pair, found in common.items()}
     return Notes(duplicates, overlaps, tuple(remarks))
 
 
@@ -96,8 +95,7 @@ def sorted_distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return keys[fresh]
 
 
-def _num_common(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> int:
-    if not len(one):
-        return 0
-    position = np.minimum(np.searchsorted(one, other), len(one) - 1)
-    return int((one[position] == other).sum())
+def is_among(keys: npt.NDArray[np.int64], table: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether each key is in a sorted table; `np.isin` would sort the keys."""
+    found: npt.NDArray[np.bool_] = np.append(table, -1)[np.searchsorted(table, keys)] == keys
+    return found
