@@ -14,44 +14,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dualkg.data import memory
 from dualkg.data.archives import check_parquet
 from dualkg.data.inspection import Inspection
 from dualkg.data.spill import is_mapped, release, slices, text_of
-from dualkg.data.triples import (
-    NO_TRIPLES,
-    SPLITS,
-    GraphShape,
-    Notes,
-    Split,
-    Triples,
-    count_repeats,
-    distinct_triples,
-    sorted_distinct,
-    triple_keys,
-)
+from dualkg.data.triples import NO_TRIPLES as NO_TRIPLES
+from dualkg.data.triples import SPLITS as SPLITS
+from dualkg.data.triples import GraphShape as GraphShape
+from dualkg.data.triples import Notes as Notes
+from dualkg.data.triples import Split as Split
+from dualkg.data.triples import Triples as Triples
+from dualkg.data.triples import count_repeats as count_repeats
+from dualkg.data.triples import distinct_triples as distinct_triples
+from dualkg.data.triples import sorted_distinct as sorted_distinct
+from dualkg.data.triples import triple_keys as triple_keys
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
 from dualkg.files import atomic_folder
-
-__all__ = [
-    "COLUMNS",
-    "FORMAT",
-    "NO_TRIPLES",
-    "SPLITS",
-    "Graph",
-    "GraphShape",
-    "MemoryOptions",
-    "Notes",
-    "Split",
-    "Triples",
-    "count_repeats",
-    "distinct_triples",
-    "load_saved_graph",
-    "relations_with_self_loops",
-    "save_graph",
-    "sorted_distinct",
-    "triple_keys",
-]
 
 COLUMNS = ("head", "relation", "tail")
 TEXT = (pa.string(), pa.large_string())
@@ -108,9 +87,9 @@ class Graph:
 
         Names are text or whole numbers. If the rows are ids from 0, `entities` and `relations` are their names.
         """
-        from dualkg.data import memory
-
-        return cls(**memory.graph_of_triples(triples, entities, relations, **options)).with_fingerprint()
+        return cls(
+            **memory.graph_of_triples(triples, entities=entities, relations=relations, **options)
+        ).with_fingerprint()
 
     @classmethod
     def from_dataframe(cls, frame: Any, **options: Unpack[MemoryOptions]) -> Graph:
@@ -118,15 +97,11 @@ class Graph:
 
         Any object with `__arrow_c_stream__` or `__dataframe__` will do.
         """
-        from dualkg.data import memory
-
         return cls(**memory.graph_of_table(frame, **options)).with_fingerprint()
 
     @classmethod
     def from_datasets(cls, dataset: Any, **options: Unpack[MemoryOptions]) -> Graph:
         """A graph of rows of Hugging Face `datasets`: a Dataset, an IterableDataset or a DatasetDict with splits."""
-        from dualkg.data import memory
-
         return cls(**memory.graph_of_datasets(dataset, **options)).with_fingerprint()
 
     @classmethod
@@ -135,8 +110,6 @@ class Graph:
 
         Without it, a well-known name such as `relation`, `type` or `label`, or the key of a multigraph's edge.
         """
-        from dualkg.data import memory
-
         return cls(**memory.graph_of_networkx(graph, relation, **options)).with_fingerprint()
 
     @classmethod
@@ -152,9 +125,7 @@ class Graph:
 
         `entities` and `relations` are the names of a Data's ids.
         """
-        from dualkg.data import memory
-
-        return cls(**memory.graph_of_pyg(data, entities, relations, **options)).with_fingerprint()
+        return cls(**memory.graph_of_pyg(data, entities=entities, relations=relations, **options)).with_fingerprint()
 
     def with_fingerprint(self) -> Graph:
         """The graph with a checksum of its names and triples, in their order, however they were stored."""
@@ -190,15 +161,11 @@ class Graph:
     @property
     def counts(self) -> dict[str, int]:
         """The numbers of entities, relations and triples of each split, as in the catalogue."""
-        return {
-            "entities": len(self.entities),
-            "relations": len(self.relations),
-            **{name: len(self.split(name)) for name in SPLITS},
-        }
+        return {name: len(getattr(self, name)) for name in ("entities", "relations", *SPLITS)}
 
     def inspect(self) -> Inspection:
         """Degrees, cardinalities, components, unseen entities, redundant relations, and the leakage they cause."""
-        splits: dict[str, Triples] = {name: self.split(name) for name in SPLITS}
+        splits = {str(name): self.split(name) for name in SPLITS}
         return Inspection(self.name, self.entities, self.relations, splits, tuple(self.notes.sentences()))
 
     def __repr__(self) -> str:
@@ -232,12 +199,13 @@ def save_graph(graph: Graph, folder: Path) -> None:
             else:
                 _write(columns, fresh / f"{name}.parquet", use_dictionary=False)
         for split in SPLITS:
+            triples = graph.split(split)
             if graph.is_mapped:
-                np.save(fresh / f"{split}.npy", graph.split(split), allow_pickle=False)
-                release(graph.split(split))
-                continue
-            columns = {name: pa.array(graph.split(split)[:, i]) for i, name in enumerate(COLUMNS)}
-            _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
+                np.save(fresh / f"{split}.npy", triples, allow_pickle=False)
+                release(triples)
+            else:
+                columns = {name: pa.array(triples[:, i]) for i, name in enumerate(COLUMNS)}
+                _write(columns, fresh / f"{split}.parquet", use_dictionary=True)
         plain = {name: getattr(graph, name) for name in ("name", "source", "fingerprint", "catalogued")}
         about = {"format": MAPPED_FORMAT if graph.is_mapped else FORMAT, **plain, "notes": asdict(graph.notes)}
         (fresh / "graph.json").write_text(json.dumps(about, indent=1, ensure_ascii=False), encoding="utf-8")
@@ -282,18 +250,11 @@ def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) ->
 
 
 def _write_mapped(columns: dict[str, pa.Array], path: Path) -> None:
-    """Write one batch of large strings, which is mapped as it is."""
-    large = {name: _large(names) for name, names in columns.items()}
-    batch = pa.RecordBatch.from_arrays(list(large.values()), names=list(large))
+    """Write one batch of large strings, which is mapped as it is; labels that are missing are empty."""
+    filled = {name: names.fill_null("") if names.null_count else names for name, names in columns.items()}
+    batch = pa.record_batch({name: names.cast(pa.large_string()) for name, names in filled.items()})
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
-
-
-def _large(names: pa.Array) -> pa.Array:
-    """Names as large strings; labels that are missing are empty."""
-    if names.null_count:
-        names = names.fill_null("")
-    return names if names.type == pa.large_string() else names.cast(pa.large_string())
 
 
 def _read_table(path: Path) -> pa.Table:
@@ -306,35 +267,22 @@ def _read_table(path: Path) -> pa.Table:
 
 def _load_vocabulary(path: Path, kind: str) -> Vocabulary:
     table = _read_table(path)
-    columns = {name: _joined(table[name]) for name in table.column_names}
+    chunks = {name: table[name].chunks for name in table.column_names}
+    columns = {name: found[0] if len(found) == 1 else table[name].combine_chunks() for name, found in chunks.items()}
     if any(column.type not in TEXT for column in columns.values()) or columns["name"].null_count:
         raise ValueError(f"{path} is damaged: it should hold names")
-    if path.suffix == ".arrow":
-        for column in columns.values():
-            column.validate(full=True)
+    for column in columns.values():
+        column.validate(full=True)
     return Vocabulary(columns["name"], columns.get("label"), kind=kind)
 
 
-def _joined(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _load_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
+    """Triples of a saved graph, each id checked."""
     if path.suffix == ".npy":
-        return _map_triples(path, shape)
-    table = _read_table(path)
-    triples = np.empty((table.num_rows, 3), dtype=np.int32)
-    for i, name in enumerate(COLUMNS):
-        ids = table[name].to_numpy()
-        if len(ids) and (ids.dtype.kind != "i" or ids.min() < 0 or ids.max() >= shape[i]):
-            raise ValueError(f"{path} is damaged: its {name}s should be ids from 0 to {shape[i] - 1:,}")
-        triples[:, i] = ids
-    return triples
-
-
-def _map_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
-    """Triples in a memory-mapped file, each id checked."""
-    triples: Triples = np.load(path, mmap_mode="c", allow_pickle=False)  # PyTorch takes no read-only arrays
+        triples: Triples = np.load(path, mmap_mode="c", allow_pickle=False)  # PyTorch takes no read-only arrays
+    else:
+        table = _read_table(path)
+        triples = np.stack([table[name].to_numpy() for name in COLUMNS], axis=1)
     if triples.dtype != np.int32 or triples.ndim != 2 or triples.shape[1] != len(COLUMNS):
         raise ValueError(f"{path} is damaged: it should hold triples")
     for part in slices(len(triples)):

@@ -5,8 +5,9 @@ None of these libraries is imported: their objects are recognized by their inter
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,9 @@ EDGE_RELATION = "edge"  # the relation of edges that have no attributes
 # -- the constructors ---------------------------------------------------------------------------------------
 
 
-def graph_of_triples(
-    triples: Any, entities: Sequence[str] | None = None, relations: Sequence[str] | None = None, **options: Any
-) -> dict[str, Any]:
+def graph_of_triples(triples: Any, **options: Any) -> dict[str, Any]:
     """The fields of a graph of rows or of an array."""
-    return _graph(triples, kind="triples", entities=entities, relations=relations, **options)
+    return _graph(triples, kind="triples", **options)
 
 
 def graph_of_table(frame: Any, **options: Any) -> dict[str, Any]:
@@ -58,85 +57,48 @@ def graph_of_datasets(dataset: Any, *, valid: Any = None, test: Any = None, **op
     return _graph(splits["train"], kind="dataset", valid=splits.get("valid"), test=splits.get("test"), **options)
 
 
-def graph_of_networkx(
-    graph: Any,
-    relation: str | None = None,
-    *,
-    valid: Any = None,
-    test: Any = None,
-    labels: Labels = None,
-    **options: Any,
-) -> dict[str, Any]:
+def graph_of_networkx(graph: Any, relation: str | None = None, **options: Any) -> dict[str, Any]:
     """The fields of a graph of the edges of networkx graphs."""
     if not all(hasattr(graph, name) for name in ("edges", "nodes", "is_multigraph", "is_directed")):
         raise RequestError(f"from_networkx takes a graph of networkx; {_described(graph)} was given.")
-    parts = {"triples": graph, "valid": valid, "test": test}
-    rows = {split: None if part is None else _edges(part, relation) for split, part in parts.items()}
-    found = {
-        str(node): facts[key]
-        for part in parts.values()
-        if part is not None
-        for node, facts in part.nodes(data=True)
-        for key in ("label", "name")
-        if isinstance(facts.get(key), str)
-    }
-    fields = _graph(
-        rows["triples"],
-        kind="networkx",
-        valid=rows["valid"],
-        test=rows["test"],
-        labels=found if labels is None else labels,
-        **options,
-    )
+    if options.get("labels") is None:
+        parts = (part for part in (graph, options.get("valid"), options.get("test")) if part is not None)
+        facts_of = [(str(node), facts) for part in parts for node, facts in part.nodes(data=True)]
+        found = ((node, facts.get(key)) for node, facts in facts_of for key in ("label", "name"))
+        options["labels"] = {node: label for node, label in found if isinstance(label, str)}
+    fields = _graph(graph, kind="networkx", convert=partial(_edges, relation=relation), **options)
+    remarks = []
     if num_isolated := sum(1 for node in graph.nodes if not graph.degree(node)):
         nodes = "node without edges was" if num_isolated == 1 else "nodes without edges were"
-        fields["notes"] = _with_remark(fields["notes"], f"{num_isolated:,} {nodes} left out.")
+        remarks.append(f"{num_isolated:,} {nodes} left out.")
     if not graph.is_directed():
-        sentence = "The graph is undirected: every edge became two triples, one in each direction."
-        fields["notes"] = _with_remark(fields["notes"], sentence)
+        remarks.append("The graph is undirected: every edge became two triples, one in each direction.")
+    fields["notes"] = replace(fields["notes"], remarks=(*fields["notes"].remarks, *remarks))
     return fields
 
 
-def graph_of_pyg(
-    data: Any,
-    entities: Sequence[str] | None = None,
-    relations: Sequence[str] | None = None,
-    *,
-    valid: Any = None,
-    test: Any = None,
-    **options: Any,
-) -> dict[str, Any]:
+def graph_of_pyg(data: Any, **options: Any) -> dict[str, Any]:
     """The fields of a graph of PyTorch Geometric's Data or HeteroData."""
-    if hasattr(data, "edge_types") and (entities or relations):
+    if hasattr(data, "edge_types") and (options.get("entities") or options.get("relations")):
         raise RequestError("A HeteroData has names of its own. Leave entities and relations out.")
-    rows = {
-        split: None if part is None else _pyg_rows(part)
-        for split, part in {"triples": data, "valid": valid, "test": test}.items()
-    }
-    names: dict[str, Any] = {"entities": entities, "relations": relations}
-    return _graph(rows["triples"], kind="pyg", valid=rows["valid"], test=rows["test"], **names, **options)
+    return _graph(data, kind="pyg", convert=_pyg_rows, **options)
 
 
 def advice_for(data: Any) -> str:
     """A sentence on how to make a graph of data that are not a path."""
-    constructor = (
-        "from_datasets(…)"
-        if _is_datasets(data)
-        else "from_networkx(…)"
-        if hasattr(data, "is_multigraph")
-        else "from_pyg(…)"
-        if hasattr(data, "edge_index") or hasattr(data, "edge_types")
-        else "from_dataframe(…)"
-        if _is_table(data)
-        else "from_triples(…)"
-        if isinstance(data, Iterable) and not isinstance(data, str | bytes)
-        else ""
-    )
+    kinds = {
+        "from_datasets": _is_datasets(data),
+        "from_networkx": hasattr(data, "is_multigraph"),
+        "from_pyg": hasattr(data, "edge_index") or hasattr(data, "edge_types"),
+        "from_dataframe": _is_table(data),
+        "from_triples": isinstance(data, Iterable) and not isinstance(data, str | bytes),
+    }
+    constructor = next((name for name, fits in kinds.items() if fits), "")
     given = f"load_graph takes a name or a path; {_described(data)} was given."
     if hasattr(data, "relations") and hasattr(data, "train"):
         return f"{given} It is a graph already: use it as it is."
     if constructor:
-        return f"{given} Use kg.Graph.{constructor} for it."
+        return f"{given} Use kg.Graph.{constructor}(…) for it."
     names = "from_triples, from_dataframe, from_datasets, from_networkx and from_pyg"
     return f"{given} For data in memory there are kg.Graph.{names}."
 
@@ -157,14 +119,17 @@ def _graph(
     name: str | None = None,
     entities: Sequence[str] | None = None,
     relations: Sequence[str] | None = None,
+    convert: Callable[[Any], Any] = lambda part: part,
 ) -> dict[str, Any]:
+    """The fields of a graph of data and perhaps its other splits, which `convert` makes rows of."""
     check_columns(columns)
     fractions = parse_split(split, seed)
     if (valid is None) != (test is None):
         one, other = ("valid", "test") if test is None else ("test", "valid")
         raise RequestError(f"{one} was given without {other}. Give both, or {other}=[] for none.")
-    parts = {"triples": data} if valid is None else {"train": data, "valid": valid, "test": test}
+    given = {"triples": data} if valid is None else {"train": data, "valid": valid, "test": test}
     place = {"triples": "the list", "networkx": "the networkx graph", "pyg": "the PyG graph"}.get(kind, f"the {kind}")
+    parts = {key: convert(part) for key, part in given.items()}
     try:
         readers = {key: _reader(part, place if key == "triples" else key, columns) for key, part in parts.items()}
         read = _renamed(encode(readers, optional=("valid", "test")), entities, relations)
@@ -175,15 +140,8 @@ def _graph(
     if not isinstance(labels, Mapping | None):
         raise RequestError(f"labels are a file, or a mapping of names to labels; {_described(labels)} was given.")
     by_name = {str(name).strip(): label for name, label in (labels or {}).items()}
-    return graph_fields(
-        read,
-        name or kind,
-        fractions,
-        seed=seed,
-        labels=by_name,
-        where=f"The {place[4:]}",
-        advice="valid= and test= as well",
-    )
+    where, advice = f"The {place[4:]}", "valid= and test= as well"
+    return graph_fields(read, name or kind, fractions, seed=seed, labels=by_name, where=where, advice=advice)
 
 
 def _reader(data: Any, name: str, columns: Columns | None) -> Reader:
@@ -240,9 +198,8 @@ def _is_datasets(data: Any) -> bool:
 
 def _renamed(read: ReadTriples, entities: Sequence[str] | None, relations: Sequence[str] | None) -> ReadTriples:
     """Triples of ids with the names of these ids."""
-    names = {"entities": entities, "relations": relations}
     changes = {}
-    for kind, given in names.items():
+    for kind, given in (("entities", entities), ("relations", relations)):
         if given is None:
             continue
         ids = getattr(read, kind).to_pylist()
@@ -255,14 +212,9 @@ def _renamed(read: ReadTriples, entities: Sequence[str] | None, relations: Seque
     return replace(read, **changes)
 
 
-def _with_remark(notes: Any, sentence: str) -> Any:
-    return replace(notes, remarks=(*notes.remarks, sentence))
-
-
 def _described(data: Any) -> str:
-    return f"an object of type {type(data).__module__.partition('.')[0]}.{type(data).__qualname__}".replace(
-        "builtins.", ""
-    )
+    kind = type(data)
+    return f"an object of type {kind.__module__.partition('.')[0]}.{kind.__qualname__}".replace("builtins.", "")
 
 
 # -- other libraries ----------------------------------------------------------------------------------------
