@@ -286,7 +286,8 @@ def _load_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
     if triples.dtype != np.int32 or triples.ndim != 2 or triples.shape[1] != len(COLUMNS):
         raise ValueError(f"{path} is damaged: it should hold triples")
     for part in slices(len(triples)):
-        if (triples[part] < 0).any() or (triples[part].max(axis=0) >= shape).any():
-            raise ValueError(f"{path} is damaged: its ids should be from 0 to {shape[0] - 1:,} and {shape[1] - 1:,}")
+        for name, ids, size in zip(COLUMNS, triples[part].T, shape, strict=True):
+            if ids.min() < 0 or ids.max() >= size:
+                raise ValueError(f"{path} is damaged: its {name}s should be ids from 0 to {size - 1:,}")
     release(triples)
     return triples
