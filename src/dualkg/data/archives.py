@@ -22,20 +22,8 @@ import pyarrow as pa
 
 from dualkg.errors import DataError, RequestError, did_you_mean
 
-TRIPLE_SUFFIXES = (
-    ".tsv",
-    ".txt",
-    ".csv",
-    ".parquet",
-    ".jsonl",
-    ".ndjson",
-    ".json",
-    ".nt",
-    ".ttl",
-    ".nq",
-    ".trig",
-    ".rdf",
-)
+RDF_FORMATS = {".nt": "N_TRIPLES", ".ttl": "TURTLE", ".nq": "N_QUADS", ".trig": "TRIG", ".rdf": "RDF_XML"}
+TRIPLE_SUFFIXES = (".tsv", ".txt", ".csv", ".parquet", ".jsonl", ".ndjson", ".json", *RDF_FORMATS)
 NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog", "labels")
 BUFFER_SIZE = 1 << 20
 MAX_SIZE, MAX_RATIO = 16 << 30, 100  # bytes that a file may expand to, in all and for each byte that is stored
@@ -50,21 +38,10 @@ COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
 }
 TARS = {f".tar{compression}": compression for compression in ("", *COMPRESSIONS)}
 TARS |= {".tgz": ".gz", ".txz": ".xz", ".tbz2": ".bz2"}
-# What the libraries raise for a damaged file; zipfile raises RuntimeError for an encrypted one.
-UNREADABLE = (
-    OSError,
-    EOFError,
-    zlib.error,
-    lzma.LZMAError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    struct.error,
-    ValueError,  # numbers in the headers of tar and zip
-    OverflowError,
-    IndexError,
-    RuntimeError,
-    pa.ArrowException,
-)
+# What the libraries raise for damaged files, some for numbers in headers; zipfile a RuntimeError for an encrypted one.
+NUMBERS = (ValueError, OverflowError, IndexError, struct.error)
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, RuntimeError)
+UNREADABLE = (OSError, pa.ArrowException, *NUMBERS, *DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -82,24 +59,19 @@ class Source:
     def check_size(self, size: int) -> None:
         """Refuse more bytes than the limit."""
         if size > self.limit:
-            most, times = f"{self.limit / 2**20:,.0f} MiB", self.limit // _size_of(self.path)
             raise DataError(
-                f"{self.name} expands to more than {most}, {times:,} times the size of {self.path.name}. "
+                f"{self.name} expands to more than {self.limit / 2**20:,.0f} MiB, "
+                f"{self.limit // _size_of(self.path):,} times the size of {self.path.name}. "
                 f"If you expect that, allow more with max_size='{max(1, (8 * self.limit) >> 30)}G'."
             )
 
-    def open(self) -> io.BufferedReader:
-        """The decompressed bytes from their beginning."""
-        return io.BufferedReader(_Guarded(self, self.compression), BUFFER_SIZE)
+    def open(self, *, stored: bool = False) -> io.BufferedReader:
+        """The bytes from their beginning, decompressed or as they are stored."""
+        return io.BufferedReader(_Guarded(self, "" if stored else self.compression), BUFFER_SIZE)
 
-    def fingerprint(self) -> str:
-        """The sha256 of the bytes as they are stored; a member of an archive is hashed by itself."""
-        with io.BufferedReader(_Guarded(self, ""), BUFFER_SIZE) as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-
-    def checksum(self, kind: str = "sha256") -> str:
-        """The checksum of the decompressed bytes."""
-        with self.open() as stream:
+    def checksum(self, kind: str = "sha256", *, stored: bool = False) -> str:
+        """The checksum of the bytes; a member of an archive is hashed by itself."""
+        with self.open(stored=stored) as stream:
             return hashlib.file_digest(stream, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
     @property
@@ -158,9 +130,7 @@ def unreadable(error: Exception, path: Path, name: str) -> DataError:
     if isinstance(error, FileNotFoundError):
         if not path.parent.is_dir():
             return DataError(f"There is no file {path}: the folder {path.parent} does not exist.")
-        names = []
-        with suppress(OSError):
-            names = [entry.name for entry in path.parent.iterdir()]
+        names = [entry.name for entry in path.parent.iterdir()] if os.access(path.parent, os.R_OK) else []
         return DataError(f"There is no file {path}.{did_you_mean(path.name, names)}")
     if isinstance(error, IsADirectoryError):
         return DataError(f"{name} is a folder where a file of triples was expected. Name a file inside it.")
@@ -190,11 +160,8 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
     """
     path = Path(path)
     limit = min(MAX_SIZE, max(FREE_SIZE, MAX_RATIO * _size_of(path))) if max_size is None else parse_size(max_size)
-    lowered = path.name.lower()
-    if lowered.endswith(".zip"):
-        return _members(path, limit, _zip_members)
-    if lowered.endswith(tuple(TARS)):
-        return _members(path, limit, _tar_members)
+    if path.name.lower().endswith((".zip", *TARS)):
+        return _members(path, limit)
     source = Source(str(path), *_uncompressed(path.name), path, partial(path.open, "rb"), limit)
     source.open().close()
     return [source]
@@ -256,9 +223,9 @@ def _uncompressed(file_name: str) -> tuple[str, str]:
     return (file_name.removesuffix(suffix), suffix.lower()) if suffix.lower() in COMPRESSIONS else (file_name, "")
 
 
-def _members(path: Path, limit: int, list_members: Callable[[Path, int], dict[str, Callable[[], Any]]]) -> list[Source]:
+def _members(path: Path, limit: int) -> list[Source]:
     try:
-        members = list_members(path, limit)
+        members = _zip_members(path) if path.name.lower().endswith(".zip") else _tar_members(path, limit)
     except UNREADABLE as error:
         raise unreadable(error, path, str(path)) from error
     sources = []
@@ -272,7 +239,7 @@ def _members(path: Path, limit: int, list_members: Callable[[Path, int], dict[st
     return sources
 
 
-def _zip_members(path: Path, _: int) -> dict[str, Callable[[], Any]]:
+def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
     def open_member(member: zipfile.ZipInfo) -> Any:
         with zipfile.ZipFile(path) as archive:
             return archive.open(member)
@@ -286,20 +253,16 @@ def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
     whole = Source(str(path), path.name, compression, path, partial(path.open, "rb"), limit)
     with whole.open() as stream:
         content = stream.read(min(IN_MEMORY, limit + 1))
-        fits = not stream.peek(1)
-    members: dict[str, Callable[[], Any]] = {}
-    with (
-        io.BytesIO(content) if fits else whole.open() as file,
-        tarfile.open(fileobj=file, mode="r:" if fits else "r|") as archive,
-    ):
-        for member in archive:
-            start, end = member.offset_data, member.offset_data + member.size
-            if member.isreg() and not member.issparse():
-                in_memory = partial(pa.BufferReader, memoryview(content)[start:end])
-                members[member.name] = in_memory if fits else partial(_Member, whole, start, member.size)
+        opener = whole.open if stream.peek(1) else partial(io.BytesIO, content)
+    with opener() as file, tarfile.open(fileobj=file, mode="r|") as archive:
+        members = {
+            member.name: partial(_Member, opener, member.offset_data, member.size)
+            for member in archive
+            if member.isreg() and not member.issparse()
+        }
         end = archive.offset
     # tarfile reads a broken header as the end; a true end is followed by zeros alone.
-    with io.BytesIO(content) if fits else whole.open() as file:
+    with opener() as file:
         _skip(file, end)
         while block := file.read(BUFFER_SIZE):
             if block.strip(b"\0"):
@@ -308,10 +271,10 @@ def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
 
 
 class _Member(io.RawIOBase):
-    """A member of a tar archive too large for memory: the archive is read up to it."""
+    """A member of a tar archive, which is in memory, or else is read up to it."""
 
-    def __init__(self, archive: Source, start: int, size: int) -> None:
-        self._stream, self._left = archive.open(), size
+    def __init__(self, opener: Callable[[], Any], start: int, size: int) -> None:
+        self._stream, self._left = opener(), size
         _skip(self._stream, start)
 
     def readable(self) -> bool:

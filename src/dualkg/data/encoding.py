@@ -9,17 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dualkg.data.archives import Source
-from dualkg.data.readers import (
-    RDF_FORMATS,
-    ROLES,
-    Columns,
-    RdfReader,
-    Reader,
-    RowsReader,
-    TableReader,
-    check_columns,
-)
+from dualkg.data.archives import RDF_FORMATS, Source
+from dualkg.data.readers import ROLES, Columns, RdfReader, Reader, RowsReader, TableReader, check_columns
 from dualkg.data.spill import SpilledTriples, first_positions, slices
 from dualkg.data.text import OpenKeReader, TextReader, read_openke_names
 from dualkg.data.triples import NO_TRIPLES, Triples

@@ -29,10 +29,11 @@ from dualkg.data.encoding import OPENKE, read_triples
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
 from dualkg.data.memory import advice_for
 from dualkg.data.readers import Columns, check_columns
-from dualkg.data.splits import Fractions, graph_fields, parse_split
+from dualkg.data.splits import Splitting, graph_fields, parse_split
 from dualkg.data.text import read_labels
 from dualkg.errors import DataError, RequestError, did_you_mean
 
+Files = tuple[dict[str, Source], Source | None]  # of triples by split, and of labels
 BUNDLED = "world"
 ARCHIVE_SUFFIXES = (*TARS, ".zip")
 READING = 2  # increased when the same bytes are read in another way
@@ -61,52 +62,41 @@ def load_graph(
     if not isinstance(graph, str | os.PathLike):
         raise RequestError(advice_for(graph))
     check_columns(columns)
-    fractions = parse_split(split, seed)
+    splitting = parse_split(split, seed), seed
     location = locate(graph, max_size=max_size)
     if labels is not None:
-        location = replace(location, labels=_labels_source(labels, max_size))
-    cached = cache_folder() / "graphs" / _cache_key(location, columns, delimiter, fractions, seed)[:32]
+        found_labels = find_sources(labels, max_size=max_size)
+        if len(found_labels) != 1:
+            raise DataError(
+                f"One file of labels was expected in {labels}, and it holds {len(found_labels)}. Name one file."
+            )
+        location = replace(location, labels=found_labels[0])
+    cached = cache_folder() / "graphs" / _cache_key(location, columns, delimiter, splitting)[:32]
     found = _load_cached(cached) if location.source != BUNDLED else None
     if found is None:
         labels_read = read_labels(location.labels) if location.labels else {}
         with catalogue.discard_on_error(location.entry) if location.entry and location.fetched else nullcontext():
-            found = _read(location, columns, delimiter, fractions, seed, labels_read).with_fingerprint()
+            found = _read(location, columns, delimiter, splitting, labels_read).with_fingerprint()
         if location.source != BUNDLED:
-            saved = False
             with suppress(OSError):  # loading works without a writable cache
                 save_graph(found, cached)
-                saved = True
-            if saved and found.is_mapped:
+            if found.is_mapped and cached.exists():
                 del found  # its temporary files take as much disk, and memory while they are read
                 found = load_saved_graph(cached)
+    given = {"columns": columns and tuple(columns), "delimiter": delimiter, "labels": labels and str(labels)}
+    given |= {"max_size": max_size}
     read_options: dict[str, object] = {"split": split, "split_seed": seed} if location.single else {}
-    if columns is not None:
-        read_options["columns"] = tuple(columns)
-    if delimiter is not None:
-        read_options["delimiter"] = delimiter
-    if labels is not None:
-        read_options["labels"] = str(labels)
-    if max_size is not None:
-        read_options["max_size"] = max_size
+    read_options |= {name: option for name, option in given.items() if option is not None}
     return replace(found, source=location.source, read_options=read_options)
 
 
-def _labels_source(path: str | Path, max_size: int | str | None) -> Source:
-    sources = find_sources(path, max_size=max_size)
-    if len(sources) != 1:
-        raise DataError(f"One file of labels was expected in {path}, and it holds {len(sources)}. Name one file.")
-    return sources[0]
-
-
-def _cache_key(
-    location: Location, columns: Columns | None, delimiter: str | None, fractions: Fractions, seed: int
-) -> str:
+def _cache_key(location: Location, columns: Columns | None, delimiter: str | None, splitting: Splitting) -> str:
     """One checksum of the bytes to read, the names that remarks mention, and the options that determine the graph."""
     files = {"labels": location.labels, **location.files} if location.labels else location.files
-    read = {name: [source.name, source.fingerprint(), source.compression] for name, source in files.items()}
+    read = {name: [source.name, source.checksum(stored=True), source.compression] for name, source in files.items()}
     entry = asdict(location.entry) if location.entry else None
-    splitting = [fractions, seed] if location.single else []
-    facts = [FORMAT, READING, location.name, entry, read, list(columns or []), delimiter, splitting]
+    split_by = splitting if location.single else []
+    facts = [FORMAT, READING, location.name, entry, read, list(columns or []), delimiter, split_by]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -121,12 +111,7 @@ def _load_cached(folder: Path) -> Graph | None:
 
 
 def _read(
-    location: Location,
-    columns: Columns | None,
-    delimiter: str | None,
-    fractions: Fractions,
-    seed: int,
-    labels: dict[str, str],
+    location: Location, columns: Columns | None, delimiter: str | None, splitting: Splitting, labels: dict[str, str]
 ) -> Graph:
     """Read a graph from its files, and check or look up its catalogue entry."""
     entry, as_published = location.entry, columns is None or list(columns) == [1, 2, 3]
@@ -137,7 +122,7 @@ def _read(
         )
     read = read_triples(location.files, columns=columns, delimiter=delimiter, find_headers=True)
     where, advice = location.single.name if location.single else location.where, "a folder with train, valid and test"
-    graph = Graph(**graph_fields(read, location.name, fractions, seed=seed, labels=labels, where=where, advice=advice))
+    graph = Graph(**graph_fields(read, location.name, splitting, labels=labels, where=where, advice=advice))
     if entry:
         catalogue.check(entry, graph, location.files, location.where)
     elif as_published:
@@ -227,8 +212,7 @@ def data_folder() -> Path | None:
 def names_in_data_folder() -> list[str]:
     """The names of the graphs in DUALKG_DATA, archives or folders."""
     folder = data_folder()
-    paths = folder.iterdir() if folder else []
-    return sorted({stem(path) for path in paths if _looks_like_graph(path)})
+    return sorted({stem(path) for path in folder.iterdir() if _looks_like_graph(path)}) if folder else []
 
 
 def _looks_like_graph(path: Path) -> bool:
@@ -239,29 +223,25 @@ def _looks_like_graph(path: Path) -> bool:
 
 def _in_data_folder(name: str) -> Path | None:
     folder = data_folder()
-    if folder is None:
-        return None
-    paths = {path.name.casefold(): path for path in sorted(folder.iterdir())}
+    paths = {path.name.casefold(): path for path in sorted(folder.iterdir())} if folder else {}
     wanted = [f"{name}{suffix}".casefold() for suffix in (*ARCHIVE_SUFFIXES, "")]
     return next((paths[file_name] for file_name in wanted if file_name in paths), None)
 
 
-def _files_at(path: Path, max_size: int | str | None = None) -> tuple[dict[str, Source], Source | None]:
+def _files_at(path: Path, max_size: int | str | None = None) -> Files:
     """The files of triples and the file of labels in a folder or an archive, or a single file."""
     if path.is_dir():
         return _files_in_folder(path, max_size)
     sources = find_sources(path, max_size=max_size)
-    in_archive = [source.file_name.lower() for source in sources]
-    if "train2id.txt" in in_archive and len(sources) > 1 and "train" not in map(_split_of, in_archive):
+    if len(sources) > 1 and _is_openke(source.file_name for source in sources):
         return _openke_files(sources, path)
     if len(sources) > 1 and any(_split_of(source.file_name) and holds_triples(source) for source in sources):
         return _by_split(sources, path)
     return {"triples": only_triples(sources, path)}, _find_labels(sources)
 
 
-def _files_in_folder(folder: Path, max_size: int | str | None) -> tuple[dict[str, Source], Source | None]:
-    names = [path.name for path in folder.iterdir()]
-    if "train" not in map(_split_of, names) and "train2id.txt" in map(str.lower, names):
+def _files_in_folder(folder: Path, max_size: int | str | None) -> Files:
+    if _is_openke(path.name for path in folder.iterdir()):
         paths = [path for path in folder.iterdir() if path.name.lower() in OPENKE_FILES or _is_labels(path.name)]
         return _openke_files([source for path in paths for source in find_sources(path, max_size=max_size)], folder)
     paths = [path for path in sorted(folder.iterdir()) if _split_of(path.name) or _is_labels(path.name)]
@@ -276,7 +256,12 @@ def _files_in_folder(folder: Path, max_size: int | str | None) -> tuple[dict[str
     return _by_split([one_source(path, max_size=max_size) for path in files], folder)
 
 
-def _openke_files(sources: list[Source], where: str | Path) -> tuple[dict[str, Source], Source | None]:
+def _is_openke(file_names: Iterable[str]) -> bool:
+    names = [name.lower() for name in file_names]
+    return "train2id.txt" in names and "train" not in map(_split_of, names)
+
+
+def _openke_files(sources: list[Source], where: str | Path) -> Files:
     """The files of OpenKE, train2id.txt and so on; those of names are optional."""
     found = {source.file_name.lower(): source for source in sources}
     files = {name: found[file] for file, name in OPENKE_FILES.items() if file in found}
@@ -288,7 +273,7 @@ def _openke_files(sources: list[Source], where: str | Path) -> tuple[dict[str, S
     return files, _find_labels(sources)
 
 
-def _by_split(sources: Iterable[Source], where: str | Path) -> tuple[dict[str, Source], Source | None]:
+def _by_split(sources: Iterable[Source], where: str | Path) -> Files:
     splits: dict[str, Source] = {}
     for source in sources:
         split = _split_of(source.file_name)

@@ -123,7 +123,7 @@ def _graph(
 ) -> dict[str, Any]:
     """The fields of a graph of data and perhaps its other splits, which `convert` makes rows of."""
     check_columns(columns)
-    fractions = parse_split(split, seed)
+    splitting = parse_split(split, seed), seed
     if (valid is None) != (test is None):
         one, other = ("valid", "test") if test is None else ("test", "valid")
         raise RequestError(f"{one} was given without {other}. Give both, or {other}=[] for none.")
@@ -141,7 +141,7 @@ def _graph(
         raise RequestError(f"labels are a file, or a mapping of names to labels; {_described(labels)} was given.")
     by_name = {str(name).strip(): label for name, label in (labels or {}).items()}
     where, advice = f"The {place[4:]}", "valid= and test= as well"
-    return graph_fields(read, name or kind, fractions, seed=seed, labels=by_name, where=where, advice=advice)
+    return graph_fields(read, name or kind, splitting, labels=by_name, where=where, advice=advice)
 
 
 def _reader(data: Any, name: str, columns: Columns | None) -> Reader:

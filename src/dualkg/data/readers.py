@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from dualkg.data.archives import Source, parquet_size, unreadable
+from dualkg.data.archives import RDF_FORMATS, Source, parquet_size, unreadable
 from dualkg.data.spill import text_of
 from dualkg.errors import DataError, RequestError, did_you_mean
 from dualkg.extras import optional_import
@@ -32,7 +32,6 @@ WORDS = {
 }
 ENDINGS = ("", "id", "name", "entity", "node", "type", "uri", "iri", "label")  # head_id, Head Entity, edge_type
 NUM_ROWS = 1 << 17
-RDF_FORMATS = {".nt": "N_TRIPLES", ".ttl": "TURTLE", ".nq": "N_QUADS", ".trig": "TRIG", ".rdf": "RDF_XML"}
 RDF_LABEL = "http://www.w3.org/2000/01/rdf-schema#label"
 SKIPPED = {"literal": "a literal", "blank": "a blank node", "quoted": "a quoted triple"}
 

@@ -14,6 +14,7 @@ from dualkg.errors import DataError, RequestError
 
 Positions = npt.NDArray[np.int64]
 Fractions = tuple[float, float, float]
+Splitting = tuple[Fractions, int]  # and a seed
 
 
 def parse_split(split: str, seed: int = 0) -> Fractions:
@@ -30,7 +31,7 @@ def parse_split(split: str, seed: int = 0) -> Fractions:
 
 
 def graph_fields(
-    read: ReadTriples, name: str, fractions: Fractions, *, seed: int, labels: Mapping[str, str], where: str, advice: str
+    read: ReadTriples, name: str, splitting: Splitting, *, labels: Mapping[str, str], where: str, advice: str
 ) -> dict[str, Any]:
     """The fields of a graph that was read with its splits, or as `triples` to be split.
 
@@ -38,7 +39,7 @@ def graph_fields(
     """
     shape = GraphShape(len(read.entities), len(read.relations))
     if "triples" in read.triples:
-        splits, remarks = _split_distinct(where, read.triples["triples"], shape, fractions, seed, advice)
+        splits, remarks = _split_distinct(where, read.triples["triples"], shape, splitting, advice)
         notes = Notes(remarks=(*read.remarks, *remarks))
     else:
         splits = {split: read.triples[split] for split in SPLITS}
@@ -51,10 +52,10 @@ def graph_fields(
 
 
 def _split_distinct(
-    name: str, triples: Triples, shape: GraphShape, fractions: Fractions, seed: int, advice: str
+    name: str, triples: Triples, shape: GraphShape, splitting: Splitting, advice: str
 ) -> tuple[dict[str, Triples], list[str]]:
     """Split triples after removing duplicates: a copy in test of a triple in train would be known."""
-    remarks = []
+    (fractions, seed), remarks = splitting, []
     if is_mapped(triples):
         found = _split_on_disk(triples, shape, fractions, seed)
     else:
