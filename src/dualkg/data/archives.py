@@ -177,7 +177,7 @@ def check_parquet(path: Path, about: Any) -> None:
 def parquet_size(about: Any) -> int:
     """The bytes that a file of three columns expands to, by its metadata."""
     sizes = (about.row_group(group).total_byte_size for group in range(about.num_row_groups))
-    return max(24 * about.num_rows, sum(sizes))
+    return int(max(24 * about.num_rows, sum(sizes)))
 
 
 def _size_of(path: Path) -> int:
@@ -225,7 +225,7 @@ def _uncompressed(file_name: str) -> tuple[str, str]:
 
 def _members(path: Path, limit: int) -> list[Source]:
     try:
-        members = _zip_members(path) if path.name.lower().endswith(".zip") else _tar_members(path, limit)
+        members = (_zip_members if path.name.lower().endswith(".zip") else _tar_members)(path, limit)
     except UNREADABLE as error:
         raise unreadable(error, path, str(path)) from error
     sources = []
@@ -239,7 +239,7 @@ def _members(path: Path, limit: int) -> list[Source]:
     return sources
 
 
-def _zip_members(path: Path) -> dict[str, Callable[[], Any]]:
+def _zip_members(path: Path, _: int) -> dict[str, Callable[[], Any]]:
     def open_member(member: zipfile.ZipInfo) -> Any:
         with zipfile.ZipFile(path) as archive:
             return archive.open(member)
@@ -254,12 +254,11 @@ def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
     with whole.open() as stream:
         content = stream.read(min(IN_MEMORY, limit + 1))
         opener = whole.open if stream.peek(1) else partial(io.BytesIO, content)
+    members: dict[str, Callable[[], Any]] = {}
     with opener() as file, tarfile.open(fileobj=file, mode="r|") as archive:
-        members = {
-            member.name: partial(_Member, opener, member.offset_data, member.size)
-            for member in archive
-            if member.isreg() and not member.issparse()
-        }
+        for member in archive:
+            if member.isreg() and not member.issparse():
+                members[member.name] = partial(_Member, opener, member.offset_data, member.size)
         end = archive.offset
     # tarfile reads a broken header as the end; a true end is followed by zeros alone.
     with opener() as file:

@@ -93,7 +93,8 @@ def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optiona
                 plural = "name was" if reader.num_stripped == 1 else "names were"
                 remarks.append(f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}.")
         encoder.finish()
-    spilled, found = encoder.spilled, encoder.spilled.triples() if encoder.spilled else encoder.triples()
+    spilled, in_memory = encoder.spilled, encoder.ids
+    found = spilled.triples() if spilled else {split: np.concatenate(in_memory.pop(split)) for split in list(in_memory)}
     triples = {split: found.get(split, NO_TRIPLES) for split in readers}
     headers, about_headers = _find_headers(readers, triples) if find_headers else ([], [])
     if spilled and headers:
@@ -102,6 +103,7 @@ def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optiona
     triples |= {split: triples[split][1:] for split in headers}
     if spilled:
         entities, relations = spilled.names()
+        pa.default_memory_pool().release_unused()
     else:
         entities = _renumber(encoder.entities, [ids[:, ::2] for ids in triples.values()])
         relations = _renumber(encoder.relations, [ids[:, 1:2] for ids in triples.values()])
@@ -121,13 +123,10 @@ def _find_headers(readers: Mapping[str, Reader], triples: dict[str, Triples]) ->
     for cells in sorted({cells for cells in firsts.values() if cells and not any(cell.isdecimal() for cell in cells)}):
         splits = [split for split, first in firsts.items() if first == cells]
         names = triples[splits[0]][0].tolist()
-        # The splits without the headers that are known; large ones a part at a time.
-        rest = [ids[int(split in headers) :] for split, ids in triples.items()]
-        rest = [ids[part] for ids in rest for part in slices(len(ids), POSITIONS)]
+        rest = _without_headers(triples, headers)
         if any(sum(int((ids[:, i] == names[i]).sum()) for ids in rest) > len(splits) for i in (1, 0, 2)):
             continue
-        rest = [ids[int(split in {*headers, *splits}) :] for split, ids in triples.items()]
-        rest = [ids[part] for ids in rest for part in slices(len(ids), POSITIONS)]
+        rest = _without_headers(triples, [*headers, *splits])
         num_ids = [1 + max((int(ids[:, i].max()) for ids in rest), default=0) for i in range(3)]
         counts = [np.zeros(num, np.int64) for num in num_ids]
         for ids in rest:
@@ -152,6 +151,12 @@ def _find_headers(readers: Mapping[str, Reader], triples: dict[str, Triples]) ->
     return headers, remarks
 
 
+def _without_headers(triples: Mapping[str, Triples], headers: Container[str]) -> list[Triples]:
+    """The triples of all splits without the first one of some; of large ones, a part at a time."""
+    rest = [ids[int(split in headers) :] for split, ids in triples.items()]
+    return [ids[part] for ids in rest for part in slices(len(ids), POSITIONS)]
+
+
 class Encoder:
     """Takes blocks in the order of reading, and numbers their names in an order that depends on the blocks.
 
@@ -162,7 +167,7 @@ class Encoder:
     def __init__(self, worker: ThreadPoolExecutor) -> None:
         self.entities = self.relations = pa.array([], pa.string())
         self.spilled: SpilledTriples | None = None
-        self._ids: dict[str, list[Triples]] = {}
+        self.ids: dict[str, list[Triples]] = {}
         self._waiting: list[tuple[str, pa.RecordBatch]] = []
         self._num_waiting = self._num_triples = 0
         self._worker = worker
@@ -188,9 +193,6 @@ class Encoder:
             self.spilled.number()
         pa.default_memory_pool().release_unused()
 
-    def triples(self) -> dict[str, Triples]:
-        return {split: np.concatenate(self._ids.pop(split)) for split in list(self._ids)}
-
     def _start_merging(self) -> None:
         if self._merging:
             self._merging.result()
@@ -204,16 +206,16 @@ class Encoder:
         self.relations, relation_ids = _extend_vocabulary(self.relations, links)
         merged = zip(blocks, entity_ids[::2], relation_ids, entity_ids[1::2], strict=True)
         for (split, _), *columns in merged:
-            self._ids.setdefault(split, []).append(np.stack(columns, axis=1))
+            self.ids.setdefault(split, []).append(np.stack(columns, axis=1))
             self._num_triples += len(columns[0])
         if max(len(self.entities), len(self.relations)) > MAX_NAMES or self._num_triples > MAX_TRIPLES:
             self.spilled = self.spilled or SpilledTriples()
             self._spill(self.spilled)
 
     def _spill(self, spilled: SpilledTriples) -> None:
-        spilled.add((self.entities, self.relations), self._ids)
+        spilled.add((self.entities, self.relations), self.ids)
         self.entities = self.relations = pa.array([], pa.string())
-        self._ids, self._num_triples = {}, 0
+        self.ids, self._num_triples = {}, 0
         pa.default_memory_pool().release_unused()
 
 

@@ -84,8 +84,11 @@ class KnownAnswers:
             triples = with_reciprocals(np.concatenate(splits), shape.num_relations)
         else:
             wanted = sorted_distinct(self._keys(with_reciprocals(queries, shape.num_relations)))
-            parts = (split[part] for split in splits for part in slices(len(split)))
-            triples = np.concatenate([NO_TRIPLES, *(self._only(part, wanted) for part in parts)])
+            parts = [NO_TRIPLES]
+            for part in (split[rows] for split in splits for rows in slices(len(split))):
+                both = with_reciprocals(part, shape.num_relations)
+                parts.append(both[is_among(self._keys(both), wanted)])
+            triples = np.concatenate(parts)
         # A repeated triple is one answer.
         triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
         self.answers = triples[:, 2].copy()
@@ -125,12 +128,6 @@ class KnownAnswers:
 
     def _keys(self, triples: Triples) -> Ids:
         return self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))
-
-    def _only(self, triples: Triples, wanted: Ids) -> Triples:
-        """The triples and reciprocals whose queries are among those wanted."""
-        triples = with_reciprocals(triples, self.shape.num_relations)
-        found: Triples = triples[is_among(self._keys(triples), wanted)]
-        return found
 
     def keys(self, entities: IdsT, relations: IdsT) -> IdsT:
         """One number per query."""

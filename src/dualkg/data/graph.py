@@ -71,8 +71,7 @@ class Graph:
     fingerprint: str = ""
     catalogued: bool = False
     notes: Notes = field(default_factory=Notes)
-    read_options: dict[str, Any] = field(default_factory=dict)
-    """The keys of a recipe's [data] table that `load_graph` was called with."""
+    read_options: dict[str, Any] = field(default_factory=dict)  # keys of a recipe's [data] table, for `load_graph`
 
     @classmethod
     def from_triples(
@@ -88,7 +87,7 @@ class Graph:
         Names are text or whole numbers. If the rows are ids from 0, `entities` and `relations` are their names.
         """
         return cls(
-            **memory.graph_of_triples(triples, entities=entities, relations=relations, **options)
+            **memory.make_fields(triples, kind="triples", entities=entities, relations=relations, **options)
         ).with_fingerprint()
 
     @classmethod

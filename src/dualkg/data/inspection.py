@@ -33,10 +33,8 @@ class Degrees:
     percentile_90: float
     percentile_99: float
     max: int
-    distribution: list[dict[str, int]]
-    """The numbers of entities with degree 1, 2 to 3, 4 to 7, and so on."""
-    hubs: list[dict[str, Any]]
-    """The entities of the highest degrees."""
+    distribution: list[dict[str, int]]  # the numbers of entities with degree 1, 2 to 3, 4 to 7, and so on
+    hubs: list[dict[str, Any]]  # the entities of the highest degrees
 
 
 @dataclass(frozen=True)
@@ -69,12 +67,9 @@ class RedundantRelations:
     kind: str
     relation: str
     other: str
-    common: int
-    """Entity pairs of both, counted on all splits, without self-loops."""
-    overlap: tuple[float, float]
-    """`common` as a share of the pairs of either relation."""
-    leaked: dict[str, int]
-    """The triples of valid and test that train has under the other relation."""
+    common: int  # entity pairs of both, counted on all splits, without self-loops
+    overlap: tuple[float, float]  # `common` as a share of the pairs of either relation
+    leaked: dict[str, int]  # the triples of valid and test that train has under the other relation
 
 
 @dataclass(frozen=True)
@@ -83,22 +78,14 @@ class HeldOut:
 
     unseen_entities: int
     unseen_relations: int
-    unseen_triples: int
-    """Triples with an unseen entity or relation."""
-    copies: int
-    """Train has the triple itself."""
-    duplicate: int
-    """Train has (h, r', t), and r' is a duplicate of r."""
-    inverse: int
-    """Train has (t, r', h), and r' is an inverse of r."""
-    symmetric: int
-    """Train has (t, r, h), and r is symmetric."""
-    leaked: int
-    """Any of these four."""
-    reverse: int
-    """Train has (t, r', h) for any relation r'. In a dense graph this need not be leakage."""
-    parallel: int
-    """Train has (h, r', t) for any other relation r'."""
+    unseen_triples: int  # triples with an unseen entity or relation
+    copies: int  # train has the triple itself
+    duplicate: int  # train has (h, r', t), and r' is a duplicate of r
+    inverse: int  # train has (t, r', h), and r' is an inverse of r
+    symmetric: int  # train has (t, r, h), and r is symmetric
+    leaked: int  # any of these four
+    reverse: int  # train has (t, r', h) for any relation r'. In a dense graph this need not be leakage
+    parallel: int  # train has (h, r', t) for any other relation r'
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,14 +173,14 @@ class Inspection:
     @cached_property
     def held_out(self) -> dict[str, HeldOut]:
         """What valid and test have that train has not, and what train gives away of them."""
-        in_train = self._distinct["train"]
-        num_in_train = np.bincount(in_train // max(len(self.relations), 1), minlength=2 * len(self._pairs))
+        in_train, (pairs, keys) = self._distinct["train"], self._pairs_and_keys
+        num_in_train = np.bincount(in_train // max(len(self.relations), 1), minlength=2 * len(pairs))
         seen, seen_relation = self._occurring("train")
         found = {}
         for split, (by_kind, _) in self._leaks.items():
             head, relation, tail = self.triples[split].T
             entities, relations = self._occurring(split)
-            copies, ordered = is_among(self._keys[split], in_train), self._keys[split] // max(len(self.relations), 1)
+            copies, ordered = is_among(keys[split], in_train), keys[split] // max(len(self.relations), 1)
             flags = {
                 "unseen_entities": entities & ~seen,
                 "unseen_relations": relations & ~seen_relation,
@@ -212,20 +199,17 @@ class Inspection:
 
         They are about test, or about valid where test is not concerned.
         """
-        leaks, unseen = self._worst("leaked", MAX_LEAKED), self._worst("unseen_triples", MAX_UNSEEN)
         sentences = []
-        if leaks:
-            split, share = leaks
-            facts = self.held_out[split]
+        if leaks := self._worst("leaked", MAX_LEAKED):
+            split, share, facts = leaks
             reason = "occur in train too"
             if facts.copies <= facts.leaked / 2:
                 worst = max(self.redundant, key=lambda row: row.leaked[split])
                 names = " and ".join(dict.fromkeys((worst.relation, worst.other)))
                 reason = f"follow from train by duplicate, inverse or symmetric relations (such as {names})"
             sentences.append(f"Leakage: {share:.1%} of the {split} triples {reason}; metrics are too optimistic.")
-        if unseen:
-            split, share = unseen
-            facts = self.held_out[split]
+        if unseen := self._worst("unseen_triples", MAX_UNSEEN):
+            split, share, facts = unseen
             numbers = (facts.unseen_entities, "entity", "entities"), (facts.unseen_relations, "relation", "relations")
             listed = " and ".join(f"{n:,} {one if n == 1 else many}" for n, one, many in numbers if n)
             sentences.append(
@@ -233,12 +217,13 @@ class Inspection:
             )
         return sentences
 
-    def _worst(self, name: str, most: float) -> tuple[str, float] | None:
-        """The first of test and valid with at least this share of such triples, and its share."""
-        shares = {
-            split: getattr(self.held_out[split], name) / max(len(self.triples[split]), 1) for split in ("test", "valid")
-        }
-        return next(((split, share) for split, share in shares.items() if share >= most), None)
+    def _worst(self, name: str, most: float) -> tuple[str, float, HeldOut] | None:
+        """The first of test and valid with at least this share of such triples, its share and its facts."""
+        for split in ("test", "valid"):
+            share = getattr(self.held_out[split], name) / max(len(self.triples[split]), 1)
+            if share >= most:
+                return split, share, self.held_out[split]
+        return None
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
@@ -265,30 +250,24 @@ class Inspection:
         return 2 * max(len(self.relations), 1)
 
     @cached_property
-    def _pairs_and_keys(self) -> tuple[Ids, Ids]:
+    def _pairs_and_keys(self) -> tuple[Ids, dict[str, Ids]]:
+        """The distinct pairs of entities, `low * num_entities + high`; and of each split, for each triple
+        `(pair * 2 + swapped) * num_relations + relation`.
+        """
         head, relation, tail = np.concatenate(list(self.triples.values())).astype(np.int64).T
         joined = np.minimum(head, tail) * len(self.entities) + np.maximum(head, tail)
         pairs, pair = np.unique(joined, return_inverse=True)
-        return pairs, pair.reshape(-1) * self._width + (head > tail) * len(self.relations) + relation
-
-    @property
-    def _pairs(self) -> Ids:
-        """The distinct pairs of entities, `low * num_entities + high`."""
-        return self._pairs_and_keys[0]
-
-    @cached_property
-    def _keys(self) -> dict[str, Ids]:
-        """By split, for each triple `(pair * 2 + swapped) * num_relations + relation`."""
+        keys = pair.reshape(-1) * self._width + (head > tail) * len(self.relations) + relation
         ends = np.cumsum([len(triples) for triples in self.triples.values()])[:-1]
-        return dict(zip(self.triples, np.split(self._pairs_and_keys[1], ends), strict=True))
+        return pairs, dict(zip(self.triples, np.split(keys, ends), strict=True))
 
     @cached_property
     def _distinct(self) -> dict[str, Ids]:
-        return {split: sorted_distinct(keys) for split, keys in self._keys.items()}
+        return {split: sorted_distinct(keys) for split, keys in self._pairs_and_keys[1].items()}
 
     def _ends(self, pair: Ids) -> tuple[Ids, Ids]:
         """The two entities of each pair."""
-        low, high = np.divmod(self._pairs[pair], max(len(self.entities), 1))
+        low, high = np.divmod(self._pairs_and_keys[0][pair], max(len(self.entities), 1))
         return low, high
 
     def _occurring(self, split: str) -> tuple[Flags, Flags]:
@@ -303,8 +282,7 @@ class Inspection:
         """The distinct triples of all splits without self-loops, sorted."""
         keys = sorted_distinct(np.concatenate(list(self._distinct.values())))
         low, high = self._ends(keys // self._width)
-        without: Ids = keys[low != high]
-        return without
+        return np.compress(low != high, keys)
 
     @cached_property
     def _sizes(self) -> Ids:
@@ -359,7 +337,10 @@ class Inspection:
         column, source, target = column[order], source[order], target[order]
         found = {}
         for split in ("valid", "test"):
-            triples, (ordered, relation) = self.triples[split], np.divmod(self._keys[split], self._width // 2)
+            triples, (ordered, relation) = (
+                self.triples[split],
+                np.divmod(self._pairs_and_keys[1][split], self._width // 2),
+            )
             first, last = (np.searchsorted(source, relation, side=side) for side in ("left", "right"))
             numbers = np.where(triples[:, 0] == triples[:, 2], 0, last - first)
             triple = np.repeat(np.arange(len(triples)), numbers)

@@ -71,9 +71,18 @@ def load_graph(
                 f"One file of labels was expected in {labels}, and it holds {len(found_labels)}. Name one file."
             )
         location = replace(location, labels=found_labels[0])
-    cached = cache_folder() / "graphs" / _cache_key(location, columns, delimiter, splitting)[:32]
-    found = _load_cached(cached) if location.source != BUNDLED else None
+    # One checksum of the bytes to read, the names that remarks mention, and the options that determine the graph.
+    files = {"labels": location.labels, **location.files} if location.labels else location.files
+    read = {name: [source.name, source.checksum(stored=True), source.compression] for name, source in files.items()}
+    facts = [FORMAT, READING, location.name, location.entry and asdict(location.entry), read, list(columns or [])]
+    facts += [delimiter, splitting if location.single else []]
+    key = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    cached, found = cache_folder() / "graphs" / key, None
+    if location.source != BUNDLED:
+        with suppress(OSError, ValueError):
+            found = load_saved_graph(cached)
     if found is None:
+        shutil.rmtree(cached, ignore_errors=True)  # damaged or of an older version: it is written again
         labels_read = read_labels(location.labels) if location.labels else {}
         with catalogue.discard_on_error(location.entry) if location.entry and location.fetched else nullcontext():
             found = _read(location, columns, delimiter, splitting, labels_read).with_fingerprint()
@@ -88,26 +97,6 @@ def load_graph(
     read_options: dict[str, object] = {"split": split, "split_seed": seed} if location.single else {}
     read_options |= {name: option for name, option in given.items() if option is not None}
     return replace(found, source=location.source, read_options=read_options)
-
-
-def _cache_key(location: Location, columns: Columns | None, delimiter: str | None, splitting: Splitting) -> str:
-    """One checksum of the bytes to read, the names that remarks mention, and the options that determine the graph."""
-    files = {"labels": location.labels, **location.files} if location.labels else location.files
-    read = {name: [source.name, source.checksum(stored=True), source.compression] for name, source in files.items()}
-    entry = asdict(location.entry) if location.entry else None
-    split_by = splitting if location.single else []
-    facts = [FORMAT, READING, location.name, entry, read, list(columns or []), delimiter, split_by]
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _load_cached(folder: Path) -> Graph | None:
-    with suppress(OSError, ValueError):
-        return load_saved_graph(folder)
-    shutil.rmtree(folder, ignore_errors=True)  # damaged or of an older version: it is written again
-    return None
-
-
-# -- reading ------------------------------------------------------------------------------------------------
 
 
 def _read(

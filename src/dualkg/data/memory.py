@@ -29,11 +29,6 @@ EDGE_RELATION = "edge"  # the relation of edges that have no attributes
 # -- the constructors ---------------------------------------------------------------------------------------
 
 
-def graph_of_triples(triples: Any, **options: Any) -> dict[str, Any]:
-    """The fields of a graph of rows or of an array."""
-    return _graph(triples, kind="triples", **options)
-
-
 def graph_of_table(frame: Any, **options: Any) -> dict[str, Any]:
     """The fields of a graph of a table."""
     if not _is_table(frame) and not _is_datasets(frame):
@@ -41,20 +36,20 @@ def graph_of_table(frame: Any, **options: Any) -> dict[str, Any]:
             f"from_dataframe takes a pandas, polars or Arrow table, or a dictionary of columns; {_described(frame)} "
             f"was given. {advice_for(frame).partition('. ')[2]}"
         )
-    return _graph(frame, kind="dataframe", **options)
+    return make_fields(frame, kind="dataframe", **options)
 
 
 def graph_of_datasets(dataset: Any, *, valid: Any = None, test: Any = None, **options: Any) -> dict[str, Any]:
     """The fields of a graph of Hugging Face datasets, or of a dictionary of its splits."""
     if not isinstance(dataset, Mapping):
-        return _graph(dataset, kind="dataset", valid=valid, test=test, **options)
+        return make_fields(dataset, kind="dataset", valid=valid, test=test, **options)
     splits = {SPLIT_KEYS.get(str(key).lower(), str(key)): part for key, part in dataset.items()}
     if "train" not in splits or valid is not None or test is not None:
         raise RequestError(
             f"A dictionary of datasets should have train, and valid and test if they are given; it has "
             f"{', '.join(map(str, dataset)) or 'no splits'}. Pass its parts: from_datasets(train, valid=…, test=…)."
         )
-    return _graph(splits["train"], kind="dataset", valid=splits.get("valid"), test=splits.get("test"), **options)
+    return make_fields(splits["train"], kind="dataset", valid=splits.get("valid"), test=splits.get("test"), **options)
 
 
 def graph_of_networkx(graph: Any, relation: str | None = None, **options: Any) -> dict[str, Any]:
@@ -66,7 +61,7 @@ def graph_of_networkx(graph: Any, relation: str | None = None, **options: Any) -
         facts_of = [(str(node), facts) for part in parts for node, facts in part.nodes(data=True)]
         found = ((node, facts.get(key)) for node, facts in facts_of for key in ("label", "name"))
         options["labels"] = {node: label for node, label in found if isinstance(label, str)}
-    fields = _graph(graph, kind="networkx", convert=partial(_edges, relation=relation), **options)
+    fields = make_fields(graph, kind="networkx", convert=partial(_edges, relation=relation), **options)
     remarks = []
     if num_isolated := sum(1 for node in graph.nodes if not graph.degree(node)):
         nodes = "node without edges was" if num_isolated == 1 else "nodes without edges were"
@@ -81,7 +76,7 @@ def graph_of_pyg(data: Any, **options: Any) -> dict[str, Any]:
     """The fields of a graph of PyTorch Geometric's Data or HeteroData."""
     if hasattr(data, "edge_types") and (options.get("entities") or options.get("relations")):
         raise RequestError("A HeteroData has names of its own. Leave entities and relations out.")
-    return _graph(data, kind="pyg", convert=_pyg_rows, **options)
+    return make_fields(data, kind="pyg", convert=_pyg_rows, **options)
 
 
 def advice_for(data: Any) -> str:
@@ -106,7 +101,7 @@ def advice_for(data: Any) -> str:
 # -- from data to fields ------------------------------------------------------------------------------------
 
 
-def _graph(
+def make_fields(
     data: Any,
     *,
     kind: str,

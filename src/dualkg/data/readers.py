@@ -90,7 +90,7 @@ class Reader(ABC):
 
 def is_empty(names: pa.Array) -> npt.NDArray[np.bool_]:
     """Whether each name is empty."""
-    return np.diff(text_of(names)[0]) == 0
+    return np.asarray(np.diff(text_of(names)[0]) == 0)
 
 
 def blocks_of(triples: Iterator[Sequence[str]]) -> Generator[pa.RecordBatch]:
@@ -224,7 +224,7 @@ class TableReader(Reader):
             raise self._bad_row(role, empty[encoded.indices], first_row, "is empty")
         return encoded
 
-    def _bad_row(self, role: str, bad: Iterable[Any], first_row: int, problem: str) -> DataError:
+    def _bad_row(self, role: str, bad: Any, first_row: int, problem: str) -> DataError:
         row = first_row + int(np.argmax(bad))
         return DataError(f"{self.name}, row {row:,}: the {role} {problem}. Give it a name, or remove the row.")
 
@@ -236,7 +236,7 @@ class RowsReader(Reader):
     """Rows with keys (mappings) or in an order (sequences): of Python, of JSON lines or of one JSON array."""
 
     def blocks(self) -> Generator[pa.RecordBatch]:
-        yield from blocks_of(self._triples())
+        return blocks_of(self._triples())
 
     def _triples(self) -> Iterator[list[str]]:
         keys: list[Any] = []

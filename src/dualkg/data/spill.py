@@ -328,9 +328,9 @@ class SpilledTriples:
         """Write a unit: the names of entities and relations, and blocks of triples by split."""
         rows = [block for found in blocks.values() for block in found]
         renumbered = []
-        for known, unit, columns in zip(self._names, names, ([0, 2], [1]), strict=True):
-            parts = [block[:, columns[0] :: 2] for block in rows]
-            first = first_positions(len(unit), parts, self._num_rows * len(columns))
+        for known, unit, column in zip(self._names, names, (0, 1), strict=True):
+            parts = [block[:, column::2] for block in rows]
+            first = first_positions(len(unit), parts, self._num_rows * (2 - column))
             renumbered.append(known.add(unit, first))
         for split, found in blocks.items():
             for block in found:
@@ -359,10 +359,8 @@ class SpilledTriples:
                     found[split].append(_translated(local, *ids))
         return {split: mapped_triples(column) for split, column in found.items()}
 
-    def names(self) -> tuple[pa.Array, pa.Array]:
-        found = self._names[0].names(), self._names[1].names()
-        pa.default_memory_pool().release_unused()
-        return found
+    def names(self) -> list[pa.Array]:
+        return [known.names() for known in self._names]
 
 
 def _translated(triples: Triples, entity: Array, relation: Array) -> Array:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 Triples = npt.NDArray[np.int32]
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+MAX_KEYS = 2**63  # if there are more possible triples, the queries that occur are numbered first
 NO_TRIPLES: Triples = np.empty((0, 3), np.int32)
 
 
@@ -46,21 +47,16 @@ def triple_keys(triples: Triples, shape: GraphShape) -> npt.NDArray[np.int64]:
     keys = triples[:, 0].astype(np.int64)
     keys *= num_relations
     keys += triples[:, 1]
-    if not _fits(shape):
+    if num_entities**2 * num_relations >= MAX_KEYS:
         _, keys = np.unique(keys, return_inverse=True)
     keys *= num_entities
     keys += triples[:, 2]
     return keys
 
 
-def _fits(shape: GraphShape) -> bool:
-    """Whether all possible triples can be numbered by 63 bits; else the queries that occur are numbered first."""
-    return shape.num_entities**2 * shape.num_relations < 2**63
-
-
 def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
     """The distinct triples, sorted by (head, relation, tail)."""
-    if not _fits(shape):
+    if shape.num_entities**2 * shape.num_relations >= MAX_KEYS:
         _, first = np.unique(triple_keys(triples, shape), return_index=True)
         found: Triples = triples[first]
         return found

@@ -29,9 +29,8 @@ class Vocabulary:
         self.kind = kind
         self.names: pa.Array = names if isinstance(names, pa.Array) else pa.array(names, pa.string())
         if isinstance(labels, Mapping):
-            kind_of_text, by_name = self.names.type, labels
             parts = (self.names[part].to_pylist() for part in slices(len(self.names)))
-            found = [pa.array([by_name.get(name) for name in names], kind_of_text) for names in parts]
+            found = [pa.array(map(labels.get, names), self.names.type) for names in parts]
             labels = pa.concat_arrays(found) if any(part.null_count < len(part) for part in found) else None
         self.labels: pa.Array | None = labels
 
@@ -72,7 +71,7 @@ class Vocabulary:
     @cached_property
     def _ids_of_label(self) -> dict[str, list[int]]:
         ids: dict[str, list[int]] = {}
-        for id, label in enumerate(self.labels.to_pylist() if self.labels is not None else []):
+        for id, label in enumerate([] if self.labels is None else self.labels.to_pylist()):
             if label:
                 ids.setdefault(label, []).append(id)
         return ids
@@ -88,17 +87,13 @@ class Vocabulary:
 
     def ids_ignoring_case(self, name: str) -> list[int]:
         """The ids with this name or label, ignoring case."""
-        if len(self.names) > INDEXED_NAMES:
-            return self._search_ignoring_case(name)
-        return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
-
-    def _search_ignoring_case(self, name: str) -> list[int]:
-        """The same without a dictionary: by a scan of all names."""
+        if len(self.names) <= INDEXED_NAMES:
+            return sorted(set(self._ids_of_folded.get(name.casefold(), [])))
         import pyarrow.compute as pc
 
         wanted, found = pa.scalar(name.lower(), self.names.type), set[int]()
         for texts in (self.names, *([] if self.labels is None else [self.labels])):
-            for part in slices(len(texts)):
+            for part in slices(len(texts)):  # without a dictionary, by a scan of all names
                 same = pc.equal(pc.utf8_lower(texts[part]), wanted).fill_null(False)
                 found.update((part.start + np.flatnonzero(same.to_numpy(zero_copy_only=False))).tolist())
         return sorted(found)
