@@ -98,15 +98,6 @@ class _Guarded(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def seekable(self) -> bool:
-        return not self._expands and bool(self._open[-1].seekable())
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
-        return int(self._open[-1].seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._open[-1].tell())
-
     def readinto(self, buffer: Any, /) -> int:
         try:
             num_read = int(self._open[-1].readinto(buffer))
@@ -251,9 +242,11 @@ def _zip_members(path: Path, _: int) -> dict[str, Callable[[], Any]]:
 def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
     compression = next(kind for suffix, kind in TARS.items() if path.name.lower().endswith(suffix))
     whole = Source(str(path), path.name, compression, path, partial(path.open, "rb"), limit)
-    with whole.open() as stream:
-        content = stream.read(min(IN_MEMORY, limit + 1))
-        opener = whole.open if stream.peek(1) else partial(io.BytesIO, content)
+    opener: Callable[[], Any] = whole.opener
+    if compression:
+        with whole.open() as stream:
+            content = stream.read(min(IN_MEMORY, limit + 1))
+            opener = whole.open if stream.peek(1) else partial(io.BytesIO, content)
     members: dict[str, Callable[[], Any]] = {}
     with opener() as file, tarfile.open(fileobj=file, mode="r|") as archive:
         for member in archive:
@@ -270,7 +263,7 @@ def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
 
 
 class _Member(io.RawIOBase):
-    """A member of a tar archive, which is in memory, or else is read up to it."""
+    """A member of a tar archive, which is read up to it unless it is plain or in memory."""
 
     def __init__(self, opener: Callable[[], Any], start: int, size: int) -> None:
         self._stream, self._left = opener(), size

@@ -92,10 +92,10 @@ def load_graph(
             if found.is_mapped and cached.exists():
                 del found  # its temporary files take as much disk, and memory while they are read
                 found = load_saved_graph(cached)
-    given = {"columns": columns and tuple(columns), "delimiter": delimiter, "labels": labels and str(labels)}
-    given |= {"max_size": max_size}
     read_options: dict[str, object] = {"split": split, "split_seed": seed} if location.single else {}
-    read_options |= {name: option for name, option in given.items() if option is not None}
+    read_options |= {"columns": columns and tuple(columns), "delimiter": delimiter}
+    read_options |= {"labels": labels and str(labels), "max_size": max_size}
+    read_options = {name: option for name, option in read_options.items() if option is not None}
     return replace(found, source=location.source, read_options=read_options)
 
 

@@ -172,8 +172,9 @@ class TableReader(Reader):
             names = self._column_names(self.data.schema)
             yield from self._blocks(names, self.data.to_batches(NUM_ROWS))
             return
-        with self.data.open() as stream:
-            seekable = stream if stream.seekable() else pa.BufferReader(stream.read())
+        plain = not self.data.compression and not self.data.in_archive
+        with self.data.opener() if plain else self.data.open() as stream:
+            seekable = stream if plain else pa.BufferReader(stream.read())
             try:
                 with pa.parquet.ParquetFile(seekable) as table:
                     self.data.check_size(parquet_size(table.metadata))

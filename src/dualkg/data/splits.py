@@ -12,7 +12,7 @@ from dualkg.data.triples import SPLITS, GraphShape, Notes, Triples, count_repeat
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
 
-Positions = npt.NDArray[np.int64]
+Positions = npt.NDArray[Any]
 Fractions = tuple[float, float, float]
 Splitting = tuple[Fractions, int]  # and a seed
 
@@ -46,9 +46,9 @@ def graph_fields(
         count = count_repeats_on_disk if any(map(is_mapped, splits.values())) else count_repeats
         notes = count(splits, shape, read.remarks)
     labels = read.labels | dict(labels)
-    named = {"entities": Vocabulary(read.entities, labels or None, kind="entity")}
-    named |= {"relations": Vocabulary(read.relations, labels or None, kind="relation")}
-    return {"name": name, "notes": notes, **named, **splits}
+    entities = Vocabulary(read.entities, labels or None, kind="entity")
+    relations = Vocabulary(read.relations, labels or None, kind="relation")
+    return {"name": name, "entities": entities, "relations": relations, "notes": notes, **splits}
 
 
 def _split_distinct(
