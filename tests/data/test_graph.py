@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.data.graph import (
+from dualkg.data.triples import (
     SPLITS,
     GraphShape,
     Notes,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dualkg.data import spill
-from dualkg.data.graph import NO_TRIPLES, SPLITS, Graph, GraphShape, Triples
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples
 from dualkg.data.spill import Column, Table, is_mapped, key_ranges, release, slices
-from dualkg.data.triples import distinct_triples, is_among, sorted_distinct, triple_keys
+from dualkg.data.triples import NO_TRIPLES, distinct_triples, is_among, sorted_distinct, triple_keys
 
 Ids = npt.NDArray[np.int64]
 IdsT = TypeVar("IdsT", Ids, Tensor)
