@@ -28,9 +28,8 @@ from dualkg.inference.completion import check_completion
 from dualkg.inference.index import measure_storage_formats
 from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.models.base import Model
-from dualkg.models.bilinear import BilinearModel
+from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import ModE, RotatE
-from dualkg.models.dual import Dual
 from dualkg.training.api import choose_device, spread, train_recipe
 from dualkg.training.ensemble import Ensemble
 from dualkg.training.recipe import Recipe, RegularizerConfig

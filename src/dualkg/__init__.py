@@ -23,13 +23,10 @@ if TYPE_CHECKING:
     from dualkg.inference.predictor import Prediction, Predictor
     from dualkg.losses import KvsAll, Loss, MarginRanking, NegativeSampling, OneVsAll, SampledSoftmax
     from dualkg.models.base import EmbeddingModel, Model
-    from dualkg.models.bilinear import BilinearModel
+    from dualkg.models.bilinear import BilinearModel, Dual
     from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
-    from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
-    from dualkg.models.dual import Dual
-    from dualkg.models.hake import HAKE
+    from dualkg.models.distance import HAKE, SE, DistanceModel, ModE, MuRP, RotatE, TransE
     from dualkg.models.matrix import RESCAL, TuckER
-    from dualkg.models.murp import MuRP
     from dualkg.regularizers import DURA, N3, BasicDURA, Frobenius, NoRegularizer, RegP1, Regularizer, UnweightedDURA
     from dualkg.training.api import train, train_recipe
     from dualkg.training.callbacks import Callback, MLflow, StopTraining, TensorBoard, WandB

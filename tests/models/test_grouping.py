@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.models.grouping import RelationGroups, multiply_one_by_one, multiply_padded
+from dualkg.models.matrix import RelationGroups, multiply_groups, multiply_padded
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=40))
@@ -16,7 +16,7 @@ def test_the_padded_product_equals_the_products_of_the_groups(relations):
     matrices = torch.randn(len(groups.sizes), 3, 3, generator=random, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(vectors.shape, generator=random, dtype=torch.float64)
     found = []
-    for form in (multiply_one_by_one, multiply_padded):
+    for form in (multiply_groups, multiply_padded):
         product = form(matrices, groups, vectors)
         found.append([product, *torch.autograd.grad(product, [vectors, matrices], upstream)])
     for one, other in zip(*found, strict=True):

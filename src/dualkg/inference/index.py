@@ -29,9 +29,8 @@ from dualkg.evaluation.ranking import full_precision
 from dualkg.evaluation.report import Metrics, evaluate
 from dualkg.files import writing
 from dualkg.models.base import Factors, Model, Side
-from dualkg.models.bilinear import BilinearModel
+from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
-from dualkg.models.dual import Dual
 from dualkg.training.checkpoint import compress, expand
 
 Metric = Literal["inner product", "euclidean"]

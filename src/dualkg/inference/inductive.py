@@ -17,9 +17,8 @@ from dualkg.data.filters import with_reciprocals
 from dualkg.data.graph import Graph, Triples
 from dualkg.errors import RequestError
 from dualkg.losses.softmax import frequency_weights
-from dualkg.models.base import Factors, Model, Side
+from dualkg.models.base import Factors, Model, Side, lookup
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.grouping import lookup
 from dualkg.regularizers import DURA, PowerSum, Regularizer, is_power_sum
 from dualkg.training.recipe import Recipe
 

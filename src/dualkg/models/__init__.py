@@ -1,14 +1,11 @@
 """Models of link prediction; `MODELS` maps names in recipes to classes."""
 
 from dualkg.models.base import EmbeddingModel, Model
-from dualkg.models.bilinear import BilinearModel
+from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.diagonal import CP, ComplEx, DistMult, QuatE, SimplE
-from dualkg.models.distance import SE, DistanceModel, ModE, RotatE, TransE
-from dualkg.models.dual import Dual
+from dualkg.models.distance import HAKE, SE, DistanceModel, ModE, MuRP, RotatE, TransE
 from dualkg.models.ensemble import EnsembleModel
-from dualkg.models.hake import HAKE
 from dualkg.models.matrix import RESCAL, TuckER
-from dualkg.models.murp import MuRP
 
 BILINEAR: dict[str, type[BilinearModel]] = {
     model.__name__: model for model in (CP, DistMult, ComplEx, RESCAL, SimplE, QuatE, TuckER)

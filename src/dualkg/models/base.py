@@ -6,20 +6,20 @@ import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
-from dualkg.models.grouping import lookup
 
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
@@ -29,59 +29,49 @@ _skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", defau
 
 
 class Rows(Protocol):
-    """Rows of the entity tables that a process holds, in their order."""
+    """Rows of the entity tables that a process holds, of the entities `ids`; others have position −1."""
 
     @property
     def size(self) -> int: ...
 
     @property
-    def ids(self) -> Tensor:
-        """The entity of each row."""
-        ...
+    def ids(self) -> Tensor: ...
 
-    def positions(self, ids: Tensor) -> Tensor:
-        """The row of each entity, −1 for those that are not held."""
-        ...
-
-
-@dataclass(frozen=True)
-class AllRows:
-    """All rows of the entity tables, in the order of ids."""
-
-    size: int
-
-    @property
-    def ids(self) -> Tensor:
-        return torch.arange(self.size)
-
-    def positions(self, ids: Tensor) -> Tensor:
-        return ids
+    def positions(self, ids: Tensor) -> Tensor: ...
 
 
 _shard: ContextVar[tuple[Rows | None, torch.device | None]] = ContextVar("shard", default=(None, None))
 
 
+def lookup(table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
+    """Rows of a table by id; an embedding look-up sums its gradient in a fixed order, which indexing does not.
+
+    With `sparse`, the gradient of a table that is a parameter has only the rows that were read.
+    """
+    return F.embedding(ids, table, sparse=sparse and table.is_leaf)
+
+
 @contextmanager
-def only_rows(rows: Rows, *, device: torch.device | None = None) -> Iterator[None]:
+def _during(setting: ContextVar[Any], value: object) -> Iterator[None]:
+    token = setting.set(value)
+    try:
+        yield
+    finally:
+        setting.reset(token)
+
+
+def only_rows(rows: Rows | None, *, device: torch.device | None = None) -> AbstractContextManager[None]:
     """Build models whose entity tables have some of the rows alone, with the numbers they have in the whole tables.
 
-    The tables are made on the device, and drawn block by block: the memory of the host may be smaller than they are.
+    The tables, or whole ones with None, are made on the device and drawn block by block: the memory of the host may be
+    smaller than they are.
     """
-    token = _shard.set((rows, device))
-    try:
-        yield
-    finally:
-        _shard.reset(token)
+    return _during(_shard, (rows, device))
 
 
-@contextmanager
-def skip_initialization() -> Iterator[None]:
+def skip_initialization() -> AbstractContextManager[None]:
     """Build models with zeros in place of random numbers, which take seconds to draw, before loading saved weights."""
-    token = _skip_initialization.set(True)
-    try:
-        yield
-    finally:
-        _skip_initialization.reset(token)
+    return _during(_skip_initialization, True)
 
 
 def overridden(instance: object) -> set[str]:
@@ -93,7 +83,6 @@ def overridden(instance: object) -> set[str]:
 
 
 def _shape_of(graph: Graph | GraphShape) -> GraphShape:
-    """The shape of a graph, or a shape as it is."""
     shape = graph.shape if isinstance(graph, Graph) else graph
     if not (isinstance(shape, tuple) and len(shape) == 2 and all(isinstance(size, int) for size in shape)):
         name = isinstance(graph, (str, Path))
@@ -163,15 +152,17 @@ class Model(nn.Module, ABC):
 
     def predict_candidates(self, given: Tensor, relations: Tensor, candidates: Tensor, side: Side) -> Tensor:
         """Scores of candidates `(batch, n)` for the queries whose `side` is missing, as above, `(batch, n)`."""
-        if side == "tail":
-            return self.candidate_scores(self.factors(given, relations, None), candidates, "tail")
-        if self.reciprocal:
-            return self.predict_candidates(given, relations + self.shape.num_relations, candidates, "tail")
-        return self.candidate_scores(self.factors(None, relations, given), candidates, "head")
+        if side == "head" and self.reciprocal:
+            side, relations = "tail", relations + self.shape.num_relations
+        return self.candidate_scores(self.queries(given, relations, side), candidates, side)
 
     def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
         """The vectors of a batch of triples, or of queries, where the ids to predict are None."""
         return Factors(self.embedding, heads, relations, tails)
+
+    def queries(self, given: Tensor, relations: Tensor, side: Side) -> Factors:
+        """The vectors of queries whose `side` is missing."""
+        return self.factors(given, relations, None) if side == "tail" else self.factors(None, relations, given)
 
     # -- to be implemented --------------------------------------------------------------------------------
 
@@ -220,13 +211,9 @@ class Model(nn.Module, ABC):
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         """Scores of candidate tails, or heads, `(batch, n)`; ids `(n,)` shared by the batch, or `(batch, n)`."""
-        batch = len(f.relations)
-        candidates = candidates.expand(batch, candidates.shape[-1])
-        num = candidates.shape[1]
-        repeated = {"tail": f.given_heads, "head": f.given_tails}[side]
-        assert repeated is not None
-        given, relations = (ids.repeat_interleave(num) for ids in (repeated, f.relations))
-        predicted = candidates.reshape(-1)
+        batch, num = len(f.relations), candidates.shape[-1]
+        given, relations = (ids.repeat_interleave(num) for ids in (f.given(side), f.relations))
+        predicted = candidates.expand(batch, num).reshape(-1)
         ids = (given, relations, predicted) if side == "tail" else (predicted, relations, given)
         return self.score(*ids).view(batch, num)
 
@@ -261,8 +248,8 @@ class EmbeddingModel(Model):
         self.dim = dim
         self.init_scale = self.default_init_scale if init_scale is None else init_scale
         self._random = torch.Generator().manual_seed(seed)
+        self._makes_entities = False  # while the tables of entities are made
         width = self.entity_width(dim)
-        self._kept: Rows | None = None  # while a table of entities is made
         self._check_size(width)
         self.entities = self._entity_table(width)
         self.relations = self.relation_table(self.num_relation_ids, self.relation_width(dim))
@@ -350,9 +337,9 @@ class EmbeddingModel(Model):
 
     def _entity_table(self, width: int) -> nn.Parameter:
         """The rows of all entities, or of the shard that is being built."""
-        self._kept = shard = _shard.get()[0]
+        self._makes_entities, shard = True, _shard.get()[0]
         table = self.table(self.shape.num_entities, width)
-        self._kept = None
+        self._makes_entities = False
         if shard is None or len(table) == shard.size:
             return table
         return nn.Parameter(table.detach()[shard.ids])  # of a class of one's own that draws whole tables
@@ -370,16 +357,17 @@ class EmbeddingModel(Model):
 
     def drawn(self, rows: int, width: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
         """Random numbers `(rows, width)`; of a shard, its rows of the same table, which is drawn block by block."""
-        kept, skip = self._kept, _skip_initialization.get()
-        device = None if kept is None else _shard.get()[1]
-        if kept is None or skip:
-            found = torch.zeros(kept.size if kept else rows, width, device=device)
-            return found if skip else draw(found)
-        found = torch.empty(kept.size, width, device=device)
+        shard, device = _shard.get() if self._makes_entities else (None, None)
+        found = torch.zeros(shard.size if shard else rows, width, device=device)
+        if _skip_initialization.get():
+            return found
+        if shard is None and device is None:
+            return draw(found)
         for start in range(0, rows, BLOCK_ROWS):
             # The last block has the rest: PyTorch draws normal numbers by sixteen, and the end of a table again.
             size = rows - start if rows - start < 2 * BLOCK_ROWS else BLOCK_ROWS
-            positions = kept.positions(torch.arange(start, start + size))
+            ids = torch.arange(start, start + size)
+            positions = shard.positions(ids) if shard else ids
             here = positions >= 0
             found[positions[here].to(found.device)] = draw(torch.empty(size, width))[here].to(found.device)
             if start + size == rows:
@@ -477,6 +465,17 @@ class Factors:
     @cached_property
     def mapped_tail(self) -> Tensor:
         return self.model.map_tail(self.tail, self.relations)
+
+    def given(self, side: Side) -> Tensor:
+        """The ids of the entities from which a side is predicted."""
+        return self.heads if side == "tail" else self.tails
+
+    def answers(self, side: Side) -> Tensor:
+        return self.tails if side == "tail" else self.heads
+
+    def query(self, side: Side) -> Tensor:
+        """The mapped vectors by which a side is predicted."""
+        return self.mapped_head if side == "tail" else self.mapped_tail
 
     @property
     def tail_residual(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Bilinear models: a score ⟨h R, t⟩, written once in terms of the relation's map and its transpose.
+"""Bilinear models and their duals: a score ⟨h R, t⟩, written once in terms of the relation's map and its transpose.
 
 A model implements `map_head` and `map_tail` with ⟨map_head(h, r), t⟩ = ⟨h, map_tail(t, r)⟩. Scores of triples, tails,
 heads and relations, the dual models and the regularizers follow from the two."""
@@ -8,7 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dualkg.models.base import EmbeddingModel, Factors, ScoreForm, Side
+from dualkg.errors import RequestError
+from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, Side, lookup
 
 
 class BilinearModel(EmbeddingModel):
@@ -37,7 +38,7 @@ class BilinearModel(EmbeddingModel):
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         chosen = f.candidates(candidates, side=side)
-        query = f.mapped_head if side == "tail" else f.mapped_tail
+        query = f.query(side)
         return query @ chosen.T if candidates.dim() == 1 else (chosen @ query.unsqueeze(-1)).squeeze(-1)
 
     def relation_scores(self, f: Factors) -> Tensor:
@@ -54,3 +55,72 @@ class BilinearModel(EmbeddingModel):
         table = self.tail_table if transposed else self.head_table
         relations = torch.arange(self.num_relation_ids, device=table.device)
         return table.square().sum(), self.mapped_squared_norms(relations, transposed=transposed).sum()
+
+
+class Dual(Model):
+    """Scores by distance after the same map, with the parameters of the model it is the dual of.
+
+    side="tail": −‖hR − t‖² = 2⟨hR, t⟩ − ‖hR‖² − ‖t‖²;   side="head": −‖tRᵀ − h‖² = 2⟨hR, t⟩ − ‖tRᵀ‖² − ‖h‖².
+    All scores come from the primal's scores and the two norms, so that nothing of size batch × entities × width exists.
+    """
+
+    score_arrays = 5
+
+    def __init__(self, primal: BilinearModel, side: Side = "tail") -> None:
+        if side not in ("tail", "head"):
+            raise RequestError(f"A dual has side 'tail' or 'head'; '{side}' was given.")
+        if not (isinstance(primal, BilinearModel) and primal.has_adjoint):
+            raise RequestError(
+                f"A dual is that of a bilinear model, whose relations are linear maps with a transpose; this "
+                f"{type(primal).__name__} is not one. Leave model.dual out."
+            )
+        super().__init__(primal.shape, reciprocal=primal.reciprocal)
+        self.primal = primal
+        self.side = side
+
+    @property
+    def embedding(self) -> BilinearModel:
+        return self.primal
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {**self.primal.config, "dual": self.side}
+
+    @property
+    def score_form(self) -> ScoreForm | None:
+        """Squared distances where tails are predicted; heads would be, by the norms of their own images."""
+        fits = type(self) is Dual and self.side == "tail" and self.reciprocal and self.primal.score_form == "products"
+        return "squared distances" if fits else None
+
+    def entity_vectors(self) -> Tensor:
+        return self.primal.entity_vectors()
+
+    def triple_scores(self, f: Factors) -> Tensor:
+        return -_norms(f.tail_residual if self.side == "tail" else f.head_residual)
+
+    def tail_scores(self, f: Factors) -> Tensor:
+        doubled = 2 * self.primal.tail_scores(f)
+        if self.side == "tail":
+            return doubled - _norms(f.mapped_head)[:, None] - _norms(self.primal.tail_table)
+        return doubled - _norms(f.head)[:, None] - self._norms_of_all(f.relations)
+
+    def head_scores(self, f: Factors) -> Tensor:
+        doubled = 2 * self.primal.head_scores(f)
+        if self.side == "head":
+            return doubled - _norms(f.mapped_tail)[:, None] - _norms(self.primal.head_table)
+        return doubled - _norms(f.tail)[:, None] - self._norms_of_all(f.relations)
+
+    def relation_scores(self, f: Factors) -> Tensor:
+        """By distances: the norm of the mapped vector differs between relations."""
+        moved, fixed = (f.head, f.tail) if self.side == "tail" else (f.tail, f.head)
+        mapped = self.primal.map_by_all_relations(moved, transposed=self.side == "head")
+        return torch.stack([-_norms(vectors - fixed) for vectors in mapped], dim=-1)
+
+    def _norms_of_all(self, relations: Tensor) -> Tensor:
+        """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row per query, computed once per relation."""
+        distinct, position = torch.unique(relations, return_inverse=True)
+        return lookup(self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position)
+
+
+def _norms(vectors: Tensor) -> Tensor:
+    return vectors.square().sum(-1)

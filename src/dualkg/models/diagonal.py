@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from dualkg.data.graph import Graph, GraphShape
-from dualkg.models.base import Factors
+from dualkg.models.base import Factors, lookup
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.grouping import lookup
 
 
 class DiagonalModel(BilinearModel):

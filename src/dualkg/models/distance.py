@@ -1,4 +1,4 @@
-"""Distance models: TransE, RotatE, ModE and SE, and what HAKE and MuRP share with them."""
+"""Distance models: TransE, RotatE, ModE, SE, HAKE and MuRP."""
 
 import math
 from abc import abstractmethod
@@ -13,13 +13,17 @@ from torch.utils.checkpoint import checkpoint
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
 from dualkg.kernels import pairwise as kernels
-from dualkg.models.base import EmbeddingModel, Factors, InitScale, ScoreForm, Side, skip_initialization
+from dualkg.models.base import EmbeddingModel, Factors, InitScale, ScoreForm, Side, lookup, skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import ComplEx, DistMult
-from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
+from dualkg.models.matrix import RelationGroups, multiply_groups
 
 Norm = Literal[1, 2, "squared"]
 BilinearT = TypeVar("BilinearT", bound=BilinearModel)
+ROUNDING = 8  # units of the last place by which a squared distance, a difference of two sums, may be wrong
+EDGE = 1 - 1e-5  # the largest norm of a point of MuRP: at 1, distances in float32 would be infinite
+LEAST = 1e-15  # a square below this is rounding
+LEAST_ROOM = 1 - EDGE**2  # the smallest 1 − ‖x‖² of a point
 # Numbers in an array of differences of vectors at one time; computing a distance takes a few such arrays.
 DIFFERENCES = {"cpu": 2**22, "cuda": 2**26}
 
@@ -68,14 +72,10 @@ class DistanceModel(EmbeddingModel):
         return -self.distance(f.mapped_head, self._target(f))
 
     def tail_scores(self, f: Factors) -> Tensor:
-        if self.maps_both_sides:
-            return -self._distances_to_mapped(f.mapped_head, f.relations, self.tail_table, "tail")
-        return -self.distances(f.mapped_head, self.tail_table)
+        return self.side_scores(f, "tail")
 
     def head_scores(self, f: Factors) -> Tensor:
-        if self.isometric:
-            return -self.distances(f.mapped_tail, self.head_table)
-        return -self._distances_to_mapped(self._target(f), f.relations, self.head_table, "head")
+        return self.side_scores(f, "head")
 
     def relation_scores(self, f: Factors) -> Tensor:
         heads = self.map_by_all_relations(f.head)
@@ -85,16 +85,26 @@ class DistanceModel(EmbeddingModel):
         return torch.stack([-self.distance(*pair) for pair in zip(heads, tails, strict=True)], dim=-1)
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        if self.maps_both_sides and candidates.dim() == 1:
-            points = f.mapped_head if side == "tail" else f.mapped_tail
-            return -self._distances_to_mapped(points, f.relations, f.candidates(candidates, side=side), side)
-        if self.maps_both_sides or (side == "head" and not self.isometric):  # without a transfer from the GPU
+        direct = side == "tail" or self.isometric  # if not, RelationGroups would wait for a GPU
+        if candidates.dim() == 1 and (self.maps_both_sides or direct):
+            return self.side_scores(f, side, candidates)
+        if self.maps_both_sides or not direct:
             return super().candidate_scores(f, candidates, side)
         chosen = f.candidates(candidates, side=side)
-        query = f.mapped_head if side == "tail" else f.mapped_tail
-        if candidates.dim() == 1:
-            return -self.distances(query, chosen)
-        return -self.distance(query.unsqueeze(1), chosen)
+        return -self.distance(f.query(side).unsqueeze(1), chosen)
+
+    def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
+        """Scores of candidates `(n,)` on one side of all triples of a batch, or of all entities."""
+        if not self.maps_both_sides and (side == "tail" or self.isometric):
+            rows = self._rows_of(f, side, candidates)
+            return -self.distances(f.query(side), rows)
+        points = f.mapped_head if side == "tail" else self._target(f)
+        return -self._distances_to_mapped(points, f.relations, self._rows_of(f, side, candidates), side)
+
+    def _rows_of(self, f: Factors, side: Side, candidates: Tensor | None) -> Tensor:
+        if candidates is not None:
+            return f.candidates(candidates, side=side)
+        return self.tail_table if side == "tail" else self.head_table
 
     @property
     def shares_candidates(self) -> bool:
@@ -140,7 +150,9 @@ class NormModel(DistanceModel):
     @property
     def score_form(self) -> ScoreForm | None:
         fits = self.norm == "squared" and not self.maps_both_sides and (self.reciprocal or self.isometric)
-        return "squared distances" if fits and self.scores_as(NormModel, "distance", "distances") else None
+        return (
+            "squared distances" if fits and self.scores_as(NormModel, "side_scores", "distance", "distances") else None
+        )
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         difference = one - other
@@ -324,3 +336,214 @@ class TransE(NormModel):
 
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         return tail - lookup(self.relations, relations)
+
+
+class HAKE(AngleModel):
+    """Entities in polar coordinates, relations scale and rotate them (Zhang et al., 2020).
+
+    −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
+    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned. They are
+    initially `modulus_weight` and `phase_weight` · `half_turn`, so that both distances have the scale of the numbers
+    in the tables, and one learning rate changes b and the angles by similar relative amounts.
+    """
+
+    maps_both_sides = True
+    euclidean = False
+    capturable = True
+    score_arrays = 8
+    numbers_per_coordinate = 2
+
+    def __init__(
+        self, shape: Graph | GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **config: Any
+    ) -> None:
+        super().__init__(shape, **config)
+        self.initial_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
+        self.scales = nn.Parameter(torch.tensor([modulus_weight, phase_weight * self.half_turn.item()]))
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {**super().config, **self.initial_weights}
+
+    def relation_width(self, dim: int) -> int:
+        return 3 * dim
+
+    def table(self, rows: int, width: int) -> nn.Parameter:
+        moduli = self.init_noise(rows, width // 2)
+        return nn.Parameter(torch.cat([moduli, self.random_angles(rows, width // 2)], dim=-1))
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """Initially the identity on moduli: r_m is 1 and r_b is 0."""
+        ones, zeros = torch.ones(rows, self.dim), torch.zeros(rows, self.dim)
+        return nn.Parameter(torch.cat([ones, zeros, self.random_angles(rows, self.dim)], dim=-1))
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        (modulus, phase), (scale, bias, turn) = head.chunk(2, dim=-1), self._relation(relations)
+        return torch.cat([modulus * (scale + bias), phase + turn], dim=-1)
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        (modulus, phase), (_, bias, _) = tail.chunk(2, dim=-1), self._relation(relations)
+        return torch.cat([modulus * (1 - bias), phase], dim=-1)
+
+    def _relation(self, relations: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scale, bias, turn = lookup(self.relations, relations).chunk(3, dim=-1)
+        scale = scale.abs()
+        return scale, torch.maximum(bias.clamp(max=1.0), -scale), turn
+
+    def entity_vectors(self) -> Tensor:
+        """Moduli, and points on the circle: the same for angles that differ by a full turn."""
+        modulus, phase = self.entities.chunk(2, dim=-1)
+        angles = self.angles(phase)
+        return torch.cat([modulus, angles.cos(), angles.sin()], dim=-1)
+
+    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+        modulus, phase = (one - other).chunk(2, dim=-1)
+        return self.scales[0] * torch.linalg.vector_norm(modulus, dim=-1) + self.scales[1] * self._sines(phase)
+
+    def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
+        if candidates.dim() == 1:
+            return self.side_scores(f, side, candidates)
+        moduli, phases = f.candidates(candidates, side=side).chunk(2, dim=-1)
+        points, scale = self._point_and_scale(f, side)
+        return -self.distance(points.unsqueeze(1), torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1))
+
+    def _point_and_scale(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
+        """The target point of an answer, `(batch, width)`, after scaling its moduli by `(batch, dim)`."""
+        scale, bias, turn = self._relation(f.relations)
+        if side == "tail":
+            return f.mapped_head, 1 - bias
+        modulus, phase = f.mapped_tail.chunk(2, dim=-1)
+        return torch.cat([modulus, phase - turn], dim=-1), scale + bias
+
+    def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
+        """By distances to scaled moduli y, without scaling one: ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y²."""
+        moduli, phases = self._rows_of(f, side, candidates).chunk(2, dim=-1)
+        points, scale = self._point_and_scale(f, side)
+        modulus, phase = points.chunk(2, dim=-1)
+        added = modulus.square().sum(-1, keepdim=True) + scale.square() @ moduli.square().T
+        squared = added - 2 * (modulus * scale) @ moduli.T
+        near = squared <= ROUNDING * torch.finfo(added.dtype).eps * added
+        apart = squared.masked_fill(near, 1.0).sqrt().masked_fill(near, 0.0)
+        if kernels.available_for(phase):
+            rotated = kernels.pairwise_sine_sums(self.angles(phase) / 2, self.angles(phases) / 2)
+        else:
+            rotated = chunked_distances(lambda one, part: self._sines(one - part), phase, phases)
+        return -(self.scales[0] * apart + self.scales[1] * rotated)
+
+    def _sines(self, phase: Tensor) -> Tensor:
+        return (self.angles(phase) / 2).sin().abs().sum(-1)
+
+
+class MuRP(DistanceModel):
+    """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t, with R diagonal (Balažević et al., 2019).
+
+    A row of an entity holds its tangent vector at the origin, so that Euclidean optimizers apply, then its biases as
+    head and as tail; R h is R times the tangent. A row of a relation holds R, then the tangent vector of r. Distances
+    of all pairs are computed from matrix products, without a vector t ⊕ r for each tail and relation.
+    """
+
+    maps_both_sides = True
+    euclidean = False
+    num_biases = 2
+    capturable = True
+    score_arrays = 20
+
+    def __init__(self, shape: Graph | GraphShape, *, signs: bool = False, **config: Any) -> None:
+        self.signs = signs  # used by `relation_table`, which `super` calls
+        super().__init__(shape, **config)
+
+    @property
+    def config(self) -> dict[str, object]:
+        return {**super().config, "signs": self.signs}
+
+    def relation_width(self, dim: int) -> int:
+        return 2 * dim
+
+    def table(self, rows: int, width: int) -> nn.Parameter:
+        """Entities, with biases of 0."""
+        noise = self.init_noise(rows, self.dim)
+        return nn.Parameter(torch.cat([noise, noise.new_zeros(len(noise), 2)], dim=1))
+
+    def relation_table(self, rows: int, width: int) -> nn.Parameter:
+        """R initially near the identity, or with `signs` near 1 or −1 in each coordinate."""
+        noise = self.init_noise(rows, width)
+        noise[:, : self.dim] += self.random_signs(rows, self.dim) if self.signs else 1
+        return nn.Parameter(noise)
+
+    def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
+        return _to_ball(head[..., : self.dim] * self._diagonal(relations))
+
+    def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
+        """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of numbers ≥ 0."""
+        point, step = _to_ball(tail[..., : self.dim]), self._step(relations)
+        room, whole = _room(point), _dot(point + step, point + step) + _room(point) * _room(step)
+        return ((1 + 2 * _dot(point, step) + _dot(step, step)) * point + room * step) / whole
+
+    def distance(self, one: Tensor, other: Tensor) -> Tensor:
+        """The square of the distance in the ball."""
+        difference = one - other
+        return _squared_distance(_dot(difference, difference), _room(one) * _room(other)).squeeze(-1)
+
+    def triple_scores(self, f: Factors) -> Tensor:
+        return super().triple_scores(f) + f.head[:, -2] + f.tail[:, -1]
+
+    def relation_scores(self, f: Factors) -> Tensor:
+        return super().relation_scores(f) + (f.head[:, -2] + f.tail[:, -1]).unsqueeze(-1)
+
+    def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
+        rows = self._rows_of(f, side, candidates)
+        return self._to_tails(f, rows) if side == "tail" else self._to_heads(f, rows)
+
+    def entity_vectors(self) -> Tensor:
+        return self.entities[:, : self.dim]
+
+    def _to_tails(self, f: Factors, rows: Tensor) -> Tensor:
+        """With x = R h, and y = t ⊕ r for every t: x·y and ‖y‖² follow from x·t, r·t, x·r and the norms."""
+        x, step, points = f.mapped_head, self._step(f.relations), _to_ball(rows[:, : self.dim])
+        step_norm, norm = _dot(step, step), _dot(points, points).squeeze(-1)
+        room, step_room = _room(points).squeeze(-1), _room(step)
+        between = 2 * step @ points.T
+        whole = (norm + between + step_norm).clamp(min=0) + room * step_room
+        product = ((1 + between + step_norm) * (x @ points.T) + room * _dot(x, step)) / whole
+        y_norm = (norm + between + step_norm).clamp(min=0) / whole
+        squared = _dot(x, x) - 2 * product + y_norm
+        found = _squared_distance(squared, _room(x) * room * step_room / whole)
+        return rows[:, -1] + f.head[:, -2, None] - found
+
+    def _to_heads(self, f: Factors, rows: Tensor) -> Tensor:
+        """With y = t ⊕ r, and x = R h for every h: ‖R v‖ and R v·y are products with the tangents v."""
+        y, diagonal, tangents = f.mapped_tail, self._diagonal(f.relations), rows[:, : self.dim]
+        y_norm, squared = _dot(y, y), diagonal.square() @ tangents.square().T
+        shrink = _shrink(squared)
+        product, x_norm = shrink * ((diagonal * y) @ tangents.T), shrink.square() * squared
+        found = _squared_distance(x_norm - 2 * product + y_norm, (1 - x_norm).clamp(min=LEAST_ROOM) * _room(y))
+        return rows[:, -2] + f.tail[:, -1:] - found
+
+    def _diagonal(self, relations: Tensor) -> Tensor:
+        return lookup(self.relations, relations)[..., : self.dim]
+
+    def _step(self, relations: Tensor) -> Tensor:
+        return _to_ball(lookup(self.relations, relations)[..., self.dim :])
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    return (one * other).sum(-1, keepdim=True)
+
+
+def _shrink(squared_lengths: Tensor) -> Tensor:
+    """The factor tanh(‖v‖) / ‖v‖ that maps a tangent vector v of this squared length to its point."""
+    length = squared_lengths.clamp(min=LEAST).sqrt()
+    return length.tanh().clamp(max=EDGE) / length
+
+
+def _to_ball(tangents: Tensor) -> Tensor:
+    return tangents * _shrink(_dot(tangents, tangents))
+
+
+def _room(points: Tensor) -> Tensor:
+    """1 − ‖x‖², at least `LEAST_ROOM`."""
+    return (1 - _dot(points, points)).clamp(min=LEAST_ROOM)
+
+
+def _squared_distance(squared: Tensor, room: Tensor) -> Tensor:
+    """(2 arsinh √(‖x − y‖² / room))², with room (1 − ‖x‖²)(1 − ‖y‖²)."""
+    return 4 * (squared / room).clamp(min=LEAST).sqrt().asinh().square()

@@ -1,6 +1,7 @@
-"""Bilinear models whose relations are full matrices: RESCAL and TuckER."""
+"""Relations as full matrices: products of a batch grouped by relation, and the models RESCAL and TuckER."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,11 +10,51 @@ from torch.nn import functional as F
 
 from dualkg.data.graph import Graph, GraphShape
 from dualkg.errors import RequestError
-from dualkg.models.base import Factors, InitScale
+from dualkg.models.base import Factors, InitScale, lookup
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.grouping import RelationGroups, lookup, multiply_groups
 
+MAX_PADDING = 32  # a GPU multiplies all groups at once while padding makes the batch at most this many times larger
 NO_TRANSPOSE = "A relation of TuckER with batch_norm is not a linear map and has no transpose"
+
+
+class RelationGroups:
+    """The rows of a batch grouped by relation id `(batch,)`; `distinct` has the relation of each group."""
+
+    def __init__(self, relations: Tensor) -> None:
+        self.order = torch.argsort(relations, stable=True)
+        self.distinct, counts = torch.unique_consecutive(relations[self.order], return_counts=True)
+        self.sizes: list[int] = counts.tolist()
+
+    def split(self, vectors: Tensor) -> Sequence[Tensor]:
+        """Vectors `(batch, width)` → those of each group."""
+        return torch.split(lookup(vectors, self.order), self.sizes)
+
+    def padded_positions(self, size: int) -> Tensor:
+        """The position of each row of the batch if every group is padded to `size` rows, `(batch,)`."""
+        counts = torch.tensor(self.sizes, device=self.order.device)
+        numbers = torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts)
+        offsets = torch.arange(len(self.order), device=counts.device) - (counts.cumsum(0) - counts)[numbers]
+        return torch.empty_like(self.order).index_copy_(0, self.order, numbers * size + offsets)
+
+    def join(self, parts: Sequence[Tensor], *, empty: Tensor) -> Tensor:
+        """The results of all groups in the order of the batch; `empty` for an empty batch."""
+        return lookup(torch.cat(list(parts)), torch.argsort(self.order)) if parts else empty
+
+
+def multiply_groups(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
+    """Each vector `(batch, width)` times the matrix of its group, `(num_groups, width, width)`."""
+    if vectors.is_cuda and groups.sizes and len(groups.sizes) * max(groups.sizes) <= MAX_PADDING * len(vectors):
+        return multiply_padded(matrices, groups, vectors)
+    parts = [group @ matrix for group, matrix in zip(groups.split(vectors), matrices.unbind(), strict=True)]
+    return groups.join(parts, empty=vectors)
+
+
+def multiply_padded(matrices: Tensor, groups: RelationGroups, vectors: Tensor) -> Tensor:
+    """One batched product of groups padded to the largest: on a GPU many launches cost more than the zeros."""
+    num_groups, largest = len(groups.sizes), max(groups.sizes)
+    positions = groups.padded_positions(largest)
+    padded = vectors.new_zeros(num_groups * largest, vectors.shape[1]).index_copy(0, positions, vectors)
+    return lookup((padded.view(num_groups, largest, -1) @ matrices).flatten(0, 1), positions)
 
 
 class MatrixModel(BilinearModel):

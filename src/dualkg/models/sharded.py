@@ -17,9 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, Side
+from dualkg.models.base import EmbeddingModel, Factors, Model, ScoreForm, Side, lookup
 from dualkg.models.bilinear import BilinearModel
-from dualkg.models.grouping import lookup
 
 Reduction = Literal["sum", "max"]
 TABLES = ("entities", "tails")  # which are split

@@ -29,7 +29,7 @@ from dualkg.evaluation.report import evaluate
 from dualkg.files import check_type
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.losses.base import BoundLoss
-from dualkg.models.base import AllRows, Model, only_rows
+from dualkg.models.base import Model, only_rows
 from dualkg.regularizers import Regularizer
 from dualkg.training import batches, checkpoint
 from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries, one_of_each_query, queries_on_disk
@@ -122,7 +122,7 @@ class Trainer:
     @classmethod
     def of_recipe(cls, recipe: Recipe, graph: Graph, *, device: torch.device, **options: Any) -> Trainer:
         """A trainer of the model and the regularizer that a recipe names."""
-        with only_rows(AllRows(graph.shape.num_entities), device=device) if device.type == "cuda" else nullcontext():
+        with only_rows(None, device=device) if device.type == "cuda" else nullcontext():
             model = recipe.model.build(graph.shape, seed=recipe.training.seed).to(device)
         return cls(model, graph, recipe, recipe.regularizer.build(), **options)
 
