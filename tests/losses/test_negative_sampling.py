@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses.negative_sampling import BoundSampledLoss, Corruption, MarginRanking, NegativeSampling, Sampler
+from dualkg.losses.negative_sampling import BoundSampledLoss, MarginRanking, NegativeSampling
 from tests.losses.test_queries import answers_of
 
 LOG2, LOG3 = math.log(2), math.log(3)
-ALL = Sampler("in-batch", 3)
+ALL = {"sampler": "in-batch", "filtered": False}
 
 
 def log_sigmoid(x: float) -> float:
@@ -75,17 +75,14 @@ def test_the_loss_of_a_batch_by_hand():
     """Tails of (0, r, 1) and (1, r, 2) change places: scores 1·2 against 1·3, 2·3 against 2·2."""
     model = one_coordinate()
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 2]))
-    tails_alone = Corruption(torch.zeros(1, dtype=torch.float64))
-    assert BoundSampledLoss(MarginRanking(margin=1.5), ALL, corruption=tails_alone)(model, f).item() == pytest.approx(
-        (2.5 + 0) / 2
-    )
-    heads_alone = Corruption(torch.ones(1, dtype=torch.float64))  # 1·2 against 2·2, 2·3 against 1·3
-    assert BoundSampledLoss(MarginRanking(margin=1.5), ALL, corruption=heads_alone)(model, f).item() == pytest.approx(
-        (3.5 + 0) / 2
-    )
+    loss, no_head = MarginRanking(margin=1.5, **ALL), torch.zeros(1, dtype=torch.float64)
+    tails_alone = BoundSampledLoss(loss, 3, head_probabilities=no_head)
+    assert tails_alone(model, f).item() == pytest.approx((2.5 + 0) / 2)
+    heads_alone = BoundSampledLoss(loss, 3, head_probabilities=no_head + 1)  # 1·2 against 2·2, 2·3 against 1·3
+    assert heads_alone(model, f).item() == pytest.approx((3.5 + 0) / 2)
     model = one_coordinate(reciprocal=True)
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 1]), torch.tensor([1, 2]))  # 2 against 3, 60 against 40
-    assert BoundSampledLoss(MarginRanking(margin=1.5), ALL)(model, f).item() == pytest.approx((2.5 + 0) / 2)
+    assert BoundSampledLoss(loss, 3)(model, f).item() == pytest.approx((2.5 + 0) / 2)
 
 
 def test_subsampling_weights_triples_by_their_counts():
@@ -93,8 +90,8 @@ def test_subsampling_weights_triples_by_their_counts():
     model = one_coordinate()
     f = model.factors(torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([1, 2]))
     known = answers_of([(0, 0, 1), (1, 0, 2), (1, 0, 0)], 3, 1)
-    tails_alone = Corruption(torch.zeros(1, dtype=torch.float64))
-    loss = BoundSampledLoss(MarginRanking(margin=3.0), ALL, corruption=tails_alone, subsampling=known)
+    no_head = torch.zeros(1, dtype=torch.float64)
+    loss = BoundSampledLoss(MarginRanking(margin=3.0, subsampling=True, **ALL), 3, known, no_head)
     first, second = 1 / math.sqrt(8), 1 / math.sqrt(9)
     assert loss(model, f).item() == pytest.approx((first * 4 + second * 1) / (first + second))
 
@@ -106,16 +103,14 @@ def test_known_answers_have_no_gradient(kind, reciprocal):
     found = [(h, 0, t) for h in range(3) for t in (3, 4)] + [(4, 0, t) for t in (3, 4)]
     known = answers_of(found, 6, 1)
     model = kg.ComplEx(kg.GraphShape(6, 1), dim=3, reciprocal=reciprocal, init_scale=1.0)
-    loss, tails = NegativeSampling(margin=1.0), Corruption(torch.zeros(1, dtype=torch.float64))
+    settings, no_head = {"margin": 1.0, "sampler": kind, "num_negatives": 40}, torch.zeros(1, dtype=torch.float64)
     batch = torch.arange(3), torch.zeros(3, dtype=torch.int64), torch.full((3,), 3)
-    sampler = Sampler(kind, 6, num_negatives=40, known=known)
-    BoundSampledLoss(loss, sampler, corruption=tails)(model, model.factors(*batch)).backward()
+    BoundSampledLoss(NegativeSampling(**settings), 6, known, no_head)(model, model.factors(*batch)).backward()
     assert model.entities.grad[4].tolist() == [0.0] * 6
     assert (model.entities.grad[5] != 0).all()
     model.zero_grad()
-    BoundSampledLoss(loss, Sampler(kind, 6, num_negatives=40), corruption=tails)(
-        model, model.factors(*batch)
-    ).backward()
+    unfiltered = BoundSampledLoss(NegativeSampling(**settings, filtered=False), 6, known, no_head)
+    unfiltered(model, model.factors(*batch)).backward()
     assert (model.entities.grad[4] != 0).all()
 
 
@@ -146,7 +141,7 @@ def test_a_loss_has_no_state():
     batches = torch.randint(0, 2, (3, 20, 3), generator=torch.Generator().manual_seed(0))
 
     def new():
-        return BoundSampledLoss(NegativeSampling(margin=1.0), Sampler("uniform", 50, num_negatives=4), seed=9)
+        return BoundSampledLoss(NegativeSampling(margin=1.0, num_negatives=4), 50, seed=9)
 
     loss = new()
     through = [loss(model, model.factors(*batch.T)).item() for batch in batches]
@@ -163,8 +158,8 @@ def test_an_easy_graph_is_learned(kind, sampler):
     triples = np.array([(i, 0, (i + 1) % size) for i in range(size)], dtype=np.int32)
     model = kg.ComplEx(kg.GraphShape(size, 1), dim=12, init_scale=0.1, seed=1)
     known = answers_of(triples, size, 1)
-    drawn = Sampler(sampler, size, num_negatives=6, known=known)
-    loss, optimizer = BoundSampledLoss(kind(margin=1.0), drawn), torch.optim.Adagrad(model.parameters(), lr=0.3)
+    settings = kind(margin=1.0, sampler=sampler, num_negatives=6)
+    loss, optimizer = BoundSampledLoss(settings, size, known), torch.optim.Adagrad(model.parameters(), lr=0.3)
     h, r, t = torch.from_numpy(triples).long().T
     for epoch in range(60):
         order = torch.randperm(size, generator=torch.Generator().manual_seed(epoch))

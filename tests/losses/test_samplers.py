@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.losses.negative_sampling import CorruptedSide, Corruption, Draws, Sampler
+from dualkg.losses.negative_sampling import BoundSampledLoss, CorruptedSide, Draws
 from dualkg.losses.queries import TrainingAnswers
 from tests.losses.test_queries import CPU, answers_of
 
@@ -21,8 +21,14 @@ def corrupted(batch, *, seed: int = 0, side: str = "tail", **shape) -> Corrupted
     return CorruptedSide(f, side, Draws.of(f, seed=seed), f.tails if side == "tail" else f.heads)
 
 
-def sampler_of(kind: str, known: TrainingAnswers | None, num_negatives: int = 5) -> Sampler:
-    return Sampler(kind, known.shape.num_entities if known else 7, num_negatives=num_negatives, known=known)
+def negatives(kind: str, num_entities: int, part: CorruptedSide, *, known: TrainingAnswers | None = None, num: int = 5):
+    settings = {} if kind == "in-batch" else {"num_negatives": num}
+    loss = kg.NegativeSampling(sampler=kind, filtered=known is not None, **settings)
+    return BoundSampledLoss(loss, num_entities, known).negatives(part)
+
+
+def corrupt(model, f, head_probabilities=None, **settings) -> list[CorruptedSide]:
+    return BoundSampledLoss(kg.NegativeSampling(**settings), 7, None, head_probabilities).corrupt(model, f)
 
 
 # -- draws --------------------------------------------------------------------------------------------------
@@ -76,7 +82,7 @@ def test_a_gpu_draws_the_same(kind):
         known = TrainingAnswers(torch.tensor(triples).int().numpy(), kg.GraphShape(7, 3), device=device)
         f = kg.DistMult(known.shape, dim=2).to(device).factors(*torch.tensor(triples, device=device).T)
         draws = Draws.of(f, seed=5)
-        candidates, allowed = sampler_of(kind, known)(CorruptedSide(f, "tail", draws, f.tails))
+        candidates, allowed = negatives(kind, 7, CorruptedSide(f, "tail", draws, f.tails), known=known)
         found.append([draws.sides().cpu(), candidates.cpu(), allowed.cpu()])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
@@ -88,11 +94,11 @@ def test_negatives_of_the_batch_by_hand():
     """(0, r, 1), (0, r, 2), (3, r, 1): for 0 both tails are known, for 3 only 1 is."""
     batch = [(0, 0, 1), (0, 0, 2), (3, 0, 1)]
     known = answers_of(batch, 7, 3)
-    candidates, allowed = Sampler("in-batch", 7, known=known)(corrupted(batch))
+    candidates, allowed = negatives("in-batch", 7, corrupted(batch), known=known)
     assert candidates.tolist() == [1, 2, 1]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
-    assert Sampler("in-batch", 7)(corrupted(batch)).allowed.int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
-    candidates, allowed = Sampler("in-batch", 7, known=known)(corrupted(batch, side="head"))
+    assert negatives("in-batch", 7, corrupted(batch))[1].int().tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+    candidates, allowed = negatives("in-batch", 7, corrupted(batch, side="head"), known=known)
     assert candidates.tolist() == [0, 0, 3]
     assert allowed.int().tolist() == [[0, 0, 0], [0, 0, 1], [0, 0, 0]]
 
@@ -102,11 +108,11 @@ def test_known_answers_are_drawn_again():
     batch = [(0, 0, tail) for tail in range(50)]
     known = answers_of(batch, 100, 1)
     part = corrupted(batch, num_entities=100, num_relations=1)
-    allowed = Sampler("uniform", 100, num_negatives=200, known=known)(part).allowed
+    _, allowed = negatives("uniform", 100, part, known=known, num=200)
     assert float(allowed.double().mean()) == pytest.approx(1 - 0.5**3, abs=0.02)
-    shared = Sampler("shared", 100, num_negatives=200, known=known)(part)
-    assert shared.candidates.shape == (200,)
-    assert float(shared.allowed.double().mean()) == pytest.approx(0.5, abs=0.15)
+    candidates, allowed = negatives("shared", 100, part, known=known, num=200)
+    assert candidates.shape == (200,)
+    assert float(allowed.double().mean()) == pytest.approx(0.5, abs=0.15)
 
 
 triples = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 6)), min_size=2, max_size=40)
@@ -117,10 +123,11 @@ def test_known_answers_are_never_allowed(found, seed, kind, reciprocal):
     """On both sides, and whatever part of the training triples is the batch."""
     both = found + [(t, r + 3, h) for h, r, t in found] if reciprocal else found
     model, f = factors_of(both, reciprocal=reciprocal)
-    sampler = sampler_of(kind, answers_of(found, 7, 3))
+    settings = {} if kind == "in-batch" else {"num_negatives": 5}
+    bound = BoundSampledLoss(kg.NegativeSampling(sampler=kind, **settings), 7, answers_of(found, 7, 3), seed=seed)
     seen = 0
-    for part in Corruption()(model, f, Draws.of(f, seed=seed)):
-        candidates, allowed = sampler(part)
+    for part in bound.corrupt(model, f):
+        candidates, allowed = bound.negatives(part)
         candidates = candidates.expand(allowed.shape)
         ids = torch.stack([part.factors.heads, part.factors.relations, part.factors.tails], dim=1)
         for (h, r, t), row, good in zip(ids.tolist(), candidates.tolist(), allowed.tolist(), strict=True):
@@ -133,15 +140,15 @@ def test_known_answers_are_never_allowed(found, seed, kind, reciprocal):
 @given(triples, st.sampled_from(["uniform", "shared", "in-batch"]))
 def test_without_filtering_only_the_own_answer_is_not_allowed(found, kind):
     part = corrupted(found)
-    candidates, allowed = sampler_of(kind, None)(part)
-    assert torch.equal(allowed, candidates.expand(allowed.shape) != part.answers[:, None])
+    candidates, allowed = negatives(kind, 7, part)
+    assert torch.equal(allowed, candidates.expand(allowed.shape) != part.factors.answers(part.side)[:, None])
 
 
 def test_the_own_answer_is_not_allowed_even_if_it_is_not_known():
     """A batch may hold triples that training does not."""
     batch, known = [(0, 0, 1), (2, 0, 3)], answers_of([(5, 1, 6)], 7, 3)
     for kind in ("uniform", "shared", "in-batch"):
-        candidates, allowed = sampler_of(kind, known, 50)(corrupted(batch))
+        candidates, allowed = negatives(kind, 7, corrupted(batch), known=known, num=50)
         assert torch.equal(allowed, candidates.expand(allowed.shape) != torch.tensor([[1], [3]]))
 
 
@@ -155,18 +162,19 @@ def test_less_than_one_negative_is_refused():
 
 def test_with_reciprocals_only_tails_are_corrupted():
     model, f = factors_of([(0, 0, 1), (1, 3, 0)], reciprocal=True)
-    (part,) = Corruption()(model, f, Draws.of(f, seed=0))
+    (part,) = corrupt(model, f)
     assert part.factors is f
-    assert (part.side, part.given.tolist(), part.answers.tolist()) == ("tail", [0, 1], [1, 0])
+    given, answers = part.factors.given(part.side), part.factors.answers(part.side)
+    assert (part.side, given.tolist(), answers.tolist()) == ("tail", [0, 1], [1, 0])
 
 
 def test_without_reciprocals_one_side_of_each_triple_is_corrupted():
     batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(2000)]
     model, f = factors_of(batch)
-    tails, heads = Corruption()(model, f, Draws.of(f, seed=0))
+    tails, heads = corrupt(model, f)
     assert (tails.side, heads.side) == ("tail", "head")
-    assert len(heads.given) == pytest.approx(1000, abs=5 * 22.4)
-    assert torch.equal(heads.given, heads.factors.tails)
+    assert len(heads.factors.given("head")) == pytest.approx(1000, abs=5 * 22.4)
+    assert torch.equal(heads.factors.given("head"), heads.factors.tails)
     joined = torch.cat(
         [torch.stack([p.factors.heads, p.factors.relations, p.factors.tails], 1) for p in (tails, heads)]
     )
@@ -176,25 +184,24 @@ def test_without_reciprocals_one_side_of_each_triple_is_corrupted():
 def test_the_side_has_the_probability_of_the_relation():
     batch = [(i % 7, i % 3, (i // 7) % 7) for i in range(3000)]
     model, f = factors_of(batch)
-    _, heads = Corruption(torch.tensor([0.0, 0.25, 1.0]))(model, f, Draws.of(f, seed=0))
+    _, heads = corrupt(model, f, torch.tensor([0.0, 0.25, 1.0]))
     counts = torch.bincount(heads.factors.relations, minlength=3).tolist()
     assert counts == [0, pytest.approx(250, abs=5 * 13.7), 1000]
 
 
 def test_a_side_without_triples_is_left_out():
     model, f = factors_of([(0, 0, 1), (2, 0, 3)])
-    (part,) = Corruption(torch.tensor([1.0, 0.5, 0.5]))(model, f, Draws.of(f, seed=0))
+    (part,) = corrupt(model, f, torch.tensor([1.0, 0.5, 0.5]))
     assert part.side == "head"
 
 
 def test_both_sides_can_be_corrupted_with_different_negatives():
     batch = [(0, 0, 1), (2, 1, 3), (4, 2, 5)]
     model, f = factors_of(batch, num_entities=10**6)
-    draws = Draws.of(f, seed=0)
-    tails, heads = Corruption(both=True)(model, f, draws)
+    tails, heads = corrupt(model, f, corruption="both")
     assert [tails.side, heads.side] == ["tail", "head"]
     assert tails.factors is heads.factors is f
-    assert (tails.answers.tolist(), heads.answers.tolist()) == ([1, 3, 5], [0, 2, 4])
-    for sampler in (Sampler("uniform", 10**6, num_negatives=9), Sampler("shared", 10**6, num_negatives=9)):
-        one, other = (sampler(part).candidates for part in (tails, heads))
+    assert (f.answers("tail").tolist(), f.answers("head").tolist()) == ([1, 3, 5], [0, 2, 4])
+    for kind in ("uniform", "shared"):
+        one, other = (negatives(kind, 10**6, part, num=9)[0] for part in (tails, heads))
         assert not set(one.flatten().tolist()) & set(other.flatten().tolist())

@@ -177,25 +177,27 @@ def test_sampled_losses_get_their_settings(small_graph):
     settings = {"num_negatives": 7, "adversarial_temperature": 0.5, "margin": 4, "subsampling": True}
     bound = loss_of(small_graph, name="NegativeSampling", **settings)
     assert isinstance(bound, BoundSampledLoss)
-    assert bound.sampler.kind == "uniform"
-    assert (bound.sampler.num_negatives, bound.sampler.num_entities) == (7, 30)
+    assert bound.loss.sampler == "uniform"
+    assert (bound.loss.num_negatives, bound.num_entities) == (7, 30)
     assert (bound.loss.margin, bound.loss.adversarial_temperature) == (4, 0.5)
-    assert (bound.seed, bound.corruption.limits) == (3, None)
-    assert bound.sampler.known is bound.subsampling is not None
+    assert (bound.seed, bound.head_probabilities) == (3, None)
+    assert bound.loss.filtered
+    assert bound.loss.subsampling
+    assert bound.answers is not None
     bound = loss_of(small_graph, name="MarginRanking", sampler="shared", filtered=False)
     assert isinstance(bound.loss, kg.MarginRanking)
-    assert bound.sampler.kind == "shared"
-    assert (bound.loss.margin, bound.sampler.known, bound.subsampling) == (1.0, None, None)
+    assert bound.loss.sampler == "shared"
+    assert (bound.loss.margin, bound.answers) == (1.0, None)
     assert loss_of(small_graph, name="NegativeSampling").loss.margin == 9.0
-    assert loss_of(small_graph, name="MarginRanking", sampler="in-batch").sampler.kind == "in-batch"
+    assert loss_of(small_graph, name="MarginRanking", sampler="in-batch").loss.sampler == "in-batch"
 
 
 def test_bernoulli_probabilities_are_those_of_the_graph(small_graph):
     bound = loss_of(small_graph, reciprocal=False, name="MarginRanking", corruption="bernoulli")
-    for relation, limit in enumerate(bound.corruption.limits.tolist()):
+    for relation, probability in enumerate(bound.head_probabilities.tolist()):
         of_relation = small_graph.train[small_graph.train[:, 1] == relation]
         heads, tails = (len(set(of_relation[:, column].tolist())) for column in (0, 2))
-        assert limit / 2**24 == pytest.approx(tails / (heads + tails), abs=1e-6)
+        assert probability == pytest.approx(tails / (heads + tails), abs=1e-6)
 
 
 def test_k_vs_all_gets_its_settings_and_every_query_is_an_example(small_graph):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -15,9 +15,8 @@ from dualkg.data.graph import Graph
 from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.base import Loss
 from dualkg.losses.queries import TrainingAnswers
-from dualkg.models.base import Factors, Model, Side
+from dualkg.models.base import SIDES, Factors, Model, Side
 
-SamplerKind = Literal["uniform", "shared", "in-batch"]
 NUM_NEGATIVES = 64
 REDRAWS = 2  # how often a known answer is drawn again before it gets no weight
 DIGITS = 24  # binary digits in which a random number is compared with a probability
@@ -34,7 +33,7 @@ class SampledLoss(Loss):
     """
 
     num_negatives: int = Field(NUM_NEGATIVES, ge=1)
-    sampler: SamplerKind = "uniform"
+    sampler: Literal["uniform", "shared", "in-batch"] = "uniform"
     corruption: Literal["uniform", "bernoulli", "both"] = "uniform"
     margin: float = Field(1.0, ge=0)
     subsampling: bool = False
@@ -56,23 +55,11 @@ class SampledLoss(Loss):
         bernoulli = self.corruption == "bernoulli" and not model.reciprocal
         needed = self.filtered or self.subsampling or bernoulli
         answers = TrainingAnswers(graph.train, graph.shape, device=model.device) if needed else None
-        known = answers if self.filtered else None
-        sampler = Sampler(self.sampler, graph.shape.num_entities, num_negatives=self.num_negatives, known=known)
         probabilities = answers.head_corruption_probabilities() if answers and bernoulli else None
-        return BoundSampledLoss(
-            self,
-            sampler,
-            corruption=Corruption(probabilities, both=self.corruption == "both"),
-            subsampling=answers if self.subsampling else None,
-            seed=seed,
-        )
+        return BoundSampledLoss(self, graph.shape.num_entities, answers, probabilities, seed)
 
     def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
-        if batch_size < 2:
-            raise ValueError(
-                "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
-                "training.batch_size should be at least 2; it is 1"
-            )
+        check_batch_size(batch_size)
         if self.corruption != "uniform" and reciprocal:
             raise ValueError(
                 f"with reciprocal relations only tails are corrupted, so loss.corruption = '{self.corruption}' is for "
@@ -83,18 +70,35 @@ class SampledLoss(Loss):
         return reciprocal or self.corruption == "both"
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        """For each negative its score, integers to draw it by, and copies of its vector unless a batch shares it."""
         num = batch_size if self.sampler == "in-batch" else self.num_negatives
         num *= 2 if self.corruption == "both" else 1
-        if self.sampler != "uniform" and model.shares_candidates:
-            return num * (10 + 2 * model.score_arrays)
-        return num * (14 + (3 if model.score_form == "products" else 8) * model.embedding.entities.shape[1])
+        return num * numbers_per_negative(model, shared=self.sampler != "uniform", integers=10)
 
     def rows_per_batch(self, model: Model, batch_size: int) -> int:
-        """Heads and tails, which a corrupted part reads again, and negatives as `SampledSoftmax` counts them."""
-        num = (batch_size if self.sampler == "in-batch" else self.num_negatives) * (1 if model.reciprocal else 2)
-        shared = self.sampler != "uniform" and model.shares_candidates
-        return 4 * batch_size + num * (1 if shared else 2 * batch_size)
+        """Heads and tails, which a corrupted part reads again, and negatives."""
+        num = batch_size if self.sampler == "in-batch" else self.num_negatives
+        return 4 * batch_size + rows_of_negatives(model, batch_size, num, shared=self.sampler != "uniform")
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuse batches in which nothing changes the draws."""
+    if batch_size < 2:
+        raise ValueError(
+            "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
+            "training.batch_size should be at least 2; it is 1"
+        )
+
+
+def numbers_per_negative(model: Model, *, shared: bool, integers: int) -> int:
+    """Its score, integers to draw it by, and copies of its vector unless a batch shares it."""
+    if shared and model.shares_candidates:
+        return integers + 2 * model.score_arrays
+    return 14 + (3 if model.score_form == "products" else 8) * model.embedding.entities.shape[1]
+
+
+def rows_of_negatives(model: Model, batch_size: int, num: int, *, shared: bool) -> int:
+    """Models that do not share candidates read the given entity with each of them."""
+    return num * (1 if model.reciprocal else 2) * (1 if shared and model.shares_candidates else 2 * batch_size)
 
 
 class NegativeSampling(SampledLoss):
@@ -124,29 +128,6 @@ class MarginRanking(SampledLoss):
     def per_triple(self, positive: Tensor, negative: Tensor, allowed: Tensor) -> Tensor:
         violations = F.relu(self.margin - positive[:, None] + negative)
         return (violations * allowed).sum(-1) / allowed.sum(-1).clamp(min=1)
-
-
-@dataclass
-class BoundSampledLoss:
-    """The mean of a sampled loss over the triples of a batch; weighted by query frequency with `subsampling`."""
-
-    loss: SampledLoss
-    sampler: Sampler
-    corruption: Corruption = field(default_factory=lambda: Corruption())
-    subsampling: TrainingAnswers | None = None
-    seed: int = 0
-
-    def __call__(self, model: Model, batch: Factors) -> Tensor:
-        losses, weights = [], []
-        for part in self.corruption(model, batch, Draws.of(batch, seed=self.seed)):
-            f, (candidates, allowed) = part.factors, self.sampler(part)
-            negative = model.candidate_scores(f, candidates, side=part.side)
-            losses.append(self.loss.per_triple(model.triple_scores(f), negative, allowed))
-            if self.subsampling is not None:
-                weights.append(self.subsampling.subsampling_weights(f.heads, f.relations, f.tails))
-        joined = torch.cat(losses)
-        shares = torch.cat(weights).to(joined.dtype) if weights else torch.ones_like(joined)
-        return (shares * joined).sum() / shares.sum()
 
 
 class Draws(NamedTuple):
@@ -187,8 +168,7 @@ class Draws(NamedTuple):
         return shift_right(splitmix64(start + columns * STEP), 1) % num_entities
 
 
-@dataclass(frozen=True)
-class CorruptedSide:
+class CorruptedSide(NamedTuple):
     """Triples of a batch and the side to replace; `batch_answers` are the answers of the whole batch, `(batch,)`."""
 
     factors: Factors
@@ -196,93 +176,78 @@ class CorruptedSide:
     draws: Draws
     batch_answers: Tensor
 
-    @property
-    def given(self) -> Tensor:
-        """The entities that stay."""
-        return self.factors.heads if self.side == "tail" else self.factors.tails
 
-    @property
-    def answers(self) -> Tensor:
-        return self.factors.tails if self.side == "tail" else self.factors.heads
+@dataclass
+class BoundSampledLoss:
+    """The mean of a sampled loss over the triples of a batch; weighted by query frequency with `subsampling`.
 
-
-class Corruption:
-    """Chooses the side of each triple to replace: the head with the probability of its relation, or 0.5.
-
-    With `both`, both sides one after the other, with different negatives. With reciprocal relations a batch holds both
-    directions of every triple, and only tails are replaced.
+    `answers` are those of train, if they are needed. `head_probabilities`, `(num_relations,)`, are those of replacing
+    the head rather than the tail, 0.5 if they are None.
     """
 
-    def __init__(self, head_probabilities: Tensor | None = None, *, both: bool = False) -> None:
-        """Probabilities `(num_relations,)`, as `TrainingAnswers.head_corruption_probabilities` returns them."""
-        self.limits = None if head_probabilities is None else (head_probabilities * 2**DIGITS).round().long()
-        self.both = both
+    loss: SampledLoss
+    num_entities: int
+    answers: TrainingAnswers | None = None
+    head_probabilities: Tensor | None = None
+    seed: int = 0
 
-    def __call__(self, model: Model, f: Factors, draws: Draws) -> list[CorruptedSide]:
-        """The batch, or its two parts, each with one side to replace; empty parts are left out."""
+    def __call__(self, model: Model, batch: Factors) -> Tensor:
+        losses, weights = [], []
+        for part in self.corrupt(model, batch):
+            f, (candidates, allowed) = part.factors, self.negatives(part)
+            negative = model.candidate_scores(f, candidates, side=part.side)
+            losses.append(self.loss.per_triple(model.triple_scores(f), negative, allowed))
+            if self.loss.subsampling and self.answers is not None:
+                weights.append(self.answers.subsampling_weights(f.heads, f.relations, f.tails))
+        joined = torch.cat(losses)
+        shares = torch.cat(weights).to(joined.dtype) if weights else torch.ones_like(joined)
+        return (shares * joined).sum() / shares.sum()
+
+    def corrupt(self, model: Model, f: Factors) -> list[CorruptedSide]:
+        """The batch, or its two parts, each with one side to replace; empty parts are left out.
+
+        With reciprocal relations a batch holds both directions of every triple, and only tails are replaced.
+        """
+        draws = Draws.of(f, seed=self.seed)
         if model.reciprocal:
             return [CorruptedSide(f, "tail", draws, f.tails)]
-        if self.both:
+        if self.loss.corruption == "both":
             return [CorruptedSide(f, "tail", draws, f.tails), CorruptedSide(f, "head", draws.others(), f.heads)]
-        limits = 2 ** (DIGITS - 1) if self.limits is None else self.limits[f.relations]
+        limits: int | Tensor = 2 ** (DIGITS - 1)
+        if self.head_probabilities is not None:
+            limits = (self.head_probabilities * 2**DIGITS).round()[f.relations]
         corrupt_head = draws.sides() < limits
-        sides: list[tuple[Tensor, Side, Tensor]] = [(~corrupt_head, "tail", f.tails), (corrupt_head, "head", f.heads)]
-        parts = ((chosen.nonzero().squeeze(-1), side, answers) for chosen, side, answers in sides)
-        return [
-            CorruptedSide(model.factors(f.heads[rows], f.relations[rows], f.tails[rows]), side, draws.at(rows), answers)
-            for rows, side, answers in parts
-            if len(rows)
-        ]
+        parts = []
+        for side, chosen in zip(SIDES, (~corrupt_head, corrupt_head), strict=True):
+            rows = chosen.nonzero().squeeze(-1)
+            if len(rows):
+                factors = model.factors(f.heads[rows], f.relations[rows], f.tails[rows])
+                parts.append(CorruptedSide(factors, side, draws.at(rows), f.answers(side)))
+        return parts
 
+    def negatives(self, part: CorruptedSide) -> tuple[Tensor, Tensor]:
+        """Entities in place of the answers, `(batch, n)` or `(n,)` for all; which of them are allowed, `(batch, n)`.
 
-class Negatives(NamedTuple):
-    """Entities in place of the answers, `(batch, n)` or `(n,)` for all; which of them are allowed, `(batch, n)`."""
-
-    candidates: Tensor
-    allowed: Tensor
-
-
-class Sampler:
-    """Finds negatives. A triple's own answer is never allowed, nor are answers in `known` where it is given.
-
-    `uniform` draws negatives for each triple, and draws answers again, a few times. `shared` draws once for all triples
-    of a batch, so that scores are one product with a small table. `in-batch` takes the answers of the other triples in
-    the batch, so that frequent answers are frequent negatives.
-    """
-
-    def __init__(
-        self,
-        kind: SamplerKind,
-        num_entities: int,
-        *,
-        num_negatives: int = NUM_NEGATIVES,
-        known: TrainingAnswers | None = None,
-    ) -> None:
-        self.kind = kind
-        self.num_entities = num_entities
-        self.num_negatives = num_negatives
-        self.known = known
-
-    def __call__(self, part: CorruptedSide) -> Negatives:
-        """The negatives of triples with one side to replace."""
-        if self.kind == "in-batch":
+        A triple's own answer is never allowed, nor are known ones if the loss is `filtered`. The sampler `uniform`
+        draws answers again, a few times.
+        """
+        kind, num = self.loss.sampler, self.loss.num_negatives
+        if kind == "in-batch":
             candidates = part.batch_answers
         else:
-            candidates = part.draws.entities(self.num_negatives, self.num_entities, shared=self.kind == "shared")
+            candidates = part.draws.entities(num, self.num_entities, shared=kind == "shared")
         is_answer = self._is_answer(part, candidates)
-        if self.kind == "uniform":
-            for redraw in range(1, REDRAWS + 1):
-                others = part.draws.entities(self.num_negatives, self.num_entities, redraw=redraw)
-                candidates = torch.where(is_answer, others, candidates)
-                is_answer = self._is_answer(part, candidates)
-        return Negatives(candidates, ~is_answer)
+        for redraw in range(1, REDRAWS + 1 if kind == "uniform" else 1):
+            others = part.draws.entities(num, self.num_entities, redraw=redraw)
+            candidates = torch.where(is_answer, others, candidates)
+            is_answer = self._is_answer(part, candidates)
+        return candidates, ~is_answer
 
     def _is_answer(self, part: CorruptedSide, candidates: Tensor) -> Tensor:
-        """Which candidates are answers, and so not allowed, `(batch, n)`."""
-        own = candidates == part.answers[:, None]
-        if self.known is None:
+        f, side = part.factors, part.side
+        own = candidates == f.answers(side)[:, None]
+        if not self.loss.filtered or self.answers is None:
             return own
-        relations = part.factors.relations
-        if part.side == "head":  # heads are known as the tails of the inverse
-            relations = relations + self.known.shape.num_relations
-        return own | self.known.contain(part.given, relations, candidates)
+        # Heads are known as the tails of the inverse.
+        relations = f.relations + (self.answers.shape.num_relations if side == "head" else 0)
+        return own | self.answers.contain(f.given(side), relations, candidates)

@@ -13,8 +13,8 @@ from torch import Tensor
 from dualkg.data.graph import Graph
 from dualkg.kernels.hashing import shift_right
 from dualkg.losses.base import Loss
-from dualkg.losses.negative_sampling import Draws
-from dualkg.losses.softmax import cross_entropy, frequency_weights
+from dualkg.losses.negative_sampling import Draws, check_batch_size, numbers_per_negative, rows_of_negatives
+from dualkg.losses.softmax import cross_entropy, entity_weights, weighted_mean
 from dualkg.models.base import Factors, Model, Side
 from dualkg.models.sharded import Shard
 
@@ -42,38 +42,27 @@ class SampledSoftmax(Loss):
     def bind(
         self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
     ) -> "BoundSampledSoftmax":
-        num_entities, weights, by_frequency = graph.shape.num_entities, None, None
-        if self.frequency_weight:
-            weights = frequency_weights(graph.train, num_entities, self.frequency_weight)
-            weights = weights.to(model.device, next(model.parameters()).dtype)
+        num_entities, by_frequency = graph.shape.num_entities, None
         if self.distribution == "log-uniform":
             counts = np.bincount(graph.train[:, [0, 2]].ravel(), minlength=num_entities)
             by_frequency = torch.from_numpy(np.argsort(-counts, kind="stable")).to(model.device)
-        return BoundSampledSoftmax(self, num_entities, by_frequency, weights, seed)
+        return BoundSampledSoftmax(
+            self, num_entities, by_frequency, entity_weights(self.frequency_weight, model, graph), seed
+        )
 
     def check_training(self, *, reciprocal: bool, batch_size: int) -> None:
-        if batch_size < 2:
-            raise ValueError(
-                "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
-                "training.batch_size should be at least 2; it is 1"
-            )
+        check_batch_size(batch_size)
 
     def has_fixed_shapes(self, *, reciprocal: bool) -> bool:
         return reciprocal and not self.relation_weight
 
     def numbers_per_example(self, model: Model, batch_size: int) -> int:
-        """The scores of the negatives, and copies of their vectors unless a batch shares them."""
         sides = 1 if model.reciprocal else 2
-        if self.shared and model.shares_candidates:
-            return sides * self.num_negatives * (4 + 2 * model.score_arrays)
-        per_negative = 14 + (3 if model.score_form == "products" else 8) * model.embedding.entities.shape[1]
-        return sides * self.num_negatives * per_negative
+        return sides * self.num_negatives * numbers_per_negative(model, shared=self.shared, integers=4)
 
     def rows_per_batch(self, model: Model, batch_size: int) -> int:
-        """Heads, tails and negatives; models that do not share candidates read the given entity with each of them."""
-        sides = 1 if model.reciprocal else 2
-        shared = self.shared and model.shares_candidates
-        return 2 * batch_size + sides * self.num_negatives * (1 if shared else 2 * batch_size)
+        """Heads, tails and negatives."""
+        return 2 * batch_size + rows_of_negatives(model, batch_size, self.num_negatives, shared=self.shared)
 
 
 @dataclass(frozen=True)
@@ -106,16 +95,13 @@ class BoundSampledSoftmax:
         return loss
 
     def _of_side(self, model: Model, f: Factors, side: Side, draws: Draws) -> Tensor:
-        answers = f.tails if side == "tail" else f.heads
+        answers = f.answers(side)
         negatives, log_counts = self.sample(draws)
         scores = model.candidate_scores(f, negatives, side=side)
         scores = (scores - log_counts.to(scores.dtype)).masked_fill(negatives == answers[:, None], -torch.inf)
         positive = model.triple_scores(f)
         losses = torch.cat([positive[:, None], scores], 1).logsumexp(1) - positive
-        if self.entity_weights is None:
-            return losses.mean()
-        weights = self.entity_weights[answers]
-        return (weights * losses).sum() / weights.sum()
+        return weighted_mean(losses, self.entity_weights, answers)
 
     def sample(self, draws: Draws) -> tuple[Tensor, Tensor]:
         """Negatives `(n,)`, or `(batch, n)` where they are not shared, and the logarithm of the expected count of each.

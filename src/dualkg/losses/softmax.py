@@ -1,7 +1,7 @@
 """Softmax losses over all entities: 1-vs-all with one answer at a time, K-vs-all with all answers of a query."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ from dualkg.kernels.hashing import STEP, hash_columns, shift_right, splitmix64
 from dualkg.losses.base import Loss
 from dualkg.losses.queries import QueryGroups, TrainingAnswers
 from dualkg.models.base import Factors, Model
+
+DIGITS = 24  # binary digits in which a random number is compared with a share
 
 
 class OneVsAll(Loss):
@@ -36,12 +38,8 @@ class OneVsAll(Loss):
     def bind(
         self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
     ) -> "BoundOneVsAll":
-        weights = None
-        if self.frequency_weight:
-            weights = frequency_weights(graph.train, graph.shape.num_entities, self.frequency_weight)
-            weights = weights.to(model.device, next(model.parameters()).dtype)
         return BoundOneVsAll(
-            entity_weights=weights,
+            entity_weights=entity_weights(self.frequency_weight, model, graph),
             relation_weight=self.relation_weight,
             dropouts=Dropouts.of(model, self, seed=seed),
             label_smoothing=self.label_smoothing,
@@ -90,6 +88,7 @@ class KvsAll(Loss):
         return super().numbers_per_example(model, batch_size) + 2 * len(model.embedding.entities)  # at answers
 
 
+@dataclass(frozen=True)
 class Dropout:
     """Sets a share of each query's vector to zero while it is scored, and scales up the rest.
 
@@ -98,23 +97,18 @@ class Dropout:
     several answers has the mask of the first.
     """
 
-    DIGITS = 24  # binary digits in which a random number is compared with the share
-
-    def __init__(self, share: float, *, seed: int = 0) -> None:
-        self.share = share
-        self.seed = seed
+    share: float
+    seed: int = 0
 
     def mask(self, f: Factors, like: Tensor, *, backward: bool = False, groups: QueryGroups | None = None) -> Tensor:
         """Factors 0 or 1 / (1 − share) for vectors `like` these, or those of query `groups`; `backward` for heads."""
         positions = torch.arange(len(f.heads), device=like.device) if groups is None else groups.first
         start = hash_columns(2 * self.seed + backward, positions, f.heads[positions], f.tails[positions])
         drawn = splitmix64(start[:, None] + torch.arange(like.shape[1], device=like.device) * STEP)
-        remains: Tensor = shift_right(drawn, 64 - self.DIGITS) >= round(self.share * 2**self.DIGITS)
+        remains: Tensor = shift_right(drawn, 64 - DIGITS) >= round(self.share * 2**DIGITS)
         return remains.to(like.dtype) / (1 - self.share)
 
-    def __call__(
-        self, vectors: Tensor, f: Factors, *, backward: bool = False, groups: QueryGroups | None = None
-    ) -> Tensor:
+    def __call__(self, vectors: Tensor, f: Factors, *, backward: bool, groups: QueryGroups | None) -> Tensor:
         """The vectors of all triples, `(batch, width)`, with some coordinates set to zero."""
         mask = self.mask(f, vectors, backward=backward, groups=groups)
         return vectors * (mask if groups is None else mask[groups.rows])
@@ -147,15 +141,12 @@ class Dropouts:
             return f
         found = f.fresh()
         groups = QueryGroups.of(f.heads, f.relations) if grouped_by_query else None
-        if self.given is not None:
-            found.head = self.given(f.head, f, groups=groups)
-        mapped = f.mapped_head if self.given is None else found.mapped_head  # f's may have been computed already
-        found.mapped_head = mapped if self.mapped is None else self.mapped(mapped, f, groups=groups)
-        if both:
+        for name in ("head", "tail") if both else ("head",):
+            options: dict[str, Any] = {"backward": name == "tail", "groups": groups if name == "head" else None}
             if self.given is not None:
-                found.tail = self.given(f.tail, f, backward=True)
-            mapped = f.mapped_tail if self.given is None else found.mapped_tail
-            found.mapped_tail = mapped if self.mapped is None else self.mapped(mapped, f, backward=True)
+                setattr(found, name, self.given(getattr(f, name), f, **options))
+            mapped = getattr(f if self.given is None else found, f"mapped_{name}")  # f's may have been computed already
+            setattr(found, f"mapped_{name}", mapped if self.mapped is None else self.mapped(mapped, f, **options))
         return found
 
 
@@ -224,6 +215,14 @@ def frequency_weights(train: Triples, num_entities: int, share: float) -> Tensor
     return share * relative + (1 - share)
 
 
+def entity_weights(share: float, model: Model, graph: Graph) -> Tensor | None:
+    """`frequency_weights` as numbers of a model."""
+    if not share:
+        return None
+    weights = frequency_weights(graph.train, graph.shape.num_entities, share)
+    return weights.to(model.device, next(model.parameters()).dtype)
+
+
 def cross_entropy(scores: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float = 0.0) -> Tensor:
     """Mean of −log softmax(scores)[target], weighted by w(target) and divided by the batch's summed weights.
 
@@ -233,6 +232,11 @@ def cross_entropy(scores: Tensor, targets: Tensor, weights: Tensor | None = None
     if not smoothing:
         return F.cross_entropy(scores, targets, weight=weights)
     losses = F.cross_entropy(scores, targets, reduction="none", label_smoothing=smoothing)
+    return weighted_mean(losses, weights, targets)
+
+
+def weighted_mean(losses: Tensor, weights: Tensor | None, targets: Tensor) -> Tensor:
+    """The mean of the losses of targets, `(batch,)` each, with the weights of all entities, `(num_entities,)`."""
     if weights is None:
         return losses.mean()
     chosen = weights[targets]

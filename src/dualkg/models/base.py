@@ -23,6 +23,7 @@ from dualkg.errors import RequestError
 
 InitScale = float | Literal["xavier"]
 Side = Literal["tail", "head"]
+SIDES: tuple[Side, ...] = ("tail", "head")
 ScoreForm = Literal["products", "squared distances"]
 BLOCK_ROWS = 2**14  # of a table that are drawn at a time where a process keeps a shard of it
 _skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", default=False)

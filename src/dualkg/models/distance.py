@@ -397,13 +397,15 @@ class HAKE(AngleModel):
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         modulus, phase = (one - other).chunk(2, dim=-1)
-        return self.scales[0] * torch.linalg.vector_norm(modulus, dim=-1) + self.scales[1] * self._sines(phase)
+        apart, rotated = torch.linalg.vector_norm(modulus, dim=-1), self._sines(phase)
+        return self.scales[0] * apart + self.scales[1] * rotated
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
         if candidates.dim() == 1:
             return self.side_scores(f, side, candidates)
-        moduli, phases = f.candidates(candidates, side=side).chunk(2, dim=-1)
+        rows = f.candidates(candidates, side=side)
         points, scale = self._point_and_scale(f, side)
+        moduli, phases = rows.chunk(2, dim=-1)
         return -self.distance(points.unsqueeze(1), torch.cat([moduli * scale.unsqueeze(1), phases], dim=-1))
 
     def _point_and_scale(self, f: Factors, side: Side) -> tuple[Tensor, Tensor]:
@@ -416,9 +418,9 @@ class HAKE(AngleModel):
 
     def side_scores(self, f: Factors, side: Side, candidates: Tensor | None = None) -> Tensor:
         """By distances to scaled moduli y, without scaling one: ‖x − s∘y‖² = ‖x‖² − 2 (x∘s)·y + s²·y²."""
-        moduli, phases = self._rows_of(f, side, candidates).chunk(2, dim=-1)
+        rows = self._rows_of(f, side, candidates)
         points, scale = self._point_and_scale(f, side)
-        modulus, phase = points.chunk(2, dim=-1)
+        (modulus, phase), (moduli, phases) = points.chunk(2, dim=-1), rows.chunk(2, dim=-1)
         added = modulus.square().sum(-1, keepdim=True) + scale.square() @ moduli.square().T
         squared = added - 2 * (modulus * scale) @ moduli.T
         near = squared <= ROUNDING * torch.finfo(added.dtype).eps * added
@@ -475,8 +477,10 @@ class MuRP(DistanceModel):
     def map_tail(self, tail: Tensor, relations: Tensor) -> Tensor:
         """t ⊕ r, of which 1 + 2⟨t, r⟩ + ‖t‖²‖r‖² is ‖t + r‖² + (1 − ‖t‖²)(1 − ‖r‖²), a sum of numbers ≥ 0."""
         point, step = _to_ball(tail[..., : self.dim]), self._step(relations)
-        room, whole = _room(point), _dot(point + step, point + step) + _room(point) * _room(step)
-        return ((1 + 2 * _dot(point, step) + _dot(step, step)) * point + room * step) / whole
+        between, step_norm = _dot(point, step), _dot(step, step)
+        room, whole_room = _room(point), _room(point) * _room(step)
+        whole = _dot(point + step, point + step) + whole_room
+        return ((1 + 2 * between + step_norm) * point + room * step) / whole
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         """The square of the distance in the ball."""
