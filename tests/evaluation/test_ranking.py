@@ -119,12 +119,10 @@ def test_the_fastest_installed_counter_is_chosen(monkeypatch):
     monkeypatch.setattr(ranking, "MIN_COMPARISONS_FOR_NUMBA", 100)
     assert ranking.choose_counter("cpu", 99) is ranking.count_with_torch
     assert ranking.choose_counter("mps", 100) is ranking.count_with_torch
-    ranking._compiled_count.cache_clear()
     monkeypatch.setattr("dualkg.kernels.cpu.HAS_NUMBA", False)
     monkeypatch.setattr(ranking, "gpu_kernels_unavailable", lambda: "is not installed")
     assert ranking.choose_counter("cpu", 100) is ranking.count_with_torch
     assert ranking.choose_counter("cuda", 100) is ranking.count_with_torch
-    ranking._compiled_count.cache_clear()
     monkeypatch.undo()
     if importlib.util.find_spec("numba"):
         assert ranking.choose_counter("cpu", 10**12) is cpu.count_better_and_tied

@@ -1,9 +1,10 @@
 """Filtered ranks: the rank of each true answer among all entities, or given ones, but the other known answers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,10 +19,11 @@ from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
 from dualkg.kernels.scores import RankTargets, count_in_columns, count_with_torch
-from dualkg.models.base import Model, Side
+from dualkg.models.base import SIDES, Model
 from dualkg.models.sharded import ShardedModel
 
 Counts = npt.NDArray[np.int64]
+Progress = Callable[[int, int], None]
 
 BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
 MAX_COLUMNS = 2**20  # entities of a shard that are scored at a time
@@ -57,7 +59,7 @@ def rank(
     known: KnownAnswers | None = None,
     type_constrained: bool = False,
     candidates: CandidateLists | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Ranks:
     """Rank every triple of a split in both directions, filtered by all three splits.
 
@@ -68,43 +70,45 @@ def rank(
     model.check_shape(graph.shape)
     triples, device = graph.split(split), model.device
     known = known or KnownAnswers.of(graph, queries=triples)
-    if isinstance(model, ShardedModel):
-        if candidates is not None or type_constrained:
-            raise RequestError("Processes that share a model rank among all entities. Evaluate the finished run.")
-        return _rank_on_shard(model, triples, known, progress)
+    shard = model.shard if isinstance(model, ShardedModel) else None
+    if shard and (candidates is not None or type_constrained):
+        raise RequestError("Processes that share a model rank among all entities. Evaluate the finished run.")
     if candidates is not None:
         if type_constrained:
             raise RequestError("Candidates are given in lists or by type constraints, not both. Leave out one.")
         return _rank_lists(model, triples, known, candidates, progress)
     types = TypeConstraint.of(graph, device) if type_constrained else None
-    order, blocks = _queries(triples, known, device)
-    count = choose_counter(device.type, 2 * len(triples) * graph.shape.num_entities)
+    count = count_with_torch if shard else choose_counter(device.type, 2 * len(triples) * graph.shape.num_entities)
+    num_columns = min(shard.part, MAX_COLUMNS) if shard else graph.shape.num_entities
     answers = known.on(device).answers
-    counts = torch.empty(len(order), 2, dtype=torch.int32, device=device)
-    num_candidates = torch.empty(len(order), dtype=torch.int32, device=device) if types else None
-    done = 0
+    counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
+    num_candidates = torch.empty(len(counts), dtype=torch.int32, device=device)
     with full_precision(), eval_mode(model):
-        for block in blocks:
-            positions = order[done : done + len(block.targets.rows)]
+        for block in _blocks(triples, known, device, num_columns=num_columns, progress=progress):
+            if isinstance(model, ShardedModel):
+                counts[block.positions] = _count_on_shards(model, block, answers)
+                continue
             scores = block.scores(model)
-            if types is not None and num_candidates is not None:
+            if types:
                 allowed = types.allowed(block.relations, backward=block.backward)
                 allowed[block.targets.rows, block.targets.answers] = True
                 # Candidates that are neither known nor the answer are all tied with it in a table of ones.
-                num_candidates[positions] = count(allowed.to(scores.dtype), answers, block.targets)[:, 1] + 1
-                lowest = torch.finfo(scores.dtype).min
-                scores = torch.where(allowed | ~scores.isfinite(), scores, lowest)
-            counts[positions] = count(scores, answers, block.targets)
-            done += len(positions)
-            if progress:
-                progress(done, len(order))
-    return _ranks(triples, counts, num_candidates)
+                num_candidates[block.positions] = count(allowed.to(scores.dtype), answers, block.targets)[:, 1] + 1
+                scores = torch.where(allowed | ~scores.isfinite(), scores, torch.finfo(scores.dtype).min)
+            counts[block.positions] = count(scores, answers, block.targets)
+    return _ranks(triples, counts, num_candidates if types else None)
 
 
 def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> Ranks:
     """Ranks from counts `(2 · num_triples, 2)` of the candidates that score higher and equal."""
+
+    def query(position: int) -> str:
+        backward, row = divmod(position, len(triples))
+        head, relation, tail = triples[row].tolist()
+        return f"(?, {relation}, {tail})" if backward else f"({head}, {relation}, ?)"
+
     found = counts.cpu().numpy().astype(np.int64)
-    check_finite(found, lambda position: _format_query(triples, position))
+    check_finite(found, query)
     better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
     numbers = None if num_candidates is None else num_candidates.cpu().numpy().astype(np.int64).reshape(2, -1)
     return Ranks(triples, better + 1, better + tied + 1, numbers)
@@ -112,73 +116,44 @@ def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> R
 
 def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:
     """The number of candidates of each query, `(2, num_triples)`: all entities but the other known answers."""
-    heads, relations, tails = torch.from_numpy(triples).long().unbind(1)
-    given, answers = torch.cat([heads, tails]), torch.cat([tails, heads])
-    tensors = known.on(torch.device("cpu"))
-    first, last = tensors.ranges(known.keys(given, torch.cat([relations, relations + known.shape.num_relations])))
+    given, relations, answers = _both_directions(triples, known, torch.device("cpu"))
+    tensors = known.on(given.device)
+    first, last = tensors.ranges(known.keys(given, relations))
     others = last - first - tensors.contains(first, last, answers[:, None])[:, 0].long()
     found: Counts = (known.shape.num_entities - others).numpy().reshape(2, -1)
     return found
 
 
-# -- a shard of the entities --------------------------------------------------------------------------------
+def _count_on_shards(model: ShardedModel, block: _Block, answers: Tensor) -> Tensor:
+    """Count on the entities of each process, in blocks of entities, and add the counts of all."""
+    shard, rows, wanted = model.shard, block.targets.rows, model.shard.positions(block.targets.answers)
+    parts = list(model.column_blocks(MAX_COLUMNS))
+    values = torch.zeros(len(rows), dtype=next(model.parameters()).dtype, device=rows.device)
+    for start, stop in parts:  # of which one has the answer
+        with model.columns(start, stop):
+            scores = block.scores(model)
+        if stop > start:
+            here, columns = (wanted >= start) & (wanted < stop), (wanted - start).clamp(0, stop - start - 1)
+            values = torch.where(here, scores[rows, columns], values)
+    shard.all_reduce(values)
+    counts = torch.zeros(len(rows), 3, dtype=torch.int64, device=rows.device)
+    for start, stop in parts:
+        if len(parts) > 1:
+            with model.columns(start, stop):
+                scores = block.scores(model)
 
+        def columns_of(ids: Tensor, start: int = start, stop: int = stop) -> Tensor:
+            at = shard.positions(ids)
+            return torch.where((at >= start) & (at < stop), at - start, -1)
 
-def _rank_on_shard(
-    model: ShardedModel, triples: Triples, known: KnownAnswers, progress: Callable[[int, int], None] | None
-) -> Ranks:
-    """Count on the entities of each process, in blocks of queries and of entities, and add the counts of all."""
-    shard, device = model.shard, model.device
-    order, blocks = _queries(triples, known, device, num_columns=min(shard.part, MAX_COLUMNS))
-    answers = known.on(device).answers
-    counts = torch.zeros(len(order), 2, dtype=torch.int32, device=device)
-    done = 0
-    with full_precision(), eval_mode(model):
-        for block in blocks:
-            positions = order[done : done + len(block.targets.rows)]
-            rows, wanted = block.targets.rows, shard.positions(block.targets.answers)
-            parts = list(model.column_blocks(MAX_COLUMNS))
-            values = None
-            scores = None
-            for start, stop in parts:  # of which one has the answer
-                with model.columns(start, stop):
-                    scores = block.scores(model)
-                here = (wanted >= start) & (wanted < stop)
-                found = scores[rows, (wanted - start).clamp(0, max(stop - start - 1, 0))] if stop > start else None
-                found = torch.zeros(len(rows), dtype=scores.dtype, device=device) if found is None else found
-                values = torch.where(here, found, 0.0 if values is None else values)
-            assert values is not None
-            shard.all_reduce(values)
-            found_counts = torch.zeros(len(rows), 3, dtype=torch.int64, device=device)
-            for start, stop in parts:
-                if len(parts) > 1:
-                    with model.columns(start, stop):
-                        scores = block.scores(model)
-                assert scores is not None
-
-                def columns(ids: Tensor, start: int = start, stop: int = stop) -> Tensor:
-                    at = shard.positions(ids)
-                    return torch.where((at >= start) & (at < stop), at - start, -1)
-
-                found_counts += count_in_columns(scores, values, answers, block.targets, columns)
-            shard.all_reduce(found_counts)
-            finite = (found_counts[:, 2] == 0) & values.isfinite()
-            counts[positions] = found_counts[:, :2].masked_fill(~finite[:, None], -1).int()
-            done += len(positions)
-            if progress:
-                progress(done, len(order))
-    return _ranks(triples, counts, None)
-
-
-# -- given candidates ---------------------------------------------------------------------------------------
+        counts += count_in_columns(scores, values, answers, block.targets, columns_of)
+    shard.all_reduce(counts)
+    finite = (counts[:, 2] == 0) & values.isfinite()
+    return counts[:, :2].masked_fill(~finite[:, None], -1).int()
 
 
 def _rank_lists(
-    model: Model,
-    triples: Triples,
-    known: KnownAnswers,
-    lists: CandidateLists,
-    progress: Callable[[int, int], None] | None,
+    model: Model, triples: Triples, known: KnownAnswers, lists: CandidateLists, progress: Progress | None
 ) -> Ranks:
     """Rank each answer among the candidates of its own list that are no other known answers."""
     if lists.num_queries != 2 * len(triples):
@@ -186,22 +161,21 @@ def _rank_lists(
             f"Candidates are listed for {lists.num_queries // 2:,} triples; the split has {len(triples):,}."
         )
     device, tensors = model.device, known.on(model.device)
-    heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
+    given, relations, answers = _both_directions(triples, known, device)
     width = max(1, sum(table.numel() for table in model.parameters()) // known.shape.num_entities)
     counts = torch.empty(2 * len(triples), 2, dtype=torch.int32, device=device)
     num_candidates = torch.empty(2 * len(triples), dtype=torch.int32, device=device)
-    sides: tuple[Side, ...] = ("tail", "head")
     with full_precision(), eval_mode(model):
-        for backward, (side, given, answers) in enumerate(zip(sides, (heads, tails), (tails, heads), strict=True)):
+        for backward, side in enumerate(SIDES):
             offset = backward * len(triples)
             for start, stop, ids in lists.blocks(offset, offset + len(triples), BLOCK_ELEMENTS // width):
-                rows = slice(start - offset, stop - offset)
-                entity, relation, answer = given[rows], relations[rows], answers[rows, None]
-                first, last = tensors.ranges(known.keys(entity, relation + backward * known.shape.num_relations))
+                entity, relation, answer = given[start:stop], relations[start:stop], answers[start:stop, None]
+                first, last = tensors.ranges(known.keys(entity, relation))
                 listed = torch.from_numpy(ids).to(device).long()
                 counted = (listed >= 0) & (listed != answer)
                 counted &= ~tensors.contains(first, last, listed)
-                scores = model.predict_candidates(entity, relation, torch.cat([answer, listed.clamp(min=0)], 1), side)
+                chosen = torch.cat([answer, listed.clamp(min=0)], 1)
+                scores = model.predict_candidates(entity, relation - backward * known.shape.num_relations, chosen, side)
                 target, others = scores[:, :1], scores[:, 1:]
                 better, tied = (((others > target) & counted).sum(1), ((others == target) & counted).sum(1))
                 finite = target[:, 0].isfinite() & (others.isfinite() | ~counted).all(1)
@@ -216,12 +190,16 @@ def _rank_lists(
 
 
 class _Block(NamedTuple):
-    """Distinct queries of one direction, and the answers to rank."""
+    """Distinct queries of one direction, the answers to rank, and the positions of these among all.
+
+    Positions count the tails of all triples, then the heads.
+    """
 
     given: Tensor
     relations: Tensor
     targets: RankTargets
     backward: bool
+    positions: Tensor
 
     def scores(self, model: Model) -> Tensor:
         if self.backward:
@@ -229,54 +207,40 @@ class _Block(NamedTuple):
         return model.predict_tails(self.given, self.relations)
 
 
-def _queries(
-    triples: Triples, known: KnownAnswers, device: torch.device, *, num_columns: int | None = None
-) -> tuple[Tensor, Iterator[_Block]]:
-    """The queries of both directions in blocks, and the position of each of their answers, in order.
-
-    Rows have `num_columns` scores, or one of every entity. Positions count the tails of all triples, then the heads.
-    """
-    num_entities, num_relations = known.shape
+def _both_directions(triples: Triples, known: KnownAnswers, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The given entity, the relation id and the answer of all tail queries, then of all head queries."""
     heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
-    given, answers = torch.cat([heads, tails]), torch.cat([tails, heads])
+    both = torch.cat([relations, relations + known.shape.num_relations])
+    return torch.cat([heads, tails]), both, torch.cat([tails, heads])
+
+
+def _blocks(
+    triples: Triples, known: KnownAnswers, device: torch.device, *, num_columns: int, progress: Progress | None
+) -> Iterator[_Block]:
+    """The queries of both directions in blocks whose rows have `num_columns` scores."""
+    num_entities, num_relations = known.shape
+    given, relations, answers = _both_directions(triples, known, device)
     # Sorted by relation, so that work per relation is done in few blocks.
-    keys = torch.cat([relations, relations + num_relations]) * num_entities + given
+    keys = relations * num_entities + given
     order = torch.argsort(keys)
     distinct, rows, repeats = torch.unique_consecutive(keys[order], return_inverse=True, return_counts=True)
     relation, entity = distinct // num_entities, distinct % num_entities
     first, last = (ends[rows] for ends in known.on(device).ranges(known.keys(entity, relation)))
     targets = RankTargets(rows, answers[order], first, last)
     num_forward = int((relation < num_relations).sum())
-    size = _block_size(num_columns or num_entities, device)
+    size = max(1, BLOCK_ELEMENTS // num_columns)
+    size = min(size, CPU_BLOCK) if device.type == "cpu" else size
+    size -= size % 128 if size > 128 else 0
     starts = [*range(0, num_forward, size), *range(num_forward, len(distinct), size), len(distinct)]
     offsets = torch.cat([repeats.new_zeros(1), repeats.cumsum(0)])[starts].tolist()
-
-    def blocks() -> Iterator[_Block]:
-        for (start, stop), (begin, end) in zip(pairwise(starts), pairwise(offsets), strict=True):
-            backward = start >= num_forward
-            part = RankTargets(*(values[begin:end] for values in targets))
-            yield _Block(
-                entity[start:stop],
-                relation[start:stop] - (num_relations if backward else 0),
-                part._replace(rows=part.rows - start),
-                backward,
-            )
-
-    return order, blocks()
-
-
-def _block_size(num_entities: int, device: torch.device) -> int:
-    """The number of queries per block, a multiple of 128 if there are more than 128."""
-    size = BLOCK_ELEMENTS // num_entities
-    if device.type == "cpu":
-        size = min(size, CPU_BLOCK)
-    return max(1, size - size % 128 if size > 128 else size)
-
-
-def _format_query(triples: Triples, position: int) -> str:
-    backward, row = divmod(position, len(triples))
-    head, relation, tail = triples[row].tolist()
-    return f"(?, {relation}, {tail})" if backward else f"({head}, {relation}, ?)"
+    for (start, stop), (begin, end) in zip(pairwise(starts), pairwise(offsets), strict=True):
+        backward = start >= num_forward
+        part = RankTargets(*(values[begin:end] for values in targets))
+        relation_ids = relation[start:stop] - (num_relations if backward else 0)
+        part = part._replace(rows=part.rows - start)
+        yield _Block(entity[start:stop], relation_ids, part, backward, order[begin:end])
+        if progress:
+            progress(end, len(order))
 
 
 @contextmanager
@@ -309,27 +273,18 @@ def eval_mode(model: Model) -> Iterator[None]:
 
 # -- counts -------------------------------------------------------------------------------------------------
 
-Count = Callable[[Tensor, Tensor, RankTargets], Tensor]
 
-
-def choose_counter(kind: str, num_comparisons: int) -> Count:
+def choose_counter(kind: str, num_comparisons: int) -> Callable[[Tensor, Tensor, RankTargets], Tensor]:
     """The Triton or numba form of `count_with_torch` for a device type, if available and worthwhile."""
-    if kind == "cpu" and num_comparisons < MIN_COMPARISONS_FOR_NUMBA:
-        return count_with_torch
-    return _compiled_count(kind) or count_with_torch
-
-
-@cache
-def _compiled_count(kind: str) -> Count | None:
     if kind == "cuda" and gpu_kernels_unavailable() is None:
         from dualkg.kernels.gpu.scores import count_better_and_tied
 
         return count_better_and_tied
-    if kind == "cpu":
+    if kind == "cpu" and num_comparisons >= MIN_COMPARISONS_FOR_NUMBA:
         from dualkg.kernels import cpu  # imports numba
 
-        return cpu.count_better_and_tied if cpu.HAS_NUMBA else None
-    return None
+        return cpu.count_better_and_tied if cpu.HAS_NUMBA else count_with_torch
+    return count_with_torch
 
 
 def check_finite(counts: Counts, query: Callable[[int], str]) -> None:
