@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dualkg as kg
-from dualkg.evaluation import ranking, report
+from dualkg.evaluation import ranking
 from dualkg.models import BILINEAR
 from tests.evaluation.test_ranking import graphs, score_of_every_triple
 
@@ -51,7 +51,7 @@ def test_every_form_of_counting_gives_the_same_ranks(small_graph, monkeypatch):
 def test_blocks_do_not_change_ranks(small_graph, monkeypatch):
     model = kg.CP(small_graph.shape, dim=2)
     whole = kg.evaluate_relations(model, small_graph)
-    monkeypatch.setattr(report, "BLOCK", 3)
+    monkeypatch.setattr(ranking, "RELATION_BLOCK", 3)
     assert kg.evaluate_relations(model, small_graph) == whole
 
 

@@ -3,7 +3,7 @@
 The bootstrap resamples triples, each with both directions, since the two queries of a triple are not independent."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,11 +16,11 @@ from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.data.inspection import cardinalities
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import Ranks
-from dualkg.evaluation.report import COLUMNS, DIRECTIONS, metric_values
+from dualkg.evaluation.report import COLUMNS, metric_values
+from dualkg.models.base import SIDES
 
 Floats = npt.NDArray[np.float64]
 
-TAILS = (0.025, 0.975)  # of a 95 % interval
 MIN_SAMPLES = 100
 MIN_TRIPLES = 10  # the differences of fewer often all have one sign, and so does every sample
 ROUNDING = 1e-12  # of sums
@@ -75,16 +75,16 @@ class Comparison:
 
     def sentence(self, a: str = "A", b: str = "B") -> str:
         """A summary in one sentence, with the names of the two runs."""
-        found = self.mrr
-        if math.isnan(found.low):
+        low, high, difference = self.mrr.low, self.mrr.high, short_decimal(self.mrr.difference)
+        if math.isnan(low):
             count = f"{self.num_triples:,} {'triple is' if self.num_triples == 1 else 'triples are'}"
-            return f"{count} too few to tell the difference of {short_decimal(found.difference)} MRR from noise."
-        low, high = found.low, found.high
-        if found.within_noise:
-            inside = f"(95 %: {short_decimal(low)} to {short_decimal(high)})"
-            return f"The difference of {short_decimal(found.difference)} is within noise {inside}."
-        ahead, (low, high) = (a, (low, high)) if low > 0 else (b, (-high, -low))
-        by = short_decimal(abs(found.difference))
+            return f"{count} too few to tell the difference of {difference} MRR from noise."
+        if self.within_noise:
+            return (
+                f"The difference of {difference} is within noise (95 %: {short_decimal(low)} to {short_decimal(high)})."
+            )
+        ahead, low, high = (a, low, high) if low > 0 else (b, -high, -low)
+        by = short_decimal(abs(self.mrr.difference))
         return f"{ahead} is better by {by} MRR (95 %: {short_decimal(low)} to {short_decimal(high)})."
 
     def as_dict(self) -> dict[str, Any]:
@@ -153,10 +153,13 @@ def compare_by(
     a: Floats, b: Floats, triples: Triples, graph: Graph, *, view: str, samples: int = 10_000, seed: int = 0
 ) -> dict[str, GroupComparison]:
     """Compare by direction, relation or cardinality; groups with most triples first."""
-    found = {
-        name: compare_ranks(a[group], b[group], samples=samples, seed=seed)
-        for name, group in _groups(triples, graph, view)
-    }
+    if view == "direction":
+        indices: dict[str, Any] = {name: np.s_[:, row : row + 1] for row, name in enumerate(SIDES)}
+    else:
+        kinds = graph.relations.names.to_pylist() if view == "relation" else cardinalities(graph.train, graph.shape)
+        of_triples = np.array(kinds, dtype=object)[triples[:, 1]]
+        indices = {name: np.s_[:, :, of_triples == name] for name in dict.fromkeys(of_triples.tolist())}
+    found = {name: compare_ranks(a[part], b[part], samples=samples, seed=seed) for name, part in indices.items()}
     corrected = holm([one.mrr.p_value for one in found.values()])
     groups = {name: GroupComparison(one, p) for (name, one), p in zip(found.items(), corrected, strict=True)}
     return dict(sorted(groups.items(), key=lambda item: -item[1].comparison.num_triples))
@@ -190,19 +193,15 @@ class QueryDifference:
 
 def largest_differences(a: Floats, b: Floats, triples: Triples, *, most: int) -> list[QueryDifference]:
     """The `most` queries with the largest differences in reciprocal rank, largest first."""
-    inverse_a, inverse_b = (
-        metric_values(_checked(ranks, whose))[0].mean(axis=0) for ranks, whose in ((a, "A"), (b, "B"))
-    )
+    inverse_a, inverse_b = (metric_values(_checked(*one))[0].mean(axis=0) for one in ((a, "A"), (b, "B")))
     differences = (inverse_a - inverse_b).reshape(-1)
     order = np.argsort(-np.abs(differences), kind="stable")[:most]
     found = []
     for query in order[~np.isclose(differences[order], 0, atol=ROUNDING)].tolist():
         direction, row = divmod(query, len(triples))
         of_a, of_b = (float(1 / inverse[direction, row]) for inverse in (inverse_a, inverse_b))
-        head, relation, tail = triples[row].tolist()
-        found.append(
-            QueryDifference(head, relation, tail, DIRECTIONS[direction], of_a, of_b, float(differences[query]))
-        )
+        difference = float(differences[query])
+        found.append(QueryDifference(*triples[row].tolist(), SIDES[direction], of_a, of_b, difference))
     return found
 
 
@@ -247,7 +246,7 @@ def _spread(means: Floats) -> tuple[float, float, float]:
     """The ends of the 95 % interval, and twice the fraction of samples on the rarer side of 0."""
     if np.isnan(means[0]):
         return math.nan, math.nan, math.nan
-    low, high = np.quantile(means, TAILS)
+    low, high = np.quantile(means, (0.025, 0.975))
     rarer = min(int((means <= 0).sum()), int((means >= 0).sum()))
     return float(low), float(high), min(1.0, 2 * (rarer + 1) / (len(means) + 1))
 
@@ -261,13 +260,3 @@ def _checked(ranks: Floats, run: str) -> Floats:
     if not (np.isfinite(ranks).all() and ranks.min() >= 1):
         raise RequestError(f"Ranks are numbers from 1 on; {run} has others.")
     return ranks
-
-
-def _groups(triples: Triples, graph: Graph, view: str) -> Iterator[tuple[str, Any]]:
-    """The names of the groups of a view, and the index of each group's ranks."""
-    if view == "direction":
-        yield from ((name, np.s_[:, row : row + 1]) for row, name in enumerate(DIRECTIONS))
-        return
-    kinds = graph.relations.names.to_pylist() if view == "relation" else cardinalities(graph.train, graph.shape)
-    of_triples = np.array(kinds, dtype=object)[triples[:, 1]]
-    yield from ((name, np.s_[:, :, of_triples == name]) for name in dict.fromkeys(of_triples.tolist()))

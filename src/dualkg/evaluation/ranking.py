@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import Graph, Split, Triples
+from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
 from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.candidates import CandidateLists, TypeConstraint
 from dualkg.kernels.hardware import gpu_kernels_unavailable
@@ -27,6 +27,7 @@ Progress = Callable[[int, int], None]
 
 BLOCK_ELEMENTS = 16_000_000  # scores in memory at a time: 64 MB in float32
 MAX_COLUMNS = 2**20  # entities of a shard that are scored at a time
+RELATION_BLOCK = 1024  # queries per block of relation prediction
 CPU_BLOCK = 512  # queries per block on a CPU: more take more memory and are no faster
 MIN_COMPARISONS_FOR_NUMBA = 50_000_000  # importing numba takes longer than fewer comparisons by PyTorch
 
@@ -112,6 +113,34 @@ def _ranks(triples: Triples, counts: Tensor, num_candidates: Tensor | None) -> R
     better, tied = np.moveaxis(found.reshape(2, -1, 2), -1, 0)
     numbers = None if num_candidates is None else num_candidates.cpu().numpy().astype(np.int64).reshape(2, -1)
     return Ranks(triples, better + 1, better + tied + 1, numbers)
+
+
+@torch.no_grad()
+def rank_relations(model: Model, graph: Graph, triples: Triples) -> tuple[npt.NDArray[np.float64], Counts]:
+    """Filtered realistic ranks of the relations of triples, and the number of candidates of each, `(num_triples,)`."""
+    model.check_shape(graph.shape)
+    num_relations, device = graph.shape.num_relations, model.device
+    heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
+    known = distinct_triples(np.concatenate([graph.split(name) for name in SPLITS]), graph.shape)
+    pairs, wanted = (ids[:, 0].astype(np.int64) * graph.shape.num_entities + ids[:, 2] for ids in (known, triples))
+    order = np.argsort(pairs, kind="stable")
+    first, last = (np.searchsorted(pairs[order], wanted, side=side) for side in ("left", "right"))
+    arrays = (known[order, 1], first, last)
+    known_relations, starts, ends = (torch.from_numpy(array).to(device) for array in arrays)
+    count = choose_counter(device.type, len(triples) * num_relations)
+    counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
+    with full_precision(), eval_mode(model):
+        for start in range(0, len(triples), RELATION_BLOCK):
+            block = slice(start, start + RELATION_BLOCK)
+            scores = model.score_relations(heads[block], tails[block])[:, :num_relations]
+            targets = RankTargets(
+                torch.arange(len(scores), device=device), relations[block], starts[block], ends[block]
+            )
+            counts[block] = count(scores, known_relations, targets)
+    found = counts.cpu().numpy().astype(np.int64)
+    check_finite(found, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
+    better, tied = found.T
+    return better + 1 + tied / 2, num_relations - (last - first - 1)
 
 
 def count_candidates(triples: Triples, known: KnownAnswers) -> Counts:

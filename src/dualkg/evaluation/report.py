@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,32 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
-from torch import Tensor
 
 from dualkg.data.archives import check_parquet
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import SPLITS, Graph, Split, Triples, distinct_triples
+from dualkg.data.graph import Graph, Split
 from dualkg.data.inspection import CARDINALITIES, cardinalities
 from dualkg.errors import RequestError
 from dualkg.evaluation.candidates import CandidateLists
-from dualkg.evaluation.ranking import (
-    Counts,
-    Ranks,
-    check_finite,
-    choose_counter,
-    count_candidates,
-    eval_mode,
-    full_precision,
-    rank,
-)
+from dualkg.evaluation.ranking import Progress, Ranks, count_candidates, rank, rank_relations
 from dualkg.files import atomic_write
-from dualkg.kernels.scores import RankTargets
-from dualkg.models.base import Model
+from dualkg.models.base import SIDES, Model
 
 HITS = (1, 3, 10)
-COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}
-"""Metrics by the column titles of tables."""
+COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}  # metrics by titles of tables
+VIEWS = ("direction", "relation", "cardinality")
+PROTOCOL = "filtered by train, valid and test; both directions; ties at their mean"
 
 
 def metric_values(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -117,46 +106,13 @@ class Metrics:
         return [*shares, f"{self.mr:,.1f}", *adjusted_ranks, f"{self.num_queries:,}"]
 
 
-BLOCK = 1024  # queries scored at a time
-
-
-@torch.no_grad()
 def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test", hits: Iterable[int] = HITS) -> Metrics:
     """Relation prediction: rank the relation of every triple of a split, filtered, by realistic ranks.
 
     Candidates are the relations of the graph, without their reciprocals.
     """
-    model.check_shape(graph.shape)
-    num_relations, triples, device = graph.shape.num_relations, graph.split(split), model.device
-    heads, relations, tails = torch.tensor(triples, device=device).long().unbind(1)
-    known, first, last = (found.to(device) for found in _known_relations(triples, graph))
-    count = choose_counter(device.type, len(triples) * num_relations)
-    counts = torch.empty(len(triples), 2, dtype=torch.int32, device=device)
-    with full_precision(), eval_mode(model):
-        for start in range(0, len(triples), BLOCK):
-            block = slice(start, start + BLOCK)
-            scores = model.score_relations(heads[block], tails[block])[:, :num_relations]
-            rows = torch.arange(len(scores), device=device)
-            counts[block] = count(scores, known, RankTargets(rows, relations[block], first[block], last[block]))
-    found = counts.cpu().numpy().astype(np.int64)
-    check_finite(found, lambda row: f"({triples[row, 0]}, ?, {triples[row, 2]})")
-    better, tied = found.T
-    return Metrics.of(better + 1 + tied / 2, num_relations - (last - first - 1).cpu().numpy(), hits=hits)
-
-
-def _known_relations(queries: Triples, graph: Graph) -> tuple[Tensor, Tensor, Tensor]:
-    """The known relations sorted by entity pair, and the start and end of those of each triple's pair."""
-    known = distinct_triples(np.concatenate([graph.split(name) for name in SPLITS]), graph.shape)
-    num_entities = graph.shape.num_entities
-    pairs, wanted = (triples[:, 0].astype(np.int64) * num_entities + triples[:, 2] for triples in (known, queries))
-    order = np.argsort(pairs, kind="stable")
-    first, last = (np.searchsorted(pairs[order], wanted, side=side) for side in ("left", "right"))
-    return torch.from_numpy(known[order, 1]), torch.from_numpy(first), torch.from_numpy(last)
-
-
-DIRECTIONS = ("tail", "head")
-VIEWS = ("direction", "relation", "cardinality")
-PROTOCOL = "filtered by train, valid and test; both directions; ties at their mean"
+    ranks, num_candidates = rank_relations(model, graph, graph.split(split))
+    return Metrics.of(ranks, num_candidates, hits=hits)
 
 
 @dataclass(frozen=True)
@@ -215,7 +171,7 @@ def evaluate(
     hits: Iterable[int] = HITS,
     type_constrained: bool = False,
     candidates: CandidateLists | str | Path | Mapping[str, Any] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Rank a split and report on it, with Hits@k for each k of `hits` besides 1, 3 and 10.
 
@@ -229,13 +185,11 @@ def evaluate(
         )
     hits, known = check_hits(hits), known or KnownAnswers.of(graph, queries=graph.split(split))
     lists = None if candidates is None else CandidateLists.of(candidates, graph, split)
-    kind = (
-        "given lists" if lists else "domain or range of the relation in train" if type_constrained else "all entities"
-    )
+    restricted = "given lists" if lists else "domain or range of the relation in train" if type_constrained else None
     ranks = rank(
         model, graph, split=split, known=known, type_constrained=type_constrained, candidates=lists, progress=progress
     )
-    return build_report(ranks, graph, split=split, known=known, hits=hits, candidates=kind)
+    return build_report(ranks, graph, split=split, known=known, hits=hits, candidates=restricted or "all entities")
 
 
 def build_report(
@@ -257,7 +211,7 @@ def build_report(
         return Metrics.of(values[part], number[part], hits=hits)
 
     kinds = np.array(cardinalities(graph.train, graph.shape), dtype=object)[relation]
-    seen = _seen_in_train(ranks, graph)
+    seen = np.isin(ranks.triples[:, [0, 2]], graph.train[:, [0, 2]]).all(axis=1)  # both entities occur in train
     return Report(
         graph=graph.name,
         split=split,
@@ -266,7 +220,7 @@ def build_report(
         pessimistic=of(every, ranks.pessimistic),
         without_unseen=of(np.s_[:, seen]),
         num_unseen_triples=int((~seen).sum()),
-        by_direction={name: of(row) for row, name in enumerate(DIRECTIONS)},
+        by_direction={name: of(row) for row, name in enumerate(SIDES)},
         by_relation={graph.relations[id]: of(np.s_[:, relation == id]) for id in np.unique(relation).tolist()},
         by_cardinality={kind: of(np.s_[:, kinds == kind]) for kind in CARDINALITIES if (kinds == kind).any()},
         ranks=ranks,
@@ -274,18 +228,11 @@ def build_report(
     )
 
 
-def _seen_in_train(ranks: Ranks, graph: Graph) -> np.ndarray:
-    """Whether both entities of each triple occur in train, `(num_triples,)`."""
-    seen = np.zeros(graph.shape.num_entities, dtype=bool)
-    seen[graph.train[:, [0, 2]].reshape(-1)] = True
-    return np.asarray(seen[ranks.triples[:, 0]] & seen[ranks.triples[:, 2]])
-
-
 def save_ranks(ranks: Ranks, path: Path) -> None:
     """Write one row per query: the triple, the direction, both ranks, and the number of candidates if restricted."""
     columns = {name: np.tile(ranks.triples[:, i], 2) for i, name in enumerate(("head", "relation", "tail"))}
     directions = pa.array(np.repeat([0, 1], len(ranks.triples)), pa.int8())
-    columns["direction"] = pa.DictionaryArray.from_arrays(directions, pa.array(DIRECTIONS))
+    columns["direction"] = pa.DictionaryArray.from_arrays(directions, pa.array(SIDES))
     columns["optimistic"] = ranks.optimistic.reshape(-1).astype(np.int32)
     columns["pessimistic"] = ranks.pessimistic.reshape(-1).astype(np.int32)
     if ranks.num_candidates is not None:
@@ -303,7 +250,7 @@ def load_ranks(path: Path) -> Ranks:
         half = table.num_rows // 2
         column = {name: table[name].to_numpy() for name in table.column_names if name != "direction"}
         triples = np.stack([column[name][:half] for name in ("head", "relation", "tail")], axis=1)
-        counts: dict[str, Counts] = {
+        counts = {
             name: column[name].astype(np.int64).reshape(2, -1)
             for name in ("optimistic", "pessimistic", "num_candidates")
             if name in column
