@@ -200,8 +200,9 @@ def largest_differences(a: Floats, b: Floats, triples: Triples, *, most: int) ->
     for query in order[~np.isclose(differences[order], 0, atol=ROUNDING)].tolist():
         direction, row = divmod(query, len(triples))
         of_a, of_b = (float(1 / inverse[direction, row]) for inverse in (inverse_a, inverse_b))
+        head, relation, tail = triples[row].tolist()
         difference = float(differences[query])
-        found.append(QueryDifference(*triples[row].tolist(), SIDES[direction], of_a, of_b, difference))
+        found.append(QueryDifference(head, relation, tail, SIDES[direction], of_a, of_b, difference))
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -49,9 +49,7 @@ class SampledLoss(Loss):
     def per_triple(self, positive: Tensor, negative: Tensor, allowed: Tensor) -> Tensor:
         """Scores of triples `(batch,)`, of negatives `(batch, n)`, and which are allowed `(batch, n)` → `(batch,)`."""
 
-    def bind(
-        self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
-    ) -> BoundSampledLoss:
+    def bind(self, model: Model, graph: Graph, *, seed: int, **_: Any) -> BoundSampledLoss:
         bernoulli = self.corruption == "bernoulli" and not model.reciprocal
         needed = self.filtered or self.subsampling or bernoulli
         answers = TrainingAnswers(graph.train, graph.shape, device=model.device) if needed else None

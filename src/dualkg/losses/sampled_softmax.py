@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,9 +39,7 @@ class SampledSoftmax(Loss):
     frequency_weight: float = Field(0.0, ge=0, le=1)
     relation_weight: float = Field(0.0, ge=0)
 
-    def bind(
-        self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
-    ) -> "BoundSampledSoftmax":
+    def bind(self, model: Model, graph: Graph, *, seed: int, **_: Any) -> "BoundSampledSoftmax":
         num_entities, by_frequency = graph.shape.num_entities, None
         if self.distribution == "log-uniform":
             counts = np.bincount(graph.train[:, [0, 2]].ravel(), minlength=num_entities)

@@ -1,5 +1,7 @@
 """Softmax losses over all entities: 1-vs-all with one answer at a time, K-vs-all with all answers of a query."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -35,9 +37,7 @@ class OneVsAll(Loss):
     head_dropout: float = Field(0.0, ge=0, lt=1)
     label_smoothing: float = Field(0.0, ge=0, lt=1)
 
-    def bind(
-        self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
-    ) -> "BoundOneVsAll":
+    def bind(self, model: Model, graph: Graph, *, seed: int, grouped_by_query: bool = False, **_: Any) -> BoundOneVsAll:
         return BoundOneVsAll(
             entity_weights=entity_weights(self.frequency_weight, model, graph),
             relation_weight=self.relation_weight,
@@ -69,9 +69,7 @@ class KvsAll(Loss):
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     count_exponent: float = Field(0.0, ge=0, le=1)
 
-    def bind(
-        self, model: Model, graph: Graph, *, batch_size: int, seed: int, grouped_by_query: bool = False
-    ) -> "BoundKvsAll":
+    def bind(self, model: Model, graph: Graph, *, batch_size: int, seed: int, **_: Any) -> BoundKvsAll:
         answers = TrainingAnswers(graph.train, graph.shape, device=model.device)
         return BoundKvsAll(
             answers,
@@ -122,7 +120,7 @@ class Dropouts:
         self.given = Dropout(given, seed=-1 - seed) if given else None  # a seed that no mapped vector uses
 
     @classmethod
-    def of(cls, model: Model, loss: OneVsAll | KvsAll, *, seed: int) -> "Dropouts":
+    def of(cls, model: Model, loss: OneVsAll | KvsAll, *, seed: int) -> Dropouts:
         """The dropouts of a loss, refused for models whose parameters are not coordinates."""
         for key in ("dropout", "head_dropout"):
             if getattr(loss, key) and not model.embedding.euclidean:

@@ -230,6 +230,7 @@ class EmbeddingModel(Model):
     two_entity_tables = False  # whether an entity has one vector as head and another as tail
     capturable = False  # whether no operation waits for a size that the GPU computed, as a CUDA graph needs
     default_init_scale: InitScale = 1e-3
+    options: tuple[str, ...] = ()  # keyword arguments of a subclass, which are attributes too
     sparse_gradients = False  # whether gradients of entity tables have only the rows of a batch
 
     def __init__(
@@ -275,7 +276,7 @@ class EmbeddingModel(Model):
 
     @property
     def config(self) -> dict[str, object]:
-        return {"dim": self.dim, "reciprocal": self.reciprocal, "init_scale": self.init_scale}
+        return {name: getattr(self, name) for name in ("dim", "reciprocal", "init_scale", *self.options)}
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, {self.shape.num_entities:,} entities, {self.shape.num_relations:,} relations"
@@ -296,11 +297,9 @@ class EmbeddingModel(Model):
         """Vectors `(batch, width)` and relation ids `(batch,)` → the mapped tails, t Rᵀ in bilinear models."""
 
     def entity_width(self, dim: int) -> int:
-        """Real numbers per entity."""
         return dim * self.numbers_per_coordinate + self.num_biases
 
     def relation_width(self, dim: int) -> int:
-        """Real numbers per relation."""
         return dim * self.numbers_per_coordinate
 
     def num_shared_parameters(self, dim: int) -> int:

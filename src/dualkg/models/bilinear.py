@@ -16,16 +16,13 @@ class BilinearModel(EmbeddingModel):
     """A model that scores by ⟨h R, t⟩; subclasses define their tables and the two maps."""
 
     has_adjoint = True
+    shares_candidates = True
     # What GPU kernels take relations for: rows that act on coordinates, stored matrices, or mixtures of a core.
     relation_kernel: Literal["rows", "matrices", "mixtures"] | None = None
 
     @property
     def score_form(self) -> ScoreForm | None:
         return "products" if self.scores_as(BilinearModel) else None
-
-    @property
-    def shares_candidates(self) -> bool:
-        return True
 
     def triple_scores(self, f: Factors) -> Tensor:
         return (f.mapped_head * f.tail).sum(-1)
@@ -37,8 +34,7 @@ class BilinearModel(EmbeddingModel):
         return f.mapped_tail @ self.head_table.T
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
-        chosen = f.candidates(candidates, side=side)
-        query = f.query(side)
+        chosen, query = f.candidates(candidates, side=side), f.query(side)
         return query @ chosen.T if candidates.dim() == 1 else (chosen @ query.unsqueeze(-1)).squeeze(-1)
 
     def relation_scores(self, f: Factors) -> Tensor:

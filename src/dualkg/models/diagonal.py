@@ -135,14 +135,11 @@ class QuatE(DiagonalModel):
     """
 
     numbers_per_coordinate = 4
+    options = ("normalized",)
 
     def __init__(self, shape: Graph | GraphShape, *, normalized: bool = True, **config: Any) -> None:
         super().__init__(shape, **config)
         self.normalized = normalized
-
-    @property
-    def config(self) -> dict[str, object]:
-        return {**super().config, "normalized": self.normalized}
 
     @property
     def multipliers(self) -> Tensor:

@@ -44,14 +44,10 @@ def checkpointed(function: Callable[[Tensor, Tensor], Tensor], one: Tensor, othe
 
 
 class DistanceModel(EmbeddingModel):
-    """A model that scores by −d(mapped head, tail).
+    """A model that scores by −d(mapped head, tail)."""
 
-    If `maps_both_sides`, the distance is from the mapped head to the mapped tail. If `isometric`, the distance from the
-    mapped head to the tail equals that from the head to the mapped tail, so that heads are scored like tails.
-    """
-
-    maps_both_sides = False
-    isometric = False
+    maps_both_sides = False  # whether the distance is to the mapped tail
+    isometric = False  # whether d(mapped head, tail) is d(head, mapped tail), so that heads are scored like tails
     default_init_scale: InitScale = 1e-2
 
     def random_signs(self, rows: int, width: int) -> Tensor:
@@ -116,11 +112,7 @@ class DistanceModel(EmbeddingModel):
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
         """One function per relation `(num_relations,)` that maps vectors `(n, width)` of a side."""
         apply = self.map_head if side == "head" else self.map_tail
-
-        def map_vectors(relation: Tensor, vectors: Tensor) -> Tensor:
-            return apply(vectors, relation.expand(len(vectors)))
-
-        return [partial(map_vectors, relation) for relation in relations]
+        return [lambda vectors, relation=one: apply(vectors, relation.expand(len(vectors))) for one in relations]
 
     def _distances_to_mapped(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
         """Distances from each point to all rows of a table mapped by its relation, which is done once per relation."""
@@ -137,15 +129,13 @@ class DistanceModel(EmbeddingModel):
 class NormModel(DistanceModel):
     """The distance is a norm of the difference: 1 (a sum of moduli if coordinates are complex), 2, or 2 "squared"."""
 
+    options = ("norm",)
+
     def __init__(self, shape: Graph | GraphShape, *, norm: Norm = 1, **config: Any) -> None:
         super().__init__(shape, **config)
         self.norm: Norm = norm
         if isinstance(norm, bool) or norm not in (1, 2, "squared"):
             raise RequestError(f"A distance has norm 1, 2 or 'squared'; '{norm}' was given.")
-
-    @property
-    def config(self) -> dict[str, object]:
-        return {**super().config, "norm": self.norm}
 
     @property
     def score_form(self) -> ScoreForm | None:
@@ -235,8 +225,7 @@ class ModE(NormModel):
 class RotatE(NormModel, AngleModel):
     """A relation rotates each complex coordinate by an angle: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
 
-    It is the dual of a ComplEx model whose relations have modulus 1, with norm 1 in place of the squared norm. A row of
-    a relation holds angles; entities are stored as in ComplEx.
+    A row of a relation holds angles; entities are stored as in ComplEx.
     """
 
     has_adjoint = True
@@ -267,8 +256,7 @@ class RotatE(NormModel, AngleModel):
     def primal(self) -> ComplEx:
         """The ComplEx model with the same entities and relations of modulus 1, whose dual this is up to the norm."""
         angles = self.angles(self.relations)
-        relations = torch.cat([angles.cos(), angles.sin()], dim=-1)
-        return primal_of(self, ComplEx, relations)
+        return primal_of(self, ComplEx, torch.cat([angles.cos(), angles.sin()], dim=-1))
 
     def _rotated(self, vectors: Tensor, stored: Tensor) -> Tensor:
         angles = self.angles(stored)
@@ -285,8 +273,7 @@ class SE(NormModel):
 
     def relation_table(self, rows: int, width: int) -> nn.Parameter:
         """Initially near the identity."""
-        same = torch.eye(self.dim).flatten().repeat(2)
-        return nn.Parameter(same + self.init_noise(rows, width))
+        return nn.Parameter(torch.eye(self.dim).flatten().repeat(2) + self.init_noise(rows, width))
 
     def map_head(self, head: Tensor, relations: Tensor) -> Tensor:
         return self._mapped(head, relations, "head")
@@ -296,8 +283,7 @@ class SE(NormModel):
 
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
         """With matrices gathered once: the gradient of each look-up is as large as the table of relations."""
-        matrices = self._matrices(relations, side)
-        return [partial(torch.matmul, other=matrix) for matrix in matrices.unbind()]
+        return [partial(torch.matmul, other=matrix) for matrix in self._matrices(relations, side).unbind()]
 
     def _distances_to_mapped(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
         """Squared distances of all relations at once: ‖p − t R‖² = ‖p‖² − 2 (p Rᵀ)·t + ‖t R‖²."""
@@ -342,11 +328,11 @@ class HAKE(AngleModel):
     """Entities in polar coordinates, relations scale and rotate them (Zhang et al., 2020).
 
     −a ‖h_m∘(r_m + r_b) − t_m∘(1 − r_b)‖₂ − b Σ|sin((h_p + r_p − t_p) / 2)|, with r_m ≥ 0 and −r_m ≤ r_b ≤ 1. A row of
-    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The weights a and b are learned. They are
-    initially `modulus_weight` and `phase_weight` · `half_turn`, so that both distances have the scale of the numbers
-    in the tables, and one learning rate changes b and the angles by similar relative amounts.
+    an entity holds moduli, then angles; one of a relation r_m, r_b and r_p. The learned weights a and b are initially
+    `modulus_weight` and `phase_weight` · `half_turn`: one learning rate changes b and the angles by similar amounts.
     """
 
+    options = ("modulus_weight", "phase_weight")
     maps_both_sides = True
     euclidean = False
     capturable = True
@@ -357,12 +343,8 @@ class HAKE(AngleModel):
         self, shape: Graph | GraphShape, *, modulus_weight: float = 1.0, phase_weight: float = 0.5, **config: Any
     ) -> None:
         super().__init__(shape, **config)
-        self.initial_weights = {"modulus_weight": modulus_weight, "phase_weight": phase_weight}
+        self.modulus_weight, self.phase_weight = modulus_weight, phase_weight
         self.scales = nn.Parameter(torch.tensor([modulus_weight, phase_weight * self.half_turn.item()]))
-
-    @property
-    def config(self) -> dict[str, object]:
-        return {**super().config, **self.initial_weights}
 
     def relation_width(self, dim: int) -> int:
         return 3 * dim
@@ -397,7 +379,8 @@ class HAKE(AngleModel):
 
     def distance(self, one: Tensor, other: Tensor) -> Tensor:
         modulus, phase = (one - other).chunk(2, dim=-1)
-        apart, rotated = torch.linalg.vector_norm(modulus, dim=-1), self._sines(phase)
+        apart: Tensor = torch.linalg.vector_norm(modulus, dim=-1)
+        rotated = self._sines(phase)
         return self.scales[0] * apart + self.scales[1] * rotated
 
     def candidate_scores(self, f: Factors, candidates: Tensor, side: Side = "tail") -> Tensor:
@@ -439,10 +422,10 @@ class MuRP(DistanceModel):
     """Entities in a Poincaré ball: −d(R h, t ⊕ r)² + b_h + b_t, with R diagonal (Balažević et al., 2019).
 
     A row of an entity holds its tangent vector at the origin, so that Euclidean optimizers apply, then its biases as
-    head and as tail; R h is R times the tangent. A row of a relation holds R, then the tangent vector of r. Distances
-    of all pairs are computed from matrix products, without a vector t ⊕ r for each tail and relation.
+    head and as tail; R h is R times the tangent. A row of a relation holds R, then the tangent vector of r.
     """
 
+    options = ("signs",)
     maps_both_sides = True
     euclidean = False
     num_biases = 2
@@ -452,10 +435,6 @@ class MuRP(DistanceModel):
     def __init__(self, shape: Graph | GraphShape, *, signs: bool = False, **config: Any) -> None:
         self.signs = signs  # used by `relation_table`, which `super` calls
         super().__init__(shape, **config)
-
-    @property
-    def config(self) -> dict[str, object]:
-        return {**super().config, "signs": self.signs}
 
     def relation_width(self, dim: int) -> int:
         return 2 * dim

@@ -88,9 +88,9 @@ class RESCAL(MatrixModel):
 
     def total_squared_norms(self, *, transposed: bool) -> tuple[Tensor, Tensor]:
         """By the Gram matrix G = HᵀH, without mapping any entity: Σ‖h R‖² is the trace of Rᵀ G R."""
-        table = self.tail_table if transposed else self.head_table
-        matrices = self.relations.view(-1, self.dim, self.dim)
-        matrices = matrices.mT if transposed else matrices
+        table, matrices = self.head_table, self.relations.view(-1, self.dim, self.dim)
+        if transposed:
+            table, matrices = self.tail_table, matrices.mT
         gram = table.T @ table
         return gram.trace(), (gram @ matrices * matrices).sum()
 
@@ -110,6 +110,7 @@ class TuckER(MatrixModel):
     """
 
     relation_kernel = "mixtures"
+    options = ("relation_dim", "batch_norm")
 
     def __init__(
         self,
@@ -131,10 +132,6 @@ class TuckER(MatrixModel):
         self.capturable = batch_norm  # which maps heads through the core, without grouping a batch by relation
         self.core = nn.Parameter(torch.empty(self.relation_dim, dim, dim).uniform_(-1, 1, generator=self._random))
         self.before, self.after = (BatchNorm(dim) if batch_norm else nn.Identity() for _ in range(2))
-
-    @property
-    def config(self) -> dict[str, object]:
-        return {**super().config, "relation_dim": self.relation_dim, "batch_norm": self.batch_norm}
 
     def relation_width(self, dim: int) -> int:
         return self.relation_dim
