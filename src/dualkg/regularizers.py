@@ -41,19 +41,15 @@ class Regularizer(ABC):
         return {"weight": self.weight}
 
 
-# Vectors of a triple that a relation has mapped, and the two that a residual is the difference of.
-MAPPED = {"mapped_head", "mapped_tail", "tail_residual", "head_residual"}
-PARTS_OF_RESIDUALS = {
-    "tail_residual": (("mapped_head", 1), ("tail", -1)),
-    "head_residual": (("mapped_tail", 1), ("head", -1)),
-}
+# The two vectors that a residual is the difference of, and the vectors of a triple that a relation has mapped.
+RESIDUALS = {"tail_residual": ("mapped_head", "tail"), "head_residual": ("mapped_tail", "head")}
+MAPPED = {"mapped_head", "mapped_tail", *RESIDUALS}
 
 
 class PowerSum(Regularizer):
     """Σ weight · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex.
 
-    `term_weights` names the vectors as `Factors` does. All of the paper's regularizers have this form, and kernels
-    compute it for any weights.
+    All of the paper's regularizers have this form, and kernels compute it for any weights.
     """
 
     power = 2
@@ -61,7 +57,7 @@ class PowerSum(Regularizer):
     @property
     @abstractmethod
     def term_weights(self) -> Mapping[str, float]:
-        """The weight of each vector of a triple; others have weight 0."""
+        """The weight of each vector of a triple by its name in `Factors`; others have weight 0."""
 
     def check(self, model: EmbeddingModel) -> None:
         name, kind = type(self).__name__, type(model).__name__
@@ -86,7 +82,7 @@ class PowerSum(Regularizer):
         for name, term_weight in self.term_weights.items():
             vectors = getattr(f, name)
             slope = self._slope(f.model, vectors).mul_(term_weight * self.weight / len(vectors))
-            for target, sign in PARTS_OF_RESIDUALS.get(name, ((name, 1),)):
+            for target, sign in zip(RESIDUALS.get(name, (name,)), (1, -1), strict=False):
                 found[target] = found[target].add(slope, alpha=sign) if target in found else slope * sign
         return found
 
@@ -152,8 +148,7 @@ class PlainAndMapped(Regularizer):
         if not (plain >= 0 and mapped >= 0):
             name = type(self).__name__
             raise RequestError(f"{name}'s plain and mapped are at least 0; they are {plain} and {mapped}.")
-        self.plain = plain
-        self.mapped = mapped
+        self.plain, self.mapped = plain, mapped
 
     @property
     def config(self) -> dict[str, object]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.archives import FREE_SIZE, MAX_RATIO, check_parquet
-from dualkg.data.graph import Graph, Split, Triples
+from dualkg.data.graph import Graph, Split
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
 
@@ -26,9 +26,6 @@ PARTS = ("head", "relation", "tail")
 LISTS = {"tail_candidates": "tail_neg", "head_candidates": "head_neg"}  # with the names of the Open Graph Benchmark
 ADVICE = "Rows have head, relation, tail, tail_candidates and head_candidates."
 MAX_BLOCK = 4096  # queries
-
-
-# -- type constraints ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +58,6 @@ class TypeConstraint:
         return table[rows]
 
 
-# -- given lists --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class CandidateLists:
     """A list of entities for each query of a split: tail queries in the order of its triples, then head queries.
@@ -94,9 +88,7 @@ class CandidateLists:
             first += size
 
     @classmethod
-    def of(
-        cls, candidates: CandidateLists | str | Path | Mapping[str, Any], graph: Graph, split: Split
-    ) -> CandidateLists:
+    def of(cls, candidates: GivenCandidates, graph: Graph, split: Split) -> CandidateLists:
         """Candidates as they are, from a file, or from columns by name."""
         if isinstance(candidates, CandidateLists):
             return candidates
@@ -106,6 +98,9 @@ class CandidateLists:
             kind = type(candidates).__name__
             raise RequestError(f"Candidates are a file of lists, or a mapping of its columns; {kind} was given.")
         return read_candidates(candidates, graph, split=split)
+
+
+GivenCandidates = CandidateLists | str | Path | Mapping[str, Any]
 
 
 def read_candidates(path: str | Path, graph: Graph, *, split: Split = "test") -> CandidateLists:
@@ -144,9 +139,7 @@ def _read_json_lines(path: Path) -> pa.Table:
             raise DataError(f"{path}, line {number:,} is not JSON: {error}.") from None
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number:,} should be an object; it is {type(row).__name__}. {ADVICE}")
-        rows.append(
-            {key: [str(one) for one in value] if isinstance(value, list) else value for key, value in row.items()}
-        )
+        rows.append({key: list(map(str, value)) if isinstance(value, list) else value for key, value in row.items()})
     columns = {name: [row.get(name) for row in rows] for row in rows for name in row}
     return _table_of_arrays(columns, str(path))
 
@@ -154,11 +147,8 @@ def _read_json_lines(path: Path) -> pa.Table:
 def _read_npz(path: Path) -> pa.Table:
     try:
         with zipfile.ZipFile(path) as archive:
-            size, most = (
-                sum(one.file_size for one in archive.infolist()),
-                max(FREE_SIZE, MAX_RATIO * path.stat().st_size),
-            )
-        if size > most:
+            size = sum(one.file_size for one in archive.infolist())
+        if size > (most := max(FREE_SIZE, MAX_RATIO * path.stat().st_size)):
             raise ValueError(f"they expand to {size / 2**20:,.0f} MiB, and {most / 2**20:,.0f} are allowed")
         with np.load(path, allow_pickle=False) as arrays:
             return _table_of_arrays(dict(arrays), str(path))
@@ -168,9 +158,8 @@ def _read_npz(path: Path) -> pa.Table:
 
 def _table_of_arrays(columns: Mapping[str, Any], source: str) -> pa.Table:
     """Columns of names `(num_triples,)` and of lists, which may be arrays `(num_triples, n)`; others are left out."""
-    wanted = {*PARTS, *LISTS, *LISTS.values()}
     arrays = {}
-    for name in wanted & columns.keys():
+    for name in {*PARTS, *LISTS, *LISTS.values()} & columns.keys():
         values = np.asarray(columns[name]) if hasattr(columns[name], "__array__") else columns[name]
         if isinstance(values, np.ndarray) and values.ndim == 2:
             kind = pa.large_string() if values.dtype.kind == "U" else None  # shorter offsets end at 2 GiB
@@ -195,8 +184,8 @@ def _from_table(table: pa.Table, graph: Graph, split: Split, *, source: str) -> 
         if name not in columns:
             listed = ", ".join(table.column_names) or "none"
             raise DataError(f"{source} has no column {name}; its columns are {listed}. {ADVICE}")
-    vocabularies = {"head": graph.entities, "relation": graph.relations, "tail": graph.entities}
-    ids = [_ids(columns[part], vocabularies[part], part, source, np.arange) for part in PARTS]
+    vocabularies = (graph.entities, graph.relations, graph.entities)
+    ids = [_ids(columns[part], names, part, source, np.arange) for part, names in zip(PARTS, vocabularies, strict=True)]
     rows = _rows_of(np.stack(ids, axis=1), graph, split, source)
     lists = [_lists(columns[name], graph.entities, name, source, rows) for name in LISTS]
     starts = np.append(0, np.cumsum(np.concatenate([lengths for _, lengths in lists])))
@@ -205,15 +194,14 @@ def _from_table(table: pa.Table, graph: Graph, split: Split, *, source: str) -> 
 
 def _rows_of(found: Ids, graph: Graph, split: Split, source: str) -> Ids:
     """The row of each triple of a split; repeated triples may share one."""
-    triples: Triples = graph.split(split)
+    triples = graph.split(split)
     if np.array_equal(found, triples):
         return np.arange(len(triples))
     distinct, inverse = np.unique(np.concatenate([found, triples]), axis=0, return_inverse=True)
     has, wanted = np.split(inverse.reshape(-1), [len(found)])
     rows = np.full(len(distinct), -1)
     rows[has] = np.arange(len(found))
-    missing = np.flatnonzero(rows[wanted] < 0)
-    if len(missing):
+    if len(missing := np.flatnonzero(rows[wanted] < 0)):
         raise DataError(
             f"{source} has no candidates for {len(missing):,} of the {len(triples):,} {split} triples; the first is "
             f"{_named(graph, triples[missing[0]])}. Add a row for each."
@@ -226,8 +214,7 @@ def _rows_of(found: Ids, graph: Graph, split: Split, source: str) -> Ids:
             f"{source}: {len(extra):,} rows are no {split} triples of {graph.name}; the first is row "
             f"{extra[0] + 1:,}, {_named(graph, found[extra[0]])}. Remove them, or choose another split."
         )
-    found_rows: Ids = rows[wanted]
-    return found_rows
+    return np.asarray(rows[wanted])
 
 
 def _lists(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Ids) -> tuple[Any, Ids]:
@@ -241,14 +228,12 @@ def _lists(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, r
         row = column.is_null().combine_chunks().index(True).as_py() + 1
         raise DataError(f"{source}, row {row:,}: {name} is missing; it should be a list.")
     lengths = pc.list_value_length(column).to_numpy().astype(np.int64)
-    starts = np.cumsum(lengths) - lengths
     row_of = np.repeat(np.arange(len(lengths)), lengths)
     ids = _ids(pc.list_flatten(column), names, name, source, lambda _: row_of).astype(np.int32)
     if np.array_equal(rows, np.arange(len(lengths))):
         return ids, lengths
-    chosen = lengths[rows]
-    within = np.arange(chosen.sum()) - np.repeat(np.cumsum(chosen) - chosen, chosen)
-    return ids[np.repeat(starts[rows], chosen) + within], chosen
+    lists = pa.LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), ids).take(rows)
+    return lists.flatten().to_numpy(), lengths[rows]
 
 
 def _ids(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, rows: Any) -> Ids:
@@ -269,8 +254,7 @@ def _ids(column: pa.ChunkedArray, names: Vocabulary, name: str, source: str, row
         except RequestError as error:
             row = rows(len(encoded))[int(np.argmax(indices == position))] + 1
             raise DataError(f"{source}, row {row:,}, {name}: {error}") from None
-    found: Ids = ids[indices]
-    return found
+    return np.asarray(ids[indices])
 
 
 def _named(graph: Graph, triple: Any) -> str:

@@ -221,9 +221,6 @@ def short_decimal(number: float) -> str:
     return sign + digits.removeprefix("0")
 
 
-# -- the bootstrap ------------------------------------------------------------------------------------------
-
-
 def _bootstrap(differences: Floats, samples: int, seed: int) -> Floats:
     """Means of resampled rows, `(samples, num_metrics)`; they do not depend on the number of threads."""
     num_triples = len(differences)

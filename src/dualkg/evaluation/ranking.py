@@ -215,9 +215,6 @@ def _rank_lists(
     return _ranks(triples, counts, num_candidates)
 
 
-# -- queries ------------------------------------------------------------------------------------------------
-
-
 class _Block(NamedTuple):
     """Distinct queries of one direction, the answers to rank, and the positions of these among all.
 
@@ -298,9 +295,6 @@ def eval_mode(model: Model) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-# -- counts -------------------------------------------------------------------------------------------------
 
 
 def choose_counter(kind: str, num_comparisons: int) -> Callable[[Tensor, Tensor, RankTargets], Tensor]:

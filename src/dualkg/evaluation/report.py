@@ -18,7 +18,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.data.inspection import CARDINALITIES, cardinalities
 from dualkg.errors import RequestError
-from dualkg.evaluation.candidates import CandidateLists
+from dualkg.evaluation.candidates import CandidateLists, GivenCandidates
 from dualkg.evaluation.ranking import Progress, Ranks, count_candidates, rank, rank_relations
 from dualkg.files import atomic_write
 from dualkg.models.base import SIDES, Model
@@ -170,7 +170,7 @@ def evaluate(
     known: KnownAnswers | None = None,
     hits: Iterable[int] = HITS,
     type_constrained: bool = False,
-    candidates: CandidateLists | str | Path | Mapping[str, Any] | None = None,
+    candidates: GivenCandidates | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Rank a split and report on it, with Hits@k for each k of `hits` besides 1, 3 and 10.

@@ -12,8 +12,6 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import GraphShape, Triples
 from dualkg.data.spill import is_mapped, slices, spilled
 
-FIRST_COUNT = 4  # of a query with one answer, in subsampling
-
 
 class QueryGroups(NamedTuple):
     """Neighbours in a batch with the same head and relation are answers of one query.
@@ -50,10 +48,9 @@ def starts_query(heads: Tensor, relations: Tensor) -> Tensor:
 
 
 class Answers(NamedTuple):
-    """The answers of a batch of queries, one after the other: query and entity of each, and whether it is padding.
+    """Answers of a batch of queries: `counts` of each query, then query and entity of each answer, and which are valid.
 
-    `counts` is the number of answers of each query, `(queries,)`; the others are padded to a fixed size, so that no
-    shape depends on how many answers there are.
+    The last three are padded to a fixed size, so that no shape depends on how many answers there are.
     """
 
     counts: Tensor
@@ -121,19 +118,17 @@ class TrainingAnswers:
     def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less.
 
-        Both counts start at 4 for a single answer, as in the published code of RotatE: the weight of the rarest triple
-        is 1/√8. A triple and its reciprocal have the same weight.
+        Both counts start at 4 for a single answer, as in the published code of RotatE.
         """
         num_relations = self.shape.num_relations
         inverses = torch.where(relations < num_relations, relations + num_relations, relations - num_relations)
-        counts = self.counts(heads, relations) + self.counts(tails, inverses) + 2 * (FIRST_COUNT - 1)
+        counts = self.counts(heads, relations) + self.counts(tails, inverses) + 2 * 3
         return counts.to(torch.get_default_dtype()).rsqrt()
 
     def head_corruption_probabilities(self) -> Tensor:
         """The probability of corrupting the head for each relation, `(num_relations,)` (Wang et al., 2014).
 
-        It is tph / (tph + hpt), of tails per head and heads per tail, or tails / (tails + heads) by the number of
-        distinct ones. It is 0.5 for a relation without triples.
+        tph / (tph + hpt) is tails / (tails + heads) of distinct ones; it is 0.5 for a relation without triples.
         """
         num_relations = self.shape.num_relations
         distinct = torch.zeros(2 * num_relations, dtype=torch.float64)

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -26,11 +25,9 @@ class SampledSoftmax(Loss):
 
     A negative e with the expected count n·q(e) has the score s(e) − log(n·q(e)), so that the sum over the sample is an
     unbiased estimate of the sum over all entities (Bengio and Senécal, 2008). `distribution` q is `uniform`, or
-    `log-uniform` in the frequency rank of an entity, which samples frequent entities more often. With `shared`, a batch
-    has one sample, and its scores are one matrix product; otherwise each triple has its own. Samples are stratified:
-    each negative is drawn from its own part of the entities, so that the processes of a distributed training own
-    equally many uniform negatives. Negatives equal to the answer are left out. `frequency_weight` and
-    `relation_weight` are those of `OneVsAll`.
+    `log-uniform` in the frequency rank of an entity. With `shared`, a batch has one sample, and its scores are one
+    matrix product. Samples are stratified: each negative is drawn from its own part of the entities, so that the
+    processes of a distributed training own equally many uniform negatives. Negatives equal to the answer are left out.
     """
 
     num_negatives: int = Field(1000, ge=1)
@@ -78,11 +75,6 @@ class BoundSampledSoftmax:
     def relation_weight(self) -> float:
         return self.loss.relation_weight
 
-    @cached_property
-    def _order(self) -> Shard:
-        """The order of rows in split tables, which is the same for any number of processes."""
-        return Shard(self.num_entities)
-
     def __call__(self, model: Model, f: Factors) -> Tensor:
         draws = Draws.of(f, seed=self.seed)
         loss = self._of_side(model, f, "tail", draws)
@@ -111,7 +103,8 @@ class BoundSampledSoftmax:
         strata = torch.arange(num, device=draws.batch.device)
         if self.by_frequency is None:
             rows = (strata * size + draws.entities(num, size, shared=self.loss.shared)) // num
-            return self._order.entities(rows), torch.full((), math.log(num / size), device=rows.device)
+            in_order = Shard(self.num_entities).entities(rows)  # of split tables, for any number of processes
+            return in_order, torch.full((), math.log(num / size), device=rows.device)
         drawn = draws.entities(num, 2**63 - 1, shared=self.loss.shared)
         uniform = (strata + shift_right(drawn, 63 - DIGITS).double() / 2**DIGITS) / num
         log_size = math.log(size + 1)

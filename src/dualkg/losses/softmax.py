@@ -24,11 +24,9 @@ DIGITS = 24  # binary digits in which a random number is compared with a share
 class OneVsAll(Loss):
     """Softmax cross entropy of each triple's answer against all entities (1-vs-all).
 
-    With reciprocal relations a batch holds both directions and only tails are predicted; without them, the tail and
-    the head of every triple. `frequency_weight` is w0 of Appendix D.1, which weights answers by how often they occur.
-    `relation_weight` adds the cross entropy of the relation given head and tail. `dropout` is the share of each
-    query's mapped vector that is set to zero, `head_dropout` that of the given entity before it is mapped.
-    `label_smoothing` is for entities, not for relations.
+    `frequency_weight` is w0 of Appendix D.1, which weights answers by how often they occur. `relation_weight` adds the
+    cross entropy of the relation given head and tail. `dropout` is the share of each query's mapped vector that is set
+    to zero, `head_dropout` that of the given entity before it is mapped. Labels of relations are not smoothed.
     """
 
     frequency_weight: float = Field(0.0, ge=0, le=1)
@@ -90,9 +88,8 @@ class KvsAll(Loss):
 class Dropout:
     """Sets a share of each query's vector to zero while it is scored, and scales up the rest.
 
-    The mask follows from the seed, the entities of the triple and its position in the batch, which changes from epoch
-    to epoch: it is the same on every device and for every engine, and a resumed run needs no random state. A query with
-    several answers has the mask of the first.
+    The mask follows from the seed, the entities of the triple and its position in the batch: it is the same on every
+    device and for every engine. A query with several answers has the mask of the first.
     """
 
     share: float
@@ -131,10 +128,7 @@ class Dropouts:
         return cls(mapped=loss.dropout, given=loss.head_dropout, seed=seed)
 
     def __call__(self, f: Factors, *, both: bool = False, grouped_by_query: bool = False) -> Factors:
-        """The same factors with dropout for tail prediction; with `both`, for head prediction too.
-
-        With `grouped_by_query`, neighbours that share head and relation share the mask.
-        """
+        """The same factors with dropout for tail prediction; with `both`, for head prediction too."""
         if self.mapped is None and self.given is None:
             return f
         found = f.fresh()
@@ -224,8 +218,7 @@ def entity_weights(share: float, model: Model, graph: Graph) -> Tensor | None:
 def cross_entropy(scores: Tensor, targets: Tensor, weights: Tensor | None = None, *, smoothing: float = 0.0) -> Tensor:
     """Mean of −log softmax(scores)[target], weighted by w(target) and divided by the batch's summed weights.
 
-    With `smoothing`, that share of each target is spread evenly over all candidates, the target among them. The
-    weight is the target's then too, where PyTorch would weight every candidate by its own.
+    With `smoothing`, the weight is the target's too, where PyTorch would weight every candidate by its own.
     """
     if not smoothing:
         return F.cross_entropy(scores, targets, weight=weights)

@@ -38,10 +38,9 @@ class EnsembleModel(Model):
 
     @weights.setter
     def weights(self, weights: Sequence[float]) -> None:
-        if len(weights) != len(self.members):
-            expected, found = len(self.members), len(weights)
+        if len(weights) != (expected := len(self.members)):
             raise RequestError(
-                f"The weights of an ensemble are one number for each of its {expected} members; got {found}."
+                f"The weights of an ensemble are one number for each of its {expected} members; got {len(weights)}."
             )
         if not all(isfinite(weight) and weight >= 0 for weight in weights) or not any(weights):
             listed = ", ".join(f"{weight:g}" for weight in weights)
@@ -67,23 +66,21 @@ class EnsembleModel(Model):
 
     def entity_vectors(self) -> Tensor:
         """The vectors of all members side by side, at length 1: their cosine is the mean cosine of the members."""
-        vectors = [nn.functional.normalize(member.entity_vectors(), dim=-1) for member in self.members]
-        return torch.cat(vectors, dim=-1)
-
-    # -- scores ---------------------------------------------------------------------------------------------------
-
-    def predict_tails(self, heads: Tensor, relations: Tensor) -> Tensor:
-        return self._sum(lambda member: member.predict_tails(heads, relations))
-
-    def predict_heads(self, relations: Tensor, tails: Tensor) -> Tensor:
-        return self._sum(lambda member: member.predict_heads(relations, tails))
+        return torch.cat([nn.functional.normalize(one.entity_vectors(), dim=-1) for one in self.members], dim=-1)
 
     def factors(self, heads: Tensor | None, relations: Tensor | None, tails: Tensor | None) -> Factors:
         """The ids alone: each member looks up its own vectors."""
         return Factors(self, heads, relations, tails)  # type: ignore[arg-type]
 
     def triple_scores(self, f: Factors) -> Tensor:
-        return self._sum(lambda member: member.score(*self._triples(member, f)))
+        def scores(member: Model) -> Tensor:
+            if member.reciprocal or not self.reciprocal:
+                return member.score(f.heads, f.relations, f.tails)
+            inverse = f.relations >= self.shape.num_relations
+            heads, tails = torch.where(inverse, f.tails, f.heads), torch.where(inverse, f.heads, f.tails)
+            return member.score(heads, f.relations % self.shape.num_relations, tails)
+
+        return self._sum(scores)
 
     def tail_scores(self, f: Factors) -> Tensor:
         return self._sum(lambda member: self._query_scores(member, f, "tail", None))
@@ -112,26 +109,17 @@ class EnsembleModel(Model):
         assert total is not None
         return total
 
-    def _triples(self, member: Model, f: Factors) -> tuple[Tensor, Tensor, Tensor]:
-        """Heads, relations and tails by the relation ids of a member."""
-        if member.reciprocal or not self.reciprocal:
-            return f.heads, f.relations, f.tails
-        inverse = f.relations >= self.shape.num_relations
-        heads, tails = torch.where(inverse, f.tails, f.heads), torch.where(inverse, f.heads, f.tails)
-        return heads, f.relations % self.shape.num_relations, tails
-
     def _query_scores(self, member: Model, f: Factors, side: Side, candidates: Tensor | None) -> Tensor:
         """A member's scores of all entities, or of candidates `(n,)` or `(batch, n)`, as heads or as tails."""
-        given, relations = f.heads if side == "tail" else f.tails, f.relations
+        given, relations = f.given(side), f.relations
         ids = relations if member.reciprocal else relations % self.shape.num_relations
 
         def scores(side: Side, rows: Tensor | slice) -> Tensor:
-            known = (given[rows], ids[rows], None) if side == "tail" else (None, ids[rows], given[rows])
+            queries = member.queries(given[rows], ids[rows], side)
             if candidates is None:
-                factors = member.factors(*known)
-                return member.tail_scores(factors) if side == "tail" else member.head_scores(factors)
+                return member.tail_scores(queries) if side == "tail" else member.head_scores(queries)
             shared = candidates.dim() == 1 or len(candidates) == 1
-            return member.candidate_scores(member.factors(*known), candidates if shared else candidates[rows], side)
+            return member.candidate_scores(queries, candidates if shared else candidates[rows], side)
 
         other: Side = "head" if side == "tail" else "tail"
         inverse = relations >= self.shape.num_relations
