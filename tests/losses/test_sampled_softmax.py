@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.losses.negative_sampling import Draws
-from dualkg.losses.sampled_softmax import BoundSampledSoftmax, SampledSoftmax
-from dualkg.losses.softmax import BoundOneVsAll
+from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, SampledSoftmax
 from dualkg.models.sharded import Shard
 
 

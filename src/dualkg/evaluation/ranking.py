@@ -216,10 +216,7 @@ def _rank_lists(
 
 
 class _Block(NamedTuple):
-    """Distinct queries of one direction, the answers to rank, and the positions of these among all.
-
-    Positions count the tails of all triples, then the heads.
-    """
+    """Distinct queries of one direction, the answers to rank, and their positions among all tails, then all heads."""
 
     given: Tensor
     relations: Tensor

@@ -23,13 +23,14 @@ from dualkg.evaluation.ranking import Progress, Ranks, count_candidates, rank, r
 from dualkg.files import atomic_write
 from dualkg.models.base import SIDES, Model
 
+Numbers = npt.NDArray[np.number]
 HITS = (1, 3, 10)
 COLUMNS = {"MRR": "mrr", "H@1": "hits_at_1", "H@3": "hits_at_3", "H@10": "hits_at_10"}  # metrics by titles of tables
 VIEWS = ("direction", "relation", "cardinality")
 PROTOCOL = "filtered by train, valid and test; both directions; ties at their mean"
 
 
-def metric_values(ranks: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def metric_values(ranks: Numbers) -> npt.NDArray[np.float64]:
     """The value of each rank in each metric of `COLUMNS`, `(4, …)`: 1/rank, and whether it is at most 1, 3, 10."""
     return np.stack([1 / ranks, *(ranks <= k for k in HITS)])
 
@@ -62,13 +63,7 @@ class Metrics:
     more_hits: Mapping[int, float] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        ranks: npt.NDArray[np.number],
-        num_candidates: npt.NDArray[np.number] | None = None,
-        *,
-        hits: Iterable[int] = (),
-    ) -> Metrics:
+    def of(cls, ranks: Numbers, num_candidates: Numbers | None = None, *, hits: Iterable[int] = ()) -> Metrics:
         """From ranks of any shape, with the number of candidates of each; realistic ranks may be fractions."""
         ranks = np.asarray(ranks, dtype=np.float64).reshape(-1)
         more = [k for k in check_hits(hits) if k not in HITS]
@@ -107,10 +102,7 @@ class Metrics:
 
 
 def evaluate_relations(model: Model, graph: Graph, *, split: Split = "test", hits: Iterable[int] = HITS) -> Metrics:
-    """Relation prediction: rank the relation of every triple of a split, filtered, by realistic ranks.
-
-    Candidates are the relations of the graph, without their reciprocals.
-    """
+    """Rank the relation of every triple of a split, filtered, among the relations without their reciprocals."""
     ranks, num_candidates = rank_relations(model, graph, graph.split(split))
     return Metrics.of(ranks, num_candidates, hits=hits)
 
@@ -142,8 +134,7 @@ class Report:
 
     def by(self, view: str) -> dict[str, Metrics]:
         """The metrics by direction, relation or cardinality."""
-        views: dict[str, Metrics] = getattr(self, f"by_{view}")
-        return views
+        return dict(getattr(self, f"by_{view}"))
 
     def as_dict(self) -> dict[str, Any]:
         """Everything but the ranks, for JSON."""
@@ -207,7 +198,7 @@ def build_report(
         number = count_candidates(ranks.triples, known or KnownAnswers.of(graph, queries=ranks.triples))
     mean, relation, every = ranks.mean, ranks.triples[:, 1], np.s_[:]
 
-    def of(part: Any, values: npt.NDArray[np.number] = mean) -> Metrics:
+    def of(part: Any, values: Numbers = mean) -> Metrics:
         return Metrics.of(values[part], number[part], hits=hits)
 
     kinds = np.array(cardinalities(graph.train, graph.shape), dtype=object)[relation]
@@ -256,9 +247,8 @@ def load_ranks(path: Path) -> Ranks:
             if name in column
         }
         ranks = Ranks(triples.astype(np.int32), **counts)
-        if table.num_rows % 2 or not bool(
-            (ranks.optimistic >= 1).all() and (ranks.optimistic <= ranks.pessimistic).all()
-        ):
+        ordered = (ranks.optimistic >= 1) & (ranks.optimistic <= ranks.pessimistic)
+        if table.num_rows % 2 or not ordered.all():
             raise ValueError("two queries of each triple, with ranks from 1, were expected")
         return ranks
     except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:

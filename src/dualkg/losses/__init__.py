@@ -2,8 +2,7 @@
 
 from dualkg.losses.base import Loss
 from dualkg.losses.negative_sampling import MarginRanking, NegativeSampling
-from dualkg.losses.sampled_softmax import SampledSoftmax
-from dualkg.losses.softmax import KvsAll, OneVsAll
+from dualkg.losses.softmax import KvsAll, OneVsAll, SampledSoftmax
 
 LOSSES: dict[str, type[Loss]] = {
     loss.__name__: loss for loss in (OneVsAll, KvsAll, SampledSoftmax, NegativeSampling, MarginRanking)

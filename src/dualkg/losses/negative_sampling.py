@@ -79,7 +79,6 @@ class SampledLoss(Loss):
 
 
 def check_batch_size(batch_size: int) -> None:
-    """Refuse batches in which nothing changes the draws."""
     if batch_size < 2:
         raise ValueError(
             "negatives are drawn by what a batch holds, and a triple alone would draw the same in every epoch, so "
@@ -132,8 +131,7 @@ class Draws(NamedTuple):
     """Pseudorandom integers: some for `each` triple of a batch, some for the `batch` as a whole.
 
     They follow from the seed and the content of the batch in its order, which changes with the epoch: so negatives
-    differ between epochs, every device draws the same, and a resumed run needs no random state. A triple that is
-    always alone in its batch would draw the same in every epoch; recipes refuse batches of one.
+    differ between epochs, every device draws the same, and a resumed run needs no random state.
     """
 
     each: Tensor
@@ -177,16 +175,12 @@ class CorruptedSide(NamedTuple):
 
 @dataclass
 class BoundSampledLoss:
-    """The mean of a sampled loss over the triples of a batch; weighted by query frequency with `subsampling`.
-
-    `answers` are those of train, if they are needed. `head_probabilities`, `(num_relations,)`, are those of replacing
-    the head rather than the tail, 0.5 if they are None.
-    """
+    """The mean of a sampled loss over the triples of a batch; weighted by query frequency with `subsampling`."""
 
     loss: SampledLoss
     num_entities: int
-    answers: TrainingAnswers | None = None
-    head_probabilities: Tensor | None = None
+    answers: TrainingAnswers | None = None  # in train, if they are needed
+    head_probabilities: Tensor | None = None  # of replacing the head, `(num_relations,)`, or 0.5
     seed: int = 0
 
     def __call__(self, model: Model, batch: Factors) -> Tensor:
@@ -202,12 +196,9 @@ class BoundSampledLoss:
         return (shares * joined).sum() / shares.sum()
 
     def corrupt(self, model: Model, f: Factors) -> list[CorruptedSide]:
-        """The batch, or its two parts, each with one side to replace; empty parts are left out.
-
-        With reciprocal relations a batch holds both directions of every triple, and only tails are replaced.
-        """
+        """The batch, or its two parts, each with one side to replace; empty parts are left out."""
         draws = Draws.of(f, seed=self.seed)
-        if model.reciprocal:
+        if model.reciprocal:  # a batch holds both directions of every triple
             return [CorruptedSide(f, "tail", draws, f.tails)]
         if self.loss.corruption == "both":
             return [CorruptedSide(f, "tail", draws, f.tails), CorruptedSide(f, "head", draws.others(), f.heads)]
@@ -224,11 +215,7 @@ class BoundSampledLoss:
         return parts
 
     def negatives(self, part: CorruptedSide) -> tuple[Tensor, Tensor]:
-        """Entities in place of the answers, `(batch, n)` or `(n,)` for all; which of them are allowed, `(batch, n)`.
-
-        A triple's own answer is never allowed, nor are known ones if the loss is `filtered`. The sampler `uniform`
-        draws answers again, a few times.
-        """
+        """Entities in place of the answers, `(batch, n)` or `(n,)` for all; which of them are allowed, `(batch, n)`."""
         kind, num = self.loss.sampler, self.loss.num_negatives
         if kind == "in-batch":
             candidates = part.batch_answers

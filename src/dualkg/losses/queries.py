@@ -14,13 +14,10 @@ from dualkg.data.spill import is_mapped, slices, spilled
 
 
 class QueryGroups(NamedTuple):
-    """Neighbours in a batch with the same head and relation are answers of one query.
+    """Neighbours in a batch with the same head and relation are answers of one query."""
 
-    The answers of query q are the triples `starts[q] : starts[q + 1]`; `rows` is the query of each triple.
-    """
-
-    starts: Tensor
-    rows: Tensor
+    starts: Tensor  # the answers of query q are the triples `starts[q] : starts[q + 1]`
+    rows: Tensor  # the query of each triple
 
     @staticmethod
     def of(heads: Tensor, relations: Tensor, *, capacity: int | None = None) -> "QueryGroups":
@@ -48,15 +45,12 @@ def starts_query(heads: Tensor, relations: Tensor) -> Tensor:
 
 
 class Answers(NamedTuple):
-    """Answers of a batch of queries: `counts` of each query, then query and entity of each answer, and which are valid.
+    """All answers of a batch of queries, padded to a fixed size, so that no shape depends on their number."""
 
-    The last three are padded to a fixed size, so that no shape depends on how many answers there are.
-    """
-
-    counts: Tensor
+    counts: Tensor  # of the answers of each query, `(queries,)`
     queries: Tensor
     entities: Tensor
-    valid: Tensor
+    valid: Tensor  # whether it is an answer, and no padding
 
 
 class TrainingAnswers:
@@ -116,12 +110,10 @@ class TrainingAnswers:
         return int(largest.sum())
 
     def subsampling_weights(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
-        """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less.
-
-        Both counts start at 4 for a single answer, as in the published code of RotatE.
-        """
+        """w = 1 / √(count(h, r) + count(t, r⁻¹)), `(batch,)`: frequent queries count less."""
         num_relations = self.shape.num_relations
         inverses = torch.where(relations < num_relations, relations + num_relations, relations - num_relations)
+        # Both counts start at 4 for a single answer, as in the published code of RotatE.
         counts = self.counts(heads, relations) + self.counts(tails, inverses) + 2 * 3
         return counts.to(torch.get_default_dtype()).rsqrt()
 

@@ -95,16 +95,10 @@ class Dual(Model):
         return -_norms(f.tail_residual if self.side == "tail" else f.head_residual)
 
     def tail_scores(self, f: Factors) -> Tensor:
-        doubled = 2 * self.primal.tail_scores(f)
-        if self.side == "tail":
-            return doubled - _norms(f.mapped_head)[:, None] - _norms(self.primal.tail_table)
-        return doubled - _norms(f.head)[:, None] - self._norms_of_all(f.relations)
+        return self._minus_norms(2 * self.primal.tail_scores(f), f, "tail")
 
     def head_scores(self, f: Factors) -> Tensor:
-        doubled = 2 * self.primal.head_scores(f)
-        if self.side == "head":
-            return doubled - _norms(f.mapped_tail)[:, None] - _norms(self.primal.head_table)
-        return doubled - _norms(f.tail)[:, None] - self._norms_of_all(f.relations)
+        return self._minus_norms(2 * self.primal.head_scores(f), f, "head")
 
     def relation_scores(self, f: Factors) -> Tensor:
         """By distances: the norm of the mapped vector differs between relations."""
@@ -112,10 +106,14 @@ class Dual(Model):
         mapped = self.primal.map_by_all_relations(moved, transposed=self.side == "head")
         return torch.stack([-_norms(vectors - fixed) for vectors in mapped], dim=-1)
 
-    def _norms_of_all(self, relations: Tensor) -> Tensor:
-        """‖tRᵀ‖² of all tails (or ‖hR‖² of all heads), one row per query, computed once per relation."""
-        distinct, position = torch.unique(relations, return_inverse=True)
-        return lookup(self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position)
+    def _minus_norms(self, doubled: Tensor, f: Factors, side: Side) -> Tensor:
+        """Scores of a side; that of the dual is fixed, the other is mapped, once per relation of the batch."""
+        if side == self.side:
+            table = self.primal.tail_table if side == "tail" else self.primal.head_table
+            return doubled - _norms(f.query(side))[:, None] - _norms(table)
+        found = doubled - _norms(f.head if side == "tail" else f.tail)[:, None]
+        distinct, position = torch.unique(f.relations, return_inverse=True)
+        return found - lookup(self.primal.mapped_squared_norms(distinct, transposed=self.side == "head"), position)
 
 
 def _norms(vectors: Tensor) -> Tensor:

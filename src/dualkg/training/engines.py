@@ -15,7 +15,7 @@ from torch import Tensor
 from dualkg.errors import RequestError
 from dualkg.kernels.hardware import gpu_kernels_unavailable, has_bf16_products
 from dualkg.losses.base import BoundLoss, Loss
-from dualkg.losses.sampled_softmax import BoundSampledSoftmax, SampledSoftmax
+from dualkg.losses.softmax import BoundSampledSoftmax, SampledSoftmax
 from dualkg.models.base import Model, overridden
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel

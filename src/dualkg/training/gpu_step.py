@@ -18,8 +18,7 @@ from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.scores import Targets, softmax_
 from dualkg.losses.negative_sampling import Draws
 from dualkg.losses.queries import QueryGroups
-from dualkg.losses.sampled_softmax import BoundSampledSoftmax
-from dualkg.losses.softmax import BoundOneVsAll, target_weights
+from dualkg.losses.softmax import BoundOneVsAll, BoundSampledSoftmax, target_weights
 from dualkg.models.base import Factors
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel

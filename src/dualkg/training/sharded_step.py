@@ -15,8 +15,7 @@ from dualkg.errors import RequestError
 from dualkg.kernels.scores import Targets, softmax_
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.negative_sampling import BoundSampledLoss
-from dualkg.losses.sampled_softmax import BoundSampledSoftmax
-from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
+from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll, BoundSampledSoftmax
 from dualkg.models.base import Factors, Model
 from dualkg.models.sharded import Shard, ShardedModel
 from dualkg.regularizers import Regularizer, UnweightedDURA
