@@ -1,6 +1,4 @@
-"""Regularizers, weighted as in the paper's experiments: a mean over the triples of the batch.
-
-They are functions of the `Factors` of a batch, so that DURA is one formula for every bilinear model."""
+"""Regularizers, weighted as in the paper's experiments: a mean over the triples of the batch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -47,10 +45,7 @@ MAPPED = {"mapped_head", "mapped_tail", *RESIDUALS}
 
 
 class PowerSum(Regularizer):
-    """Σ weight · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex.
-
-    All of the paper's regularizers have this form, and kernels compute it for any weights.
-    """
+    """Σ weight · Σ|x|^power over some vectors x of the triple, of the modulus where numbers are complex."""
 
     power = 2
 

@@ -79,13 +79,11 @@ class Comparison:
         if math.isnan(low):
             count = f"{self.num_triples:,} {'triple is' if self.num_triples == 1 else 'triples are'}"
             return f"{count} too few to tell the difference of {difference} MRR from noise."
+        ahead, least, most = (b, -high, -low) if high < 0 else (a, low, high)
+        interval = f"(95 %: {short_decimal(least)} to {short_decimal(most)})."
         if self.within_noise:
-            return (
-                f"The difference of {difference} is within noise (95 %: {short_decimal(low)} to {short_decimal(high)})."
-            )
-        ahead, low, high = (a, low, high) if low > 0 else (b, -high, -low)
-        by = short_decimal(abs(self.mrr.difference))
-        return f"{ahead} is better by {by} MRR (95 %: {short_decimal(low)} to {short_decimal(high)})."
+            return f"The difference of {difference} is within noise {interval}"
+        return f"{ahead} is better by {short_decimal(abs(self.mrr.difference))} MRR {interval}"
 
     def as_dict(self) -> dict[str, Any]:
         metrics = {name: getattr(self, name).as_dict() for name in COLUMNS.values()}
@@ -94,10 +92,7 @@ class Comparison:
 
 
 def compare_ranks(a: Floats, b: Floats, *, samples: int = 10_000, seed: int = 0) -> Comparison:
-    """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each; seeds may differ in number.
-
-    Metrics of a query are averaged over seeds. Each bootstrap sample draws `num_triples` triples with replacement.
-    """
+    """Compare mean ranks of the same queries, `(num_seeds, 2, num_triples)` each; metrics are averaged over seeds."""
     a, b = _checked(a, "A"), _checked(b, "B")
     if a.shape[1:] != b.shape[1:]:
         raise RequestError(

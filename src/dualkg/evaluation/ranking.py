@@ -65,8 +65,7 @@ def rank(
     """Rank every triple of a split in both directions, filtered by all three splits.
 
     Candidates are all entities; with `type_constrained` those that train has on the same side of the relation; or those
-    of a list for each query. The answer is always one. A query with several answers is scored once. Memory is bounded
-    by `BLOCK_ELEMENTS` scores. A GPU is synchronized at the end, not after each block.
+    of a list for each query. The answer is always one. A GPU is synchronized at the end, not after each block.
     """
     model.check_shape(graph.shape)
     triples, device = graph.split(split), model.device

@@ -63,10 +63,7 @@ class Loss(BaseModel, ABC):
 def validation_sentence(
     error: ValidationError, known: Iterable[str], *, prefix: str = "", elsewhere: Iterable[str] = ()
 ) -> str:
-    """The first problem of a validation, in one sentence; `known` are the keys to choose from.
-
-    `elsewhere` are keys of other tables, suggested where no known one is similar.
-    """
+    """The first problem of a validation; `known` are the keys to choose from, `elsewhere` those of other tables."""
     first = error.errors()[0]
     name = (prefix + ".".join(str(part) for part in first["loc"])).removesuffix(".")
     if first["type"] == "extra_forbidden":

@@ -60,8 +60,7 @@ class OneVsAll(Loss):
 class KvsAll(Loss):
     """Softmax cross entropy of each query against all entities, its answers sharing the target evenly (K-vs-all).
 
-    A query with n answers has the weight n to the power `count_exponent`: with 0 all queries have the same weight, with
-    1 all triples. The other settings are those of `OneVsAll`.
+    A query with n answers has the weight n to the power `count_exponent`. Other settings are those of `OneVsAll`.
     """
 
     examples: ClassVar[Literal["triples", "queries"]] = "queries"
@@ -290,10 +289,7 @@ class BoundSampledSoftmax:
 
 
 def frequency_weights(train: Triples, num_entities: int, share: float) -> Tensor:
-    """w(t) = share·#t / max # + (1 − share), `(num_entities,)`: Appendix D.1, `share` being its w0.
-
-    #t counts an entity as head and as tail of the training triples, not again of their reciprocals.
-    """
+    """w(t) = share·#t / max # + (1 − share), `(num_entities,)`: Appendix D.1, `share` being its w0."""
     counts = np.bincount(np.concatenate([train[:, 0], train[:, 2]]), minlength=num_entities)
     relative = torch.from_numpy(counts / max(int(counts.max(initial=0)), 1)).to(torch.get_default_dtype())
     return share * relative + (1 - share)

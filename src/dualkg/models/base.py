@@ -64,8 +64,7 @@ def _during(setting: ContextVar[Any], value: object) -> Iterator[None]:
 def only_rows(rows: Rows | None, *, device: torch.device | None = None) -> AbstractContextManager[None]:
     """Build models whose entity tables have some of the rows alone, with the numbers they have in the whole tables.
 
-    The tables, or whole ones with None, are made on the device and drawn block by block: the memory of the host may be
-    smaller than they are.
+    They are made on the device, whole ones with None, by blocks: the memory of the host may be smaller than they are.
     """
     return _during(_shard, (rows, device))
 
@@ -95,8 +94,7 @@ def _shape_of(graph: Graph | GraphShape) -> GraphShape:
 class Model(nn.Module, ABC):
     """Scores triples of ids; a higher score is a more plausible triple.
 
-    With `reciprocal` relations, relation `r + num_relations` is the inverse of `r`, and heads are predicted as tails of
-    the inverse.
+    With `reciprocal` relations, `r + num_relations` is the inverse of `r`, and heads are predicted as its tails.
     """
 
     score_arrays = 3  # of batch × entities, which autograd keeps of all scores and their softmax
@@ -122,8 +120,6 @@ class Model(nn.Module, ABC):
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
-
-    # -- scores of ids ------------------------------------------------------------------------------------
 
     def score(self, heads: Tensor, relations: Tensor, tails: Tensor) -> Tensor:
         """Ids `(batch,)` three times → scores `(batch,)`."""
@@ -169,10 +165,7 @@ class Model(nn.Module, ABC):
 
     @property
     def score_form(self) -> ScoreForm | None:
-        """How scores of all entities follow from a mapped vector x and the rows t of a table.
-
-        "products" are ⟨x, t⟩, "squared distances" −‖x − t‖²; None is anything else, which the fast step cannot train.
-        """
+        """⟨x, t⟩ or −‖x − t‖² of a mapped vector x and rows t; None is anything else, which has no fast step."""
         return None
 
     @property
@@ -260,9 +253,8 @@ class EmbeddingModel(Model):
 
     def _check_size(self, width: int) -> None:
         """Refuse tables larger than the memory for them before allocating them."""
-        num_tables = 2 if self.two_entity_tables else 1
         shard, device = _shard.get()
-        numbers = (shard.size if shard else self.shape.num_entities) * width * num_tables
+        numbers = (shard.size if shard else self.shape.num_entities) * width * (2 if self.two_entity_tables else 1)
         numbers += self.num_relation_ids * self.relation_width(self.dim) + self.num_shared_parameters(self.dim)
         memory, where = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"
         if device is not None and device.type == "cuda":
@@ -314,8 +306,6 @@ class EmbeddingModel(Model):
         """New relations, drawn as entities are unless a model overrides it."""
         return self.table(rows, width)
 
-    # -- provided -----------------------------------------------------------------------------------------
-
     @property
     def embedding(self) -> EmbeddingModel:
         return self
@@ -349,11 +339,10 @@ class EmbeddingModel(Model):
 
     def init_noise(self, rows: int, width: int) -> Tensor:
         """Numbers drawn from N(0, 1) · `init_scale`, or uniformly within Xavier's bound."""
-        scale = self.init_scale
-        if scale == "xavier":
+        if self.init_scale == "xavier":
             bound = math.sqrt(6 / (rows + width))
             return self.drawn(rows, width, lambda block: block.uniform_(-bound, bound, generator=self._random))
-        return self.drawn(rows, width, lambda block: block.normal_(generator=self._random)).mul_(scale)
+        return self.drawn(rows, width, lambda block: block.normal_(generator=self._random)).mul_(self.init_scale)
 
     def drawn(self, rows: int, width: int, draw: Callable[[Tensor], Tensor]) -> Tensor:
         """Random numbers `(rows, width)`; of a shard, its rows of the same table, which is drawn block by block."""
@@ -363,15 +352,12 @@ class EmbeddingModel(Model):
             return found
         if shard is None and device is None:
             return draw(found)
-        for start in range(0, rows, BLOCK_ROWS):
+        for start in range(0, max(rows - BLOCK_ROWS, 0) + 1, BLOCK_ROWS):
             # The last block has the rest: PyTorch draws normal numbers by sixteen, and the end of a table again.
-            size = rows - start if rows - start < 2 * BLOCK_ROWS else BLOCK_ROWS
-            ids = torch.arange(start, start + size)
+            ids = torch.arange(start, rows if rows - start < 2 * BLOCK_ROWS else start + BLOCK_ROWS)
             positions = shard.positions(ids) if shard else ids
             here = positions >= 0
-            found[positions[here].to(found.device)] = draw(torch.empty(size, width))[here].to(found.device)
-            if start + size == rows:
-                break
+            found[positions[here].to(found.device)] = draw(torch.empty(len(ids), width))[here].to(found.device)
         return found
 
     def rows(self, table: Tensor, entities: Tensor) -> Tensor:
@@ -395,9 +381,7 @@ class EmbeddingModel(Model):
             yield apply(vectors, torch.full((len(vectors),), relation, device=vectors.device))
 
     def entity_vectors(self) -> Tensor:
-        if self.two_entity_tables:
-            return torch.cat([self.head_table, self.tail_table], dim=-1)
-        return self.entities
+        return torch.cat([self.head_table, self.tail_table], dim=-1) if self.two_entity_tables else self.entities
 
 
 @dataclass

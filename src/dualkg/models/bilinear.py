@@ -57,7 +57,6 @@ class Dual(Model):
     """Scores by distance after the same map, with the parameters of the model it is the dual of.
 
     side="tail": −‖hR − t‖² = 2⟨hR, t⟩ − ‖hR‖² − ‖t‖²;   side="head": −‖tRᵀ − h‖² = 2⟨hR, t⟩ − ‖tRᵀ‖² − ‖h‖².
-    All scores come from the primal's scores and the two norms, so that nothing of size batch × entities × width exists.
     """
 
     score_arrays = 5
@@ -71,8 +70,7 @@ class Dual(Model):
                 f"{type(primal).__name__} is not one. Leave model.dual out."
             )
         super().__init__(primal.shape, reciprocal=primal.reciprocal)
-        self.primal = primal
-        self.side = side
+        self.primal, self.side = primal, side
 
     @property
     def embedding(self) -> BilinearModel:

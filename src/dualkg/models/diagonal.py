@@ -170,9 +170,8 @@ class QuatE(DiagonalModel):
 class SimplE(DiagonalModel):
     """CP in which every triple updates both vectors of its entities (Kazemi and Poole, 2018).
 
-    The row of an entity holds its vector as head, then as tail; the row of a relation holds r, then r′ of its inverse.
-    s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as tail⟩).
-    `dim` is the length of each.
+    The row of an entity holds its vector as head, then as tail, of length `dim` each; that of a relation r, then r′ of
+    its inverse: s = ½ (⟨h as head, r, t as tail⟩ + ⟨t as head, r′, h as tail⟩).
     """
 
     numbers_per_coordinate = 2

@@ -112,7 +112,11 @@ class DistanceModel(EmbeddingModel):
     def maps_of(self, relations: Tensor, side: Side) -> list[Callable[[Tensor], Tensor]]:
         """One function per relation `(num_relations,)` that maps vectors `(n, width)` of a side."""
         apply = self.map_head if side == "head" else self.map_tail
-        return [lambda vectors, relation=one: apply(vectors, relation.expand(len(vectors))) for one in relations]
+
+        def map_vectors(relation: Tensor, vectors: Tensor) -> Tensor:
+            return apply(vectors, relation.expand(len(vectors)))
+
+        return [partial(map_vectors, relation) for relation in relations]
 
     def _distances_to_mapped(self, points: Tensor, relations: Tensor, table: Tensor, side: Side) -> Tensor:
         """Distances from each point to all rows of a table mapped by its relation, which is done once per relation."""
@@ -175,12 +179,9 @@ def primal_of(model: DistanceModel, kind: type[BilinearT], relations: Tensor) ->
 
 
 class AngleModel(DistanceModel):
-    """Stores angles in the scale of the other parameters, so that one learning rate suits both.
+    """Stores angles in the scale of the other parameters, so that one learning rate suits both."""
 
-    `half_turn` is the stored number of the angle π: √3 · `init_scale`, the bound of a uniform distribution whose
-    standard deviation is `init_scale`. It is saved with the tables.
-    """
-
+    # The stored number of the angle π: the bound of a uniform distribution whose standard deviation is `init_scale`.
     half_turn: Tensor
 
     def random_angles(self, rows: int, width: int) -> Tensor:
@@ -223,10 +224,7 @@ class ModE(NormModel):
 
 
 class RotatE(NormModel, AngleModel):
-    """A relation rotates each complex coordinate by an angle: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019).
-
-    A row of a relation holds angles; entities are stored as in ComplEx.
-    """
+    """A relation, a row of angles, rotates each complex coordinate: −‖h∘r − t‖ with |r| = 1 (Sun et al., 2019)."""
 
     has_adjoint = True
     capturable = True

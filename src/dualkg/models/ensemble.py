@@ -15,9 +15,8 @@ from dualkg.models.base import EmbeddingModel, Factors, Model, Side
 class EnsembleModel(Model):
     """Scores by Σ wᵢ sᵢ, the weighted sum of the scores of its members.
 
-    Candidates of a query have the same ranks and the same softmax by Σ wᵢ log softmax(sᵢ), which subtracts a constant
-    from all of them, and no softmax has to be computed. It is reciprocal if one of its members is; in a member that is
-    not, the inverse relation `r + num_relations` is relation `r` with head and tail exchanged.
+    Ranks and softmax of candidates are those by Σ wᵢ log softmax(sᵢ), which subtracts a constant from all. It is
+    reciprocal if one of its members is; in a member that is not, an inverse relation exchanges head and tail.
     """
 
     members: Sequence[Model]
