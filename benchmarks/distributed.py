@@ -219,8 +219,7 @@ def take_steps(choices: argparse.Namespace) -> None:
                 sharded = trainer.model
             else:
                 sharded = ShardedModel(trainer.model, Shard(choices.entities))
-            reduce = sharded.shard.all_reduce if sharded.shard.world_size > 1 else None
-            figures["estimated_seconds"] = estimate_step(recipe, sharded, trainer.engine, reduce)
+            figures["estimated_seconds"] = estimate_step(recipe, sharded, trainer.engine)
             figures |= _timed(trainer, choices.steps, matmul_precision(recipe.training.precision))
         (most,) = group.largest(peak_mib(group.device.type))
         if choices.shards and group.world_size == 1:

@@ -74,13 +74,13 @@ def test_a_nonfinite_score_makes_the_loss_nonfinite(columns, bad):
 @pytest.mark.parametrize("with_product", [True, False])
 @pytest.mark.parametrize("shape", [(1, 1), (37, 11), (1000, 129), (50, 4001)])
 def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
-    from dualkg.kernels.gpu.elementwise import adagrad_
+    from dualkg.kernels.gpu.elementwise import RowGradients, adagrad_
 
     num_rows, width = shape
-    padded = (num_rows + 5, -(-width // 8) * 8)
+    shape_of_copy = (num_rows + 5, -(-width // 8) * 8)
     table, sums, rows = torch.randn(shape), torch.rand(shape), torch.randn(shape)
     stamps = torch.randint(6, 8, (num_rows,), dtype=torch.int32)
-    product = torch.randn(padded).bfloat16()
+    product = torch.randn(shape_of_copy).bfloat16()
     now = torch.tensor(7, dtype=torch.int32)
     slope = torch.where(stamps[:, None] == 7, rows, 0.0).double()
     if with_product:
@@ -89,18 +89,10 @@ def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
     expected = table.double() - 0.1 * slope / (seen.sqrt() + 1e-10)
     on_gpu = [tensor.cuda() for tensor in (table, sums, rows, stamps, product, now)]
     table, sums, rows, stamps, product, now = on_gpu
-    copy = torch.full(padded, 7.0, dtype=torch.bfloat16, device="cuda")
-    adagrad_(
-        table,
-        sums,
-        product=product if with_product else None,
-        rows=rows,
-        stamps=stamps,
-        now=now,
-        copy=copy if with_product else None,
-        rate=torch.tensor(0.1, device="cuda"),
-        eps=1e-10,
-    )
+    copy = torch.full(shape_of_copy, 7.0, dtype=torch.bfloat16, device="cuda")
+    padded = {"product": product, "copy": copy} if with_product else {}
+    rate = torch.tensor(0.1, device="cuda")
+    adagrad_(RowGradients(table, rows, stamps), sums, now=now, rate=rate, eps=1e-10, **padded)
     torch.testing.assert_close(table.cpu().double(), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sums.cpu().double(), seen, rtol=1e-5, atol=1e-6)
     assert not rows[stamps == 7].any()

@@ -271,48 +271,32 @@ ADAGRAD_BLOCK = 1 << 20  # numbers per block of the plain form: enough for all t
 
 
 def adagrad_(
-    table: Tensor, sums: Tensor, gradient: Tensor, copy: Tensor | None, learning_rate: float | Tensor, *, eps: float
+    table: Tensor, sums: Tensor, gradient: Tensor, copy: Tensor | None, learning_rate: float, *, eps: float
 ) -> None:
-    """Step a table by its gradient, and write its bfloat16 `copy`; padding rows of either are left alone."""
-    num_numbers = table.numel()
-    values, totals, gradients = (tensor.view(-1)[:num_numbers] for tensor in (table, sums, gradient))
-    copies = None if copy is None else copy.view(-1)[:num_numbers]
+    """Step a table by its gradient, and write its bfloat16 `copy`."""
+    arrays = [None if tensor is None else tensor.view(-1) for tensor in (table, sums, gradient, copy)]
     if HAS_NUMBA and table.dtype == torch.float32:
-        numbers, bits = (None, gradients) if gradient.dtype == torch.bfloat16 else (gradients, None)
-        arrays = [None if tensor is None else bits_of(tensor) for tensor in (values, totals, numbers, bits, copies)]
-        in_parallel(_adagrad, num_numbers, *arrays, np.float32(float(learning_rate)), np.float32(eps))
-    else:
-        _adagrad_in_torch(values, totals, gradients, copies, float(learning_rate), eps)
-
-
-def _adagrad_in_torch(
-    table: Tensor, sums: Tensor, gradient: Tensor, copy: Tensor | None, learning_rate: float, eps: float
-) -> None:
-    """The same in PyTorch."""
-    for first in range(0, len(table), ADAGRAD_BLOCK):
-        block = slice(first, first + ADAGRAD_BLOCK)
-        slope = gradient[block].to(table.dtype)
-        sums[block].addcmul_(slope, slope)
-        table[block].addcdiv_(slope, sums[block].sqrt().add_(eps), value=-learning_rate)
-        if copy is not None:
-            copy[block] = table[block]
+        bits = [None if array is None else bits_of(array) for array in arrays]
+        in_parallel(_adagrad, table.numel(), *bits, np.float32(learning_rate), np.float32(eps))
+        return
+    for first in range(0, table.numel(), ADAGRAD_BLOCK):
+        values, totals, slope, copies = (
+            None if array is None else array[first : first + ADAGRAD_BLOCK] for array in arrays
+        )
+        totals.addcmul_(slope, slope)
+        values.addcdiv_(slope, totals.sqrt().add_(eps), value=-learning_rate)
+        if copies is not None:
+            copies.copy_(values)
 
 
 @compiled("contract")
-def _adagrad(first, last, table, sums, gradient, bf16_gradient, copy, rate, eps):
-    """Step the numbers from first to last; `bf16_gradient`, if given, has the bits of a bfloat16 gradient."""
-    values, totals = table[first:last], sums[first:last]
-    if gradient is not None:
-        gradients = gradient[first:last]
-    if bf16_gradient is not None:
-        gradients = bf16_gradient[first:last]
+def _adagrad(first, last, table, sums, gradient, copy, rate, eps):
+    """Step the numbers from first to last."""
+    values, totals, gradients = table[first:last], sums[first:last], gradient[first:last]
     if copy is not None:
         copies = copy[first:last]
     for i in range(len(values)):
-        if gradient is not None:
-            slope = gradients[i]
-        if bf16_gradient is not None:
-            slope = widened(gradients[i])
+        slope = gradients[i]
         total = totals[i] + slope * slope
         value = values[i] - rate * slope / (np.sqrt(total) + eps)
         totals[i] = total
@@ -411,7 +395,11 @@ ANY_ORDER = ("reassoc", "contract", "nsz")
 def pairwise_sums(one: Tensor, other: Tensor, *, parts: int, sine: bool) -> Tensor:
     """For each of `(batch, width)` and each of `(n, width)`: `(batch, n)`."""
     found = torch.empty(len(one), len(other), dtype=one.dtype)
-    in_parallel(_sums[parts, sine], len(one), one.detach().numpy(), other.detach().numpy(), found.numpy())
+    arrays = (array.detach().numpy() for array in (one, other, found))
+    if parts == 1:
+        in_parallel(_sums_of_real, len(one), *arrays)
+    else:
+        in_parallel(_sums_of_two, len(one), *arrays, sine or None)
     return found
 
 
@@ -419,7 +407,10 @@ def pairwise_gradient(one: Tensor, other: Tensor, upstream: Tensor, *, parts: in
     """The gradient of Σ upstream · sums with respect to `one`, or to its angles; 0 where coordinates are equal."""
     found = one.new_zeros(len(one), one.shape[1] // 2 if sine else one.shape[1])
     arrays = (array.detach().numpy() for array in (one, other, upstream.contiguous(), found))
-    in_parallel(_gradients[parts, sine], len(one), *arrays)
+    if parts == 1:
+        in_parallel(_gradient_of_real, len(one), *arrays)
+    else:
+        in_parallel(_gradient_of_two, len(one), *arrays, sine or None)
     return found
 
 
@@ -436,29 +427,20 @@ def _sums_of_real(first, last, one, other, found):
 
 
 @compiled(*ANY_ORDER)
-def _sums_of_complex(first, last, one, other, found):
+def _sums_of_two(first, last, one, other, found, sine):
+    """Of complex numbers; of sines and cosines, if `sine` is not None, which numba decides when it compiles."""
     half = one.shape[1] // 2
     for row in range(first, last):
-        real, imaginary = one[row, :half], one[row, half:]
+        x, y = one[row, :half], one[row, half:]
         for column in range(len(other)):
-            other_real, other_imaginary = other[column, :half], other[column, half:]
-            total = real.dtype.type(0)
+            other_x, other_y = other[column, :half], other[column, half:]
+            total = x.dtype.type(0)
             for i in range(half):
-                real_part, imaginary_part = real[i] - other_real[i], imaginary[i] - other_imaginary[i]
-                total += np.sqrt(real_part * real_part + imaginary_part * imaginary_part)
-            found[row, column] = total
-
-
-@compiled(*ANY_ORDER)
-def _sums_of_sines(first, last, one, other, found):
-    half = one.shape[1] // 2
-    for row in range(first, last):
-        sine, cosine = one[row, :half], one[row, half:]
-        for column in range(len(other)):
-            other_sine, other_cosine = other[column, :half], other[column, half:]
-            total = sine.dtype.type(0)
-            for i in range(half):
-                total += abs(sine[i] * other_cosine[i] - cosine[i] * other_sine[i])
+                if sine is None:
+                    real, imaginary = x[i] - other_x[i], y[i] - other_y[i]
+                    total += np.sqrt(real * real + imaginary * imaginary)
+                else:
+                    total += abs(x[i] * other_y[i] - y[i] * other_x[i])
             found[row, column] = total
 
 
@@ -473,38 +455,22 @@ def _gradient_of_real(first, last, one, other, upstream, found):
 
 
 @compiled(*ANY_ORDER)
-def _gradient_of_complex(first, last, one, other, upstream, found):
+def _gradient_of_two(first, last, one, other, upstream, found, sine):
+    """The gradient of |sin(a − b)| is ±cos(a − b), which is cos a cos b + sin a sin b."""
     half = one.shape[1] // 2
     zero, unit = one.dtype.type(0), one.dtype.type(1)
     for row in range(first, last):
-        real, imaginary = one[row, :half], one[row, half:]
-        to_real, to_imaginary = found[row, :half], found[row, half:]
+        x, y, to_x, to_y = one[row, :half], one[row, half:], found[row, :half], found[row, half:]
         for column in range(len(other)):
-            other_real, other_imaginary = other[column, :half], other[column, half:]
-            slope = upstream[row, column]
+            other_x, other_y, slope = other[column, :half], other[column, half:], upstream[row, column]
             for i in range(half):
-                real_part, imaginary_part = real[i] - other_real[i], imaginary[i] - other_imaginary[i]
-                modulus = np.sqrt(real_part * real_part + imaginary_part * imaginary_part)
-                scaled = slope / (modulus if modulus != zero else unit)
-                to_real[i] += scaled * real_part
-                to_imaginary[i] += scaled * imaginary_part
-
-
-@compiled(*ANY_ORDER)
-def _gradient_of_sines(first, last, one, other, upstream, found):
-    """The gradient of |sin(a − b)| is ±cos(a − b), which is cos a cos b + sin a sin b."""
-    half = one.shape[1] // 2
-    zero = one.dtype.type(0)
-    for row in range(first, last):
-        sine, cosine, gradient_row = one[row, :half], one[row, half:], found[row]
-        for column in range(len(other)):
-            other_sine, other_cosine = other[column, :half], other[column, half:]
-            slope = upstream[row, column]
-            for i in range(half):
-                left, right = sine[i] * other_cosine[i], cosine[i] * other_sine[i]
-                signed = slope if left > right else (-slope if left < right else zero)
-                gradient_row[i] += signed * (cosine[i] * other_cosine[i] + sine[i] * other_sine[i])
-
-
-_sums = {(1, False): _sums_of_real, (2, False): _sums_of_complex, (2, True): _sums_of_sines}
-_gradients = {(1, False): _gradient_of_real, (2, False): _gradient_of_complex, (2, True): _gradient_of_sines}
+                if sine is None:
+                    real, imaginary = x[i] - other_x[i], y[i] - other_y[i]
+                    modulus = np.sqrt(real * real + imaginary * imaginary)
+                    scaled = slope / (modulus if modulus != zero else unit)
+                    to_x[i] += scaled * real
+                    to_y[i] += scaled * imaginary
+                else:
+                    left, right = x[i] * other_y[i], y[i] * other_x[i]
+                    signed = slope if left > right else (-slope if left < right else zero)
+                    to_x[i] += signed * (y[i] * other_y[i] + x[i] * other_x[i])

@@ -1,6 +1,7 @@
 """What this machine can compute with: Triton kernels, bfloat16 products, TF32 products."""
 
 import os
+import re
 import shutil
 import sysconfig
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+
+BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is ARM's
 
 
 @cache
@@ -24,19 +27,12 @@ def gpu_kernels_unavailable() -> str | None:
     return None
 
 
-BF16_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}  # the last is ARM's
-
-
 @cache
 def has_bf16_products(description: Path = Path("/proc/cpuinfo")) -> bool:
     """Whether the processor has bfloat16 matrix products; False if Linux does not report it."""
-    if not description.is_file():
-        return False
-    for line in description.read_text(encoding="utf-8", errors="replace").splitlines():
-        key, _, flags = line.partition(":")
-        if key.strip() in ("flags", "Features"):
-            return not BF16_FLAGS.isdisjoint(flags.split())
-    return False
+    text = description.read_text(encoding="utf-8", errors="replace") if description.is_file() else ""
+    found = re.search(r"^(?:flags|Features)\s*:(.*)", text, re.MULTILINE)
+    return found is not None and not BF16_FLAGS.isdisjoint(found[1].split())
 
 
 @contextmanager

@@ -4,6 +4,7 @@ A coordinate is one number or two; a row holds the first numbers of all coordina
 functions are even, so one kernel computes the gradients of both sides.
 """
 
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -55,10 +56,4 @@ class _Sums(torch.autograd.Function):
 
 
 def _kernels(vectors: Tensor) -> ModuleType:
-    if vectors.is_cuda:
-        from dualkg.kernels.gpu import pairwise
-
-        return pairwise
-    from dualkg.kernels import cpu
-
-    return cpu
+    return import_module("dualkg.kernels.gpu.pairwise" if vectors.is_cuda else "dualkg.kernels.cpu")

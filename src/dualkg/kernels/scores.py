@@ -68,34 +68,14 @@ def count_with_torch(scores: Tensor, known: Tensor, targets: RankTargets) -> Ten
 
     Known answers and the target itself are not counted. A row with a NaN or infinite score has counts −1.
     """
-    finite = torch.isfinite(scores.amax(1)) & torch.isfinite(scores.amin(1))
-    step = max(1, PIECE_ELEMENTS // scores.shape[1])
-    pieces = (RankTargets(*piece) for piece in zip(*(torch.split(values, step) for values in targets), strict=True))
-    counts = torch.cat([_count_piece(scores, known, piece) for piece in pieces])
-    return counts.masked_fill_(~finite[targets.rows, None], -1)
-
-
-def _count_piece(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
-    rows, answers, first, last = targets
-    values = scores[rows]
-    target = values.gather(1, answers[:, None])
-    is_better, is_tied = values > target, values == target
-    better, tied = is_better.sum(1, dtype=torch.int32), is_tied.sum(1, dtype=torch.int32) - 1
-    num_known = last - first
-    which = torch.repeat_interleave(num_known)
-    within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
-    others = known[first[which] + within].long()
-    is_other = others != answers[which]
-    # Compared once: threads may differ in whether they treat denormal numbers as zero.
-    better.index_add_(0, which, (is_better[which, others] & is_other).int(), alpha=-1)
-    tied.index_add_(0, which, (is_tied[which, others] & is_other).int(), alpha=-1)
-    return torch.stack([better, tied], dim=1)
+    counts = count_in_columns(scores, scores[targets.rows, targets.answers], known, targets, lambda ids: ids)
+    return counts[:, :2].masked_fill(counts[:, 2:] > 0, -1).int()
 
 
 def count_in_columns(
     scores: Tensor, values: Tensor, known: Tensor, targets: RankTargets, columns: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Counts of better and tied candidates among some entities, and of scores that are not finite, `(num_targets, 3)`.
+    """Counts of better and tied candidates among some entities, and 1 if a score is not finite, `(num_targets, 3)`.
 
     `values` are the scores of the targets, and `columns` gives the columns of entities, −1 for those without one.
     """
@@ -106,17 +86,19 @@ def count_in_columns(
     for begin in range(0, len(values), step):
         piece = slice(begin, begin + step)
         rows, answers, first, last = (array[piece] for array in targets)
-        better, tied = scores[rows] > values[piece, None], scores[rows] == values[piece, None]
+        # Compared once: threads may differ in whether they treat denormal numbers as zero.
+        chosen = scores[rows]
+        better, tied = chosen > values[piece, None], chosen == values[piece, None]
         num_known = last - first
         which = torch.repeat_interleave(num_known)
         within = torch.arange(len(which), device=rows.device) - (num_known.cumsum(0) - num_known)[which]
         # Each entity once: the answer is among the known answers of its query, or else is added.
-        others, of = known[first[which] + within].long(), which
-        others, of = torch.cat([others, answers]), torch.cat([of, torch.arange(len(rows), device=rows.device)])
-        at = columns(others)
-        counts = (at >= 0) & torch.cat([others[: len(which)] != answers[which], torch.ones_like(answers).bool()])
+        others = known[first[which] + within].long()
+        is_other = torch.cat([others != answers[which], torch.ones_like(answers).bool()])
+        at = columns(torch.cat([others, answers]))
+        of, counts = torch.cat([which, torch.arange(len(rows), device=rows.device)]), (at >= 0) & is_other
         for column, compared in enumerate((better, tied)):
             excluded = (compared[of, at.clamp(min=0)] & counts).long()
             found[piece, column] = compared.sum(1).index_add_(0, of, excluded, alpha=-1)
-    found[:, 2] = (~scores.isfinite()).sum(1)[targets.rows]
+    found[:, 2] = ~(scores.amax(1).isfinite() & scores.amin(1).isfinite())[targets.rows]
     return found

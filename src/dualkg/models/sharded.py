@@ -91,21 +91,22 @@ class Shard:
 
     def sum_of_all(self, values: Tensor) -> Tensor:
         """The sum over all processes, whose gradient every process has."""
-        found: Tensor = _Sum.apply(values, self) if self.world_size > 1 else values  # type: ignore[no-untyped-call]
-        return found
+        return _all_reduce(values, self, "forward")
 
     def for_each(self, values: Tensor) -> Tensor:
         """Values that each process uses for its own entities: their gradient is the sum over all processes."""
-        found: Tensor = _ForEach.apply(values, self) if self.world_size > 1 else values  # type: ignore[no-untyped-call]
-        return found
+        return _all_reduce(values, self, "backward")
+
+    def own_rows(self, table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
+        """Rows of entities that are owned here, and zeros for others, `(batch, width)`."""
+        if not len(table):  # zeros with a gradient, as on other processes
+            return table.new_zeros(len(ids), table.shape[1]) + table.sum()
+        positions = self.positions(ids)
+        return lookup(table, positions.clamp(min=0), sparse=sparse) * (positions >= 0).unsqueeze(-1)
 
     def fetch(self, table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
         """Rows of entities, which any process may own, `(batch, width)`."""
-        positions = self.positions(ids)
-        if not len(table):  # zeros with a gradient, as on other processes
-            return self.sum_of_all(table.new_zeros(len(ids), table.shape[1]) + table.sum())
-        rows = lookup(table, positions.clamp(min=0), sparse=sparse)
-        return self.sum_of_all(rows * (positions >= 0).unsqueeze(-1))
+        return self.sum_of_all(self.own_rows(table, ids, sparse=sparse))
 
     def at(self, scores: Tensor, ids: Tensor) -> Tensor:
         """The score of one entity in each row of scores of the entities of each process, `(batch,)`."""
@@ -120,11 +121,6 @@ class Shard:
         top = self.all_reduce(top, "max")
         return top + self.sum_of_all((scores - top[:, None]).exp().sum(1)).log()
 
-    def join_normalizers(self, ours: Tensor) -> Tensor:
-        """logsumexp over all processes, from that of each, without a gradient."""
-        top = self.all_reduce(ours.clone(), "max")
-        return top + self.all_reduce((ours - top).exp()).log()
-
     def add_rows(self, total: Tensor, ids: Tensor, rows: Tensor) -> None:
         """Add rows to those entities of a table that are owned here."""
         if len(total):
@@ -132,25 +128,24 @@ class Shard:
             total.index_add_(0, positions.clamp(min=0), rows * (positions >= 0).unsqueeze(-1))
 
 
-class _Sum(torch.autograd.Function):
+class _AllReduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, shard: Shard) -> Tensor:
-        return shard.all_reduce(values.clone())
+    def forward(ctx: Any, values: Tensor, shard: Shard, direction: str) -> Tensor:
+        ctx.shard, ctx.direction = shard, direction
+        return shard.all_reduce(values.clone()) if direction == "forward" else values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        if ctx.direction == "backward":
+            gradient = ctx.shard.all_reduce(gradient.contiguous().clone())
+        return gradient, None, None
 
 
-class _ForEach(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, shard: Shard) -> Tensor:
-        ctx.shard = shard
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.shard.all_reduce(gradients[0].contiguous().clone()), None
+def _all_reduce(values: Tensor, shard: Shard, direction: Literal["forward", "backward"]) -> Tensor:
+    """The same values, summed over all processes in one of the two passes of autograd."""
+    found: Tensor = values if shard.world_size == 1 else _AllReduce.apply(values, shard, direction)  # type: ignore[no-untyped-call]
+    return found
 
 
 @dataclass
@@ -191,21 +186,10 @@ class _LocalFactors(Factors):
         with _replaced(self.model, self.parameters):
             return self.shard.for_each(getattr(self.whole, name))
 
-    @cached_property
-    def head(self) -> Tensor:
-        return self._of_whole("head")
-
-    @cached_property
-    def tail(self) -> Tensor:
-        return self._of_whole("tail")
-
-    @cached_property
-    def mapped_head(self) -> Tensor:
-        return self._of_whole("mapped_head")
-
-    @cached_property
-    def mapped_tail(self) -> Tensor:
-        return self._of_whole("mapped_tail")
+    head = cached_property(lambda self: self._of_whole("head"))
+    tail = cached_property(lambda self: self._of_whole("tail"))
+    mapped_head = cached_property(lambda self: self._of_whole("mapped_head"))
+    mapped_tail = cached_property(lambda self: self._of_whole("mapped_tail"))
 
 
 @contextmanager
@@ -227,8 +211,7 @@ class ShardedModel(Model):
 
     def __init__(self, model: Model, shard: Shard) -> None:
         super().__init__(model.shape, reciprocal=model.reciprocal)
-        self.model = model
-        self.shard = shard
+        self.model, self.shard = model, shard
         self.score_arrays = model.score_arrays
         self._leaves: dict[str, Tensor] = {}
         self._columns: slice | None = None
@@ -258,23 +241,16 @@ class ShardedModel(Model):
     @contextmanager
     def local(self, f: Factors) -> Iterator[Factors]:
         """Vectors and parameters for scores of the entities of this process, with gradients summed over all."""
-        parameters = {name: value for name, value in self.embedding._parameters.items() if name not in TABLES}
-        tables = {name: self.embedding._parameters[name] for name in TABLES if name in self.embedding._parameters}
-        used = dict(self._copies(parameters))
+        parameters = {name: value for name, value in self.embedding._parameters.items() if value is not None}
+        others = {name: value for name, value in parameters.items() if name not in TABLES}
+        if torch.is_grad_enabled():
+            # Leaves with the same values, in which the gradients by the entities of this process are summed.
+            self._leaves = self._leaves or {name: value.detach().requires_grad_() for name, value in others.items()}
+            others = self._leaves
         if self._columns is not None:
-            used |= {name: None if table is None else table[self._columns] for name, table in tables.items()}
-        with _replaced(self.embedding, used):
-            yield _LocalFactors(f, self.shard, parameters | tables)
-
-    def _copies(self, parameters: dict[str, Any]) -> dict[str, Any]:
-        """Leaves with the values of parameters, in which their gradients by the entities of this process are summed."""
-        if not torch.is_grad_enabled():
-            return parameters
-        if not self._leaves:
-            self._leaves = {
-                name: value.detach().requires_grad_() for name, value in parameters.items() if value is not None
-            }
-        return self._leaves
+            others = others | {name: table[self._columns] for name, table in parameters.items() if name in TABLES}
+        with _replaced(self.embedding, others):
+            yield _LocalFactors(f, self.shard, parameters)
 
     def add_local_gradients(self, regularizer_reads_tables: bool) -> None:
         """After a backward pass: sum gradients of parameters by the entities of all processes, and add them.
@@ -286,9 +262,8 @@ class ShardedModel(Model):
             return
         for name, parameter in self.embedding._parameters.items():
             if parameter is not None and name not in TABLES:
-                leaf = leaves.get(name)
-                gradient = torch.zeros_like(parameter) if leaf is None or leaf.grad is None else leaf.grad
-                self.shard.all_reduce(gradient)
+                gradient = leaves[name].grad if name in leaves else None
+                gradient = self.shard.all_reduce(torch.zeros_like(parameter) if gradient is None else gradient)
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
     def column_blocks(self, size: int) -> Iterator[tuple[int, int]]:
@@ -323,32 +298,24 @@ class ShardedModel(Model):
         """Each process scores the candidates that it owns."""
         positions = self.shard.positions(candidates)
         batch, num = len(f.relations), candidates.shape[-1]
-        one_by_one = candidates.dim() > 1 or not self.model.shares_candidates
         with self.local(f) as here:
-            if not one_by_one:
+            if candidates.dim() == 1 and self.model.shares_candidates:
                 columns = (positions >= 0).nonzero().squeeze(-1)
                 found = self.model.candidate_scores(here, positions[columns], side)
                 return self.shard.sum_of_all(found.new_zeros(batch, num).index_copy(1, columns, found))
-            owned = positions.expand(batch, num) >= 0
-            rows, columns = owned.nonzero(as_tuple=True)
-            chosen = positions.expand(batch, num)[rows, columns]
-            found = self._scores_of_pairs(here, rows, chosen, side)
+            positions = positions.expand(batch, num)
+            rows, columns = (positions >= 0).nonzero(as_tuple=True)
+            found = self._scores_of_pairs(here, rows, positions[rows, columns], side)
             scores = found.new_zeros(batch * num).index_copy(0, rows * num + columns, found)
         return self.shard.sum_of_all(scores.view(batch, num))
 
     def _scores_of_pairs(self, f: Factors, rows: Tensor, positions: Tensor, side: Side) -> Tensor:
         """The score of one entity of this process for each of some rows of the batch."""
-        model, relations = self.embedding, f.relations[rows]
-        if side == "tail":
-            vectors = model.rows(model.tail_table, positions)
-            if isinstance(self.model, BilinearModel):
-                return (lookup(f.mapped_head, rows) * vectors).sum(-1)
-            pairs = Factors(model, rows, relations, positions)
-            pairs.head, pairs.tail = lookup(f.head, rows), vectors
-        else:
-            vectors = model.rows(model.head_table, positions)
-            if isinstance(self.model, BilinearModel):
-                return (lookup(f.mapped_tail, rows) * vectors).sum(-1)
-            pairs = Factors(model, positions, relations, rows)
-            pairs.head, pairs.tail = vectors, lookup(f.tail, rows)
+        vectors, is_tail = f.candidates(positions, side=side), side == "tail"
+        if isinstance(self.model, BilinearModel):
+            return (lookup(f.mapped_head if is_tail else f.mapped_tail, rows) * vectors).sum(-1)
+        given = lookup(f.head if is_tail else f.tail, rows)
+        heads, tails = (rows, positions) if is_tail else (positions, rows)
+        pairs = Factors(self.embedding, heads, f.relations[rows], tails)
+        pairs.head, pairs.tail = (given, vectors) if is_tail else (vectors, given)
         return self.model.triple_scores(pairs)

@@ -34,7 +34,7 @@ from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.callbacks import Callback, TrainingInfo, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import Progress, all_finite, check_history, load_tensors, save_weight_shard
 from dualkg.training.cuda_graphs import CudaGraphStep
-from dualkg.training.engines import Engine, Step
+from dualkg.training.engines import Step
 from dualkg.training.fused import FusedStep
 from dualkg.training.memory import estimate_step, gib, predict
 from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
@@ -94,12 +94,11 @@ class Processes:
 
     def first_then_all(self, function: Callable[[], T]) -> T:
         """Call a function in process 0 and then, unless that fails, in the others."""
-        if self.first:
-            found = self.on_first(function)
-            assert found is not None
-            return found
-        self.on_first(function)
-        return function()
+        found = self.on_first(function)
+        if not self.first:
+            found = function()
+        assert found is not None
+        return found
 
     def on_first(self, function: Callable[[], T]) -> T | None:
         """Call a function in process 0 alone; the others wait, and fail if it fails."""
@@ -131,9 +130,6 @@ class Processes:
 
     def shard(self, graph: Graph) -> Shard:
         return Shard(len(graph.entities), self.rank, self.world_size)
-
-    def describe(self) -> str:
-        return f"{self.world_size} processes" if self.world_size > 1 else "1 process"
 
 
 @contextmanager
@@ -225,17 +221,18 @@ class DistributedTrainer(Trainer):
         """What a process will need, as a sentence: the most of all processes. Time is estimated, memory bounded."""
         recipe, shard = self.recipe, self.model.shard
         num_examples, mapped = len(self.examples), self.graph.is_mapped
-        need = predict(recipe, self.model, self.regularizer, self.engine, num_examples=num_examples, mapped=mapped).of(
-            min(recipe.training.batch_size, num_examples)
-        )
-        reduce = shard.all_reduce if shard.world_size > 1 else None
-        seconds, memory = self.group.largest(estimate_step(recipe, self.model, self.engine, reduce), need)
+        need = predict(recipe, self.model, self.regularizer, self.engine, num_examples=num_examples, mapped=mapped)
+        here = need.of(min(recipe.training.batch_size, num_examples))
+        seconds, memory = self.group.largest(estimate_step(recipe, self.model, self.engine), here)
         left = (recipe.training.epochs - self.progress.epoch) * self.num_steps * seconds
         return (
             f"Each process has {shard.part:,} of {shard.num_entities:,} entities, and needs at most {gib(memory)} for "
             f"training in addition to the model. A step takes about {seconds:.2g} s, all epochs about "
             f"{timedelta(seconds=math.ceil(left))}."
         )
+
+    def describe_engine(self) -> str:
+        return f"{self.engine}, {self.group.world_size} process{'es' if self.group.world_size > 1 else ''}"
 
     # -- what all agree on --------------------------------------------------------------------------------
 
@@ -263,9 +260,8 @@ class DistributedTrainer(Trainer):
         self.progress.stopped = bool(self.group.largest(self.progress.stopped)[0])
 
     def _end_epoch(self) -> None:
-        if (
-            self.group.world_size > 1 and self.model.device.type == "cuda"
-        ):  # whose sums may be added up in another order by each process
+        # The sums of a GPU may be added up in another order by each process.
+        if self.group.world_size > 1 and self.model.device.type == "cuda":
             for name, value in self.model.embedding.state_dict().items():
                 if name not in TABLES:
                     dist.broadcast(value, src=0)
@@ -278,11 +274,15 @@ class DistributedTrainer(Trainer):
         self._check_weights()
         groups = {"model": self.model.embedding.state_dict()}
         if when == "between":
-            groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self._plain(self.best)}
-            groups |= {"mean": self._plain(self.mean)}
-        state = {f"{group}/{name}": value for group, tensors in groups.items() for name, value in tensors.items()}
-        on_host = {key: value.detach().cpu() for key, value in state.items()}
-        ShardedCheckpoint(path, self.group).save(on_host, self._is_split, self.model.shard, self.about(when))
+            groups["optimizer"] = optimizer_tensors(self.optimizer)
+            for group, weights in (("best", self.best), ("mean", self.mean)):
+                groups[group] = {name.rpartition(".")[2]: value for name, value in weights.items()}
+        state = {
+            f"{group}/{name}": value.detach().cpu()
+            for group, tensors in groups.items()
+            for name, value in tensors.items()
+        }
+        ShardedCheckpoint(path, self.group).save(state, self._is_split, self.model.shard, self.about(when))
         self._saved_at = time.monotonic()
 
     def restore(self, path: Path) -> None:
@@ -305,29 +305,18 @@ class DistributedTrainer(Trainer):
         self.progress = progress
         del self.step
         self.step = self._step()
-        prefix, device = self._prefix, self.model.device
+        names = {name.rpartition(".")[2]: name for name in self.model.state_dict()}  # in the models that wrap another
         self.best, self.mean = (
-            {f"{prefix}{name}": value.to(device) for name, value in groups.get(group, {}).items()}
+            {names[name]: value.to(self.model.device) for name, value in groups.get(group, {}).items()}
             for group in ("best", "mean")
         )
-
-    @property
-    def _prefix(self) -> str:
-        """Of the names of weights in this model, as against the model that it wraps."""
-        name = next(name for name in self.model.state_dict() if name.endswith("entities"))
-        return name.removesuffix("entities")
-
-    def _plain(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name.removeprefix(self._prefix): value for name, value in weights.items()}
 
     def _is_split(self, key: str, shape: Sequence[int]) -> bool:
         """Whether a tensor of a checkpoint has a row for every entity."""
         group, _, name = key.partition("/")
         if group == "optimizer":
-            names = [name for name, _ in self.model.embedding.named_parameters()]
-            name = names[int(name.partition(".")[0])]
-            return name in TABLES and len(shape) > 0
-        return name in TABLES
+            name = [name for name, _ in self.model.embedding.named_parameters()][int(name.partition(".")[0])]
+        return name in TABLES and len(shape) > 0
 
 
 @dataclass(frozen=True)
@@ -361,16 +350,12 @@ class ShardedCheckpoint:
     ) -> None:
         from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
 
-        several = self.group.world_size > 1
+        several, distributed = self.group.world_size > 1, _by_rows(shard)
         number = [self._next_number() if self.group.first else 0]
         if several:
             dist.broadcast_object_list(number, src=0)
         folder = self.path / f"{number[0]:06d}"
-        mesh = _mesh(shard)
-        wrapped = {
-            key: _distributed(value, shard, mesh) if several and is_split(key, value.shape) else value
-            for key, value in state.items()
-        }
+        wrapped = {key: distributed(value) if is_split(key, value.shape) else value for key, value in state.items()}
         writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
         with _one_process_is_meant():
             state_dict_saver.save(wrapped, storage_writer=writer, no_dist=not several)
@@ -398,18 +383,16 @@ class ShardedCheckpoint:
         from torch.distributed.checkpoint.api import CheckpointException
 
         folder = self.path / str(self.about()["folder"])
-        several = self.group.world_size > 1
         reader = hf_storage.HuggingFaceStorageReader(str(folder))
         try:
-            saved, mesh = reader.read_metadata().state_dict_metadata, _mesh(shard)
-            state: dict[str, Any] = {}
-            for key, facts in saved.items():
+            state, distributed = dict[str, Any](), _by_rows(shard)
+            for key, facts in reader.read_metadata().state_dict_metadata.items():
                 shape, dtype = tuple(facts.size), facts.properties.dtype  # type: ignore[union-attr]
-                split = several and is_split(key, shape)
+                split = is_split(key, shape)
                 part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
-                state[key] = _distributed(part, shard, mesh) if split else part
+                state[key] = distributed(part) if split else part
             with _one_process_is_meant():
-                state_dict_loader.load(state, storage_reader=reader, no_dist=not several)
+                state_dict_loader.load(state, storage_reader=reader, no_dist=self.group.world_size == 1)
         except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
             raise RequestError(f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}") from None
         return {key: value.to_local() if hasattr(value, "to_local") else value for key, value in state.items()}
@@ -423,21 +406,21 @@ def _one_process_is_meant() -> Iterator[None]:
         yield
 
 
-def _mesh(shard: Shard) -> Any:
-    """All processes in a row, none for a single one; made once for all tables of a checkpoint."""
+def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:
+    """A function that makes rows of this process a part of the whole table; a single process has all of them."""
+    if shard.world_size == 1:
+        return lambda part: part
+    from torch.distributed import tensor
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (shard.world_size,)) if shard.world_size > 1 else None
+    mesh = init_device_mesh("cpu", (shard.world_size,))
 
+    def distributed(part: Tensor) -> Any:
+        shape = torch.Size((shard.num_entities, *part.shape[1:]))
+        options = {"shape": shape, "stride": torch.empty(shape, device="meta").stride(), "run_check": False}
+        return tensor.DTensor.from_local(part.contiguous(), mesh, [tensor.Shard(0)], **options)
 
-def _distributed(part: Tensor, shard: Shard, mesh: Any) -> Any:
-    """The rows of this process as a part of the whole table."""
-    from torch.distributed.tensor import DTensor
-    from torch.distributed.tensor import Shard as ByRows
-
-    shape = torch.Size((shard.num_entities, *part.shape[1:]))
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(part.contiguous(), mesh, [ByRows(0)], run_check=False, shape=shape, stride=stride)
+    return distributed
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------
@@ -465,11 +448,11 @@ def train_in_processes(
         if restarted and unfinished:
             return _resume(folder, group, on_progress=on_progress, callbacks=callbacks, on_start=on_start)
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
-        options: dict[str, Any] = {"on_progress": on_progress, "callbacks": find_callbacks(callbacks)}
-        trainer = DistributedTrainer.build(recipe, graph, group, **options)
+        called = find_callbacks(callbacks)
+        trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
 
         def create() -> None:
-            engine = describe_engine(trainer.engine, group)
+            engine = trainer.describe_engine()
             with folder.create(recipe, graph, group.device, engine=engine, overwrite=overwrite) as fresh:
                 ShardedCheckpoint(fresh.sharded_checkpoint, group).start()
 
@@ -504,11 +487,8 @@ def _resume(
     def check() -> None:
         if folder.finished:
             folder.remove_checkpoint()
-            again = "To train longer, start a new run with more epochs."
-            if folder.damage():
-                again = (
-                    f"Some of its files are damaged. Evaluate it again without torchrun: dualkg resume {folder.path}"
-                )
+            damaged = f"Some of its files are damaged. Evaluate it again without torchrun: dualkg resume {folder.path}"
+            again = damaged if folder.damage() else "To train longer, start a new run with more epochs."
             raise RequestError(f"The run {folder.path} is finished. {again}")
         if folder.checkpoint.exists() and load_tensors(folder.checkpoint)[1].get("when") == "start":
             ShardedCheckpoint(folder.sharded_checkpoint, group).start()  # of a run that was only prepared
@@ -529,10 +509,6 @@ def _resume(
     return _finish(trainer, folder, on_start)
 
 
-def describe_engine(engine: Engine, group: Processes) -> str:
-    return f"{engine}, {group.describe()}"
-
-
 def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | None) -> Run:
     """Train to the end, rank, and write the results."""
     expectation = trainer.expectation()
@@ -540,7 +516,7 @@ def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | 
         on_start(expectation)
     group, graph = trainer.group, trainer.graph
     trainer.checkpoint_path = folder.sharded_checkpoint
-    engine = describe_engine(trainer.engine, group)
+    engine = trainer.describe_engine()
     info = TrainingInfo(trainer.model, graph, trainer.recipe, engine, folder.path, epoch=trainer.progress.epoch)
     trainer.callbacks.on_start(info)
     run = None
@@ -561,8 +537,7 @@ def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | 
         if group.world_size > 1:
             dist.barrier()
         run = Run(trainer.model, graph, trainer.recipe, history, reports, folder.path, costs=costs)
-        finished = run
-        group.on_first(lambda: folder.finish_sharded(finished, group.world_size))
+        group.on_first(partial(folder.finish_sharded, run, group.world_size))
     finally:
         trainer.callbacks.on_end(run)
     return run

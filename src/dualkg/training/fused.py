@@ -14,7 +14,7 @@ from dualkg.losses.softmax import BoundOneVsAll, cross_entropy, target_weights
 from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
-from dualkg.training.optimizers import AnyOptimizer, can_step_rows, step_rows
+from dualkg.training.optimizers import Adagrad, AnyOptimizer, can_step_rows, step_rows
 
 # What a subclass may override and still be trained by kernels in place of its maps.
 UNUSED_BY_KERNELS = {
@@ -77,6 +77,8 @@ class Tables:
             self.parameters["tail"] = model.tails
         self.gradients = {side: torch.empty_like(table.detach()) for side, table in self.parameters.items()}
         self.copies = {side: table.detach().bfloat16() for side, table in self.parameters.items()} if bf16 else {}
+        if isinstance(optimizer, Adagrad):
+            optimizer.copies = {table: self.copies[side] for side, table in self.parameters.items() if bf16}
         self._scores, self._products = Workspace(), Workspace()
 
     def gradient(self, side: Side) -> Tensor:
@@ -109,13 +111,8 @@ class Tables:
 
     def _block(self, side: Side, images: Tensor, targets: Targets, *, accumulate: bool) -> LossAndGradient:
         """The same for queries that are scored at once."""
-        table = self._scored(side)
-        scores = self._scores.of(len(images), len(table), table)
-        if self.squared:
-            images = 2 * images
-            torch.addmm(-table.square().sum(-1), images, table.T, out=scores)
-        else:
-            torch.mm(images.to(table.dtype), table.T, out=scores)
+        table, images = self._scored(side), 2 * images if self.squared else images
+        scores = self._scores_of(images, table)
         losses = softmax_gradient_(scores, targets)
         self._add_product_(self.gradient(side), scores.T, images.to(table.dtype), accumulate=accumulate)
         if self.squared:  # the gradient of −‖t‖²
@@ -125,6 +122,12 @@ class Tables:
         else:  # transposed it is a third faster on a processor with AMX
             upstream = torch.mm(table.T, scores.T).T.to(images.dtype)
         return LossAndGradient(losses.sum(), 2 * upstream if self.squared else upstream)
+
+    def _scores_of(self, images: Tensor, table: Tensor) -> Tensor:
+        scores = self._scores.of(len(images), len(table), table)
+        if self.squared:
+            return torch.addmm(-table.square().sum(-1), images, table.T, out=scores)
+        return torch.mm(images.to(table.dtype), table.T, out=scores)
 
     def _add_product_(self, total: Tensor, one: Tensor, other: Tensor, *, accumulate: bool) -> None:
         """Add a product to `total`, or overwrite it; sums have the precision of the model."""
@@ -145,21 +148,11 @@ class Tables:
             if table.grad is not None:
                 self.gradients[side] += table.grad
 
-    def update(self, learning_rate: float) -> None:
+    def update(self) -> None:
         """Update every table of the model by its gradient."""
         for side, table in self.parameters.items():
             table.grad = self.gradients[side]
-        if not self.copies:
-            self.optimizer.step()
-            return
-        from dualkg.kernels.cpu import adagrad_
-
-        eps = float(self.optimizer.param_groups[0]["eps"])
-        copies = {table: self.copies[side] for side, table in self.parameters.items()}
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                sums, copy = self.optimizer.state[parameter]["sum"], copies.get(parameter)
-                adagrad_(parameter.detach(), sums, parameter.grad, copy, learning_rate, eps=eps)
+        self.optimizer.step()
 
 
 def rows_at_once(model: EmbeddingModel, bytes_of_score: int) -> int:
@@ -219,7 +212,7 @@ class FusedStep:
         if self.by_row:
             return self._step_by_row(batch, learning_rate)
         objective = self.gradients(batch)
-        self.tables.update(learning_rate)
+        self.tables.update()
         return objective
 
     def _step_by_row(self, batch: Tensor, learning_rate: float) -> Tensor:
@@ -233,7 +226,7 @@ class FusedStep:
         finally:
             self.model._parameters["relations"] = table
         table.grad = None  # so that the update skips it
-        self.tables.update(learning_rate)
+        self.tables.update()
         if present.grad is not None:
             step_rows(self.optimizer, table, distinct, present.grad, learning_rate)
         return objective

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dualkg.kernels.gpu import diagonal, matrices
-from dualkg.kernels.gpu.diagonal import Algebra, RowGradients
-from dualkg.kernels.gpu.elementwise import adagrad_, adagrad_rows_
+from dualkg.kernels.gpu.diagonal import Algebra
+from dualkg.kernels.gpu.elementwise import RowGradients, adagrad_, adagrad_rows_
 from dualkg.kernels.gpu.scores import Sample, sampled_softmax_gradient_, softmax_gradient_
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.scores import Targets, softmax_
@@ -49,15 +48,13 @@ class Table:
     scored: bool
 
     def __post_init__(self) -> None:
-        rows, width = self.parameter.shape
-        device = self.parameter.device
+        (rows, width), device = self.parameter.shape, self.parameter.device
         self.rows = torch.zeros(rows, width, device=device)
         self.stamps = torch.zeros(rows, dtype=torch.int32, device=device)
         self.copy: Tensor | None = None
         self.product: Tensor | None = None
         if self.scored:
-            padded = _padded(rows, width)
-            self.copy, self.product = torch.zeros(2, *padded, dtype=torch.bfloat16, device=device)
+            self.copy, self.product = torch.zeros(2, *_padded(rows, width), dtype=torch.bfloat16, device=device)
             self.copy[:rows, :width] = self.parameter.detach()
         self.scores, self.images, self.weighted = Workspace(), Workspace(), Workspace()
 
@@ -65,18 +62,8 @@ class Table:
     def row_gradients(self) -> RowGradients:
         return RowGradients(self.parameter.detach(), self.rows, self.stamps)
 
-    def update(self, now: Tensor, rate: Tensor, eps: float) -> None:
-        adagrad_(
-            self.parameter.detach(),
-            self.sums,
-            product=self.product,
-            rows=self.rows,
-            stamps=self.stamps,
-            now=now,
-            copy=self.copy,
-            rate=rate,
-            eps=eps,
-        )
+    def update(self, step: Bf16Step) -> None:
+        adagrad_(self.row_gradients, self.sums, product=self.product, copy=self.copy, **step.adagrad)
 
 
 class ScoreGradients(NamedTuple):
@@ -112,9 +99,15 @@ class RelationOps(ABC):
     def table(self, column: int) -> Tensor:
         return (self.heads if column == 0 else self.tails).parameter.detach()
 
-    def term_weights(self, size: int) -> Mapping[str, float]:
+    def term_weights(self, size: int) -> dict[str, float]:
         """The weights of a triple's terms in the regularizer of a batch."""
         return {name: weight * self.regularizer.weight / size for name, weight in self.regularizer.term_weights.items()}
+
+    def arguments(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> dict[str, Any]:
+        """What the kernels of all kinds of relations take for `add_gradients`."""
+        tables = {"heads": self.heads.row_gradients, "tails": self.tails.row_gradients, "now": self.step.now}
+        terms = {"weights": self.term_weights(len(batch)), "power": self.regularizer.power, "penalties": penalties}
+        return {**tables, **terms, "upstream": scored.images, "query_rows": scored.query_rows}
 
     @abstractmethod
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
@@ -150,20 +143,8 @@ class DiagonalOps(RelationOps):
         diagonal.map_pairs_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
 
     def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
-        diagonal.add_gradients_(
-            batch,
-            heads=self.heads.row_gradients,
-            relations=self.relation_table.row_gradients,
-            tails=self.tails.row_gradients,
-            now=self.step.now,
-            upstream=scored.images,
-            weights=self.term_weights(len(batch)),
-            power=self.regularizer.power,
-            algebra=self.algebra,
-            penalties=penalties,
-            query_rows=scored.query_rows,
-            pairs=scored.pairs,
-        )
+        arguments, relations = self.arguments(batch, scored, penalties), self.relation_table.row_gradients
+        diagonal.add_gradients_(batch, **arguments, relations=relations, algebra=self.algebra, pairs=scored.pairs)
 
     def add_to_all_relations(self, gradient: Tensor) -> None:
         """Add the gradient of relation prediction, which reaches every relation."""
@@ -171,7 +152,7 @@ class DiagonalOps(RelationOps):
         self.relation_table.stamps.copy_(self.step.now.expand_as(self.relation_table.stamps))
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
-        self.relation_table.update(self.step.now, self.step.rate, self.step.eps)
+        self.relation_table.update(self.step)
 
 
 class MatrixOps(RelationOps):
@@ -183,83 +164,50 @@ class MatrixOps(RelationOps):
         self.mapped, self.to_mapped = (Workspace(), Workspace()), (Workspace(), Workspace())
         self.bf16_output = Workspace()
         # t Rᵀ is needed to predict heads, and by some regularizers.
-        self.maps_tails = len(step.sides) == 2 or bool(
-            {"mapped_tail", "head_residual"} & regularizer.term_weights.keys()
-        )
+        needed = {"mapped_tail", "head_residual"} & regularizer.term_weights.keys()
+        self.maps_tails = len(step.sides) == 2 or bool(needed)
 
-    def _buffers(self, spaces: tuple[Workspace, Workspace], size: int) -> tuple[Tensor, Tensor]:
-        one, other = (space.of(size, self.step.model.dim, self.relations) for space in spaces)
-        return one, other
+    def _buffers(self, spaces: tuple[Workspace, ...], size: int) -> list[Tensor]:
+        return [space.of(size, self.step.model.dim, self.relations) for space in spaces]
 
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
         """Map all triples: the regularizer and the matrices need them, not the queries alone."""
         if given == 0:
             self.groups = matrices.TriplesByRelation.of(batch[:, 1].contiguous(), self.step.model.num_relation_ids)
-        if queries is None:
-            self._map(batch, given, images)
-            return
-        bf16_output = self.bf16_output.of(len(batch), images.shape[1], images)
+        bf16_output = images if queries is None else self.bf16_output.of(len(batch), images.shape[1], images)
         self._map(batch, given, bf16_output)
-        images.copy_(bf16_output[queries.first])
+        if queries is not None:
+            images.copy_(bf16_output[queries.first])
 
     def _map(self, batch: Tensor, given: int, bf16_output: Tensor | None) -> None:
-        matrices.map_rows_(
-            self.table(given),
-            self.relations,
-            self.groups,
-            transposed=given == 2,
-            ids=batch[:, given],
-            output=self._buffers(self.mapped, len(batch))[given // 2],
-            bf16_output=bf16_output,
-        )
+        output, options = self._buffers(self.mapped, len(batch))[given // 2], self._options(batch, given, given == 2)
+        matrices.map_rows_(self.table(given), output=output, bf16_output=bf16_output, **options)
+
+    def _options(self, batch: Tensor, column: int, transposed: bool) -> dict[str, Any]:
+        relations = {"matrices": self.relations, "groups": self.groups, "transposed": transposed}
+        return {**relations, "ids": batch[:, column]}
 
     def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
         if self.maps_tails and len(scored.images) == 1:
             self._map(batch, 2, None)
-        to_mapped = self._buffers(self.to_mapped, len(batch))
-        matrices.add_mapped_gradients_(
-            batch,
-            heads=self.heads.row_gradients,
-            tails=self.tails.row_gradients,
-            mapped=self._buffers(self.mapped, len(batch)),
-            to_mapped=to_mapped,
-            now=self.step.now,
-            upstream=scored.images,
-            weights=self.term_weights(len(batch)),
-            power=self.regularizer.power,
-            with_tails=self.maps_tails,
-            penalties=penalties,
-            query_rows=scored.query_rows,
-        )
+        mapped, to_mapped = (self._buffers(spaces, len(batch)) for spaces in (self.mapped, self.to_mapped))
+        buffers = {"mapped": mapped, "to_mapped": to_mapped, "with_tails": self.maps_tails}
+        matrices.add_mapped_gradients_(batch, **self.arguments(batch, scored, penalties), **buffers)
         sides = [(0, self.heads), (2, self.tails)] if self.maps_tails else [(0, self.heads)]
         for given, table in sides:
-            matrices.map_rows_(
-                to_mapped[given // 2],
-                self.relations,
-                self.groups,
-                transposed=given == 0,
-                ids=batch[:, given],
-                rows=table.rows,
-            )
+            matrices.map_rows_(to_mapped[given // 2], rows=table.rows, **self._options(batch, given, given == 0))
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
         self._pass_over_matrices(batch, penalty, self.relation_sums, step=True)
 
     def _pass_over_matrices(self, batch: Tensor, penalty: Tensor, sums: Tensor, *, step: bool) -> None:
-        matrices.update_matrices_(
-            self.relations,
-            sums,
-            self.groups,
-            batch,
-            tables=(self.heads.parameter.detach(), self.tails.parameter.detach()),
-            to_mapped=self._buffers(self.to_mapped, len(batch)),
-            with_tails=self.maps_tails,
-            of_relation=self.term_weights(len(batch)).get("relation", 0.0),
-            norms=penalty,
-            rate=self.step.rate,
-            eps=self.step.eps,
-            step=step,
+        to_mapped, of_relation = (
+            self._buffers(self.to_mapped, len(batch)),
+            self.term_weights(len(batch)).get("relation"),
         )
+        options = {"rate": self.step.rate, "eps": self.step.eps, "with_tails": self.maps_tails, "step": step}
+        options |= {"tables": (self.table(0), self.table(2)), "of_relation": of_relation or 0.0, "norms": penalty}
+        matrices.update_matrices_(self.relations, sums, self.groups, batch, to_mapped=to_mapped, **options)
 
 
 class MixtureOps(MatrixOps):
@@ -267,12 +215,11 @@ class MixtureOps(MatrixOps):
 
     def __init__(self, step: Bf16Step, regularizer: PowerSum) -> None:
         super().__init__(step, regularizer)
-        model = step.model
-        parameters = (model.relations, model.get_parameter("core"))
+        parameters = (step.model.relations, step.model.get_parameter("core"))
         self.rows, self.core = (parameter.detach().flatten(1) for parameter in parameters)
         self.sums = [step.optimizer.state[parameter]["sum"].flatten(1) for parameter in parameters]
         self.relations, self.slopes = self.rows.new_zeros(2, len(self.rows), self.core.shape[1])
-        self.never = torch.zeros(max(len(self.rows), len(self.core)), dtype=torch.int32, device=model.device)
+        self.never = torch.zeros(max(len(self.rows), len(self.core)), dtype=torch.int32, device=self.rows.device)
 
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
         if given == 0:
@@ -286,22 +233,10 @@ class MixtureOps(MatrixOps):
         with matmul_precision("tf32"):
             of_rows, of_core = torch.mm(self.slopes, self.core.T), torch.mm(self.rows.T, self.slopes)
         for table, sums, slope in zip((self.rows, self.core), self.sums, (of_rows, of_core), strict=True):
-            adagrad_(
-                table,
-                sums,
-                product=slope,
-                rows=slope,
-                stamps=self.never[: len(table)],
-                now=self.step.now,
-                copy=None,
-                rate=self.step.rate,
-                eps=self.step.eps,
-            )
+            adagrad_(RowGradients(table, slope, self.never[: len(table)]), sums, product=slope, **self.step.adagrad)
 
 
 OPS: dict[str | None, type[RelationOps]] = {"rows": DiagonalOps, "matrices": MatrixOps, "mixtures": MixtureOps}
-
-
 Scored = tuple[list[int], Tensor, Tensor]  # the sides that are predicted, their scores, and the images that gave them
 
 
@@ -324,6 +259,7 @@ class Bf16Step:
         self.capacity: int | None = None  # for the queries of a batch; as many as it has triples if None
         self.rate = torch.zeros((), device=model.device)
         self.now = torch.zeros((), dtype=torch.int32, device=model.device)
+        self.adagrad: dict[str, Any] = {"now": self.now, "rate": self.rate, "eps": self.eps}
         # The given and the predicted column of a triple: tails are predicted, and heads without reciprocal relations.
         self.sides = [(0, 2)] if model.reciprocal else [(0, 2), (2, 0)]
         self.tables = self._tables()
@@ -367,7 +303,7 @@ class Bf16Step:
         self._return_gradients(batch)
         torch.cuda.current_stream().wait_stream(self.side_stream)
         for table in self.tables.values():
-            table.update(self.now, self.rate, self.eps)
+            table.update(self)
         return parts.sum()
 
     def _rows(self, batch: Tensor) -> Tensor:
@@ -482,8 +418,8 @@ class SampledBf16Step(Bf16Step):
         draws = Draws.of(Factors(self.model, *batch.unbind(-1)), seed=self.loss.seed)
         self.negatives = []
         drawn = (draws, draws.others())[: len(self.sides)]
-        of_sides = zip(self.sides, drawn, self._gradients_of_negatives(), losses, self.spaces, strict=True)
-        return [self._score_side(batch, rows, *of_side) for of_side in of_sides]
+        of_sides = enumerate(zip(drawn, self._gradients_of_negatives(), losses, strict=True))
+        return [self._score_side(batch, rows, number, *of_side) for number, of_side in of_sides]
 
     def _gradients_of_negatives(self) -> Tensor:
         num, width = _padded(self.loss.loss.num_negatives, self.model.entities.shape[1])
@@ -491,20 +427,14 @@ class SampledBf16Step(Bf16Step):
         return self.products.of(len(self.sides) * num, width, like).view(-1, num, width)
 
     def _score_side(
-        self,
-        batch: Tensor,
-        rows: Tensor,
-        side: tuple[int, int],
-        draws: Draws,
-        products: Tensor,
-        losses: Tensor,
-        spaces: tuple[Workspace, ...],
+        self, batch: Tensor, rows: Tensor, number: int, draws: Draws, products: Tensor, losses: Tensor
     ) -> Tensor:
         """Score answers and negatives, write the losses, and find the gradients of mapped vectors and negatives."""
-        (given, predicted), size, (num, padded) = side, len(batch), products.shape
+        (given, predicted), size, (num, padded) = self.sides[number], len(batch), products.shape
         width, answers = self.model.entities.shape[1], batch[:, predicted]
         shapes = ((size, padded), (num, padded), (size, num))
-        images, vectors, scores = (space.of(*shape, products) for space, shape in zip(spaces, shapes, strict=True))
+        spaces = zip(self.spaces[number], shapes, strict=True)
+        images, vectors, scores = (space.of(*shape, products) for space, shape in spaces)
         negatives, log_counts = self.loss.sample(draws)
         self.negatives.append(nn.functional.pad(negatives, (0, num - len(negatives)), value=-1))
         vectors[: len(negatives), :width] = self._table(predicted).detach()[negatives]
@@ -532,15 +462,10 @@ class SampledBf16Step(Bf16Step):
             columns = [column for column in (0, 2) if self._table(column) is table]
             sides = [number for number, (_, column) in enumerate(self.sides) if self._table(column) is table]
             ids = [batch[:, column] for column in columns] + [self.negatives[number] for number in sides]
-            adagrad_rows_(
-                table.detach(),
-                self.optimizer.state[table]["sum"],
-                torch.cat(ids),
-                gradients[columns[0] // 2 : columns[-1] // 2 + 1].flatten(0, 1),
-                (products[sides[0] : sides[-1] + 1] if sides else products[:0]).flatten(0, 1),
-                rate=self.rate,
-                eps=self.eps,
-            )
+            rows = gradients[columns[0] // 2 : columns[-1] // 2 + 1].flatten(0, 1)
+            of_sides = (products[sides[0] : sides[-1] + 1] if sides else products[:0]).flatten(0, 1)
+            sums = self.optimizer.state[table]["sum"]
+            adagrad_rows_(table.detach(), sums, torch.cat(ids), rows, of_sides, rate=self.rate, eps=self.eps)
         gradients.zero_()
 
 
@@ -551,16 +476,8 @@ class ShardedBf16Step(Bf16Step):
     that the step with its collectives can be one CUDA graph.
     """
 
-    def __init__(
-        self,
-        model: BilinearModel,
-        loss: BoundOneVsAll,
-        regularizer: PowerSum,
-        optimizer: AnyOptimizer,
-        *,
-        shard: Shard,
-    ) -> None:
-        super().__init__(model, loss, regularizer, optimizer)
+    def __init__(self, *arguments: Any, shard: Shard) -> None:
+        super().__init__(*arguments)
         self.shard = shard
         self.sources = {}
 
@@ -568,11 +485,7 @@ class ShardedBf16Step(Bf16Step):
         size = len(batch)
         fetched = self._fetched(size).parameter[: 2 * size]
         for column, part in zip((0, 2), fetched.view(2, size, -1), strict=True):
-            table, positions = self._table(column).detach(), self.shard.positions(batch[:, column])
-            if len(table):
-                part.copy_(table[positions.clamp(min=0)]).mul_((positions >= 0)[:, None])
-            else:
-                part.zero_()
+            part.copy_(self.shard.own_rows(self._table(column).detach(), batch[:, column]))
         self.shard.all_reduce(fetched)
         return _numbered(batch)
 
@@ -583,7 +496,7 @@ class ShardedBf16Step(Bf16Step):
         sides, scores, images = scored
         assert table.copy is not None
         ours = softmax_(scores, self._own_gradient_) if self.shard.size else losses.new_full((len(scores),), -torch.inf)
-        normalizers = self.shard.join_normalizers(ours)
+        normalizers = self.shard.log_normalizers(ours[:, None])
         query = torch.arange(len(batch), device=batch.device) if queries is None else queries.rows
         weights = [self._targets(batch[:, self.sides[number][1]], queries).weights for number in sides]
         totals = torch.zeros(len(sides), losses.shape[1], device=batch.device)
@@ -594,26 +507,8 @@ class ShardedBf16Step(Bf16Step):
         self.shard.all_reduce(found)
         weighted = table.weighted.of(len(images), images.shape[1], images)
         torch.mul(images, shares, out=weighted)
-        self._add_targets(batch, query, weights, scored, (found, normalizers, losses))
-        return found, weighted
-
-    def _own_gradient_(self, scores: Tensor, targets: Targets) -> Tensor:
-        losses = torch.zeros(len(scores), device=scores.device)
-        softmax_gradient_(scores, targets, self.shard.size, losses)
-        return losses
-
-    def _add_targets(
-        self,
-        batch: Tensor,
-        query: Tensor,
-        weights: list[Tensor],
-        scored: Scored,
-        outputs: tuple[Tensor, Tensor, Tensor],
-    ) -> None:
-        """Add the terms of the targets, which are rows of the batch, to the gradients and the losses."""
-        sides, _, images = scored
-        fetched, width, (found, normalizers, losses) = self.sources["entities"], self.model.entities.shape[1], outputs
-        size = losses.shape[1]
+        # The terms of the targets, which are rows of the batch.
+        fetched, width, size = self.sources["entities"], self.model.entities.shape[1], losses.shape[1]
         for place, (number, weight) in enumerate(zip(sides, weights, strict=True)):
             first = len(batch) if self.sides[number][1] == 2 else 0
             rows, here = slice(first, first + len(batch)), slice(place * size, (place + 1) * size)
@@ -621,6 +516,12 @@ class ShardedBf16Step(Bf16Step):
             losses[number].index_add_(0, query, weight * (normalizers[here][query] - (image * vectors).sum(-1)))
             found[here, :width].index_add_(0, query, -weight[:, None] * vectors)
             fetched.rows[rows].sub_(weight[:, None] * image)
+        return found, weighted
+
+    def _own_gradient_(self, scores: Tensor, targets: Targets) -> Tensor:
+        losses = torch.zeros(len(scores), device=scores.device)
+        softmax_gradient_(scores, targets, self.shard.size, losses)
+        return losses
 
     def _return_gradients(self, batch: Tensor) -> None:
         size = len(batch)

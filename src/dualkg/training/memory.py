@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
@@ -124,10 +123,7 @@ def predict(
 
 # -- time -------------------------------------------------------------------------------------------------------------
 
-SCORE_PASSES, UPDATE_PASSES = (
-    4,
-    6,
-)  # over the scores of a batch, and over the tables, their gradients and Adagrad's sums
+SCORE_PASSES, UPDATE_PASSES = 4, 6  # over scores of a batch, and over tables, their gradients and Adagrad's sums
 SMALL_OPERATIONS = 200  # of a step beside these, such as rows that are fetched
 CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
 ALIGNED = 128  # products of other sizes may be slower, and tables are padded
@@ -167,10 +163,8 @@ def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, 
     return Rates(2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied, 1 / called)
 
 
-def estimate_step(
-    recipe: Recipe, model: ShardedModel, engine: Engine, reduce: Callable[[Tensor], object] | None
-) -> float:
-    """Seconds of a step on this process; `reduce` is the all-reduce by which the processes communicate."""
+def estimate_step(recipe: Recipe, model: ShardedModel, engine: Engine) -> float:
+    """Seconds of a step on this process, with those of the all-reduces by which several communicate."""
     held, shard, batch_size = model.embedding, model.shard, recipe.training.batch_size
     width, score = held.entities.shape[1], torch.bfloat16 if engine.precision == "bf16" else held.entities.dtype
     sides, sampled = 1 if model.reciprocal else 2, recipe.loss.rows_per_batch(model, batch_size)
@@ -180,18 +174,12 @@ def estimate_step(
     rates = measure_rates(model.device, score, batch_size=batch_size, width=width)
     if engine.step in ("captured", "kernels"):  # a CUDA graph, in which the host does not start each operation
         rates = rates._replace(calls=CAPTURED_CALLS * rates.calls)
-    seconds = step_seconds(
-        rates,
-        batch_size=batch_size,
-        candidates=candidates,
-        rows=rows,
-        width=width,
-        score_bytes=score.itemsize,
-    )
-    if reduce is None:
+    sizes = {"batch_size": batch_size, "candidates": candidates, "rows": rows, "width": width}
+    seconds = step_seconds(rates, **sizes, score_bytes=score.itemsize)
+    if shard.world_size == 1:
         return seconds
     sent = torch.zeros(batch_size, width, device=model.device)
-    return seconds + (2 + sides) * _seconds(lambda: reduce(sent), model.device)
+    return seconds + (2 + sides) * _seconds(lambda: shard.all_reduce(sent), model.device)
 
 
 def _seconds(call: Callable[[], object], device: torch.device, *, rounds: int = 4) -> float:

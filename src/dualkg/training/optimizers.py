@@ -9,25 +9,24 @@ from torch import Tensor, nn
 
 from dualkg.training.recipe import Optimizer
 
-EPS = 1e-10  # PyTorch's
-
 
 class Adagrad:
     """`torch.optim.Adagrad` in one pass over each table, or its rows with a sparse gradient; with the same state.
 
-    The tables in `row_sums` have one sum for a row, of the means of its squared gradients.
-    PyTorch's optimizers load its compiler when they are constructed, which takes a second and 70 MiB.
+    The tables in `row_sums` have one sum for a row, of the means of its squared gradients. `copies` are bfloat16 copies
+    of tables on a CPU, which are written too. PyTorch's own optimizers load its compiler, which takes a second.
     """
 
     def __init__(
         self,
         parameters: Iterable[nn.Parameter],
         lr: float,
-        eps: float = EPS,
+        eps: float = 1e-10,
         *,
-        row_sums: Collection[nn.Parameter] = (),
+        row_sums: Iterable[nn.Parameter] = (),
     ) -> None:
         self.parameters = list(parameters)
+        self.copies: dict[nn.Parameter, Tensor] = {}
         self.param_groups: list[dict[str, Any]] = [{"params": self.parameters, "lr": lr, "eps": eps}]
         by_row = {id(table) for table in row_sums}
         self.state = {
@@ -48,22 +47,17 @@ class Adagrad:
         for table in self.parameters:
             if table.grad is None:
                 continue
-            if table.grad.is_sparse:
-                rows, gradient = sum_rows(table.grad._indices()[0], table.grad._values())
-                step_rows(self, table, rows, gradient, group["lr"])
+            sums, gradient, rate, eps = self.state[table]["sum"], table.grad, group["lr"], group["eps"]
+            arrays = (table.detach(), sums, gradient)
+            if gradient.is_sparse:
+                step_rows(self, table, *sum_rows(gradient._indices()[0], gradient._values()), rate)
+            elif sums.shape == table.shape and all(one.is_cpu and one.is_contiguous() for one in arrays):
+                from dualkg.kernels.cpu import adagrad_
+
+                adagrad_(*arrays, self.copies.get(table), rate, eps=eps)
             else:
-                self._update(table, self.state[table]["sum"], table.grad, group["lr"], eps=group["eps"])
-
-    @staticmethod
-    def _update(table: Tensor, sums: Tensor, gradient: Tensor, learning_rate: float, *, eps: float) -> None:
-        by_element = sums.shape == table.shape
-        if by_element and table.device.type == "cpu" and table.is_contiguous() and gradient.is_contiguous():
-            from dualkg.kernels.cpu import adagrad_
-
-            adagrad_(table.detach(), sums, gradient, None, learning_rate, eps=eps)
-        else:
-            add_squares_(sums, gradient)
-            table.addcdiv_(gradient, sums.sqrt().add_(eps), value=-learning_rate)
+                add_squares_(sums, gradient)
+                table.addcdiv_(gradient, sums.sqrt().add_(eps), value=-rate)
 
     def state_dict(self) -> dict[str, Any]:
         states = {index: self.state[table] for index, table in enumerate(self.parameters)}
@@ -90,19 +84,16 @@ def build_optimizer(
 
     With `sums = "rows"`, the `entity_tables` have one sum for a row.
     """
-    keywords: dict[str, Any] = {"lr": choice.learning_rate}
+    tables, keywords = list(parameters), dict[str, Any](lr=choice.learning_rate)
     if choice.epsilon is not None:
         keywords["eps"] = choice.epsilon
     if captured:
-        tables = list(parameters)
         keywords["lr"] = torch.tensor(choice.learning_rate, device=tables[0].device)
         return torch.optim.Adam(tables, capturable=True, fused=True, **keywords)
-    if choice.sums == "rows":
-        return Adagrad(parameters, row_sums=entity_tables, **keywords)
-    if one_pass and choice.name == "Adagrad":
-        return Adagrad(parameters, **keywords)
+    if choice.sums == "rows" or (one_pass and choice.name == "Adagrad"):
+        return Adagrad(tables, row_sums=entity_tables if choice.sums == "rows" else (), **keywords)
     kind: type[torch.optim.Optimizer] = getattr(torch.optim, choice.name)
-    return kind(parameters, **keywords)
+    return kind(tables, **keywords)
 
 
 def can_step_rows(optimizer: AnyOptimizer) -> bool:
@@ -154,13 +145,9 @@ def learning_rate(choice: Optimizer, progress: float) -> float:
 
 def optimizer_tensors(optimizer: AnyOptimizer) -> dict[str, Tensor]:
     """The state of the optimizer as named tensors, for a checkpoint."""
-    states = optimizer.state_dict()["state"]
-    return {
-        f"{index}.{key}": torch.as_tensor(value)
-        for index, state in states.items()
-        for key, value in state.items()
-        if value is not None
-    }
+    states = optimizer.state_dict()["state"].items()
+    named = {f"{index}.{key}": value for index, state in states for key, value in state.items()}
+    return {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
 
 
 def restore_optimizer(optimizer: AnyOptimizer, tensors: dict[str, Tensor]) -> None:
@@ -168,12 +155,10 @@ def restore_optimizer(optimizer: AnyOptimizer, tensors: dict[str, Tensor]) -> No
     states: dict[int, dict[str, Tensor]] = {}
     tables = [table for group in optimizer.param_groups for table in group["params"]]
     for name, value in tensors.items():
-        index, key = name.split(".", 1)
-        if int(index) not in range(len(tables)):
+        index, key = int(name.partition(".")[0]), name.partition(".")[2]
+        table = tables[index] if index in range(len(tables)) else None
+        # Adagrad's sums may be smaller than the table.
+        if table is None or value.shape not in (optimizer.state.get(table, {}).get(key, table).shape, ()):
             raise ValueError(f"{name} is of another table")
-        table = tables[int(index)]
-        present = optimizer.state.get(table, {}).get(key, table)  # Adagrad's sums may be smaller than the table
-        if value.shape not in (present.shape, ()):
-            raise ValueError(f"{name} is of another table")
-        states.setdefault(int(index), {})[key] = value
+        states.setdefault(index, {})[key] = value
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -26,10 +26,8 @@ from dualkg.training.reference_step import ReferenceStep
 def check_supported(regularizer: Regularizer) -> None:
     """Refuse what cannot be trained on several processes."""
     if regularizer.reads_whole_tables and type(regularizer) is not UnweightedDURA:
-        raise RequestError(
-            f"{type(regularizer).__name__} reads whole tables, and each process has a part of them. Use DURA, or one "
-            f"process."
-        )
+        name = type(regularizer).__name__
+        raise RequestError(f"{name} reads whole tables, and each process has a part of them. Use DURA, or one process.")
 
 
 @dataclass(kw_only=True)
@@ -90,14 +88,12 @@ class ShardedReferenceStep(ReferenceStep):
 
     def objective(self, batch: Tensor) -> Tensor:
         assert isinstance(self.model, ShardedModel)
+        if not (self.regularizer.weight and self.regularizer.reads_whole_tables):
+            return super().objective(batch)
         factors = self.model.factors(*batch.unbind(-1))
         loss = self.loss(self.model, factors)
-        if self.regularizer.weight and self.regularizer.reads_whole_tables:
-            with self.model.local(factors) as here:
-                loss = loss + self.model.shard.sum_of_all(self.regularizer(here))
-        elif self.regularizer.weight:
-            loss = loss + self.regularizer(factors)
-        return loss
+        with self.model.local(factors) as here:
+            return loss + self.model.shard.sum_of_all(self.regularizer(here))
 
     def gradients(self, batch: Tensor) -> Tensor:
         assert isinstance(self.model, ShardedModel)
@@ -113,8 +109,6 @@ class ShardedTables(Tables):
     and the gradients by its entities are those of its own softmax, query by query times exp(Zₚ − Z). Targets are the
     fetched rows of the batch, which every process has.
     """
-
-    shard: Shard
 
     def __init__(self, *arguments: Any, shard: Shard, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -138,13 +132,9 @@ class ShardedTables(Tables):
         size = min(len(images), rows_at_once(self.model, table.element_size()))
         for first in range(0, len(images), size):
             block = slice(first, first + size)
-            scores = self._scores.of(len(images[block]), len(table), table)
-            if self.squared:
-                torch.addmm(-table.square().sum(-1), images[block], table.T, out=scores)
-            else:
-                torch.mm(images[block].to(table.dtype), table.T, out=scores)
+            scores = self._scores_of(images[block], table)
             ours = softmax_(scores, softmax_gradient_).to(images.dtype)
-            normalizers[block] = self.shard.join_normalizers(ours)
+            normalizers[block] = self.shard.log_normalizers(ours[:, None])
             shares = (weights[block] * (ours - normalizers[block]).exp())[:, None]
             scaled = (shares * images[block]).to(table.dtype)
             self._add_product_(self.gradient(side), scores.T, scaled, accumulate=accumulate or first > 0)

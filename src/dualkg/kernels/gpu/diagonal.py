@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dualkg.kernels.gpu.elementwise import RowGradients
+
 BLOCK = 512  # coordinates per program
 
 
@@ -28,14 +30,6 @@ class Algebra(NamedTuple):
     @cache
     def of(num_numbers: int, times: Callable[..., Any], conjugate: Callable[..., Any]) -> Algebra:
         return Algebra(num_numbers, triton.jit(times), triton.jit(conjugate))
-
-
-class RowGradients(NamedTuple):
-    """A table, the sums of its rows' gradients, and for each row the step that last added to it."""
-
-    table: Tensor
-    rows: Tensor
-    stamps: Tensor
 
 
 @triton.jit
@@ -271,22 +265,11 @@ def add_gradients_(
     dim = heads.table.shape[1] // algebra.num_numbers
     tables, rows, stamps = zip(heads, tails, relations, strict=True)
     inputs = (batch, *tables, upstream[0], upstream[-1], upstream[0] if pairs is None else pairs)
-    outputs = (*rows, *stamps, now, penalties)
+    outputs = (*rows, *stamps, now, penalties, batch if query_rows is None else query_rows)
     names = ("head", "relation", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
+    terms = (float(weights.get(name, 0.0)) for name in names)
+    residuals = bool({"tail_residual", "head_residual"} & weights.keys())
+    flags = (power, residuals, len(upstream) == 2, query_rows is not None, pairs is not None)
     _gradients[(len(batch), num_blocks(dim))](
-        *inputs,
-        *outputs,
-        batch if query_rows is None else query_rows,
-        dim,
-        upstream[0].stride(0),
-        *(float(weights.get(name, 0.0)) for name in names),
-        POWER=power,
-        RESIDUALS=bool({"tail_residual", "head_residual"} & weights.keys()),
-        BOTH_SIDES=len(upstream) == 2,
-        BY_QUERY=query_rows is not None,
-        PAIRS=pairs is not None,
-        NUM=algebra.num_numbers,
-        TIMES=algebra.times,
-        CONJUGATE=algebra.conjugate,
-        BLOCK=BLOCK,
+        *inputs, *outputs, dim, upstream[0].stride(0), *terms, *flags, *algebra, BLOCK=BLOCK
     )

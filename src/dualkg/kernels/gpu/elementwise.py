@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -60,41 +62,40 @@ def _update(
         tl.store(copy + padded, value.to(copy.dtype.element_ty), mask=inside)
 
 
+class RowGradients(NamedTuple):
+    """A table, the sums of its rows' gradients, and for each row the step that last added to it."""
+
+    table: Tensor
+    rows: Tensor
+    stamps: Tensor
+
+
 def adagrad_(
-    table: Tensor,
+    gradients: RowGradients,
     sums: Tensor,
     *,
-    product: Tensor | None,
-    rows: Tensor,
-    stamps: Tensor,
     now: Tensor,
-    copy: Tensor | None,
     rate: Tensor,
     eps: float,
+    product: Tensor | None = None,
+    copy: Tensor | None = None,
 ) -> None:
-    """Step a float32 table `(num_rows, width)` by `product` plus `rows`, and write its `copy`.
+    """Step a float32 table `(num_rows, width)` by `product` plus the rows of `gradients`, and write its `copy`.
 
-    `product` and `copy` may be padded below and to the right. A row of `rows` counts if its stamp is `now`, and is
+    `product` and `copy` may be padded below and to the right. A row of gradients counts if its stamp is `now`, and is
     then set to 0; without a product, rows that do not count are passed over. Learning rate and `now` are read on the
     device, so that a captured step can change them.
     """
+    table, rows, stamps = gradients
     num_rows, width = table.shape
     columns = min(triton.next_power_of_2(width), WIDEST)
     block_rows = max(1, 1024 // columns)
-    padded = [other for other in (product, copy) if other is not None]
+    padded = next((other for other in (product, copy) if other is not None), table)
     arrays = (table, sums, table if product is None else product, rows, stamps, now, table if copy is None else copy)
+    sizes, warps = (num_rows, width, padded.stride(0)), max(2, columns * block_rows // 512)
+    tile = (product is not None, copy is not None, block_rows, columns)
     _update[(triton.cdiv(num_rows, block_rows), triton.cdiv(width, columns))](
-        *arrays,
-        rate,
-        eps,
-        num_rows,
-        width,
-        padded[0].stride(0) if padded else width,
-        HAS_PRODUCT=product is not None,
-        HAS_COPY=copy is not None,
-        ROWS=block_rows,
-        COLUMNS=columns,
-        num_warps=max(2, columns * block_rows // 512),
+        *arrays, rate, eps, *sizes, *tile, num_warps=warps
     )
 
 

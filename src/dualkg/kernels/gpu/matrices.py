@@ -4,7 +4,7 @@ Triples are sorted by relation, so that a matrix is read once for all its triple
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dualkg.kernels.gpu.diagonal import RowGradients, power_and_slope
-from dualkg.kernels.gpu.elementwise import adagrad
+from dualkg.kernels.gpu.diagonal import power_and_slope
+from dualkg.kernels.gpu.elementwise import RowGradients, adagrad
 
 ROWS, INNER, TILE = 16, 64, 64  # triples, summed numbers and columns of a tile
 PROGRAMS_PER_RELATION = 4  # programs that share the triples of one relation
@@ -101,7 +101,7 @@ def map_rows_(
     groups: TriplesByRelation,
     *,
     transposed: bool,
-    ids: Tensor | None = None,
+    ids: Tensor,
     output: Tensor | None = None,
     bf16_output: Tensor | None = None,
     rows: Tensor | None = None,
@@ -112,25 +112,11 @@ def map_rows_(
     to `bf16_output`. With `rows`, vectors are one a triple and the products are added to the rows `ids`.
     """
     dim = vectors.shape[1]
+    inputs = (vectors, ids, ids.stride(0), matrices, *groups, vectors if output is None else output)
+    rounded = (vectors, 0) if bf16_output is None else (bf16_output, bf16_output.stride(0))
+    flags = (transposed, rows is None, rows is not None, bf16_output is not None)
     _map[(triton.cdiv(dim, TILE), PROGRAMS_PER_RELATION, len(groups.starts) - 1)](
-        vectors,
-        groups.order if ids is None else ids,
-        1 if ids is None else ids.stride(0),
-        matrices,
-        *groups,
-        vectors if output is None else output,
-        vectors if bf16_output is None else bf16_output,
-        0 if bf16_output is None else bf16_output.stride(0),
-        vectors if rows is None else rows,
-        dim,
-        TRANSPOSED=transposed,
-        GATHER=rows is None and ids is not None,
-        SCATTER=rows is not None,
-        BF16=bf16_output is not None,
-        ROWS=ROWS,
-        INNER=INNER,
-        TILE=TILE,
-        PROGRAMS_PER_RELATION=PROGRAMS_PER_RELATION,
+        *inputs, *rounded, vectors if rows is None else rows, dim, *flags, ROWS, INNER, TILE, PROGRAMS_PER_RELATION
     )
 
 
@@ -296,8 +282,8 @@ def add_mapped_gradients_(
     *,
     heads: RowGradients,
     tails: RowGradients,
-    mapped: tuple[Tensor, Tensor],
-    to_mapped: tuple[Tensor, Tensor],
+    mapped: Sequence[Tensor],
+    to_mapped: Sequence[Tensor],
     now: Tensor,
     upstream: list[Tensor],
     weights: Mapping[str, float],
@@ -313,20 +299,13 @@ def add_mapped_gradients_(
     dim = heads.table.shape[1]
     tables, rows, stamps = zip(heads, tails, strict=True)
     inputs = (batch, *tables, *mapped, upstream[0], upstream[-1])
-    outputs = (*to_mapped, *rows, *stamps, now, penalties)
+    outputs = (*to_mapped, *rows, *stamps, now, penalties, batch if query_rows is None else query_rows)
     names = ("head", "tail", "mapped_head", "mapped_tail", "tail_residual", "head_residual")
+    terms = (float(weights.get(name, 0.0)) for name in names)
+    flags = (power, with_tails, len(upstream) == 2, query_rows is not None)
+    block = min(WIDE, triton.next_power_of_2(dim))
     _mapped_gradients[(len(batch), num_blocks(dim))](
-        *inputs,
-        *outputs,
-        batch if query_rows is None else query_rows,
-        dim,
-        upstream[0].stride(0),
-        *(float(weights.get(name, 0.0)) for name in names),
-        POWER=power,
-        TAILS=with_tails,
-        BOTH_SIDES=len(upstream) == 2,
-        BY_QUERY=query_rows is not None,
-        BLOCK=min(WIDE, triton.next_power_of_2(dim)),
+        *inputs, *outputs, dim, upstream[0].stride(0), *terms, *flags, BLOCK=block
     )
 
 
@@ -337,7 +316,7 @@ def update_matrices_(
     batch: Tensor,
     *,
     tables: tuple[Tensor, Tensor],
-    to_mapped: tuple[Tensor, Tensor],
+    to_mapped: Sequence[Tensor],
     with_tails: bool,
     of_relation: float,
     norms: Tensor,

@@ -77,18 +77,9 @@ def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int, losses
     if len(scores):
         stride = scores.stride(0)
         block = triton.next_power_of_2(stride) if stride <= SOFTMAX_BLOCK else SOFTMAX_BLOCK // 4
-        _softmax_gradient[(len(scores),)](
-            scores,
-            targets.entities,
-            targets.entities.stride(0),
-            targets.weights,
-            targets.starts,
-            losses,
-            num_columns,
-            stride,
-            BLOCK=block,
-            num_warps=8 if block >= 4096 else 4,
-        )
+        arrays = (scores, targets.entities, targets.entities.stride(0), targets.weights, targets.starts, losses)
+        warps = 8 if block >= 4096 else 4
+        _softmax_gradient[(len(scores),)](*arrays, num_columns, stride, BLOCK=block, num_warps=warps)
 
 
 class Sample(NamedTuple):
@@ -159,22 +150,9 @@ def sampled_softmax_gradient_(
     to_answers = torch.empty_like(of_answers)
     if len(scores):
         block = min(triton.next_power_of_2(scores.stride(0)), SOFTMAX_BLOCK // 4)
-        answers = sample.answers
-        _sampled_softmax_gradient[(len(scores),)](
-            scores,
-            of_answers,
-            sample.entities,
-            sample.log_counts,
-            answers,
-            answers.stride(0),
-            weights,
-            losses,
-            to_answers,
-            len(sample.entities),
-            scores.stride(0),
-            BLOCK=block,
-            num_warps=8 if block >= 4096 else 4,
-        )
+        arrays = (scores, of_answers, *sample, sample.answers.stride(0), weights, losses, to_answers)
+        sizes, warps = (len(sample.entities), scores.stride(0)), 8 if block >= 4096 else 4
+        _sampled_softmax_gradient[(len(scores),)](*arrays, *sizes, BLOCK=block, num_warps=warps)
     return to_answers
 
 
