@@ -105,14 +105,14 @@ def test_adagrad_sums_steps_and_copies_in_one_pass(shape, with_product):
 @pytest.mark.parametrize("dim", [1, 33, 600])
 @pytest.mark.parametrize("name", ["CP", "ComplEx", "SimplE", "QuatE"])
 def test_rows_are_mapped(name, dim):
-    from dualkg.kernels.gpu.diagonal import Algebra, map_rows_
+    from dualkg.kernels.gpu.diagonal import compile_algebra, map_rows_
 
     kind = MODELS[name]
     options = {"normalized": False} if name == "QuatE" else {}
     model = kind(kg.GraphShape(50, 7), dim=dim, init_scale=1.0, **options).cuda()
     batch = torch.stack([torch.randint(0, high, (41,)) for high in (50, 14, 50)], dim=-1).cuda()
     width = model.entities.shape[1]
-    algebra = Algebra.of(kind.numbers_per_coordinate, kind.times, kind.conjugate)
+    algebra = compile_algebra(kind.numbers_per_coordinate, kind.times, kind.conjugate)
     for column in (0, 2):
         mapped = torch.full((41, width + 3), 7.0, device="cuda")
         table = model.head_table if column == 0 else model.tail_table

@@ -12,9 +12,8 @@ import dualkg as kg
 from dualkg.models import BILINEAR
 from dualkg.models.base import only_rows
 from dualkg.regularizers import REGULARIZERS
-from dualkg.training.cuda_graphs import CudaGraphStep
 from dualkg.training.distributed import Processes
-from dualkg.training.engines import Job, kernels_know_relations
+from dualkg.training.engines import CudaGraphStep, Job, kernels_know_relations
 from dualkg.training.optimizers import Adagrad
 from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import Trainer

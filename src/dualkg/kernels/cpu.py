@@ -154,7 +154,9 @@ def _float32_rows(first, last, scores, targets, weights, starts, losses, num_col
         for column in range(0, num_columns, SUM_CHUNK):
             total += _exponentials(values[column : column + SUM_CHUNK], top)
         losses[row] = distance + weight * np.log(total)
-        _scale(values, np.float32(weight / total))
+        factor = np.float32(weight / total)
+        for i in range(num_columns):
+            values[i] *= factor
         for i in range(begin, end):
             values[targets[i]] -= weights[i]
         scores[start + num_columns : start + width] = ZERO
@@ -179,7 +181,9 @@ def _bf16_rows(first, last, scores, targets, weights, starts, losses, num_column
         if weight > 0.0:
             for i in range(begin, end):  # before scaling, so that a repeated target counts twice
                 values[targets[i]] -= np.float32(weights[i] / weight * total)
-        _scale_to_bf16(values, np.float32(weight / total), bits)
+        factor = np.float32(weight / total)
+        for i in range(num_columns):
+            bits[i] = narrowed(values[i] * factor)
         scores[start + num_columns : start + width] = 0
 
 
@@ -227,18 +231,6 @@ def _bf16_exponentials(bits, values, top):
     return total
 
 
-@compiled()
-def _scale(values, factor):
-    for i in range(len(values)):
-        values[i] *= factor
-
-
-@compiled()
-def _scale_to_bf16(values, factor, bits):
-    for i in range(len(values)):
-        bits[i] = narrowed(values[i] * factor)
-
-
 def logsumexp_rows(scores: Tensor) -> Tensor:
     """Scores `(batch, n)` in float32, each row contiguous → `(batch,)`."""
     sums = torch.empty(len(scores))
@@ -274,19 +266,17 @@ def adagrad_(
     table: Tensor, sums: Tensor, gradient: Tensor, copy: Tensor | None, learning_rate: float, *, eps: float
 ) -> None:
     """Step a table by its gradient, and write its bfloat16 `copy`."""
-    arrays = [None if tensor is None else tensor.view(-1) for tensor in (table, sums, gradient, copy)]
+    arrays = [tensor.view(-1) for tensor in (table, sums, gradient, copy) if tensor is not None]
     if HAS_NUMBA and table.dtype == torch.float32:
-        bits = [None if array is None else bits_of(array) for array in arrays]
+        bits = (*map(bits_of, arrays), *([None] if copy is None else []))
         in_parallel(_adagrad, table.numel(), *bits, np.float32(learning_rate), np.float32(eps))
         return
     for first in range(0, table.numel(), ADAGRAD_BLOCK):
-        values, totals, slope, copies = (
-            None if array is None else array[first : first + ADAGRAD_BLOCK] for array in arrays
-        )
+        values, totals, slope, *copies = (array[first : first + ADAGRAD_BLOCK] for array in arrays)
         totals.addcmul_(slope, slope)
         values.addcdiv_(slope, totals.sqrt().add_(eps), value=-learning_rate)
-        if copies is not None:
-            copies.copy_(values)
+        for block in copies:
+            block.copy_(values)
 
 
 @compiled("contract")
@@ -311,10 +301,7 @@ COUNT_CHUNK = 4096  # scores that stay in the nearest cache while all answers of
 
 
 def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
-    """Counts `(num_targets, 2)` for `targets`: row, answer, and the start and end of the row's known answers.
-
-    −1 where a score of the row is NaN or infinite.
-    """
+    """`count_with_torch` in one pass over each row."""
     if scores.dtype not in (torch.float32, torch.float64):
         scores = scores.float()  # exact, from a narrower type
     counts = np.empty((len(targets[0]), 2), dtype=np.int32)

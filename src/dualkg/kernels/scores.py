@@ -69,7 +69,7 @@ def count_with_torch(scores: Tensor, known: Tensor, targets: RankTargets) -> Ten
     Known answers and the target itself are not counted. A row with a NaN or infinite score has counts −1.
     """
     counts = count_in_columns(scores, scores[targets.rows, targets.answers], known, targets, lambda ids: ids)
-    return counts[:, :2].masked_fill(counts[:, 2:] > 0, -1).int()
+    return counts[:, :2].masked_fill(counts[:, 2:] > 0, -1)
 
 
 def count_in_columns(
@@ -79,7 +79,7 @@ def count_in_columns(
 
     `values` are the scores of the targets, and `columns` gives the columns of entities, −1 for those without one.
     """
-    found = torch.zeros(len(values), 3, dtype=torch.int64, device=scores.device)
+    found = torch.zeros(len(values), 3, dtype=torch.int32, device=scores.device)
     if not scores.shape[1]:
         return found
     step = max(1, PIECE_ELEMENTS // scores.shape[1])
@@ -98,7 +98,7 @@ def count_in_columns(
         at = columns(torch.cat([others, answers]))
         of, counts = torch.cat([which, torch.arange(len(rows), device=rows.device)]), (at >= 0) & is_other
         for column, compared in enumerate((better, tied)):
-            excluded = (compared[of, at.clamp(min=0)] & counts).long()
-            found[piece, column] = compared.sum(1).index_add_(0, of, excluded, alpha=-1)
+            excluded = (compared[of, at.clamp(min=0)] & counts).int()
+            found[piece, column] = compared.sum(1, dtype=torch.int32).index_add_(0, of, excluded, alpha=-1)
     found[:, 2] = ~(scores.amax(1).isfinite() & scores.amin(1).isfinite())[targets.rows]
     return found

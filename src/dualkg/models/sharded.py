@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -155,10 +155,8 @@ class ShardedFactors(Factors):
     shard: Shard
 
     def fresh(self) -> Factors:
-        found = ShardedFactors(self.model, self.given_heads, self.given_relations, self.given_tails, self.shard)
-        for name in ("head", "tail"):
-            if name in vars(self):
-                setattr(found, name, getattr(self, name))
+        found = replace(self)
+        vars(found).update({name: vars(self)[name] for name in ("head", "tail") if name in vars(self)})
         return found
 
     @cached_property
@@ -204,10 +202,7 @@ def _replaced(module: nn.Module, parameters: dict[str, Any]) -> Iterator[None]:
 
 
 class ShardedModel(Model):
-    """A model with the entity rows of one process: `tail_scores` and `head_scores` are those of its own entities.
-
-    Other scores are complete. Parameters are those of the model that it wraps.
-    """
+    """A model with the entity rows of one process. `tail_scores` and `head_scores` are of its own entities."""
 
     def __init__(self, model: Model, shard: Shard) -> None:
         super().__init__(model.shape, reciprocal=model.reciprocal)
@@ -242,7 +237,7 @@ class ShardedModel(Model):
     def local(self, f: Factors) -> Iterator[Factors]:
         """Vectors and parameters for scores of the entities of this process, with gradients summed over all."""
         parameters = {name: value for name, value in self.embedding._parameters.items() if value is not None}
-        others = {name: value for name, value in parameters.items() if name not in TABLES}
+        others: dict[str, Tensor] = {name: value for name, value in parameters.items() if name not in TABLES}
         if torch.is_grad_enabled():
             # Leaves with the same values, in which the gradients by the entities of this process are summed.
             self._leaves = self._leaves or {name: value.detach().requires_grad_() for name, value in others.items()}

@@ -27,8 +27,7 @@ def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tenso
 class KeyedOrder:
     """The integers below `size` in an order by seed and epoch, of which any part is computed without the others.
 
-    It is a Feistel network of hashes, a bijection of an even number of bits; a result that is too large is put through
-    it again, until it is below `size`.
+    It is a Feistel network of hashes, a bijection of bits; a result that is too large is put through it again.
     """
 
     def __init__(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> None:
@@ -75,10 +74,8 @@ class MappedExamples:
     def __getitem__(self, indices: Tensor) -> Tensor:
         """The examples with these numbers, `(batch, 3)`; those from `len(triples)` on are reciprocals."""
         rows = indices % len(self._file)
-        if self._copy is None:
-            found = torch.from_numpy(self._file[rows.numpy()].astype(np.int64))
-        else:
-            found = self._copy[rows].long()
+        found = torch.from_numpy(self._file[rows.numpy()]) if self._copy is None else self._copy[rows]
+        found = found.long()
         if not self.reciprocal:
             return found
         is_turned = (indices >= len(self._file))[:, None]

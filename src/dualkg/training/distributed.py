@@ -33,18 +33,18 @@ from dualkg.regularizers import Regularizer
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.callbacks import Callback, TrainingInfo, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import Progress, all_finite, check_history, load_tensors, save_weight_shard
-from dualkg.training.cuda_graphs import CudaGraphStep
-from dualkg.training.engines import Step
-from dualkg.training.fused import FusedStep
+from dualkg.training.engines import CudaGraphStep, Step
+from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.memory import estimate_step, gib, predict
 from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe, load_recipe
+from dualkg.training.reference_step import ShardedReferenceStep, check_supported, sharded_loss
 from dualkg.training.run import Run, RunFolder
-from dualkg.training.sharded_step import ShardedReferenceStep, ShardedTables, check_supported, sharded_loss
 from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, When, peak_mib
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]
+IsSplit = Callable[[str, Sequence[int]], bool]  # whether a tensor, by its name and shape, has a row for every entity
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
 
@@ -103,11 +103,10 @@ class Processes:
     def on_first(self, function: Callable[[], T]) -> T | None:
         """Call a function in process 0 alone; the others wait, and fail if it fails."""
         found, failure = None, None
-        if self.first:
-            try:
-                found = function()
-            except BaseException as error:
-                failure = error
+        try:
+            found = function() if self.first else None
+        except BaseException as error:
+            failure = error
         if self.world_size > 1:
             told = [failure is not None]
             dist.broadcast_object_list(told, src=0)
@@ -186,36 +185,29 @@ class DistributedTrainer(Trainer):
         group: Processes,
         **options: Any,
     ) -> None:
-        self.group = group
-        self._agreed = False
+        self.group, self._agreed = group, False
         check_supported(regularizer)
-        if not group.first:
-            options = {}
-        super().__init__(model, graph, recipe, regularizer, **options)
+        super().__init__(model, graph, recipe, regularizer, **(options if group.first else {}))
 
     @classmethod
     def build(cls, recipe: Recipe, graph: Graph, group: Processes, **options: Any) -> DistributedTrainer:
         """A trainer of the shard of this process."""
         shard = group.shard(graph)
         with only_rows(shard, device=group.device):
-            model = recipe.model.build(graph.shape, seed=recipe.training.seed)
-        return cls(
-            ShardedModel(model, shard).to(group.device), graph, recipe, recipe.regularizer.build(), group, **options
-        )
+            model = ShardedModel(recipe.model.build(graph.shape, seed=recipe.training.seed), shard)
+        return cls(model.to(group.device), graph, recipe, recipe.regularizer.build(), group, **options)
 
     def _build_step(self, loss: BoundLoss) -> Step:
-        shard = self.model.shard
+        shard, parts = self.model.shard, (self.regularizer, self.optimizer)
         if self.engine.step == "kernels":
             from dualkg.training.gpu_step import ShardedBf16Step  # which imports Triton
 
-            step = ShardedBf16Step(self.model.model, loss, self.regularizer, self.optimizer, shard=shard)  # type: ignore[arg-type]
+            step = ShardedBf16Step(self.model.model, loss, *parts, shard=shard)
             return CudaGraphStep(step, with_collectives=True) if self.group.capturable else step
         if self.engine.fast and not self.regularizer.reads_whole_tables:
-            tables = partial(ShardedTables, shard=shard)
-            bf16 = self.engine.precision == "bf16"
-            return FusedStep(self.model, loss, self.regularizer, self.optimizer, bf16=bf16, tables=tables)  # type: ignore[arg-type]
-        sparse = self.engine.step == "sparse"
-        return ShardedReferenceStep(self.model, sharded_loss(loss, shard), self.regularizer, self.optimizer, sparse)
+            bf16, tables = self.engine.precision == "bf16", partial(ShardedTables, shard=shard)
+            return FusedStep(self.model, loss, *parts, bf16=bf16, tables=tables)  # type: ignore[arg-type]
+        return ShardedReferenceStep(self.model, sharded_loss(loss, shard), *parts, self.engine.step == "sparse")
 
     def expectation(self) -> str:
         """What a process will need, as a sentence: the most of all processes. Time is estimated, memory bounded."""
@@ -275,8 +267,8 @@ class DistributedTrainer(Trainer):
         groups = {"model": self.model.embedding.state_dict()}
         if when == "between":
             groups["optimizer"] = optimizer_tensors(self.optimizer)
-            for group, weights in (("best", self.best), ("mean", self.mean)):
-                groups[group] = {name.rpartition(".")[2]: value for name, value in weights.items()}
+            for group, tables in (("best", self.best), ("mean", self.mean)):
+                groups[group] = {name.rpartition(".")[2]: value for name, value in tables.items()}
         state = {
             f"{group}/{name}": value.detach().cpu()
             for group, tensors in groups.items()
@@ -295,24 +287,23 @@ class DistributedTrainer(Trainer):
             raise RequestError(f"{path} was written with {about['optimizer']}, not {self.recipe.optimizer.name}.")
         progress: Progress = check_type(about["progress"], Progress, source=path)
         check_history(progress.history, source=path)
-        groups: dict[str, dict[str, Tensor]] = {}
+        groups: dict[str, dict[str, Tensor]] = {group: {} for group in ("model", "optimizer", "best", "mean")}
         for key, value in folder.load(self._is_split, self.model.shard).items():
             group, _, name = key.partition("/")
-            groups.setdefault(group, {})[name] = value
+            groups[group][name] = value
         self.model.embedding.load_state_dict(groups["model"])
         if about["when"] == "between":
-            restore_optimizer(self.optimizer, groups.get("optimizer", {}))
+            restore_optimizer(self.optimizer, groups["optimizer"])
         self.progress = progress
         del self.step
         self.step = self._step()
         names = {name.rpartition(".")[2]: name for name in self.model.state_dict()}  # in the models that wrap another
         self.best, self.mean = (
-            {names[name]: value.to(self.model.device) for name, value in groups.get(group, {}).items()}
+            {names[name]: value.to(self.model.device) for name, value in groups[group].items()}
             for group in ("best", "mean")
         )
 
     def _is_split(self, key: str, shape: Sequence[int]) -> bool:
-        """Whether a tensor of a checkpoint has a row for every entity."""
         group, _, name = key.partition("/")
         if group == "optimizer":
             name = [name for name, _ in self.model.embedding.named_parameters()][int(name.partition(".")[0])]
@@ -341,20 +332,14 @@ class ShardedCheckpoint:
         self.path.mkdir(exist_ok=True)
         write_json(self.pointer, {"when": "start", "optimizer": None, "progress": asdict(Progress())})
 
-    def save(
-        self,
-        state: dict[str, Tensor],
-        is_split: Callable[[str, Sequence[int]], bool],
-        shard: Shard,
-        about: dict[str, Any],
-    ) -> None:
+    def save(self, state: dict[str, Tensor], is_split: IsSplit, shard: Shard, about: dict[str, Any]) -> None:
         from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
 
         several, distributed = self.group.world_size > 1, _by_rows(shard)
-        number = [self._next_number() if self.group.first else 0]
+        name = [self._next_folder() if self.group.first else ""]
         if several:
-            dist.broadcast_object_list(number, src=0)
-        folder = self.path / f"{number[0]:06d}"
+            dist.broadcast_object_list(name, src=0)
+        folder = self.path / name[0]
         wrapped = {key: distributed(value) if is_split(key, value.shape) else value for key, value in state.items()}
         writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
         with _one_process_is_meant():
@@ -363,21 +348,23 @@ class ShardedCheckpoint:
             dist.barrier()
         self.group.on_first(lambda: self._point_to(folder, about))
 
-    def _next_number(self) -> int:
-        self.path.mkdir(exist_ok=True)
-        return max((int(found.name) for found in self.path.iterdir() if found.name.isdigit()), default=0) + 1
+    def _folders(self) -> list[Path]:
+        return [found for found in self.path.iterdir() if found.name.isdigit()]
 
-    def _point_to(self, folder: Path, about: dict[str, Any]) -> bool:
+    def _next_folder(self) -> str:
+        self.path.mkdir(exist_ok=True)
+        return f"{max((int(folder.name) for folder in self._folders()), default=0) + 1:06d}"
+
+    def _point_to(self, folder: Path, about: dict[str, Any]) -> None:
         for file in (*folder.iterdir(), folder):
             sync(file)
         before = self.about().get("folder") if self.pointer.exists() else None
         write_json(self.pointer, {**about, "folder": folder.name})
-        for old in self.path.iterdir():
-            if old.name.isdigit() and old.name not in (folder.name, before):
+        for old in self._folders():
+            if old.name not in (folder.name, before):
                 shutil.rmtree(old)
-        return True
 
-    def load(self, is_split: Callable[[str, Sequence[int]], bool], shard: Shard) -> dict[str, Tensor]:
+    def load(self, is_split: IsSplit, shard: Shard) -> dict[str, Tensor]:
         """All tensors; of those that are split, the rows of this process."""
         from torch.distributed.checkpoint import hf_storage, state_dict_loader
         from torch.distributed.checkpoint.api import CheckpointException
@@ -446,7 +433,7 @@ def train_in_processes(
     with group.lock(out):
         unfinished = group.largest(folder.sharded_checkpoint.exists() and not folder.report.exists())[0]
         if restarted and unfinished:
-            return _resume(folder, group, on_progress=on_progress, callbacks=callbacks, on_start=on_start)
+            return _resume(folder, group, on_start, callbacks=callbacks, trust_code=False, on_progress=on_progress)
         group.on_first(lambda: folder.check_free(overwrite=overwrite))
         called = find_callbacks(callbacks)
         trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
@@ -472,17 +459,11 @@ def resume_in_processes(
     folder = RunFolder(path)
     with processes(device) as group, group.lock(folder.path):
         group.on_first(folder.check_is_run)
-        return _resume(folder, group, on_progress=on_progress, trust_code=trust_code, on_start=on_start)
+        return _resume(folder, group, on_start, trust_code=trust_code, on_progress=on_progress)
 
 
 def _resume(
-    folder: RunFolder,
-    group: Processes,
-    *,
-    on_progress: OnProgress | None,
-    callbacks: Sequence[Callback] = (),
-    trust_code: bool = False,
-    on_start: OnStart | None = None,
+    folder: RunFolder, group: Processes, on_start: OnStart | None, *, callbacks: Sequence[Callback] = (), **options: Any
 ) -> Run:
     def check() -> None:
         if folder.finished:
@@ -494,32 +475,27 @@ def _resume(
             ShardedCheckpoint(folder.sharded_checkpoint, group).start()  # of a run that was only prepared
             folder.checkpoint.unlink()
         if not folder.sharded_checkpoint.exists():
-            raise RequestError(
-                f"The run {folder.path} was started in one process. Resume it without torchrun: dualkg resume "
-                f"{folder.path}"
-            )
+            advice = f"Resume it without torchrun: dualkg resume {folder.path}"
+            raise RequestError(f"The run {folder.path} was started in one process. {advice}")
 
     group.on_first(check)
-    recipe, graph = load_recipe(folder.recipe, trust_code=trust_code), folder.load_graph()
+    recipe, graph = load_recipe(folder.recipe, trust_code=options.pop("trust_code")), folder.load_graph()
     called = find_callbacks(callbacks or saved_trackers(folder.path)) if group.first else []
     started = ShardedCheckpoint(folder.sharded_checkpoint, group).about()["when"] != "start"
     with skip_initialization() if started else nullcontext():  # the checkpoint has the weights
-        trainer = DistributedTrainer.build(recipe, graph, group, on_progress=on_progress, callbacks=called)
+        trainer = DistributedTrainer.build(recipe, graph, group, callbacks=called, **options)
     trainer.restore(folder.sharded_checkpoint)
     return _finish(trainer, folder, on_start)
 
 
 def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | None) -> Run:
     """Train to the end, rank, and write the results."""
-    expectation = trainer.expectation()
-    if on_start is not None and trainer.group.first:
+    group, graph, expectation, run = trainer.group, trainer.graph, trainer.expectation(), None
+    if on_start is not None and group.first:
         on_start(expectation)
-    group, graph = trainer.group, trainer.graph
     trainer.checkpoint_path = folder.sharded_checkpoint
-    engine = trainer.describe_engine()
-    info = TrainingInfo(trainer.model, graph, trainer.recipe, engine, folder.path, epoch=trainer.progress.epoch)
-    trainer.callbacks.on_start(info)
-    run = None
+    engine, epoch = trainer.describe_engine(), trainer.progress.epoch
+    trainer.callbacks.on_start(TrainingInfo(trainer.model, graph, trainer.recipe, engine, folder.path, epoch=epoch))
     try:
         trainer.model.train()
         trainer.run()

@@ -1,13 +1,12 @@
 """Engines: which step trains a model, in which precision, and what prevents a faster one.
 
-There are two engines. The reference engine is autograd, on a GPU captured as a CUDA graph where that is possible, and
-with sparse gradients where a batch reads few of many entities. The fast engine computes the gradient of the softmax
-without autograd: fused on a CPU or a GPU, and with bfloat16 products on a GPU entirely in kernels.
-"""
+The reference engine is autograd, on a GPU captured as a CUDA graph where that is possible, and with sparse gradients
+where a batch reads few of many entities. The fast engine computes the gradient of the softmax without autograd: fused
+on a CPU or a GPU, and with bfloat16 products on a GPU entirely in kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,8 +20,7 @@ from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.sharded import ShardedModel
 from dualkg.regularizers import Regularizer, is_power_sum
-from dualkg.training.cuda_graphs import CudaGraphStep
-from dualkg.training.fused import FusedStep, has_builtin_maps
+from dualkg.training.fused import FusedStep, has_builtin_maps, stream
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.reference_step import ReferenceStep
@@ -32,6 +30,8 @@ StepName = Literal["autograd", "captured", "sparse", "fused", "kernels"]
 MAX_MATRICES = 65_535  # the most programs that a GPU starts along the axis of relations
 ENTITIES_PER_ROW = 4  # of a batch: with more of them, sparse gradients are faster than dense ones
 MAX_FORMED = 2**28  # numbers in the matrices that a step forms for all relations
+CAPACITY_STEP = 64  # queries by which the capacity of a captured step grows
+WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,12 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     on_gpu = model.device.type == "cuda"
     exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and on_gpu else "float32"
     not_fast = fast_obstacle(job)
-    if on_gpu and wanted != "reference" and precision in ("auto", "bf16") and samples_in_kernels(job):
-        if not (not_bf16 := bf16_obstacle(job, on_gpu=True)):
-            return Engine("kernels", "bf16", model.device)
-        if precision == "bf16":
-            raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
+    sampled = on_gpu and wanted != "reference" and precision in ("auto", "bf16") and samples_in_kernels(job)
+    not_bf16 = bf16_obstacle(job, on_gpu=on_gpu) if sampled or not (not_fast or wanted == "reference") else None
+    if sampled and not not_bf16:
+        return Engine("kernels", "bf16", model.device)
+    if not_bf16 and precision == "bf16":
+        raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
     if not_fast and (wanted == "fast" or precision == "bf16"):
         raise RequestError(f"The fast engine {not_fast}. Use --engine reference and float32.")
     if wanted == "reference" and precision == "bf16":
@@ -189,12 +190,58 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
             few = reads_few_rows(job, recipe.training.batch_size)
             step = "captured" if can_capture(job) else "sparse" if few else "autograd"
         return Engine(step, exact, model.device, not_fast)
-    not_bf16 = bf16_obstacle(job, on_gpu=on_gpu)
-    if not_bf16 and precision == "bf16":
-        raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
     if not_bf16 or precision in ("float32", "tf32"):
         return Engine("fused", exact, model.device)
     return Engine("kernels" if on_gpu else "fused", "bf16", model.device)
+
+
+class CudaGraphStep:
+    """Replays a captured step for batches of the largest size; others, such as a last short one, run eagerly.
+
+    A step must not wait for the GPU, and reads its learning rate from a tensor there.
+    """
+
+    def __init__(self, step: Any, *, with_collectives: bool = False) -> None:
+        self.step = step
+        # NCCL's watchdog calls CUDA in a thread of its own, also while a step is captured.
+        self.error_mode = "thread_local" if with_collectives else "global"
+        self.stream = stream(step.model.device, "captured")
+        self.num_taken = 0
+        self.largest = 0
+        self.graph: torch.cuda.CUDAGraph | None = None  # with its `batch` and `objective`
+
+    def reserve(self, num_queries: int) -> None:
+        """Provide for batches of that many queries, and a few more; a graph with less capacity is discarded."""
+        if self.step.capacity is None or num_queries > self.step.capacity:
+            self.step.capacity = -(-num_queries // CAPACITY_STEP) * CAPACITY_STEP
+            self.num_taken, self.graph = 0, None
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """Take one step and return the objective before it; the next step overwrites that."""
+        if len(batch) > self.largest:  # the buffers that a graph works on are about to be replaced by larger ones
+            self.largest, self.num_taken, self.graph = len(batch), 0, None
+        if self.graph is None and self.num_taken >= WARM_UP and len(batch) == self.largest:
+            self._capture(batch)
+        if self.graph is None or len(batch) != len(self.batch):
+            self.num_taken += 1
+            # On a separate stream, as capturing requires of the steps before it.
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                objective: Tensor = self.step(batch, learning_rate)
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return objective
+        self.batch.copy_(batch)
+        self.step.set_learning_rate(learning_rate)
+        self.graph.replay()
+        return self.objective
+
+    def _capture(self, batch: Tensor) -> None:
+        self.batch = batch.clone()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode=self.error_mode):
+            self.objective: Tensor = self.step.step(self.batch)
+        self.graph = graph
 
 
 def build_step(

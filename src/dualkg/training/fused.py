@@ -3,16 +3,17 @@
 import sys
 from collections.abc import Callable
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dualkg.kernels.scores import Targets
+from dualkg.kernels.scores import Targets, softmax_
 from dualkg.losses.queries import QueryGroups
 from dualkg.losses.softmax import BoundOneVsAll, cross_entropy, target_weights
-from dualkg.models.base import EmbeddingModel, Factors, Model, overridden
+from dualkg.models.base import EmbeddingModel, Factors, Model, Side, overridden
 from dualkg.models.diagonal import DiagonalModel
+from dualkg.models.sharded import Shard
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
 from dualkg.training.optimizers import Adagrad, AnyOptimizer, can_step_rows, step_rows
 
@@ -47,7 +48,6 @@ def stream(device: torch.device, purpose: str) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-Side = Literal["head", "tail"]
 SCORE_BYTES, LEAST_ROWS = 32_000_000, 500
 
 
@@ -68,9 +68,7 @@ class Tables:
     def __init__(
         self, model: EmbeddingModel, optimizer: AnyOptimizer, *, squared: bool = False, bf16: bool = False
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self.squared = squared
+        self.model, self.optimizer, self.squared = model, optimizer, squared
         self.shared = not model.two_entity_tables
         self.parameters: dict[Side, nn.Parameter] = {"head": model.entities}
         if not self.shared:
@@ -155,6 +153,56 @@ class Tables:
         self.optimizer.step()
 
 
+class ShardedTables(Tables):
+    """`Tables` of the rows of one process.
+
+    The softmax over its own entities needs no other process. With their logsumexp Zₚ, that of all is Z = log Σₚ exp Zₚ,
+    and the gradients by its entities are those of its own softmax, query by query times exp(Zₚ − Z). Targets are the
+    fetched rows of the batch, which every process has.
+    """
+
+    def __init__(self, *arguments: Any, shard: Shard, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.shard = shard
+        self._fetched: dict[Side, Tensor] = {}
+
+    def rows(self, side: Side, ids: Tensor) -> Tensor:
+        table = self.model.head_table if side == "head" else self.model.tail_table
+        self._fetched[side] = self.shard.fetch(table.detach(), ids)
+        return self._fetched[side].detach()
+
+    def add_rows(self, side: Side, ids: Tensor, rows: Tensor) -> None:
+        self.shard.add_rows(self.gradient(side), ids, rows)
+
+    def cross_entropy(self, side: Side, images: Tensor, targets: Targets, *, accumulate: bool) -> LossAndGradient:
+        table, vectors = self._scored(side), self._fetched[side]
+        images = 2 * images if self.squared else images
+        queries = targets.queries
+        weights = torch.zeros_like(images[:, 0]).index_add_(0, queries, targets.weights)
+        normalizers, upstream = torch.empty_like(weights), torch.empty_like(images)
+        size = min(len(images), rows_at_once(self.model, table.element_size()))
+        for first in range(0, len(images), size):
+            block = slice(first, first + size)
+            scores = self._scores_of(images[block], table)
+            ours = softmax_(scores, softmax_gradient_).to(images.dtype)
+            normalizers[block] = self.shard.log_normalizers(ours[:, None])
+            shares = (weights[block] * (ours - normalizers[block]).exp())[:, None]
+            scaled = (shares * images[block]).to(table.dtype)
+            self._add_product_(self.gradient(side), scores.T, scaled, accumulate=accumulate or first > 0)
+            if self.squared:  # the gradient of −‖t‖²
+                self.gradient(side).addcmul_(scores.T @ shares, table, value=-2)
+            upstream[block] = (scores @ table).to(images.dtype) * shares
+        self.shard.all_reduce(upstream)
+        weights, at_targets = targets.weights[:, None], (images[queries] * vectors).sum(-1)
+        upstream.index_add_(0, queries, -weights * vectors)
+        to_targets = -weights * images[queries]
+        if self.squared:
+            at_targets, to_targets = at_targets - vectors.square().sum(-1), to_targets + 2 * weights * vectors
+        self.add_rows(side, targets.entities, to_targets)
+        loss = (targets.weights * (normalizers[queries] - at_targets)).sum()
+        return LossAndGradient(loss, 2 * upstream if self.squared else upstream)
+
+
 def rows_at_once(model: EmbeddingModel, bytes_of_score: int) -> int:
     """How many rows of scores exist at once: on a CPU as many as fit in `SCORE_BYTES`, and enough for full products."""
     if model.device.type != "cpu":
@@ -190,11 +238,8 @@ class FusedStep:
         bf16: bool = False,
         tables: Callable[..., Tables] = Tables,
     ) -> None:
-        self.scored = model
+        self.scored, self.loss, self.regularizer, self.optimizer = model, loss, regularizer, optimizer
         self.model = model = model.embedding
-        self.loss = loss
-        self.regularizer = regularizer
-        self.optimizer = optimizer
         squared = self.scored.score_form == "squared distances"
         self.tables = tables(model, optimizer, squared=squared, bf16=bf16)
         # Relation prediction and optimizers with momentum change all rows of a relation table. Classes of one's own
@@ -245,9 +290,15 @@ class FusedStep:
         f.tail = self.tables.rows("tail", f.tails).requires_grad_()
         objective, upstream = self._score(f)
         images = [f.mapped_head] if len(upstream) == 1 else [f.mapped_head, f.mapped_tail]
-        if (small := self._small_terms(f)) is not None:
-            objective = objective + small.detach()
-            images, upstream = [*images, small], [*upstream, torch.ones_like(small)]
+        terms = []  # that are left to autograd
+        if self.loss.relation_weight:
+            terms.append(self.loss.relation_weight * cross_entropy(self.scored.relation_scores(f), f.relations))
+        if self.regularizer.weight:
+            terms.append(self.regularizer(f))
+        if terms:
+            total = torch.stack(terms).sum()
+            objective = objective + total.detach()
+            images, upstream = [*images, total], [*upstream, torch.ones_like(total)]
         torch.autograd.backward(images, upstream)
         self._add_rows(f, f.head.grad, f.tail.grad)
         self.tables.add_from_autograd()
@@ -312,15 +363,6 @@ class FusedStep:
             self.tables.add_rows("head", f.heads, to_head)
         if to_tail is not None:
             self.tables.add_rows("tail", f.tails, to_tail)
-
-    def _small_terms(self, f: Factors) -> Tensor | None:
-        """The terms that are left to autograd: relation prediction and the regularizer."""
-        terms = []
-        if self.loss.relation_weight:
-            terms.append(self.loss.relation_weight * cross_entropy(self.scored.relation_scores(f), f.relations))
-        if self.regularizer.weight:
-            terms.append(self.regularizer(f))
-        return torch.stack(terms).sum() if terms else None
 
 
 def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dualkg.kernels.gpu import diagonal, matrices
-from dualkg.kernels.gpu.diagonal import Algebra
 from dualkg.kernels.gpu.elementwise import RowGradients, adagrad_, adagrad_rows_
-from dualkg.kernels.gpu.scores import Sample, sampled_softmax_gradient_, softmax_gradient_
+from dualkg.kernels.gpu.scores import sampled_softmax_gradient_, softmax_gradient_
 from dualkg.kernels.hardware import matmul_precision
 from dualkg.kernels.scores import Targets, softmax_
 from dualkg.losses.negative_sampling import Draws
@@ -66,17 +65,6 @@ class Table:
         adagrad_(self.row_gradients, self.sums, product=self.product, copy=self.copy, **step.adagrad)
 
 
-class ScoreGradients(NamedTuple):
-    """Gradients of the loss: of mapped heads and, where heads are predicted, of mapped tails; of relation queries.
-
-    With `query_rows`, the first has a row for each query, and these are the query that a triple is the first of, or −1.
-    """
-
-    images: list[Tensor]
-    pairs: Tensor | None
-    query_rows: Tensor | None
-
-
 class RelationOps(ABC):
     """The part of a step that depends on how relations map vectors."""
 
@@ -103,19 +91,18 @@ class RelationOps(ABC):
         """The weights of a triple's terms in the regularizer of a batch."""
         return {name: weight * self.regularizer.weight / size for name, weight in self.regularizer.term_weights.items()}
 
-    def arguments(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> dict[str, Any]:
+    def arguments(self, batch: Tensor) -> dict[str, Any]:
         """What the kernels of all kinds of relations take for `add_gradients`."""
         tables = {"heads": self.heads.row_gradients, "tails": self.tails.row_gradients, "now": self.step.now}
-        terms = {"weights": self.term_weights(len(batch)), "power": self.regularizer.power, "penalties": penalties}
-        return {**tables, **terms, "upstream": scored.images, "query_rows": scored.query_rows}
+        return {**tables, "weights": self.term_weights(len(batch)), "power": self.regularizer.power}
 
     @abstractmethod
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
         """Write h R (given column 0) or t Rᵀ (given column 2) of the triples, or h R of the queries, into `images`."""
 
     @abstractmethod
-    def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
-        """Add the gradients of the vectors to the rows of their tables, and write the regularizer in blocks."""
+    def add_gradients(self, batch: Tensor, *, upstream: list[Tensor], pairs: Tensor | None, **options: Any) -> None:
+        """Add the gradients of the vectors to the rows of their tables, by options of `diagonal.add_gradients_`."""
 
     @abstractmethod
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
@@ -131,7 +118,7 @@ class DiagonalOps(RelationOps):
         assert isinstance(model, DiagonalModel)
         kind = type(model)
         self.num_blocks = diagonal.num_blocks(model.dim)
-        self.algebra = Algebra.of(model.numbers_per_coordinate, kind.times, kind.conjugate)
+        self.algebra = diagonal.compile_algebra(model.numbers_per_coordinate, kind.times, kind.conjugate)
         self.relation_table = Table(model.relations, self.relation_sums, scored=False)
 
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
@@ -142,9 +129,9 @@ class DiagonalOps(RelationOps):
         """Write the queries of relation prediction into `images`."""
         diagonal.map_pairs_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
 
-    def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
-        arguments, relations = self.arguments(batch, scored, penalties), self.relation_table.row_gradients
-        diagonal.add_gradients_(batch, **arguments, relations=relations, algebra=self.algebra, pairs=scored.pairs)
+    def add_gradients(self, batch: Tensor, **options: Any) -> None:
+        own: dict[str, Any] = {"relations": self.relation_table.row_gradients, "algebra": self.algebra}
+        diagonal.add_gradients_(batch, **self.arguments(batch), **own, **options)
 
     def add_to_all_relations(self, gradient: Tensor) -> None:
         """Add the gradient of relation prediction, which reaches every relation."""
@@ -187,12 +174,12 @@ class MatrixOps(RelationOps):
         relations = {"matrices": self.relations, "groups": self.groups, "transposed": transposed}
         return {**relations, "ids": batch[:, column]}
 
-    def add_gradients(self, batch: Tensor, scored: ScoreGradients, penalties: Tensor) -> None:
-        if self.maps_tails and len(scored.images) == 1:
+    def add_gradients(self, batch: Tensor, *, upstream: list[Tensor], pairs: Tensor | None, **options: Any) -> None:
+        if self.maps_tails and len(upstream) == 1:
             self._map(batch, 2, None)
         mapped, to_mapped = (self._buffers(spaces, len(batch)) for spaces in (self.mapped, self.to_mapped))
-        buffers = {"mapped": mapped, "to_mapped": to_mapped, "with_tails": self.maps_tails}
-        matrices.add_mapped_gradients_(batch, **self.arguments(batch, scored, penalties), **buffers)
+        buffers: dict[str, Any] = {"mapped": mapped, "to_mapped": to_mapped, "with_tails": self.maps_tails}
+        matrices.add_mapped_gradients_(batch, **self.arguments(batch), **buffers, upstream=upstream, **options)
         sides = [(0, self.heads), (2, self.tails)] if self.maps_tails else [(0, self.heads)]
         for given, table in sides:
             matrices.map_rows_(to_mapped[given // 2], rows=table.rows, **self._options(batch, given, given == 0))
@@ -201,13 +188,11 @@ class MatrixOps(RelationOps):
         self._pass_over_matrices(batch, penalty, self.relation_sums, step=True)
 
     def _pass_over_matrices(self, batch: Tensor, penalty: Tensor, sums: Tensor, *, step: bool) -> None:
-        to_mapped, of_relation = (
-            self._buffers(self.to_mapped, len(batch)),
-            self.term_weights(len(batch)).get("relation"),
-        )
-        options = {"rate": self.step.rate, "eps": self.step.eps, "with_tails": self.maps_tails, "step": step}
-        options |= {"tables": (self.table(0), self.table(2)), "of_relation": of_relation or 0.0, "norms": penalty}
-        matrices.update_matrices_(self.relations, sums, self.groups, batch, to_mapped=to_mapped, **options)
+        options: dict[str, Any] = {"rate": self.step.rate, "eps": self.step.eps, "norms": penalty, "step": step}
+        options |= {"tables": (self.table(0), self.table(2)), "with_tails": self.maps_tails}
+        options["of_relation"] = self.term_weights(len(batch)).get("relation", 0.0)
+        options["to_mapped"] = self._buffers(self.to_mapped, len(batch))
+        matrices.update_matrices_(self.relations, sums, self.groups, batch, **options)
 
 
 class MixtureOps(MatrixOps):
@@ -237,6 +222,7 @@ class MixtureOps(MatrixOps):
 
 
 OPS: dict[str | None, type[RelationOps]] = {"rows": DiagonalOps, "matrices": MatrixOps, "mixtures": MixtureOps}
+BoundSoftmax = BoundOneVsAll | BoundSampledSoftmax
 Scored = tuple[list[int], Tensor, Tensor]  # the sides that are predicted, their scores, and the images that gave them
 
 
@@ -244,15 +230,9 @@ class Bf16Step:
     """The step of `ReferenceStep` with products in bfloat16."""
 
     def __init__(
-        self,
-        model: BilinearModel,
-        loss: BoundOneVsAll | BoundSampledSoftmax,
-        regularizer: PowerSum,
-        optimizer: AnyOptimizer,
+        self, model: BilinearModel, loss: BoundSoftmax, regularizer: PowerSum, optimizer: AnyOptimizer
     ) -> None:
-        self.model = model
-        self.loss = loss
-        self.optimizer = optimizer
+        self.model, self.loss, self.optimizer = model, loss, optimizer
         self.eps = float(optimizer.param_groups[0]["eps"])
         if loss.grouped_by_query and not model.reciprocal:
             raise ValueError("queries are grouped for tail prediction, and this model predicts heads too")
@@ -297,8 +277,8 @@ class Bf16Step:
         losses = of_entities.view(len(self.sides), -1)
         images = self._score(batch, rows, queries, losses)
         pairs = self._predict_relations(rows, of_relations) if num_predicted else None
-        query_rows = None if queries is None else queries.rows_of_first
-        self.relation_ops.add_gradients(rows, ScoreGradients(images, pairs, query_rows), penalties)
+        written = {"penalties": penalties, "query_rows": None if queries is None else queries.rows_of_first}
+        self.relation_ops.add_gradients(rows, upstream=images, pairs=pairs, **written)
         self.relation_ops.update_relations(rows, rest[0])
         self._return_gradients(batch)
         torch.cuda.current_stream().wait_stream(self.side_stream)
@@ -310,12 +290,12 @@ class Bf16Step:
         """The triples by the rows of their heads and tails in `sources`."""
         return batch
 
-    def _fetched(self, size: int) -> Table:
-        """A table of a batch, in which each head and then each tail has a row of its own."""
+    def _fetched(self, size: int) -> Tensor:
+        """The rows of a table of a batch, in which each head and each tail has its own, `(2, batch, width)`."""
         if not self.sources or len(self.sources["entities"].rows) < 2 * size:
             rows = torch.zeros(2 * size, self.model.entities.shape[1], device=self.model.device)
             self.sources = {"entities": Table(nn.Parameter(rows, requires_grad=False), rows, scored=False)}
-        return self.sources["entities"]
+        return self.sources["entities"].parameter.detach()[: 2 * size].view(2, size, -1)
 
     def _return_gradients(self, batch: Tensor) -> None:
         """Add the gradients of the rows in `sources` to those of the tables."""
@@ -327,10 +307,7 @@ class Bf16Step:
         return QueryGroups.of(batch[:, 0], batch[:, 1], capacity=len(batch) if self.capacity is None else self.capacity)
 
     def _score(self, batch: Tensor, rows: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
-        """Score all entities for the queries of each side, write their losses, and find the gradients of the images.
-
-        The gradient of a table is computed on the side stream: only the update waits for it.
-        """
+        """Score all entities for the queries of each side, write their losses, and find the gradients of the images."""
         assert isinstance(self.loss, BoundOneVsAll)
         size, f = losses.shape[1], Factors(self.model, *batch.unbind(-1))
         upstream: list[Tensor] = [losses] * len(self.sides)
@@ -352,7 +329,7 @@ class Bf16Step:
             for number, part in zip(sides, found.view(len(sides), size, -1), strict=True):
                 upstream[number] = part.mul_(masks[number]) if masks else part
             self.side_stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(self.side_stream):
+            with torch.cuda.stream(self.side_stream):  # only the update waits for the gradient of a table
                 torch.mm(scores.T, weighted, out=table.product)
         return upstream
 
@@ -409,8 +386,7 @@ class SampledBf16Step(Bf16Step):
         return {}
 
     def _rows(self, batch: Tensor) -> Tensor:
-        fetched = self._fetched(len(batch)).parameter[: 2 * len(batch)]
-        for column, part in zip((0, 2), fetched.detach().view(2, len(batch), -1), strict=True):
+        for column, part in zip((0, 2), self._fetched(len(batch)), strict=True):
             torch.index_select(self._table(column).detach(), 0, batch[:, column], out=part)
         return _numbered(batch)
 
@@ -442,7 +418,7 @@ class SampledBf16Step(Bf16Step):
         torch.mm(images, vectors.T, out=scores)
         first, fetched, mapped = size if predicted == 2 else 0, self.sources["entities"], images[:, :width].float()
         of_answers = fetched.parameter.detach()[first : first + size]
-        sample = Sample(negatives, log_counts.float().expand(len(negatives)).contiguous(), answers)
+        sample = (negatives, log_counts.float().expand(len(negatives)).contiguous(), answers)
         weights = target_weights(self.loss.entity_weights, answers, scale=1 / len(self.sides), dtype=torch.float32)
         to_answers = sampled_softmax_gradient_(scores, (mapped * of_answers).sum(-1), sample, weights, losses)
         self.side_stream.wait_stream(torch.cuda.current_stream())
@@ -472,8 +448,7 @@ class SampledBf16Step(Bf16Step):
 class ShardedBf16Step(Bf16Step):
     """`Bf16Step` on tables that are split by rows over processes, by the formulas of `ShardedTables`.
 
-    Heads and tails are fetched into a table of the batch, in which each has a row of its own. All shapes are fixed, so
-    that the step with its collectives can be one CUDA graph.
+    All shapes are fixed, so that the step with its collectives can be one CUDA graph.
     """
 
     def __init__(self, *arguments: Any, shard: Shard) -> None:
@@ -482,9 +457,8 @@ class ShardedBf16Step(Bf16Step):
         self.sources = {}
 
     def _rows(self, batch: Tensor) -> Tensor:
-        size = len(batch)
-        fetched = self._fetched(size).parameter[: 2 * size]
-        for column, part in zip((0, 2), fetched.view(2, size, -1), strict=True):
+        fetched = self._fetched(len(batch))
+        for column, part in zip((0, 2), fetched, strict=True):
             part.copy_(self.shard.own_rows(self._table(column).detach(), batch[:, column]))
         self.shard.all_reduce(fetched)
         return _numbered(batch)

@@ -1,6 +1,7 @@
 """What a run will need: an upper bound of its memory, checked before it starts, and an estimate of its time."""
 
 import math
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import BLOCK_ELEMENTS
 from dualkg.models.base import Model
-from dualkg.models.sharded import ShardedModel
+from dualkg.models.sharded import TABLES, ShardedModel
 from dualkg.regularizers import Regularizer
 from dualkg.training.engines import Engine
 from dualkg.training.fused import rows_at_once
@@ -72,12 +73,10 @@ def check_memory(
 
 def _processes_that_fit(need: Need, model: Model, batch_size: int, available: float) -> int | None:
     """The number of processes among which this run could be split, each with a device like this one."""
-    held = model.embedding
-    entities = sum(table.numel() for table in held.entity_tables)
-    share = entities / sum(table.numel() for table in held.parameters())
-    split = share * need.fixed + min(batch_size, need.at_once) * need.scores
+    held, here = model.embedding, model.shard.world_size if isinstance(model, ShardedModel) else 1
+    entities, whole = (sum(table.numel() for table in one) for one in (held.entity_tables, held.parameters()))
+    split = entities / whole * need.fixed + min(batch_size, need.at_once) * need.scores
     rest = need.of(batch_size) - split
-    here = model.shard.world_size if isinstance(model, ShardedModel) else 1
     return here * math.ceil(split / (available - rest)) if rest < 0.9 * available else None
 
 
@@ -89,9 +88,9 @@ def predict(
     size, (num_entities, width) = held.entities.element_size(), held.entities.shape
     batch_size, num_sides = min(recipe.training.batch_size, num_examples), 1 if model.reciprocal else 2
     tables = {name: table.numel() * size for name, table in held.named_parameters()}
+    entity_tables = sum(num_bytes for name, num_bytes in tables.items() if name in TABLES)
     keeps_two = recipe.validation.keep == "best" or recipe.optimizer.average_from < 1
     fixed: float = (OPTIMIZER_TABLES[recipe.optimizer.name] + keeps_two) * sum(tables.values())
-    entity_tables = sum(table.numel() * size for table in held.entity_tables)
     if recipe.optimizer.sums == "rows":
         fixed -= entity_tables - entity_tables / width
     rows = recipe.loss.rows_per_batch(model, batch_size) if engine.step in ("sparse", "kernels") else None
@@ -100,13 +99,13 @@ def predict(
         fixed += sum(tables.values())  # gradients
         fixed += (WHOLE_TABLES if regularizer.reads_whole_tables else LARGEST_TABLES) * max(tables.values())
     else:
-        others = [num_bytes for name, num_bytes in tables.items() if name not in ("entities", "tails")]
+        others = [num_bytes for name, num_bytes in tables.items() if name not in TABLES]
         fixed += sum(others) + LARGEST_TABLES * max(others) + SPARSE_COPIES * rows * width * size // lean
     reads_answers = recipe.loss.examples == "queries" or getattr(recipe.loss, "filtered", False)
     example = (MAPPED_BYTES + ANSWER_BYTES * reads_answers) * on_gpu if mapped else EXAMPLE_BYTES
     fixed += num_examples * example + RANKING_BYTES + (LIBRARY_BYTES if on_gpu else 0)
     if engine.precision == "bf16" and rows is None:  # a copy and a gradient, each half as large as the table
-        fixed += sum(tables[name] for name in ("entities", "tails") if name in tables)
+        fixed += entity_tables
     per_example = VECTORS * num_sides * width * size // lean
     core = held.num_shared_parameters(held.dim)
     if core and engine.step == "captured":
@@ -141,10 +140,7 @@ class Rates(NamedTuple):
 
 
 def step_seconds(rates: Rates, *, batch_size: int, candidates: int, rows: int, width: int, score_bytes: int) -> float:
-    """The time of a step without communication: 6·B·C·W operations of three products, and passes over memory.
-
-    B triples are scored against C candidates by vectors of W numbers, and U rows of float32 are updated.
-    """
+    """The time of a step without communication: operations of three products, and passes over memory."""
     operations = 6 * batch_size * candidates * width
     passes = SCORE_PASSES * batch_size * candidates * score_bytes + UPDATE_PASSES * 4 * rows * width
     return operations / rates.operations + passes / rates.bytes + SMALL_OPERATIONS / rates.calls
@@ -156,8 +152,7 @@ def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, 
     batch_size = max(1, min(batch_size, most // width, 4096))
     candidates = max(ALIGNED, most // max(width, batch_size) // ALIGNED * ALIGNED)
     images, table = (torch.rand(rows, width, device=device).to(dtype) for rows in (batch_size, candidates))
-    scores, numbers = images @ table.T, torch.zeros(most, device=device)
-    copy = torch.empty_like(numbers)
+    scores, (numbers, copy) = images @ table.T, torch.zeros(2, most, device=device)
     calls = (lambda: torch.mm(images, table.T, out=scores), lambda: copy.copy_(numbers), lambda: images[:1].add_(1))
     product, copied, called = (_seconds(call, device, rounds=rounds) for call in calls)
     return Rates(2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied, 1 / called)
@@ -168,13 +163,14 @@ def estimate_step(recipe: Recipe, model: ShardedModel, engine: Engine) -> float:
     held, shard, batch_size = model.embedding, model.shard, recipe.training.batch_size
     width, score = held.entities.shape[1], torch.bfloat16 if engine.precision == "bf16" else held.entities.dtype
     sides, sampled = 1 if model.reciprocal else 2, recipe.loss.rows_per_batch(model, batch_size)
-    rows = shard.size if sampled is None else math.ceil(sampled / shard.world_size)
-    negatives = getattr(recipe.loss, "num_negatives", 0)
-    candidates = sides * (shard.size if sampled is None else math.ceil(negatives / shard.world_size))
+    rows = candidates = shard.size
+    if sampled is not None:
+        negatives = getattr(recipe.loss, "num_negatives", 0)
+        rows, candidates = (math.ceil(num / shard.world_size) for num in (sampled, negatives))
     rates = measure_rates(model.device, score, batch_size=batch_size, width=width)
     if engine.step in ("captured", "kernels"):  # a CUDA graph, in which the host does not start each operation
         rates = rates._replace(calls=CAPTURED_CALLS * rates.calls)
-    sizes = {"batch_size": batch_size, "candidates": candidates, "rows": rows, "width": width}
+    sizes = {"batch_size": batch_size, "candidates": sides * candidates, "rows": rows, "width": width}
     seconds = step_seconds(rates, **sizes, score_bytes=score.itemsize)
     if shard.world_size == 1:
         return seconds
@@ -207,11 +203,8 @@ def available_memory(device: torch.device) -> float:
 
 
 def _free_on_machine(description: Path = Path("/proc/meminfo")) -> float:
-    if description.is_file():
-        for line in description.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * 1024
-    return math.inf
+    found = re.search(r"^MemAvailable:\s*(\d+)", description.read_text() if description.is_file() else "", re.MULTILINE)
+    return float(found[1]) * 1024 if found else math.inf
 
 
 def _free_in_group(folder: Path = Path("/sys/fs/cgroup")) -> float:

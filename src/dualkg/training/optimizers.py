@@ -80,10 +80,7 @@ def build_optimizer(
     one_pass: bool = False,
     captured: bool = False,
 ) -> AnyOptimizer:
-    """PyTorch's optimizer of that name, `captured` as Adam for a CUDA graph; with `one_pass`, the faster Adagrad.
-
-    With `sums = "rows"`, the `entity_tables` have one sum for a row.
-    """
+    """PyTorch's optimizer of that name, `captured` as Adam for a CUDA graph; with `one_pass`, the faster Adagrad."""
     tables, keywords = list(parameters), dict[str, Any](lr=choice.learning_rate)
     if choice.epsilon is not None:
         keywords["eps"] = choice.epsilon
@@ -121,10 +118,7 @@ def add_squares_(sums: Tensor, gradient: Tensor) -> Tensor:
 def step_rows(
     optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor, learning_rate: float
 ) -> None:
-    """Update some distinct rows of a table; `gradient` is `(num_rows, width)`. Other rows are neither read nor written.
-
-    The update is that of a dense gradient which is zero in all other rows.
-    """
+    """Update some distinct rows of a table by `(num_rows, width)`, as a dense gradient that is zero elsewhere would."""
     if not isinstance(optimizer, torch.optim.SGD):
         sums = optimizer.state[table]["sum"]
         seen = add_squares_(sums[rows], gradient)

@@ -1,12 +1,20 @@
-"""The reference step: autograd on loss plus regularizer, which faster steps are tested against."""
+"""The reference step: autograd on loss plus regularizer, which faster steps are tested against.
+
+It also trains tables that are split by rows over processes, whose number changes the order of some sums alone."""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
+from dualkg.errors import RequestError
 from dualkg.losses.base import BoundLoss
-from dualkg.models.base import Model
-from dualkg.regularizers import Regularizer
+from dualkg.losses.negative_sampling import BoundSampledLoss
+from dualkg.losses.sampled_softmax import BoundSampledSoftmax
+from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
+from dualkg.models.base import Factors, Model
+from dualkg.models.sharded import Shard, ShardedModel
+from dualkg.regularizers import Regularizer, UnweightedDURA
 from dualkg.training.optimizers import AnyOptimizer
 
 
@@ -29,9 +37,7 @@ class ReferenceStep:
         """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
         factors = self.model.factors(*batch.unbind(-1))
         loss = self.loss(self.model, factors)
-        if self.regularizer.weight:
-            loss = loss + self.regularizer(factors)
-        return loss
+        return loss + self.regularizer(factors) if self.regularizer.weight else loss
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""
@@ -61,3 +67,85 @@ class ReferenceStep:
             self.model.embedding.sparse_gradients = False
         objective.backward()  # type: ignore[no-untyped-call]
         return objective.detach()
+
+
+# -- on tables that are split over processes --------------------------------------------------------------------------
+
+
+def check_supported(regularizer: Regularizer) -> None:
+    """Refuse what cannot be trained on several processes."""
+    if regularizer.reads_whole_tables and type(regularizer) is not UnweightedDURA:
+        name = type(regularizer).__name__
+        raise RequestError(f"{name} reads whole tables, and each process has a part of them. Use DURA, or one process.")
+
+
+@dataclass(kw_only=True)
+class ShardedOneVsAll(BoundOneVsAll):
+    """1-vs-all of scores of which each process has the columns of its entities."""
+
+    shard: Shard
+
+    def _of_entities(self, scores: Tensor, answers: Tensor) -> Tensor:
+        losses = self.shard.log_normalizers(scores) - (1 - self.label_smoothing) * self.shard.at(scores, answers)
+        if self.label_smoothing:
+            losses = losses - self.label_smoothing * self.shard.sum_of_all(scores.sum(1)) / self.shard.num_entities
+        if self.entity_weights is None:
+            return losses.mean()
+        weights = self.entity_weights[answers]
+        return (weights * losses).sum() / weights.sum()
+
+
+@dataclass(kw_only=True)
+class ShardedKvsAll(BoundKvsAll):
+    """K-vs-all of scores of which each process has the columns of its entities."""
+
+    shard: Shard
+
+    def __call__(self, model: Model, f: Factors) -> Tensor:
+        scores = model.tail_scores(self.dropouts(f))
+        found = self.answers.of(f.heads, f.relations, capacity=self.max_answers)
+        counts = found.counts.to(scores.dtype)
+        weights = counts**self.count_exponent
+        normalizers = self.shard.log_normalizers(scores)
+        if self.label_smoothing:
+            mean = self.shard.sum_of_all(scores.sum(1)) / self.shard.num_entities
+            normalizers = normalizers - self.label_smoothing * mean
+        positions = self.shard.positions(found.entities)
+        here = found.valid & (positions >= 0)
+        shares = torch.where(here, (weights / counts)[found.queries], 0)
+        at_answers = scores.sum() * 0
+        if scores.shape[1]:
+            at_answers = (shares * scores[found.queries, positions.clamp(min=0)]).sum()
+        gained = (1 - self.label_smoothing) * self.shard.sum_of_all(at_answers)
+        return ((weights * normalizers).sum() - gained) / weights.sum()
+
+
+def sharded_loss(loss: BoundLoss, shard: Shard) -> BoundLoss:
+    """The same loss for a `ShardedModel`. Losses of sampled negatives need no change: each owner scores its own."""
+    if type(loss) is BoundOneVsAll:
+        return ShardedOneVsAll(**vars(loss), shard=shard)
+    if type(loss) is BoundKvsAll:
+        return ShardedKvsAll(**vars(loss), shard=shard)
+    if isinstance(loss, (BoundSampledLoss, BoundSampledSoftmax)):
+        return loss
+    raise RequestError(f"{type(loss).__name__} is a loss that cannot be trained on several processes.")
+
+
+@dataclass
+class ShardedReferenceStep(ReferenceStep):
+    """`ReferenceStep` of a `ShardedModel`: every process has the same objective, and the gradient of its own rows."""
+
+    def objective(self, batch: Tensor) -> Tensor:
+        assert isinstance(self.model, ShardedModel)
+        if not (self.regularizer.weight and self.regularizer.reads_whole_tables):
+            return super().objective(batch)
+        factors = self.model.factors(*batch.unbind(-1))
+        loss = self.loss(self.model, factors)
+        with self.model.local(factors) as here:
+            return loss + self.model.shard.sum_of_all(self.regularizer(here))
+
+    def gradients(self, batch: Tensor) -> Tensor:
+        assert isinstance(self.model, ShardedModel)
+        objective = super().gradients(batch)
+        self.model.add_local_gradients(bool(self.regularizer.weight) and self.regularizer.reads_whole_tables)
+        return objective

@@ -35,8 +35,7 @@ from dualkg.training import batches, checkpoint
 from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries, one_of_each_query, queries_on_disk
 from dualkg.training.callbacks import Callback, CallbackList, StopTraining
 from dualkg.training.checkpoint import Progress
-from dualkg.training.cuda_graphs import CudaGraphStep
-from dualkg.training.engines import Step, build_step, choose_engine
+from dualkg.training.engines import CudaGraphStep, Step, build_step, choose_engine
 from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,17 +19,13 @@ from dualkg.kernels.gpu.elementwise import RowGradients
 BLOCK = 512  # coordinates per program
 
 
-class Algebra(NamedTuple):
-    """The product and the conjugate of a diagonal model's coordinates, compiled."""
+Algebra = tuple[int, Any, Any]
 
-    num_numbers: int
-    times: Any
-    conjugate: Any
 
-    @staticmethod
-    @cache
-    def of(num_numbers: int, times: Callable[..., Any], conjugate: Callable[..., Any]) -> Algebra:
-        return Algebra(num_numbers, triton.jit(times), triton.jit(conjugate))
+@cache
+def compile_algebra(num_numbers: int, times: Callable[..., Any], conjugate: Callable[..., Any]) -> Algebra:
+    """The numbers of a diagonal model's coordinate, and their product and conjugate, compiled."""
+    return num_numbers, triton.jit(times), triton.jit(conjugate)
 
 
 @triton.jit
@@ -229,7 +225,7 @@ def map_rows_(
     output: Tensor, batch: Tensor, table: Tensor, relations: Tensor, *, algebra: Algebra, column: int
 ) -> None:
     """Write h R (column 0), or t Rᵀ (column 2), of a contiguous batch of triples into rows of `output`."""
-    dim = table.shape[1] // algebra.num_numbers
+    dim = table.shape[1] // algebra[0]
     _map[(len(batch), num_blocks(dim))](
         output, batch, table, relations, dim, output.stride(0), column, *algebra, BLOCK=BLOCK
     )
@@ -237,7 +233,7 @@ def map_rows_(
 
 def map_pairs_(output: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, algebra: Algebra) -> None:
     """Write h̄·t of a contiguous batch into rows of `output`: ⟨h r, t⟩ is ⟨r, h̄·t⟩."""
-    dim = heads.shape[1] // algebra.num_numbers
+    dim = heads.shape[1] // algebra[0]
     _pair[(len(batch), num_blocks(dim))](output, batch, heads, tails, dim, *algebra, BLOCK=BLOCK)
 
 
@@ -262,7 +258,7 @@ def add_gradients_(
     are the regularizer's, by attributes of `Factors`, and `penalties` `(batch · num_blocks,)` receives its terms.
     `query_rows` has the row of `upstream` for each triple, or −1 for a triple that was not scored.
     """
-    dim = heads.table.shape[1] // algebra.num_numbers
+    dim = heads.table.shape[1] // algebra[0]
     tables, rows, stamps = zip(heads, tails, relations, strict=True)
     inputs = (batch, *tables, upstream[0], upstream[-1], upstream[0] if pairs is None else pairs)
     outputs = (*rows, *stamps, now, penalties, batch if query_rows is None else query_rows)

@@ -292,10 +292,7 @@ def add_mapped_gradients_(
     penalties: Tensor,
     query_rows: Tensor | None = None,
 ) -> None:
-    """Write the gradients of mapped heads and tails, and add those of heads and tails to their rows.
-
-    `query_rows` has the row of `upstream` for each triple, or −1 for a triple that was not scored.
-    """
+    """Write the gradients of mapped heads and tails, and add those of heads and tails to their rows."""
     dim = heads.table.shape[1]
     tables, rows, stamps = zip(heads, tails, strict=True)
     inputs = (batch, *tables, *mapped, upstream[0], upstream[-1])

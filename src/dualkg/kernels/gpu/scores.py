@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -82,14 +80,6 @@ def softmax_gradient_(scores: Tensor, targets: Targets, num_columns: int, losses
         _softmax_gradient[(len(scores),)](*arrays, num_columns, stride, BLOCK=block, num_warps=warps)
 
 
-class Sample(NamedTuple):
-    """Negatives of a batch, the logarithms of their expected counts, `(num,)` each, and the answers `(batch,)`."""
-
-    entities: Tensor
-    log_counts: Tensor
-    answers: Tensor
-
-
 @triton.jit
 def _corrected(start, entities, log_counts, at, num_columns, answer):
     """Some scores of a row, corrected by the counts; −∞ for padding and where the sample has the answer."""
@@ -140,18 +130,19 @@ def _sampled_softmax_gradient(
 
 
 def sampled_softmax_gradient_(
-    scores: Tensor, of_answers: Tensor, sample: Sample, weights: Tensor, losses: Tensor
+    scores: Tensor, of_answers: Tensor, sample: tuple[Tensor, Tensor, Tensor], weights: Tensor, losses: Tensor
 ) -> Tensor:
     """Overwrite scores of a sample `(batch, padded num)` by the gradient of Σ weight · −log softmax of the answer.
 
-    The softmax is over the answer and those of the sample that are another entity, corrected by their counts; padding
-    becomes 0. `losses` `(batch,)` receives the loss of each. Returns the gradient of the scores of the answers.
+    The sample is negatives and the logarithms of their expected counts, by which scores are corrected, `(num,)` each,
+    and the answers `(batch,)`, which do not count as negatives. `losses` `(batch,)` receives the loss of each. Returns
+    the gradient of the scores of the answers.
     """
     to_answers = torch.empty_like(of_answers)
     if len(scores):
         block = min(triton.next_power_of_2(scores.stride(0)), SOFTMAX_BLOCK // 4)
-        arrays = (scores, of_answers, *sample, sample.answers.stride(0), weights, losses, to_answers)
-        sizes, warps = (len(sample.entities), scores.stride(0)), 8 if block >= 4096 else 4
+        arrays = (scores, of_answers, *sample, sample[2].stride(0), weights, losses, to_answers)
+        sizes, warps = (len(sample[0]), scores.stride(0)), 8 if block >= 4096 else 4
         _sampled_softmax_gradient[(len(scores),)](*arrays, *sizes, BLOCK=block, num_warps=warps)
     return to_answers
 
@@ -211,10 +202,7 @@ def _count_better_and_tied(
 
 
 def count_better_and_tied(scores: Tensor, known: Tensor, targets: RankTargets) -> Tensor:
-    """Counts `(num_targets, 2)` for `targets`: row, answer, and the start and end of the row's known answers.
-
-    −1 where a score of the row is NaN or infinite.
-    """
+    """`count_with_torch` in one kernel."""
     if scores.stride(1) != 1:
         scores = scores.contiguous()
     rows, answers, first, last = (values.contiguous() for values in targets)
