@@ -29,7 +29,7 @@ from dualkg.files import check_type, locked, read_json, sync, write_json
 from dualkg.losses.base import BoundLoss
 from dualkg.models.base import only_rows, skip_initialization
 from dualkg.models.sharded import TABLES, Shard, ShardedModel
-from dualkg.regularizers import Regularizer
+from dualkg.regularizers import Regularizer, UnweightedDURA
 from dualkg.training.api import choose_device, evaluate_held_out
 from dualkg.training.callbacks import Callback, TrainingInfo, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import Progress, all_finite, check_history, load_tensors, save_weight_shard
@@ -38,7 +38,7 @@ from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.memory import estimate_step, gib, predict
 from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.reference_step import ShardedReferenceStep, check_supported, sharded_loss
+from dualkg.training.reference_step import ShardedReferenceStep, sharded_loss
 from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, When, peak_mib
 
@@ -186,7 +186,9 @@ class DistributedTrainer(Trainer):
         **options: Any,
     ) -> None:
         self.group, self._agreed = group, False
-        check_supported(regularizer)
+        if regularizer.reads_whole_tables and type(regularizer) is not UnweightedDURA:
+            name, advice = type(regularizer).__name__, "Use DURA, or one process."
+            raise RequestError(f"{name} reads whole tables, and each process has a part of them. {advice}")
         super().__init__(model, graph, recipe, regularizer, **(options if group.first else {}))
 
     @classmethod
@@ -310,16 +312,11 @@ class DistributedTrainer(Trainer):
         return name in TABLES and len(shape) > 0
 
 
-@dataclass(frozen=True)
 class ShardedCheckpoint:
     """A folder with the last checkpoints, `pointer` naming the last that is complete."""
 
-    path: Path
-    group: Processes
-
-    @property
-    def pointer(self) -> Path:
-        return self.path / "latest.json"
+    def __init__(self, path: Path, group: Processes) -> None:
+        self.path, self.group, self.pointer = path, group, path / "latest.json"
 
     def about(self) -> dict[str, Any]:
         found: dict[str, Any] = read_json(self.pointer, dict[str, Any], checksum=True)

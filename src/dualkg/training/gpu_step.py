@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,7 +33,6 @@ def _padded(rows: int, width: int) -> tuple[int, int]:
     return -(-rows // TILE) * TILE, -(-width // ALIGNED) * ALIGNED
 
 
-@dataclass
 class Table:
     """A table, the sparse part of its gradient, and for each row the number of the step that last added to it.
 
@@ -42,19 +40,16 @@ class Table:
     padded, so that products are aligned.
     """
 
-    parameter: nn.Parameter
-    sums: Tensor
-    scored: bool
-
-    def __post_init__(self) -> None:
-        (rows, width), device = self.parameter.shape, self.parameter.device
+    def __init__(self, parameter: nn.Parameter, sums: Tensor, *, scored: bool) -> None:
+        self.parameter, self.sums = parameter, sums
+        (rows, width), device = parameter.shape, parameter.device
         self.rows = torch.zeros(rows, width, device=device)
         self.stamps = torch.zeros(rows, dtype=torch.int32, device=device)
         self.copy: Tensor | None = None
         self.product: Tensor | None = None
-        if self.scored:
+        if scored:
             self.copy, self.product = torch.zeros(2, *_padded(rows, width), dtype=torch.bfloat16, device=device)
-            self.copy[:rows, :width] = self.parameter.detach()
+            self.copy[:rows, :width] = parameter.detach()
         self.scores, self.images, self.weighted = Workspace(), Workspace(), Workspace()
 
     @property
@@ -250,7 +245,7 @@ class Bf16Step:
     def _tables(self) -> dict[str, Table]:
         scored = {id(self._table(predicted)) for _, predicted in self.sides}
         return {
-            name: Table(table, self.optimizer.state[table]["sum"], id(table) in scored)
+            name: Table(table, self.optimizer.state[table]["sum"], scored=id(table) in scored)
             for name, table in self.model.named_parameters()
             if name in ("entities", "tails")
         }

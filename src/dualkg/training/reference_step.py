@@ -10,11 +10,10 @@ from torch import Tensor
 from dualkg.errors import RequestError
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.negative_sampling import BoundSampledLoss
-from dualkg.losses.sampled_softmax import BoundSampledSoftmax
-from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll
+from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll, BoundSampledSoftmax
 from dualkg.models.base import Factors, Model
 from dualkg.models.sharded import Shard, ShardedModel
-from dualkg.regularizers import Regularizer, UnweightedDURA
+from dualkg.regularizers import Regularizer
 from dualkg.training.optimizers import AnyOptimizer
 
 
@@ -70,13 +69,6 @@ class ReferenceStep:
 
 
 # -- on tables that are split over processes --------------------------------------------------------------------------
-
-
-def check_supported(regularizer: Regularizer) -> None:
-    """Refuse what cannot be trained on several processes."""
-    if regularizer.reads_whole_tables and type(regularizer) is not UnweightedDURA:
-        name = type(regularizer).__name__
-        raise RequestError(f"{name} reads whole tables, and each process has a part of them. Use DURA, or one process.")
 
 
 @dataclass(kw_only=True)
