@@ -88,15 +88,12 @@ def complete(
 
 def open_run(run: Run | str | Path, *, device: str | torch.device | None = None, trust_code: bool = False) -> Run:
     """A run as it is, on another device if one is given; or loaded from its folder, on a GPU if available."""
-    if isinstance(run, Run):
-        if device is not None:
-            run.model.to(choose_device(device))
-        return run
-    if not isinstance(run, (str, Path)):
+    if not isinstance(run, (Run, str, Path)):
         kind = type(run).__name__
         raise RequestError(
             f"A run or the folder of one was expected, such as 'runs/world'; got an object of type {kind}."
         )
-    loaded = load_run(run, trust_code=trust_code)
-    loaded.model.to(choose_device(device))
-    return loaded
+    opened = run if isinstance(run, Run) else load_run(run, trust_code=trust_code)
+    if opened is not run or device is not None:
+        opened.model.to(choose_device(device))
+    return opened

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, occur, with_reciprocals
-from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, Triples, distinct_triples
+from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, distinct_triples
 from dualkg.errors import LockedError, RequestError
 from dualkg.files import locked, read_json, write_json
 from dualkg.inference.prediction_sets import PredictionSets
@@ -143,25 +143,19 @@ class Candidates:
 def sample_candidates(model: Model, graph: Graph, split: Split, *, seed: int = 0) -> Candidates:
     """Draw candidates for the queries of a split in both directions: all true ones, and false ones by their rank."""
     model.check_shape(graph.shape)
-    known, num_relations = KnownAnswers.of(graph), graph.shape.num_relations
-    true = with_reciprocals(_triples_only_in(graph, split), num_relations).astype(np.int64)
-    false, weights = _sample_false(model, true, known, np.random.default_rng(seed))
-    triples = np.concatenate([true, false])
-    backward = triples[:, 1] >= num_relations
-    triples[backward] = triples[backward][:, [2, 1, 0]] - [0, num_relations, 0]
-    return Candidates(triples, np.arange(len(triples)) < len(true), np.concatenate([np.ones(len(true)), weights]))
-
-
-def _triples_only_in(graph: Graph, split: Split) -> Triples:
-    """The distinct triples of a split that no other split contains."""
-    distinct = distinct_triples(graph.split(split), graph.shape)
+    distinct, num_relations = distinct_triples(graph.split(split), graph.shape), graph.shape.num_relations
     only = distinct[~occur(distinct, (graph.split(name) for name in SPLITS if name != split), graph.shape)]
     if not len(only):
         raise RequestError(
             f"Calibration needs held-out triples, and {graph.name} has no {split} triples that are not in another "
             f"split too. Split the graph so that {split} has some."
         )
-    return only
+    true = with_reciprocals(only, num_relations).astype(np.int64)
+    false, weights = _sample_false(model, true, KnownAnswers.of(graph), np.random.default_rng(seed))
+    triples = np.concatenate([true, false])
+    backward = triples[:, 1] >= num_relations
+    triples[backward] = triples[backward][:, [2, 1, 0]] - [0, num_relations, 0]
+    return Candidates(triples, np.arange(len(triples)) < len(true), np.concatenate([np.ones(len(true)), weights]))
 
 
 def _sample_false(model: Model, true: Ids, known: KnownAnswers, random: np.random.Generator) -> tuple[Ids, Floats]:
@@ -171,14 +165,16 @@ def _sample_false(model: Model, true: Ids, known: KnownAnswers, random: np.rando
     entities, relations = np.divmod(keys, 2 * known.shape.num_relations)
     first, last = known.on(torch.device("cpu")).ranges(torch.from_numpy(keys))
     num_false = num_entities - (last - first).numpy()
-    bands = _rank_bands(num_entities)
+    bands = [NUM_BEST]  # the first ranks of the bands below the best, and the end of the last band
+    while bands[-1] * BAND_FACTOR < num_entities:
+        bands.append(bands[-1] * BAND_FACTOR)
+    bands.append(num_entities)
     per_query = num_entities * (NUM_BEST + DRAWS_PER_BAND * (len(bands) - 1))
     chosen = _balanced(relations, min(NUM_QUERIES, max(MIN_QUERIES, MAX_SCORES // per_query)), random)
-    entities_chosen, relations_chosen = entities[chosen], relations[chosen]
     drawn, parts = [], []
-    for block, scores in score_blocks(model, entities_chosen, relations_chosen):
+    for block, scores in score_blocks(model, entities[chosen], relations[chosen]):
         check_finite(scores)
-        given, queried = entities_chosen[block], relations_chosen[block]
+        given, queried = entities[chosen[block]], relations[chosen[block]]
         places = tuple(torch.from_numpy(ids).to(model.device) for ids in known(given, queried))
         ranked = scores.index_put(places, scores.new_tensor(-torch.inf)).argsort(dim=1, descending=True)
         ranks, represented = _draw_ranks(num_false[chosen[block]], bands, random)
@@ -202,14 +198,6 @@ def _balanced(relations: Ids, limit: int, random: np.random.Generator) -> Ids:
     within = np.arange(len(relations)) - (np.cumsum(counts) - counts)[relations[order]]
     each = np.searchsorted(np.cumsum(np.bincount(within)), limit, side="right")
     return np.sort(order[within < max(1, each)])
-
-
-def _rank_bands(num_entities: int) -> list[int]:
-    """The first ranks of the bands below the best, and the end of the last band."""
-    starts = [NUM_BEST]
-    while starts[-1] * BAND_FACTOR < num_entities:
-        starts.append(starts[-1] * BAND_FACTOR)
-    return [*starts, num_entities]
 
 
 def _draw_ranks(num_false: Ids, bands: list[int], random: np.random.Generator) -> tuple[Ids, Floats]:
@@ -303,22 +291,18 @@ def fit_line(
     log_probability: Floats, patterns: Ids, true: Flags, weights: Floats, *, centre: Floats, covariance: Floats
 ) -> Floats:
     """The most probable slope and offsets, `(1 + NUM_PATTERNS,)`, under a Gaussian prior."""
-    precision = np.linalg.inv(covariance).astype(np.float64)
-    line = _newton(log_probability, patterns, true, weights, centre, precision)
+    design = np.concatenate([log_probability[:, None], np.eye(NUM_PATTERNS)[patterns]], axis=1)
+    line = _newton(design, true, weights, centre, np.linalg.inv(covariance).astype(np.float64))
     if line[0] < MIN_SLOPE:  # fit the offsets alone
         fixed, precision = centre.copy(), np.zeros_like(covariance)
         fixed[0], precision[0, 0] = MIN_SLOPE, 1e12
         precision[1:, 1:] = np.linalg.inv(covariance[1:, 1:])
-        line = _newton(log_probability, patterns, true, weights, fixed, precision)
+        line = _newton(design, true, weights, fixed, precision)
         line[0] = MIN_SLOPE
     return line
 
 
-def _newton(
-    log_probability: Floats, patterns: Ids, true: Flags, weights: Floats, centre: Floats, precision: Floats
-) -> Floats:
-    design = np.concatenate([log_probability[:, None], np.eye(NUM_PATTERNS)[patterns]], axis=1)
-
+def _newton(design: Floats, true: Flags, weights: Floats, centre: Floats, precision: Floats) -> Floats:
     def loss(line: Floats) -> float:
         logits, away = design @ line, line - centre
         return float((weights * (np.logaddexp(0, logits) - true * logits)).sum() + away @ precision @ away / 2)

@@ -5,22 +5,17 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from dualkg.data.archives import one_source
 from dualkg.data.encoding import read_triples
 from dualkg.data.filters import occur
 from dualkg.data.graph import SPLITS, Graph, Split
 from dualkg.errors import DataError, RequestError
-from dualkg.inference.calibration import MIN_TRIPLES
+from dualkg.inference.calibration import MIN_TRIPLES, Flags
 from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
-Flags = npt.NDArray[np.bool_]
 MAX_DRAWS = 20  # of an entity from the domain or range of a relation, and as many again of any entity
-
-
-# -- negatives --------------------------------------------------------------------------------------------------
 
 
 def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
@@ -77,10 +72,8 @@ def read_negatives(path: str | Path, graph: Graph, *, max_size: int | str | None
     """Read negative triples by the names of a graph, in any format of triples."""
     read = read_triples({"negatives": one_source(path, max_size=max_size)})
     try:
-        entities, relations = (
-            np.array(vocabulary.ids(names.to_pylist()), dtype=np.int64)
-            for vocabulary, names in ((graph.entities, read.entities), (graph.relations, read.relations))
-        )
+        entities = np.array(graph.entities.ids(read.entities.to_pylist()), dtype=np.int64)
+        relations = np.array(graph.relations.ids(read.relations.to_pylist()), dtype=np.int64)
     except RequestError as error:
         raise DataError(f"{path} does not fit the graph {graph.name}: {error}") from None
     heads, links, tails = read.triples["negatives"].T
@@ -97,9 +90,6 @@ def matching_valid_file(path: str | Path, split: str) -> Path | None:
     path = Path(path)
     other = path.with_name(path.name.replace(split, "valid"))
     return other if other != path and other.is_file() else None
-
-
-# -- evaluation -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,11 +149,8 @@ def evaluate_classification(
     for name in ("valid", split):
         if not len(graph.split(name)):
             raise RequestError(f"Triple classification needs {name} triples, and {graph.name} has none.")
-    triples, true = _with_negatives(graph, "valid", valid_negatives, seed)
-    log_probability = triple_log_probabilities(model, triples).double().cpu().numpy()
-    thresholds, shared = choose_thresholds(log_probability, true, triples[:, 1])
-    triples, true = _with_negatives(graph, split, negatives, seed + 1)
-    log_probability, relations = triple_log_probabilities(model, triples).double().cpu().numpy(), triples[:, 1]
+    thresholds, shared = choose_thresholds(*_with_negatives(model, graph, "valid", valid_negatives, seed))
+    log_probability, true, relations = _with_negatives(model, graph, split, negatives, seed + 1)
     limits = np.array([thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)])
     predicted = log_probability >= limits[relations]
     return ClassificationReport(
@@ -181,8 +168,10 @@ def evaluate_classification(
     )
 
 
-def _with_negatives(graph: Graph, split: Split, negatives: Ids | None, seed: int) -> tuple[Ids, Flags]:
-    """The triples of a split followed by negatives, and which are true; negatives that the graph has are refused."""
+def _with_negatives(
+    model: Model, graph: Graph, split: Split, negatives: Ids | None, seed: int
+) -> tuple[Floats, Flags, Ids]:
+    """Log-probabilities of the triples of a split and of negatives, which are true, and their relations."""
     true = graph.split(split).astype(np.int64)
     if negatives is None:
         negatives = corrupt_triples(graph, true, seed=seed)
@@ -194,7 +183,8 @@ def _with_negatives(graph: Graph, split: Split, negatives: Ids | None, seed: int
             f"{_named(graph, known[0])}. Remove them."
         )
     triples = np.concatenate([true, negatives])
-    return triples, np.arange(len(triples)) < len(true)
+    log_probability = triple_log_probabilities(model, triples).double().cpu().numpy()
+    return log_probability, np.arange(len(triples)) < len(true), triples[:, 1]
 
 
 def choose_thresholds(log_probability: Floats, true: Flags, relations: Ids) -> tuple[dict[int, float], float]:

@@ -43,19 +43,15 @@ class DecisionStore:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._stamp: tuple[int, int, int] | None = None
-        self._decisions: dict[Triple, Decision] = {}
 
     def load(self) -> dict[Triple, Decision]:
-        """Return all decisions by triple; the file is read again if it has changed."""
-        stamp = self._file_stamp()
-        if stamp != self._stamp:
-            try:
-                self._decisions = {one.triple: one for one in self._read()} if stamp else {}
-            except OSError as error:
-                raise RequestError(f"{self.path} cannot be read: {error.strerror}.") from None
-            self._stamp = stamp
-        return dict(self._decisions)
+        """Return all decisions by triple."""
+        try:
+            return {one.triple: one for one in self._read()}
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise RequestError(f"{self.path} cannot be read: {error.strerror}.") from None
 
     def update(self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()) -> dict[Triple, Decision]:
         """Remove and add decisions, replacing earlier ones on the same triple; return all."""
@@ -72,15 +68,7 @@ class DecisionStore:
                 write_text(self.path, "".join(lines))
             except OSError as error:
                 raise DualkgError(f"{self.path} cannot be written: {error.strerror}. Nothing was stored.") from None
-            self._decisions, self._stamp = decisions, self._file_stamp()
-        return dict(decisions)
-
-    def _file_stamp(self) -> tuple[int, int, int] | None:
-        try:
-            found = self.path.stat()
-        except FileNotFoundError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return decisions
 
     def _read(self) -> Iterator[Decision]:
         for number, line in enumerate(self.path.read_bytes().split(b"\n"), 1):

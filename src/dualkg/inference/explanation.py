@@ -15,16 +15,13 @@ from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Triples
 from dualkg.errors import RequestError
-from dualkg.inference.inductive import EmbeddingProblem, FrozenContext
+from dualkg.inference.inductive import SIDES, EmbeddingProblem, FrozenContext
 from dualkg.models.base import Side
 
 Ids = tuple[int, int, int]
 Floats = npt.NDArray[np.float64]
 MAX_STEPS = 200  # of conjugate gradients
 TOLERANCE = 1e-5
-
-
-# -- influence --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +43,7 @@ def influence(triple: Ids, context: FrozenContext) -> Influence:
     train = context.graph.train
     ends = train[:, [0, 2]]
     rows = np.flatnonzero(((ends == head) | (ends == tail)).any(1))
-    by_head, by_tail = np.zeros(len(rows)), np.zeros(len(rows))
+    by_head, by_tail = np.zeros((2, len(rows)))
     # If head and tail are the same entity, they have one row of the table and one problem.
     for entity, found in ((head, by_head), (tail, by_tail))[: 1 if head == tail else 2]:
         its = (ends[rows] == entity).any(1)
@@ -106,9 +103,6 @@ def conjugate_gradients(product: Callable[[Tensor], Tensor], target: Tensor) -> 
     return solution
 
 
-# -- explanations -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NamedTriple:
     """A triple by name, and as text with labels."""
@@ -120,10 +114,9 @@ class NamedTriple:
 
     @classmethod
     def of(cls, triple: Sequence[int], graph: Graph) -> Self:
-        head, relation, tail = triple
-        parts = ((graph.entities, head), (graph.relations, relation), (graph.entities, tail))
+        parts = list(zip((graph.entities, graph.relations, graph.entities), triple, strict=True))
         text = ", ".join(vocabulary.text(id) for vocabulary, id in parts)
-        return cls(graph.entities[head], graph.relations[relation], graph.entities[tail], f"({text})")
+        return cls(*(vocabulary[id] for vocabulary, id in parts), text=f"({text})")
 
 
 @dataclass(frozen=True)
@@ -184,27 +177,21 @@ def explain(context: FrozenContext, triple: Sequence[str | int], *, k: int = 5) 
         raise RequestError(f"k must be at least 1; got {k}.")
     graph, model, (head, relation, tail) = context.graph, context.model, triple
     ids = graph.entities.id(head), graph.relations.id(relation), graph.entities.id(tail)
-    with torch.no_grad():
-        score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)))
-    return Explanation(
-        NamedTriple.of(ids, graph),
-        score,
-        next((name for name in SPLITS if (graph.split(name) == np.array(ids)).all(1).any()), None),
-        supporting_triples(ids, context, k=k),
-        similar_entities(ids, context, k=k),
-    )
+    score = float(model.score(*(torch.tensor([id], device=model.device) for id in ids)).detach())
+    split = next((name for name in SPLITS if (graph.split(name) == np.array(ids)).all(1).any()), None)
+    supporting, similar = supporting_triples(ids, context, k=k), similar_entities(ids, context, k=k)
+    return Explanation(NamedTriple.of(ids, graph), score, split, supporting, similar)
 
 
 def supporting_triples(triple: Ids, context: FrozenContext, *, k: int) -> tuple[SupportingTriple, ...]:
     """The training triples without which the score would drop most."""
     found, graph = influence(triple, context), context.graph
+    drops = found.score_drops
+    best = [place for place in np.argsort(-drops, kind="stable")[:k].tolist() if drops[place] > 0]
     supporting = []
-    for place in np.argsort(-found.score_drops, kind="stable")[:k].tolist():
-        if found.score_drops[place] > 0:
-            known = graph.train[found.rows[place]].tolist()
-            drop, by_head, by_tail = (float(of[place]) for of in (found.score_drops, found.by_head, found.by_tail))
-            same = known == list(triple)
-            supporting.append(SupportingTriple(NamedTriple.of(known, graph), drop, by_head, by_tail, same))
+    for place, known in zip(best, graph.train[found.rows[best]].tolist(), strict=True):
+        parts = (float(of[place]) for of in (drops, found.by_head, found.by_tail))
+        supporting.append(SupportingTriple(NamedTriple.of(known, graph), *parts, same_triple=known == list(triple)))
     return tuple(supporting)
 
 
@@ -213,11 +200,10 @@ def similar_entities(triple: Ids, context: FrozenContext, *, k: int) -> tuple[Si
     """The most similar entities among those that train has in place of the head or of the tail."""
     graph, unit = context.graph, torch.nn.functional.normalize(context.model.entity_vectors(), dim=-1)
     same = graph.train == np.array(triple)
-    sides: tuple[tuple[Side, int], ...] = (("head", 0), ("tail", 2))
     found: list[SimilarEntity] = []
-    for side, column in sides:
-        entity, other_end = triple[column], 2 - column
-        triples = np.unique(graph.train[~same[:, column] & same[:, 1] & same[:, other_end]], axis=0)
+    for column in (0, 2):
+        entity, side = triple[column], SIDES[column // 2]
+        triples = np.unique(graph.train[~same[:, column] & same[:, 1] & same[:, 2 - column]], axis=0)
         others = torch.from_numpy(triples[:, column]).long().to(unit.device)
         best = (unit[others] @ unit[entity]).topk(min(k, len(others)))
         for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):

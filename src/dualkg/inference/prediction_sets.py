@@ -50,14 +50,12 @@ class PredictionSets:
                 f"Split the graph so that valid has some."
             )
         known, triples = KnownAnswers.of(graph), graph.valid.astype(np.int64)
-        rows = []
-        for side in SIDES:
-            blocks = filtered_log_probabilities(model, triples, side, known)
-            found = [scores.gather(1, answers[:, None])[:, 0].cpu().numpy() for _, scores, answers in blocks]
-            rows.append(-np.concatenate(found).astype(np.float64))
+        nonconformity = np.empty((2, len(triples)))
+        for row, side in zip(nonconformity, SIDES, strict=True):
+            for block, scores, answers in filtered_log_probabilities(model, triples, side, known):
+                row[block] = -scores.gather(1, answers[:, None])[:, 0].cpu().numpy()
         # Rounded up, so that saving excludes no answer.
-        nonconformity = np.ceil(np.stack(rows) * 10**DIGITS) / 10**DIGITS
-        return cls(nonconformity, triples[:, 1], graph.shape.num_relations)
+        return cls(np.ceil(nonconformity * 10**DIGITS) / 10**DIGITS, triples[:, 1], graph.shape.num_relations)
 
     @cached_property
     def _counts(self) -> Ids:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, overload
 
@@ -16,7 +16,7 @@ from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import SPLITS, Graph
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import Calibration, DomainRange, PriorCorrection, calibration_for
+from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
 from dualkg.inference.explanation import Explanation, explain
 from dualkg.inference.extension import NamedTriple, add_entity
 from dualkg.inference.index import ModelIndex, QueryBatch, best_of
@@ -35,7 +35,7 @@ from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
 
 Name = str | int
-Names = list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]
+Given = Name | list[str] | list[int] | list[Name] | tuple[Name, ...] | npt.NDArray[Any]  # of one query, or of a batch
 Known = Literal["mark", "omit"]
 QueryType = Literal["tails", "heads", "relations", "triple", "similar"]
 QUERY_TYPES: tuple[QueryType, ...] = ("tails", "heads", "relations", "triple", "similar")
@@ -90,6 +90,7 @@ class Fact:
     log_probability: float | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Predictor:
     """Predicts the missing part of triples with a trained model, one query at a time or in batches.
 
@@ -99,53 +100,40 @@ class Predictor:
     rounding.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        graph: Graph,
-        *,
-        recipe: Recipe | None = None,
-        calibration: Calibration | None = None,
-        prediction_sets: PredictionSets | None = None,
-        index: ModelIndex | None = None,
-        cache: bool = False,
-    ) -> None:
-        model.check_shape(graph.shape)
-        if index is not None:
-            index.check_model(model)
-        self.model = model.eval()
-        self.graph = graph
-        self.recipe = recipe  # defines the training loss that inductive entities and explanations need
-        self.calibration = calibration
-        self.index = index
-        self.prediction_sets = prediction_sets
-        self._cache = cache
-        self._log_probabilities = CachedLogProbabilities(model) if cache else partial(triple_log_probabilities, model)
+    model: Model
+    graph: Graph
+    _: KW_ONLY
+    recipe: Recipe | None = None  # defines the training loss that inductive entities and explanations need
+    calibration: Calibration | None = None
+    prediction_sets: PredictionSets | None = None
+    index: ModelIndex | None = None
+    cache: bool = False
+
+    def __post_init__(self) -> None:
+        self.model.check_shape(self.graph.shape)
+        if self.index is not None:
+            self.index.check_model(self.model)
+        model = self.model.eval()
+        self._log_probabilities = (
+            CachedLogProbabilities(model) if self.cache else partial(triple_log_probabilities, model)
+        )
 
     @classmethod
     def of(
         cls, run: Run, *, calibrated: bool = False, index: ModelIndex | None = None, cache: bool = False
     ) -> Predictor:
         """The predictor of a run, with its calibration if the folder has one; `calibrated` fits a missing one."""
-        has_calibration = run.folder is not None and RunFolder(run.folder).calibration.exists()
-        saved = calibration_for(run) if calibrated or has_calibration else None
-        return cls(
-            run.model,
-            run.graph,
-            recipe=run.recipe,
-            calibration=saved.calibration if saved else None,
-            prediction_sets=saved.prediction_sets if saved else None,
-            index=index,
-            cache=cache,
-        )
+        predictor = cls(run.model, run.graph, recipe=run.recipe, index=index, cache=cache)
+        if calibrated or (run.folder is not None and RunFolder(run.folder).calibration.exists()):
+            saved = calibration_for(run)
+            predictor.calibration, predictor.prediction_sets = saved.calibration, saved.prediction_sets
+        return predictor
 
     @overload
     def tails(self, head: Name, relation: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]: ...  # type: ignore[overload-overlap]
     @overload
-    def tails(
-        self, head: Name | Names, relation: Name | Names, *, k: int = 10, known: Known = "mark"
-    ) -> list[list[Prediction]]: ...
-    def tails(self, head: Name | Names, relation: Name | Names, *, k: int = 10, known: Known = "mark") -> Any:
+    def tails(self, head: Given, relation: Given, *, k: int = 10, known: Known = "mark") -> list[list[Prediction]]: ...
+    def tails(self, head: Given, relation: Given, *, k: int = 10, known: Known = "mark") -> Any:
         """Predict the tail of (head, relation, ?), best first.
 
         Lists of the same length are a batch of queries, with a list of predictions for each; a single name is repeated.
@@ -155,26 +143,23 @@ class Predictor:
     @overload
     def heads(self, relation: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]: ...  # type: ignore[overload-overlap]
     @overload
-    def heads(
-        self, relation: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark"
-    ) -> list[list[Prediction]]: ...
-    def heads(self, relation: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark") -> Any:
+    def heads(self, relation: Given, tail: Given, *, k: int = 10, known: Known = "mark") -> list[list[Prediction]]: ...
+    def heads(self, relation: Given, tail: Given, *, k: int = 10, known: Known = "mark") -> Any:
         """Predict the head of (?, relation, tail), best first; of lists as `tails`."""
         return self._one_or_batch("heads", {"relations": relation, "tails": tail}, k, known)
 
     @overload
     def relations(self, head: Name, tail: Name, *, k: int = 10, known: Known = "mark") -> list[Prediction]: ...  # type: ignore[overload-overlap]
     @overload
-    def relations(
-        self, head: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark"
-    ) -> list[list[Prediction]]: ...
-    def relations(self, head: Name | Names, tail: Name | Names, *, k: int = 10, known: Known = "mark") -> Any:
+    def relations(self, head: Given, tail: Given, *, k: int = 10, known: Known = "mark") -> list[list[Prediction]]: ...
+    def relations(self, head: Given, tail: Given, *, k: int = 10, known: Known = "mark") -> Any:
         """Predict the relation of (head, ?, tail) among the relations of the graph, best first; of lists as `tails`."""
         return self._one_or_batch("relations", {"heads": head, "tails": tail}, k, known)
 
     def triple(self, head: Name, relation: Name, tail: Name) -> Prediction:
         """Return one triple as a prediction of its tail."""
-        return self._one("triple", (self._entity(head), self._relation(relation), self._entity(tail)))[0]
+        entities, relations = self.graph.entities, self.graph.relations
+        return self.predict("triple", [Query((entities.id(head), relations.id(relation), entities.id(tail)))])[0][0]
 
     def score(self, head: Name, relation: Name, tail: Name) -> float:
         """Return the score of one triple."""
@@ -182,7 +167,7 @@ class Predictor:
 
     def similar(self, entity: Name, *, k: int = 10) -> list[Prediction]:
         """Return the entities with the most similar embeddings; the score is the cosine."""
-        return self._one("similar", (self._entity(entity),), k)
+        return self.predict("similar", [Query((self.graph.entities.id(entity),), k)])[0]
 
     @torch.no_grad()
     def predict(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
@@ -210,16 +195,12 @@ class Predictor:
             raise RequestError(
                 "A prediction set needs a relation and exactly one of head and tail; set the other to None."
             )
-        r, names = self._relation(relation), self.graph.entities
-        given = self._entity(tail if head is None else head)  # type: ignore[arg-type]
-        if self.prediction_sets is None:
-            self.prediction_sets = PredictionSets.fit(self.model, self.graph)
+        r = self.graph.relations.id(relation)
+        given = self.graph.entities.id(tail if head is None else head)  # type: ignore[arg-type]
         side: Side = "head" if head is None else "tail"
+        self.prediction_sets = self.prediction_sets or PredictionSets.fit(self.model, self.graph)
         found = self.prediction_sets.of(self.model, self.all_known, given, r, side=side, coverage=coverage)
-        predictions = [
-            Prediction(names[id], names.label(id), id, score)
-            for id, score in zip(found.entities.tolist(), found.scores.tolist(), strict=True)
-        ]
+        predictions = _predictions(self.graph.entities, found.entities.tolist(), found.scores.tolist(), {})
         if side == "head":
             return self._with_probabilities("heads", [(r, given)], [predictions])[0]
         return self._with_probabilities("tails", [(given, r)], [predictions])[0]
@@ -230,14 +211,7 @@ class Predictor:
         It has the same calibration and prediction sets, and no index.
         """
         found = add_entity(self._context, name, triples)
-        return Predictor(
-            found.model,
-            found.graph,
-            recipe=self.recipe,
-            calibration=self.calibration,
-            prediction_sets=self.prediction_sets,
-            cache=self._cache,
-        )
+        return replace(self, model=found.model, graph=found.graph, index=None)
 
     def explain(self, head: Name, relation: Name, tail: Name, *, k: int = 5) -> Explanation:
         """Return the training triples that most support the score of a triple, and similar entities with the same."""
@@ -260,10 +234,10 @@ class Predictor:
 
     def known_relations(self, head: int, tail: int) -> dict[int, str]:
         """The known relations between two entities and the first split that contains each."""
-        found: dict[int, str] = {}
-        for split, (pairs, relations) in self._relations_by_pair.items():
-            first, last = np.searchsorted(pairs, head * self.graph.shape.num_entities + tail + np.arange(2))
-            found |= {relation: split for relation in relations[first:last].tolist() if relation not in found}
+        relations, found = np.arange(self.graph.shape.num_relations), dict[int, str]()
+        for split, known in self._known_by_split.items():
+            rows, tails = known(np.full_like(relations, head), relations)
+            found = dict.fromkeys(rows[tails == tail].tolist(), split) | found
         return found
 
     def warm_up(self) -> None:
@@ -272,39 +246,28 @@ class Predictor:
 
     # -- batches ------------------------------------------------------------------------------------------------
 
-    def _one(self, kind: QueryType, given: tuple[int, ...], k: int = 10, known: Known = "mark") -> list[Prediction]:
-        return self.predict(kind, [Query(given, k, known)])[0]
-
-    def _one_or_batch(self, kind: QueryType, given: dict[str, Name | Names], k: int, known: Known) -> Any:
+    def _one_or_batch(self, kind: QueryType, given: dict[str, Given], k: int, known: Known) -> Any:
         """The predictions for one query, or a list of them for each query of a batch."""
-        find = [self._relation if part == "relations" else self._entity for part in given]
         lists = {
             part: list(value)
             for part, value in given.items()
             if isinstance(value, Iterable) and not isinstance(value, (str, bytes))
         }
-        if not lists:
-            ids = [look_up(value) for look_up, value in zip(find, given.values(), strict=True)]  # type: ignore[arg-type]
-            return self._one(kind, tuple(ids), k, known)
         if len({len(values) for values in lists.values()}) > 1:
             counts = " and ".join(f"{len(values):,} {part}" for part, values in lists.items())
             raise RequestError(f"The lists of a batch should have the same length; got {counts}.")
-        size = len(next(iter(lists.values())))
+        size = len(next(iter(lists.values()), [None]))
         columns = [lists.get(part, [value] * size) for part, value in given.items()]
+        vocabularies = [self.graph.relations if part == "relations" else self.graph.entities for part in given]
         queries = []
         for number, names in enumerate(zip(*columns, strict=True)):
             try:
-                ids = [look_up(name) for look_up, name in zip(find, names, strict=True)]
+                ids = [vocabulary.id(name) for vocabulary, name in zip(vocabularies, names, strict=True)]
             except RequestError as error:
-                raise RequestError(f"Query {number} of the batch: {error}") from None
+                raise RequestError(f"Query {number} of the batch: {error}" if lists else str(error)) from None
             queries.append(Query(tuple(ids), k, known))
-        return self.predict(kind, queries)
-
-    def _entity(self, name: Name) -> int:
-        return self.graph.entities.id(name)
-
-    def _relation(self, name: Name) -> int:
-        return self.graph.relations.id(name)
+        found = self.predict(kind, queries)
+        return found if lists else found[0]
 
     def _predict_block(self, kind: QueryType, queries: Sequence[Query]) -> list[list[Prediction]]:
         given = [query.given for query in queries]
@@ -316,7 +279,9 @@ class Predictor:
                 cosines = self._unit_vectors[tensors[0]] @ self._unit_vectors.T
                 return _top(cosines, self.graph.entities, itself, [replace(query, known="omit") for query in queries])
             case "triple":
-                found = self._triples(columns, self.model.score(*tensors).tolist())
+                known = self._known_answers(columns[0], columns[1])
+                rows = zip(columns[2].tolist(), self.model.score(*tensors).tolist(), known, strict=True)
+                found = [_predictions(self.graph.entities, [id], [score], splits) for id, score, splits in rows]
             case "relations":
                 scores = self.model.score_relations(*tensors)[:, : self.graph.shape.num_relations]
                 found = _top(scores, self.graph.relations, [self.known_relations(*one) for one in given], queries)
@@ -326,60 +291,42 @@ class Predictor:
                 found = self._entities(columns[1], columns[0] + self.graph.shape.num_relations, queries)
         return self._with_probabilities(kind, given, found)
 
-    def _triples(self, columns: Ids, scores: list[float]) -> list[list[Prediction]]:
-        names, splits = self.graph.entities, self._known_answers(columns[0], columns[1])
-        return [
-            [Prediction(names[tail], names.label(tail), tail, score, known.get(tail))]
-            for tail, score, known in zip(columns[2].tolist(), scores, splits, strict=True)
-        ]
-
     def _entities(self, entities: Ids, relations: Ids, queries: Sequence[Query]) -> list[list[Prediction]]:
         """The best entities for queries; those for which an index returns too few are scored in full."""
         splits = self._known_answers(entities, relations)
-        found: list[list[Prediction] | None] = [None] * len(queries)
-        if self.index is not None:
-            asked = zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
-            found = [self._search_index(self.index, *one) for one in asked]
-        rest = [row for row, predictions in enumerate(found) if predictions is None]
-        if rest:
+        asked = zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
+        found = [self._search_index(*one) for one in asked]
+        if rest := [row for row, predictions in enumerate(found) if predictions is None]:
             scores = score_queries(self.model, entities[rest], relations[rest])
             scored = _top(scores, self.graph.entities, [splits[row] for row in rest], [queries[row] for row in rest])
             for row, predictions in zip(rest, scored, strict=True):
                 found[row] = predictions
         return [predictions or [] for predictions in found]
 
-    def _search_index(
-        self, index: ModelIndex, entity: int, relation: int, known: dict[int, str], query: Query
-    ) -> list[Prediction] | None:
-        """The best entities by an index, rescored by the model; None if it returns too few.
+    def _search_index(self, entity: int, relation: int, known: dict[int, str], query: Query) -> list[Prediction] | None:
+        """The best entities by the index, rescored by the model; None without one, or if it returns too few.
 
         As many more are searched for as there are known answers to omit.
         """
-        names, omitted = self.graph.entities, set(known) if query.known == "omit" else set()
+        if self.index is None:
+            return None
         num_relations, device = self.graph.shape.num_relations, self.model.device
         given, r = torch.tensor([entity], device=device), torch.tensor([relation % num_relations], device=device)
         batch = QueryBatch.of(self.model, given, r, "tail" if relation < num_relations else "head")
-        searched = index.for_side(batch.side)
-        wanted = min(query.k, searched.shape[0] - len(omitted))
-        if wanted < 1:
+        index, omitted = self.index.for_side(batch.side), known if query.known == "omit" else {}
+        wanted = min(query.k, index.shape[0] - len(omitted))
+        found = index.search(batch.vectors, query.k + len(omitted)).ids[0].tolist()
+        candidates = torch.tensor(sorted(id for id in found if id >= 0 and id not in omitted), dtype=torch.int64)
+        if not 0 < wanted <= len(candidates):
             return None
-        found = searched.search(batch.vectors, query.k + len(omitted)).ids[0].tolist()
-        candidates = (
-            torch.tensor([id for id in found if id >= 0 and id not in omitted], dtype=torch.int64).sort().values
-        )
-        if len(candidates) < wanted:
-            return None
-        best = best_of(batch.scores(candidates[None].to(self.model.device)).cpu(), wanted)
-        return [
-            Prediction(names[id], names.label(id), id, score, known.get(id))
-            for score, id in zip(best.scores[0].tolist(), candidates[best.ids[0]].tolist(), strict=True)
-        ]
+        best = best_of(batch.scores(candidates[None].to(device)).cpu(), wanted)
+        return _predictions(self.graph.entities, candidates[best.ids[0]].tolist(), best.scores[0].tolist(), known)
 
     def _with_probabilities(
         self, kind: QueryType, given: Sequence[tuple[int, ...]], found: list[list[Prediction]]
     ) -> list[list[Prediction]]:
         """The predictions for queries with calibrated probabilities, if there is a calibration."""
-        if self.calibration is None:
+        if self.prior_correction is None:
             return found
         triples = {
             _triple(kind, ids, one.id): 0.0
@@ -389,9 +336,10 @@ class Predictor:
         }
         if not triples:
             return found
+        calibration, domain_range = self.prior_correction.calibration, self.prior_correction.domain_range
         rows = np.array(list(triples))
-        relations, patterns = torch.from_numpy(rows[:, 1]), torch.from_numpy(self._domain_range(rows))
-        probabilities = self.calibration.probability(self._log_probabilities(rows).cpu(), relations, patterns)
+        relations, patterns = torch.from_numpy(rows[:, 1]), torch.from_numpy(domain_range(rows))
+        probabilities = calibration.probability(self._log_probabilities(rows).cpu(), relations, patterns)
         triples = dict(zip(triples, probabilities.tolist(), strict=True))
         return [
             [replace(one, probability=triples.get(_triple(kind, ids, one.id))) for one in predictions]
@@ -410,21 +358,6 @@ class Predictor:
         return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
 
     @cached_property
-    def _relations_by_pair(self) -> dict[str, tuple[Ids, Ids]]:
-        """For each split, a sorted number for the head and tail of every triple, and the relations in that order."""
-        found: dict[str, tuple[Ids, Ids]] = {}
-        for split in SPLITS:
-            heads, relations, tails = self.graph.split(split).astype(np.int64).T
-            pairs = heads * self.graph.shape.num_entities + tails
-            order = np.argsort(pairs, kind="stable")
-            found[split] = pairs[order], relations[order]
-        return found
-
-    @cached_property
-    def _domain_range(self) -> DomainRange:
-        return DomainRange.of(self.graph)
-
-    @cached_property
     def _context(self) -> FrozenContext:
         return FrozenContext.of(self.model, self.graph, recipe=self.recipe)
 
@@ -434,12 +367,17 @@ class Predictor:
         return torch.nn.functional.normalize(self.model.entity_vectors().detach(), dim=-1)
 
 
-def _triple(kind: QueryType, given: tuple[int, ...], id: int) -> tuple[int, int, int]:
+def _triple(kind: QueryType, given: tuple[int, ...], id: int) -> tuple[int, ...]:
     """The triple that a prediction completes."""
-    first, second = given[:2]
-    return (
-        (id, first, second) if kind == "heads" else (first, id, second) if kind == "relations" else (first, second, id)
-    )
+    place = {"heads": 0, "relations": 1}.get(kind, 2)
+    return (*given[:place], id, *given[place:2])
+
+
+def _predictions(
+    names: Vocabulary, ids: Iterable[int], scores: Iterable[float], known: Mapping[int, str]
+) -> list[Prediction]:
+    found = zip(ids, scores, strict=True)
+    return [Prediction(names[id], names.label(id), id, score, known.get(id)) for id, score in found]
 
 
 def _top(
@@ -452,15 +390,10 @@ def _top(
         scores = scores.clone()  # a model may return a tensor that it keeps
         scores[tuple(torch.tensor(places, device=scores.device).unbind(1))] = -torch.inf
     num_names = scores.shape[1]
+    sizes = [min(query.k, num_names - len(left_out)) for query, left_out in zip(queries, omitted, strict=True)]
     best = scores.topk(min(max(query.k for query in queries), num_names))
-    rows = zip(best.values.tolist(), best.indices.tolist(), splits, omitted, queries, strict=True)
-    return [
-        [
-            Prediction(names[id], names.label(id), id, score, known.get(id))
-            for score, id in list(zip(values, ids, strict=True))[: min(query.k, num_names - len(left_out))]
-        ]
-        for values, ids, known, left_out, query in rows
-    ]
+    rows = zip(best.values.tolist(), best.indices.tolist(), splits, sizes, strict=True)
+    return [_predictions(names, ids[:size], values[:size], known) for values, ids, known, size in rows]
 
 
 # -- facts about one entity -------------------------------------------------------------------------------------
@@ -484,24 +417,17 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
     All relations are queried in both directions. The `CANDIDATES_PER_FACT` · k most likely answers are then scored
     from both ends. Triples of the entity with itself are excluded.
     """
-    prior_correction = predictor.prior_correction
     triples = _likely_new_triples(predictor, entity, number=CANDIDATES_PER_FACT * k)
     if not len(triples):
         return []
-    log_probability = triple_log_probabilities(predictor.model, triples).cpu()
-    rank_score, probability = log_probability, None
-    if prior_correction is not None:
-        relations, patterns = (torch.from_numpy(ids) for ids in (triples[:, 1], prior_correction.domain_range(triples)))
-        rank_score = prior_correction.log_odds(log_probability, relations, patterns)
-        probability = rank_score.sigmoid()
-    best = torch.from_numpy(np.lexsort((-log_probability.numpy(), -rank_score.numpy())))[:k]
-    probabilities = [None] * len(best) if probability is None else probability[best].tolist()
-    return [
-        Fact(head, relation, tail, probability=likely, log_probability=measured)
-        for (head, relation, tail), likely, measured in zip(
-            triples[best.numpy()].tolist(), probabilities, log_probability[best].tolist(), strict=True
-        )
-    ]
+    log_probability = rank_score = triple_log_probabilities(predictor.model, triples).cpu()
+    probabilities: list[float | None] = [None] * len(triples)
+    if (correction := predictor.prior_correction) is not None:
+        relations, patterns = (torch.from_numpy(ids) for ids in (triples[:, 1], correction.domain_range(triples)))
+        rank_score = correction.log_odds(log_probability, relations, patterns)
+        probabilities = rank_score.sigmoid().tolist()
+    best = np.lexsort((-log_probability.numpy(), -rank_score.numpy()))[:k].tolist()
+    return [Fact(*triples[row].tolist(), None, probabilities[row], float(log_probability[row])) for row in best]
 
 
 def _likely_new_triples(predictor: Predictor, entity: int, *, number: int) -> Ids:

@@ -5,23 +5,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.errors import RequestError
-from dualkg.inference.calibration import Calibration, DomainRange, sample_candidates
+from dualkg.inference.calibration import Calibration, DomainRange, Flags, sample_candidates
 from dualkg.inference.prediction_sets import SIDES, PredictionSets, filtered_log_probabilities
-from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
-from dualkg.models.base import Model, Side
+from dualkg.inference.scoring import Floats, triple_log_probabilities
+from dualkg.models.base import Model
 
-Flags = npt.NDArray[np.bool_]
 NUM_BINS = 10
 LIKELY = 0.01  # nearly all candidates are less probable and dominate a mean over all
-
-
-# -- prediction sets --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -33,10 +28,6 @@ class Coverage:
     median_size: float
     num_queries: int
     relation_specific: bool | None = None  # whether a relation has its own threshold
-
-    @classmethod
-    def of(cls, covered: Flags, sizes: Ids, *, relation_specific: bool | None = None) -> Self:
-        return cls(float(covered.mean()), float(sizes.mean()), float(np.median(sizes)), covered.size, relation_specific)
 
 
 @dataclass(frozen=True)
@@ -62,43 +53,35 @@ def evaluate_coverage(
     triples = graph.split(split).astype(np.int64)
     if not len(triples):
         raise RequestError(f"{graph.name} has no {split} triples to evaluate prediction sets on.")
-    known = KnownAnswers.of(graph)
-    found = [_covered(prediction_sets, model, triples, side, known, coverage) for side in SIDES]
-    covered, sizes = np.stack([one for one, _ in found]), np.stack([one for _, one in found])
-    relations = triples[:, 1]
+    known, relations = KnownAnswers.of(graph), triples[:, 1]
+    present, places = np.unique(relations, return_inverse=True)
+    covered, sizes = np.empty((2, len(triples)), dtype=bool), np.empty((2, len(triples)), dtype=np.int64)
+    for row, side in enumerate(SIDES):
+        thresholds = [prediction_sets.threshold(relation, side, coverage=coverage) for relation in present.tolist()]
+        least = -torch.tensor(thresholds)[torch.from_numpy(places)].to(model.device)
+        for block, log_probabilities, answers in filtered_log_probabilities(model, triples, side, known):
+            inside = (log_probabilities >= least[block, None]) & torch.isfinite(log_probabilities)
+            covered[row, block] = inside.gather(1, answers[:, None])[:, 0].cpu().numpy()
+            sizes[row, block] = inside.sum(1).cpu().numpy()
+
+    def measure(part: Any, relation_specific: bool | None = None) -> Coverage:
+        sizes_of_part = sizes[part]
+        mean, median = float(sizes_of_part.mean()), float(np.median(sizes_of_part))
+        return Coverage(float(covered[part].mean()), mean, median, sizes_of_part.size, relation_specific)
+
     return CoverageReport(
         graph=graph.name,
         split=split,
         target_coverage=coverage,
-        overall=Coverage.of(covered, sizes),
-        by_direction={side: Coverage.of(covered[row], sizes[row]) for row, side in enumerate(SIDES)},
+        overall=measure(...),
+        by_direction={side: measure(row) for row, side in enumerate(SIDES)},
         by_relation={
-            graph.relations[id]: Coverage.of(
-                covered[:, relations == id],
-                sizes[:, relations == id],
-                relation_specific=prediction_sets.has_own_threshold(id, coverage=coverage),
+            graph.relations[id]: measure(
+                np.s_[:, relations == id], prediction_sets.has_own_threshold(id, coverage=coverage)
             )
-            for id in np.unique(relations).tolist()
+            for id in present.tolist()
         },
     )
-
-
-def _covered(
-    prediction_sets: PredictionSets, model: Model, triples: Ids, side: Side, known: KnownAnswers, coverage: float
-) -> tuple[Flags, Ids]:
-    """Whether the prediction set of each triple contains the answer, and its size, `(num_triples,)` each."""
-    present, places = np.unique(triples[:, 1], return_inverse=True)
-    thresholds = [prediction_sets.threshold(relation, side, coverage=coverage) for relation in present.tolist()]
-    least = -torch.tensor(thresholds, device=model.device)[torch.from_numpy(places).to(model.device)]
-    covered, sizes = [], []
-    for block, log_probabilities, answers in filtered_log_probabilities(model, triples, side, known):
-        inside = (log_probabilities >= least[block, None]) & torch.isfinite(log_probabilities)
-        covered.append(inside.gather(1, answers[:, None])[:, 0].cpu().numpy())
-        sizes.append(inside.sum(1).cpu().numpy())
-    return np.concatenate(covered), np.concatenate(sizes)
-
-
-# -- probabilities ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -110,19 +93,6 @@ class ReliabilityBin:
     num_candidates: float
     num_true: int
     noise: float  # the mean difference between the two if every probability were right
-
-    @classmethod
-    def of(cls, probabilities: Floats, true: Flags, weights: Floats) -> Self:
-        total = float(weights.sum())
-        # A true triple is a candidate in both directions, which doubles the variance of independent ones.
-        variance = 2 * float((weights * probabilities * (1 - probabilities)).sum())
-        return cls(
-            predicted=float((weights * probabilities).sum()) / total,
-            observed=float((weights * true).sum()) / total,
-            num_candidates=total,
-            num_true=int(true.sum()),
-            noise=math.sqrt(2 / math.pi * variance) / total,  # the mean of |x| for a normal x
-        )
 
 
 @dataclass(frozen=True)
@@ -146,17 +116,22 @@ class Reliability:
         probabilities, true, weights = probabilities[order], true[order], weights[order]
         middles = np.cumsum(weights) - weights / 2
         places = np.minimum((middles / total * num_bins).astype(np.int64), num_bins - 1)
-        bins = tuple(
-            ReliabilityBin.of(probabilities[its], true[its], weights[its])
-            for its in (places == place for place in np.unique(places))
-        )
+        bins = []
+        for place in np.unique(places):
+            p, is_true, mass = (values[places == place] for values in (probabilities, true, weights))
+            number = float(mass.sum())
+            predicted, observed = float((mass * p).sum()) / number, float((mass * is_true).sum()) / number
+            # A true triple is a candidate in both directions, which doubles the variance of independent ones.
+            variance = 2 * float((mass * p * (1 - p)).sum())
+            noise = math.sqrt(2 / math.pi * variance) / number  # the mean of |x| for a normal x
+            bins.append(ReliabilityBin(predicted, observed, number, int(is_true.sum()), noise))
         return cls(
             ece=sum(one.num_candidates * abs(one.predicted - one.observed) for one in bins) / total,
             noise=sum(one.num_candidates * one.noise for one in bins) / total,
             brier=float((weights * (probabilities - true) ** 2).sum() / total),
             num_candidates=total,
             num_true=int(true.sum()),
-            bins=bins,
+            bins=tuple(bins),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ A query is an entity and a relation id, as in `KnownAnswers`: relation `r` for t
 `r + num_relations` for the heads of (?, r, entity).
 """
 
+from collections import ChainMap
 from collections.abc import Iterator
 
 import numpy as np
@@ -117,12 +118,15 @@ class CachedLogProbabilities:
     def _normalizers_of(self, entities: Ids, relations: Ids) -> Tensor:
         """log Σ exp of the scores of each query, `(n,)`."""
         keys = list(zip(entities.tolist(), relations.tolist(), strict=True))
-        found = {key: value for key in keys if (value := self._normalizers.get(key)) is not None}
-        missing = [key for key in dict.fromkeys(keys) if key not in found]
-        if missing:
+        known, fresh = (
+            self._normalizers,
+            dict[tuple[int, int], float](),
+        )  # other threads replace the former or add to it
+        if missing := [key for key in dict.fromkeys(keys) if key not in known]:
             for block, scores in score_blocks(self._model, *np.array(missing, dtype=np.int64).T):
-                found.update(zip(missing[block], scores.logsumexp(-1).tolist(), strict=True))
-            if len(self._normalizers) + len(missing) > MAX_CACHED:
+                fresh.update(zip(missing[block], scores.logsumexp(-1).tolist(), strict=True))
+            if len(known) + len(missing) > MAX_CACHED:
                 self._normalizers = {}
-            self._normalizers.update({key: found[key] for key in missing})
+            self._normalizers.update(fresh)
+        found = ChainMap(fresh, known)
         return torch.tensor([found[key] for key in keys], device=self._model.device)
