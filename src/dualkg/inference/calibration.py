@@ -350,14 +350,11 @@ class PriorCorrection:
         patterns = torch.arange(NUM_PATTERNS)
         return (self.heads[:, patterns % 2] + self.tails[:, patterns // 2]) / 2
 
-    @property
-    def _max_log_odds(self) -> float:
-        return log_odds_of(self.calibration.max_probability)
-
     def log_odds(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
         """Log odds of triples; log-probabilities, relation ids of the graph and patterns broadcast."""
         odds = self.calibration.log_odds(log_probability, relations, patterns).double()
-        return odds.clamp(max=self._max_log_odds) + self.priors[relations, patterns].log()
+        odds = odds.clamp(max=log_odds_of(self.calibration.max_probability))
+        return odds + self.priors[relations, patterns].log()
 
     def probability(self, log_probability: Tensor, relations: Tensor, patterns: Tensor) -> Tensor:
         return self.log_odds(log_probability, relations, patterns).sigmoid()
@@ -366,7 +363,8 @@ class PriorCorrection:
         """The log-probability that reaches some log odds, `(2, 2)`: by head, then by tail, 1 if new; or infinity."""
         required = log_odds - self.priors[relation].log()
         found = (required - self.calibration.offsets[relation]) / self.calibration.slopes[relation]
-        return torch.where(required > self._max_log_odds + ROUNDING, inf, found.double()).reshape(2, 2).T
+        largest = log_odds_of(self.calibration.max_probability) + ROUNDING
+        return torch.where(required > largest, inf, found.double()).reshape(2, 2).T
 
     def query_priors(self, entity: int, relations: Tensor, side: Side) -> Tensor:
         """The priors of queries that give an entity as head or as tail, `(num_queries,)`."""
@@ -413,12 +411,8 @@ class SavedCalibration:
 
 def save_calibration(saved: SavedCalibration, folder: str | Path) -> None:
     """Write `calibration.json` into a run folder."""
-    content = {
-        "calibration": saved.calibration.as_dict(),
-        "prediction_sets": saved.prediction_sets.as_dict(),
-        "checks": saved.checks,
-    }
-    write_json(RunFolder(folder).calibration, content, indent=None)
+    parts = {"calibration": saved.calibration.as_dict(), "prediction_sets": saved.prediction_sets.as_dict()}
+    write_json(RunFolder(folder).calibration, {**parts, "checks": saved.checks}, indent=None)
 
 
 def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
@@ -427,9 +421,6 @@ def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
     again = f"Make it again: dualkg calibrate {Path(folder)} --overwrite"
     try:
         found = read_json(path, checksum=True)
-    except RequestError as error:
-        raise RequestError(f"{error} {again}") from None
-    try:
         calibration = Calibration.from_dict(found["calibration"])
         expected = (num_relations,), (num_relations, NUM_PATTERNS), (num_relations,)
         tables = calibration.slopes, calibration.offsets, calibration.relation_specific
@@ -439,6 +430,8 @@ def load_calibration(folder: str | Path, graph: Graph) -> SavedCalibration:
             raise ValueError("a slope is not above 0")
         prediction_sets = PredictionSets.from_dict(found["prediction_sets"], num_relations)
         return SavedCalibration(calibration, prediction_sets, dict(found.get("checks", {})))
+    except RequestError as error:
+        raise RequestError(f"{error} {again}") from None
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
         raise RequestError(f"{path} is damaged: {reason}. {again}") from None

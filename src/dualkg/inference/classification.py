@@ -11,7 +11,7 @@ from dualkg.data.encoding import read_triples
 from dualkg.data.filters import occur
 from dualkg.data.graph import SPLITS, Graph, Split
 from dualkg.errors import DataError, RequestError
-from dualkg.inference.calibration import MIN_TRIPLES, Flags
+from dualkg.inference.calibration import MIN_TRIPLES, DomainRange, Flags
 from dualkg.inference.scoring import Floats, Ids, triple_log_probabilities
 from dualkg.models.base import Model
 
@@ -28,20 +28,18 @@ def corrupt_triples(graph: Graph, triples: Ids, *, seed: int = 0) -> Ids:
     triples = np.asarray(triples, dtype=np.int64)
     made = triples.copy()
     columns = np.where(random.random(len(made)) < 0.5, 0, 2)
-    pools = {}  # by column, the distinct entities of all relations, and where those of each relation begin and end
-    for column in (0, 2):
-        pairs = np.unique(graph.train[:, [1, column]].astype(np.int64), axis=0)
-        pools[column] = pairs[:, 1], np.searchsorted(pairs[:, 0], np.arange(graph.shape.num_relations + 1))
+    num_entities, train = graph.shape.num_entities, DomainRange.of(graph)
+    starts = np.arange(graph.shape.num_relations + 1) * num_entities
     left = np.arange(len(made))
     for number in range(2 * MAX_DRAWS):
         if not len(left):
             return made
         relations, replaced = made[left, 1], columns[left]
-        drawn = random.integers(0, graph.shape.num_entities, len(left))
-        for column, (entities, bounds) in pools.items() if number < MAX_DRAWS else ():
-            first, num = bounds[relations], bounds[relations + 1] - bounds[relations]
-            its = (replaced == column) & (num > 0)
-            drawn[its] = entities[first[its] + random.integers(0, num[its])]
+        drawn = random.integers(0, num_entities, len(left))
+        for column, keys in ((0, train.heads), (2, train.tails)) if number < MAX_DRAWS else ():
+            first, last = (np.searchsorted(keys, starts[relations + end]) for end in (0, 1))
+            its = (replaced == column) & (last > first)
+            drawn[its] = keys[first[its] + random.integers(0, (last - first)[its])] % num_entities
         made[left, replaced] = drawn
         left = left[is_known(graph, made[left])]
     for row in left:

@@ -38,20 +38,31 @@ class Decision:
 DECISION = TypeAdapter(Decision)
 
 
+@dataclass(frozen=True)
 class DecisionStore:
     """The decisions of one file, oldest first; processes that write it wait for each other, and write it atomically."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def load(self) -> dict[Triple, Decision]:
         """Return all decisions by triple."""
         try:
-            return {one.triple: one for one in self._read()}
-        except FileNotFoundError:
-            return {}
+            lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
         except OSError as error:
             raise RequestError(f"{self.path} cannot be read: {error.strerror}.") from None
+        decisions = {}
+        for number, line in enumerate(lines, 1):
+            try:
+                one = DECISION.validate_json(line) if line.strip() else None
+            except ValidationError as error:
+                first = error.errors()[0]
+                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
+                raise RequestError(
+                    f"Line {number:,} of {self.path} is no decision ({reason}). Correct or remove it."
+                ) from None
+            if one:
+                decisions[one.triple] = one
+        return decisions
 
     def update(self, added: Iterable[Decision], *, removed: Iterable[Triple] = ()) -> dict[Triple, Decision]:
         """Remove and add decisions, replacing earlier ones on the same triple; return all."""
@@ -69,19 +80,6 @@ class DecisionStore:
             except OSError as error:
                 raise DualkgError(f"{self.path} cannot be written: {error.strerror}. Nothing was stored.") from None
         return decisions
-
-    def _read(self) -> Iterator[Decision]:
-        for number, line in enumerate(self.path.read_bytes().split(b"\n"), 1):
-            if not line.strip():
-                continue
-            try:
-                yield DECISION.validate_json(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                reason = ": ".join([*map(str, first["loc"]), first["msg"]])
-                raise RequestError(
-                    f"Line {number:,} of {self.path} is no decision ({reason}). Correct or remove it."
-                ) from None
 
 
 def as_tsv(decisions: Iterable[Decision]) -> str:

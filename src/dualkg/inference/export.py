@@ -19,8 +19,8 @@ from dualkg.training.recipe import ModelConfig, name_of
 from dualkg.training.run import Run, RunFolder, environment
 
 FORMATS = ("numpy", "tsv", "safetensors")
-MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 1  # increased when a reader of earlier manifests would misread this one
+ROWS = {**dict.fromkeys(TABLES, "entities"), "relations": "relations"}  # whose names the rows of a table have
 
 # -- how rows make a score ----------------------------------------------------------------------------------------
 
@@ -36,13 +36,7 @@ BILINEAR: dict[str, tuple[str, str, list[str], str, str]] = {
     "DistMult": ("h ∘ r", "t ∘ r", [], "h * r", "t * r"),
     "ComplEx": ("h ∘ r, complex", "t ∘ r̄, complex", [COMPLEX], "h * r", "t * r.conj()"),
     "RESCAL": ("h R", "t Rᵀ", ["R = r.reshape(d, d)"], "h @ R", "t @ R.T"),
-    "TuckER": (
-        "h Σₖ rₖ Wₖ",
-        "t Σₖ rₖ Wₖᵀ",
-        ['R = np.tensordot(r, arrays["core"], axes=1)'],
-        "h @ R",
-        "t @ R.T",
-    ),
+    "TuckER": ("h Σₖ rₖ Wₖ", "t Σₖ rₖ Wₖᵀ", ['R = np.tensordot(r, arrays["core"], axes=1)'], "h @ R", "t @ R.T"),
     "SimplE": (
         "½ (h″ ∘ r″, h′ ∘ r′)",
         "½ (t″ ∘ r′, t′ ∘ r″)",
@@ -72,10 +66,7 @@ DISTANCE: dict[str, tuple[str, list[str], str]] = {
     "ModE": ("h ∘ r − t", [], "h * r - t"),
     "RotatE": (
         "h ∘ exp(iθ) − t, complex, with the angles θ = π r / half_turn",
-        [
-            "h, t = (x[:d] + 1j * x[d:] for x in (h, t))",
-            'angle = np.pi * r / arrays["half_turn"]',
-        ],
+        ["h, t = (x[:d] + 1j * x[d:] for x in (h, t))", 'angle = np.pi * r / arrays["half_turn"]'],
         "h * np.exp(1j * angle) - t",
     ),
     "SE": ("h R₁ − t R₂", ["R = r.reshape(2, d, d)"], "h @ R[0] - t @ R[1]"),
@@ -152,14 +143,8 @@ def describe_score(model: Model) -> dict[str, Any]:
         return {"formula": (type(embedding).__doc__ or "").strip() or None, "numpy": None}
     tails = "tails" if embedding.two_entity_tables else "entities"
     rows = f'h, r, t = arrays["entities"][head], arrays["relations"][relation], arrays["{tails}"][tail]'
-    body = [f"d = {embedding.dim}", rows, *lines]
-    source = [
-        "import numpy as np",
-        "",
-        "",
-        "def score(arrays, head, relation, tail):",
-        *(f"    {line}" for line in body),
-    ]
+    body = [f"    {line}" for line in (f"d = {embedding.dim}", rows, *lines)]
+    source = ["import numpy as np", "", "", "def score(arrays, head, relation, tail):", *body]
     return {"formula": f"s(h, r, t) = {formula}", "numpy": source}
 
 
@@ -210,17 +195,12 @@ def export(run: Run, folder: str | Path, *, format: str = "numpy") -> list[Path]
             if format == "numpy":
                 np.save(fresh / f"{name}.npy", table)
             elif format == "tsv":
-                _write_tsv(np.atleast_1d(table), names.get(_row_names(name) or ""), fresh / f"{name}.tsv")
+                _write_tsv(np.atleast_1d(table), names.get(ROWS.get(name, "")), fresh / f"{name}.tsv")
         for name, rows in names.items():
             (fresh / f"{name}.json").write_text(json.dumps(rows, ensure_ascii=False, indent=0), encoding="utf-8")
         manifest = json.dumps(_manifest(run, tables, format, fresh), ensure_ascii=False, indent=1)
-        (fresh / MANIFEST).write_text(manifest, encoding="utf-8")
+        (fresh / "manifest.json").write_text(manifest, encoding="utf-8")
     return sorted(folder.iterdir())
-
-
-def _row_names(table: str) -> str | None:
-    """Whose names the rows of a table have; None if its rows are neither entities nor relations."""
-    return "entities" if table in TABLES else "relations" if table == "relations" else None
 
 
 def _manifest(run: Run, tables: dict[str, npt.NDArray[Any]], format: str, folder: Path) -> dict[str, Any]:
@@ -262,10 +242,10 @@ def _describe(name: str, table: npt.NDArray[Any], model: Model, format: str) -> 
         "file": "tables.safetensors" if format == "safetensors" else f"{name}.{'npy' if format == 'numpy' else 'tsv'}",
         "shape": list(table.shape),
         "dtype": str(table.dtype),
-        "rows": _row_names(name),
+        "rows": ROWS.get(name),
         "meaning": meaning,
     }
-    if name in ("entities", "tails", "relations"):
+    if name in ROWS:
         entity, relation = PARTS.get(kind, (["coordinates"], ["coordinates"])) if kind in MODELS else ([], [])
         parts, biases = (relation, 0) if name == "relations" else (entity, model.embedding.num_biases)
         width = (table.shape[1] - biases) // max(len(parts) - biases, 1)

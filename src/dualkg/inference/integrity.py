@@ -19,15 +19,13 @@ from dualkg.inference.decisions import DecisionStore
 from dualkg.training.checkpoint import load_tensors
 from dualkg.training.run import RunFolder
 
-State = Literal["good", "readable", "damaged"]
-
 
 @dataclass(frozen=True)
 class FileCheck:
     """One file: good by its checksum, readable if it has none, or damaged for a reason."""
 
     file: str
-    state: State
+    state: Literal["good", "readable", "damaged"]
     reason: str = ""
 
 
@@ -77,12 +75,8 @@ def _check(folder: RunFolder) -> RunCheck:
                 checks.append(FileCheck(file.name, "readable"))
             except Exception as error:  # whatever a library makes of damaged bytes
                 checks.append(FileCheck(file.name, "damaged", str(error) or type(error).__name__))
-    left = [str(stray) for stray in strays(folder.path)]
-    damaged = {one.file.partition("/")[0] for one in checks if one.state == "damaged"}
-    readable = {one.file for one in checks if one.state != "damaged"}
-    return RunCheck(
-        str(folder.path), folder.finished, lock_holder(folder.path), checks, left, _advice(folder, damaged, readable)
-    )
+    left, holder = [str(stray) for stray in strays(folder.path)], lock_holder(folder.path)
+    return RunCheck(str(folder.path), folder.finished, holder, checks, left, _advice(folder, checks))
 
 
 def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
@@ -106,8 +100,9 @@ def _readers(folder: RunFolder) -> dict[Path, Callable[[Path], object]]:
     }
 
 
-def _advice(folder: RunFolder, damaged: set[str], readable: set[str]) -> list[str]:
+def _advice(folder: RunFolder, checks: list[FileCheck]) -> list[str]:
     """What can be saved, one sentence for each group of damaged files."""
+    damaged = {one.file.partition("/")[0] for one in checks if one.state == "damaged"}
     path = shlex.quote(str(folder.path))
     again = f"dualkg train {shlex.quote(str(folder.recipe))} --overwrite --out {path}"
     results = {file.name for file in (folder.report, folder.history, folder.costs, *map(folder.ranks, SPLITS))}
@@ -121,7 +116,7 @@ def _advice(folder: RunFolder, damaged: set[str], readable: set[str]) -> list[st
         found.append(
             f"The graph folder is the same in every run on the same data: copy it from one. Or train again: {again}"
         )
-    elif of_weights and folder.checkpoint.name in readable:
+    elif of_weights and any(one.file == folder.checkpoint.name and one.state != "damaged" for one in checks):
         found.append(f"The checkpoint is good. Finish the run from it: dualkg resume {path}")
     elif of_weights or folder.checkpoint.name in damaged:
         found.append(
@@ -136,7 +131,7 @@ def _advice(folder: RunFolder, damaged: set[str], readable: set[str]) -> list[st
         found.append(f"Remove {folder.map}: it is computed again when the map is next shown.")
     if folder.decisions.name in damaged:
         found.append(f"Correct or remove the line of {folder.decisions} that cannot be read; the others are good.")
-    noted = {folder.environment, folder.tuning, folder.sparsity, folder.extension, folder.tracking}
-    if names := sorted(damaged & {file.name for file in noted}):
+    noted = (folder.environment, folder.tuning, folder.sparsity, folder.extension, folder.tracking)
+    if names := sorted(file.name for file in noted if file.name in damaged):
         found.append(f"Predictions do not depend on {', '.join(names)}. Restore from a copy, if there is one.")
     return found

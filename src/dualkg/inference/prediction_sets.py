@@ -91,7 +91,7 @@ class PredictionSets:
         It is empty if no entity is likely enough, and complete if valid has too few triples for the coverage.
         """
         threshold = self.threshold(relation, side, coverage=coverage)
-        query = _queries(np.array([[given, relation, given]]), side, model.shape.num_relations)
+        query = np.array([given]), np.array([relation + (model.shape.num_relations if side == "head" else 0)])
         found = score_queries(model, *query)[0].cpu().to(torch.float64, copy=True)
         check_finite(found)
         found[torch.from_numpy(known(*query)[1])] = -torch.inf
@@ -133,8 +133,9 @@ def filtered_log_probabilities(
     model: Model, triples: Ids, side: Side, known: KnownAnswers
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Blocks of triples: which, log p(entity | query) with −∞ for other known answers, and the answers `(batch,)`."""
-    entities, relations = _queries(triples, side, known.shape.num_relations)
-    column = torch.from_numpy(triples[:, 2 if side == "tail" else 0]).to(model.device)
+    entities, relations, column = triples.T if side == "tail" else triples.T[::-1]
+    relations = relations + (known.shape.num_relations if side == "head" else 0)
+    column = torch.from_numpy(column).to(model.device)
     for block, scores in score_blocks(model, entities, relations):
         check_finite(scores)
         rows, others = (torch.from_numpy(ids).to(model.device) for ids in known(entities[block], relations[block]))
@@ -143,10 +144,3 @@ def filtered_log_probabilities(
         filtered[rows, others] = -torch.inf
         filtered.scatter_(1, answers[:, None], scores.gather(1, answers[:, None]))
         yield block, filtered.log_softmax(-1), answers
-
-
-def _queries(triples: Ids, side: Side, num_relations: int) -> tuple[Ids, Ids]:
-    """Entities and relation ids of the queries that miss one side of triples."""
-    if side == "tail":
-        return triples[:, 0], triples[:, 1]
-    return triples[:, 2], triples[:, 1] + num_relations

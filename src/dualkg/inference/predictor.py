@@ -405,8 +405,8 @@ def known_facts(predictor: Predictor, entity: int, *, limit: int) -> tuple[list[
     for split in SPLITS:
         triples = predictor.graph.split(split)
         is_head = triples[:, 0] == entity
-        for selected in (is_head, ~is_head & (triples[:, 2] == entity)):
-            facts += [Fact(head, relation, tail, split=split) for head, relation, tail in triples[selected].tolist()]
+        found = np.concatenate([triples[is_head], triples[~is_head & (triples[:, 2] == entity)]])
+        facts += [Fact(*triple, split=split) for triple in found.tolist()]
     return facts[:limit], len(facts)
 
 

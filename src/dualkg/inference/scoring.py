@@ -4,7 +4,6 @@ A query is an entity and a relation id, as in `KnownAnswers`: relation `r` for t
 `r + num_relations` for the heads of (?, r, entity).
 """
 
-from collections import ChainMap
 from collections.abc import Iterator
 
 import numpy as np
@@ -93,14 +92,11 @@ def _answer_log_probabilities(model: Model, entities: Ids, relations: Ids, answe
 
 
 class CachedLogProbabilities:
-    """`triple_log_probabilities` for one model that keeps the normalizer of every query it has seen.
-
-    Results agree up to rounding. Several threads may call it.
-    """
+    """`triple_log_probabilities`, up to rounding, of one model, with a cache of the normalizers of queries."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._normalizers: dict[tuple[int, int], float] = {}
+        self._normalizers: dict[int, float] = {}  # by query; only added to, since several threads may use it
 
     @torch.no_grad()
     def __call__(self, triples: Ids) -> Tensor:
@@ -117,16 +113,11 @@ class CachedLogProbabilities:
 
     def _normalizers_of(self, entities: Ids, relations: Ids) -> Tensor:
         """log Σ exp of the scores of each query, `(n,)`."""
-        keys = list(zip(entities.tolist(), relations.tolist(), strict=True))
-        known, fresh = (
-            self._normalizers,
-            dict[tuple[int, int], float](),
-        )  # other threads replace the former or add to it
-        if missing := [key for key in dict.fromkeys(keys) if key not in known]:
-            for block, scores in score_blocks(self._model, *np.array(missing, dtype=np.int64).T):
-                fresh.update(zip(missing[block], scores.logsumexp(-1).tolist(), strict=True))
-            if len(known) + len(missing) > MAX_CACHED:
-                self._normalizers = {}
-            self._normalizers.update(fresh)
-        found = ChainMap(fresh, known)
-        return torch.tensor([found[key] for key in keys], device=self._model.device)
+        num_entities = self._model.shape.num_entities
+        keys = (relations * num_entities + entities).tolist()
+        known = self._normalizers if len(self._normalizers) + len(keys) <= MAX_CACHED else {}
+        missing = np.array([key for key in dict.fromkeys(keys) if key not in known], dtype=np.int64)
+        for block, scores in score_blocks(self._model, missing % num_entities, missing // num_entities):
+            known.update(zip(missing[block].tolist(), scores.logsumexp(-1).tolist(), strict=True))
+        self._normalizers = known
+        return torch.tensor([known[key] for key in keys], device=self._model.device)
