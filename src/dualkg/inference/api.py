@@ -47,12 +47,9 @@ def calibrate(
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
         saved = calibration_for(run, overwrite=overwrite)
-        checked = CheckedCalibration(
-            saved.calibration,
-            saved.prediction_sets,
-            evaluate_calibration(saved.calibration, run.model, run.graph),
-            evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage),
-        )
+        report = evaluate_calibration(saved.calibration, run.model, run.graph)
+        covered = evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage)
+        checked = CheckedCalibration(saved.calibration, saved.prediction_sets, report, covered)
         if run.folder:
             if not run.is_current:
                 raise RequestError(f"{run.folder} was replaced after it was loaded. Run the command again.")

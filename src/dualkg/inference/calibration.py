@@ -83,13 +83,9 @@ class Calibration:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> Self:
-        return cls(
-            torch.tensor(saved["slopes"], dtype=torch.float32),
-            torch.tensor(saved["offsets"], dtype=torch.float32),
-            torch.tensor(saved["relation_specific"], dtype=torch.bool),
-            float(saved["max_probability"]),
-            saved.get("metadata", {}),
-        )
+        slopes, offsets = (torch.tensor(saved[name], dtype=torch.float32) for name in ("slopes", "offsets"))
+        relation_specific = torch.tensor(saved["relation_specific"], dtype=torch.bool)
+        return cls(slopes, offsets, relation_specific, float(saved["max_probability"]), saved.get("metadata", {}))
 
 
 @dataclass(frozen=True, eq=False)

@@ -105,15 +105,10 @@ class ClassificationMetrics:
     @classmethod
     def of(cls, log_probability: Floats, true: Flags, predicted: Flags) -> Self:
         num_true, num_predicted, correct = int(true.sum()), int(predicted.sum()), int((true & predicted).sum())
-        return cls(
-            accuracy=float((true == predicted).mean()),
-            precision=correct / max(num_predicted, 1),
-            recall=correct / max(num_true, 1),
-            f1=2 * correct / max(num_predicted + num_true, 1),
-            auc=area_under_curve(log_probability, true),
-            num_true=num_true,
-            num_false=len(true) - num_true,
-        )
+        accuracy, auc = float((true == predicted).mean()), area_under_curve(log_probability, true)
+        precision, recall = correct / max(num_predicted, 1), correct / max(num_true, 1)
+        f1 = 2 * correct / max(num_predicted + num_true, 1)
+        return cls(accuracy, precision, recall, f1, auc, num_true, len(true) - num_true)
 
 
 @dataclass(frozen=True)
@@ -151,17 +146,17 @@ def evaluate_classification(
     log_probability, true, relations = _with_negatives(model, graph, split, negatives, seed + 1)
     limits = np.array([thresholds.get(relation, shared) for relation in range(graph.shape.num_relations)])
     predicted = log_probability >= limits[relations]
+    by_relation = {}
+    for id in np.unique(relations).tolist():
+        parts = (values[relations == id] for values in (log_probability, true, predicted))
+        by_relation[graph.relations[id]] = ClassificationMetrics.of(*parts)
     return ClassificationReport(
         graph=graph.name,
         split=split,
         negatives="sampled" if negatives is None else "given",
         valid_negatives="sampled" if valid_negatives is None else "given",
         metrics=ClassificationMetrics.of(log_probability, true, predicted),
-        by_relation={
-            graph.relations[id]: ClassificationMetrics.of(log_probability[its], true[its], predicted[its])
-            for id in np.unique(relations).tolist()
-            for its in [relations == id]
-        },
+        by_relation=by_relation,
         thresholds={"": shared, **{graph.relations[id]: limit for id, limit in thresholds.items()}},
     )
 
@@ -205,9 +200,9 @@ def best_threshold(log_probability: Floats, true: Flags) -> float:
     correct = false_below + true_above
     best = np.flatnonzero(correct == correct.max())
     cut = int(best[len(best) // 2])
-    if cut in (0, len(values)):
-        return float(values[0]) if cut == 0 else float(np.nextafter(values[-1], np.inf))
-    return float((values[cut - 1] + values[cut]) / 2)
+    if cut == len(values):
+        return float(np.nextafter(values[-1], np.inf))
+    return float((values[cut - 1] + values[cut]) / 2 if cut else values[0])
 
 
 def area_under_curve(log_probability: Floats, true: Flags) -> float | None:

@@ -116,7 +116,8 @@ class NamedTriple:
     def of(cls, triple: Sequence[int], graph: Graph) -> Self:
         parts = list(zip((graph.entities, graph.relations, graph.entities), triple, strict=True))
         text = ", ".join(vocabulary.text(id) for vocabulary, id in parts)
-        return cls(*(vocabulary[id] for vocabulary, id in parts), text=f"({text})")
+        head, relation, tail = (vocabulary[id] for vocabulary, id in parts)
+        return cls(head, relation, tail, f"({text})")
 
 
 @dataclass(frozen=True)
@@ -190,8 +191,9 @@ def supporting_triples(triple: Ids, context: FrozenContext, *, k: int) -> tuple[
     best = [place for place in np.argsort(-drops, kind="stable")[:k].tolist() if drops[place] > 0]
     supporting = []
     for place, known in zip(best, graph.train[found.rows[best]].tolist(), strict=True):
-        parts = (float(of[place]) for of in (drops, found.by_head, found.by_tail))
-        supporting.append(SupportingTriple(NamedTriple.of(known, graph), *parts, same_triple=known == list(triple)))
+        drop, by_head, by_tail = (float(of[place]) for of in (drops, found.by_head, found.by_tail))
+        same = known == list(triple)
+        supporting.append(SupportingTriple(NamedTriple.of(known, graph), drop, by_head, by_tail, same))
     return tuple(supporting)
 
 

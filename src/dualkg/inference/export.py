@@ -22,8 +22,6 @@ FORMATS = ("numpy", "tsv", "safetensors")
 MANIFEST_FORMAT = 1  # increased when a reader of earlier manifests would misread this one
 ROWS = {**dict.fromkeys(TABLES, "entities"), "relations": "relations"}  # whose names the rows of a table have
 
-# -- how rows make a score ----------------------------------------------------------------------------------------
-
 COMPLEX = "h, r, t = (x[:d] + 1j * x[d:] for x in (h, r, t))"
 NORMS = {
     1: ("‖x‖₁ (the sum of the moduli)", "np.abs(x).sum()"),
@@ -60,18 +58,19 @@ BILINEAR: dict[str, tuple[str, str, list[str], str, str]] = {
         "times(t, np.stack([r[0], -r[1], -r[2], -r[3]]))",
     ),
 }
-# The difference x whose norm is the distance: in words, and in NumPy after some lines.
-DISTANCE: dict[str, tuple[str, list[str], str]] = {
-    "TransE": ("h + r − t", [], "h + r - t"),
-    "ModE": ("h ∘ r − t", [], "h * r - t"),
+# In words, then as the lines of NumPy: the score, or the difference x whose norm is the distance.
+DISTANCE: dict[str, tuple[str, list[str]]] = {
+    "TransE": ("h + r − t", ["x = h + r - t"]),
+    "ModE": ("h ∘ r − t", ["x = h * r - t"]),
     "RotatE": (
         "h ∘ exp(iθ) − t, complex, with the angles θ = π r / half_turn",
-        ["h, t = (x[:d] + 1j * x[d:] for x in (h, t))", 'angle = np.pi * r / arrays["half_turn"]'],
-        "h * np.exp(1j * angle) - t",
+        [
+            "h, t = (x[:d] + 1j * x[d:] for x in (h, t))",
+            'angle = np.pi * r / arrays["half_turn"]',
+            "x = h * np.exp(1j * angle) - t",
+        ],
     ),
-    "SE": ("h R₁ − t R₂", ["R = r.reshape(2, d, d)"], "h @ R[0] - t @ R[1]"),
-}
-OTHERS: dict[str, tuple[str, list[str], str]] = {
+    "SE": ("h R₁ − t R₂", ["R = r.reshape(2, d, d)", "x = h @ R[0] - t @ R[1]"]),
     "HAKE": (
         "−a ‖h′ ∘ (m + b) − t′ ∘ (1 − b)‖₂ − c Σ |sin((h″ + r″ − t″) / 2)|, with m = |r′|, b limited to −m ≤ b ≤ 1, "
         "angles in units of half_turn / π, and (a, c) = scales",
@@ -81,8 +80,8 @@ OTHERS: dict[str, tuple[str, list[str], str]] = {
             "b = np.maximum(np.minimum(r[d : 2 * d], 1), -m)",
             "x = h[:d] * (m + b) - t[:d] * (1 - b)",
             'a, c = arrays["scales"]',
+            "return -a * np.linalg.norm(x) - c * np.abs(np.sin(angle / 2)).sum()",
         ],
-        "-a * np.linalg.norm(x) - c * np.abs(np.sin(angle / 2)).sum()",
     ),
     "MuRP": (
         "−d(R h, t ⊕ r)² + b_h + b_t in the Poincaré ball; a stored vector v is the point tanh(‖v‖) v / ‖v‖, "
@@ -93,8 +92,8 @@ OTHERS: dict[str, tuple[str, list[str], str]] = {
             "x, y, s = ball(h[:d] * r[:d]), ball(t[:d]), ball(r[d:])",
             "y = ((1 + 2 * y @ s + s @ s) * y + (1 - y @ y) * s) / (1 + 2 * y @ s + (y @ y) * (s @ s))",
             "distance = 2 * np.arcsinh(np.linalg.norm(x - y) / np.sqrt((1 - x @ x) * (1 - y @ y)))",
+            "return h[d] + t[d + 1] - distance**2",
         ],
-        "h[d] + t[d + 1] - distance**2",
     ),
 }
 # Parts of a row, equally long; the biases of an entity are one number each.
@@ -134,11 +133,10 @@ def describe_score(model: Model) -> dict[str, Any]:
     if config.name in BILINEAR:
         formula, lines = _bilinear(config)
     elif config.name in DISTANCE:
-        (difference, lines, x), (norm, by_numpy) = DISTANCE[config.name], NORMS[config.options["norm"]]
-        formula, lines = f"−{norm} with x = {difference}", [*lines, f"x = {x}", f"return -{by_numpy}"]
-    elif config.name in OTHERS:
-        formula, lines, result = OTHERS[config.name]
-        lines = [*lines, f"return {result}"]
+        formula, lines = DISTANCE[config.name]
+        if "norm" in config.options:
+            norm, by_numpy = NORMS[config.options["norm"]]
+            formula, lines = f"−{norm} with x = {formula}", [*lines, f"return -{by_numpy}"]
     else:
         return {"formula": (type(embedding).__doc__ or "").strip() or None, "numpy": None}
     tails = "tails" if embedding.two_entity_tables else "entities"
@@ -171,9 +169,6 @@ def _bilinear(config: ModelConfig) -> tuple[str, list[str]]:
     product = "(x * t.conj()).sum().real" if config.name == "ComplEx" else "(x * t).sum()"
     words = "Re Σ xᵢ t̄ᵢ" if config.name == "ComplEx" else "⟨x, t⟩"
     return f"{words} with x = {of_head}", [*lines, *mapped, f"return {product}"]
-
-
-# -- files --------------------------------------------------------------------------------------------------------
 
 
 @locks("folder")
@@ -210,13 +205,12 @@ def _manifest(run: Run, tables: dict[str, npt.NDArray[Any]], format: str, folder
     trained = RunFolder(run.folder).saved_environment if run.folder else {}
     versions = ("date", "python", "packages", "commit")
     num_relations = graph.shape.num_relations
+    about = "There are none: heads of (?, r, t) are ranked by score(head, r, t)."
     if model.reciprocal:
         about = (
             f"Row r + {num_relations} of the relations is the inverse of row r. Tails of (h, r, ?) are ranked by "
             f"score(h, r, tail), heads of (?, r, t) by score(t, r + {num_relations}, head)."
         )
-    else:
-        about = "There are none: heads of (?, r, t) are ranked by score(head, r, t)."
     return {
         "manifest": MANIFEST_FORMAT,
         "model": config,

@@ -104,5 +104,5 @@ class NameSearch:
         lengths = range(len(text) - allowed, len(text) + allowed + 1)
         fewest = np.min([edits(names, length, allowed) for length in lengths], axis=0)
         differences = np.abs(np.fromiter(map(len, names), dtype=np.int64) - len(text))
-        order = np.lexsort(([self._ids[place] for place in near], differences, fewest))
+        order = np.lexsort((np.array([self._ids[place] for place in near]), differences, fewest))
         return [int(near[place]) for place in order if fewest[place] <= allowed]

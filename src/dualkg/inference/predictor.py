@@ -94,10 +94,9 @@ class Fact:
 class Predictor:
     """Predicts the missing part of triples with a trained model, one query at a time or in batches.
 
-    Entities and relations are given by name, label or id. Scores of one query compare with each other, not with those
-    of another query. Lists of names are batches of queries. With an `index`, tails and heads are searched in it and
-    rescored by the model. With `cache`, normalizers of queries are kept for later probabilities, which then agree up to
-    rounding.
+    Entities and relations are given by name, label or id; lists are batches of queries. Scores compare within a query,
+    not between queries. With an `index`, tails and heads are searched in it and rescored by the model. With `cache`,
+    normalizers of queries are kept for later probabilities, which then agree up to rounding.
     """
 
     model: Model
@@ -304,10 +303,7 @@ class Predictor:
         return [predictions or [] for predictions in found]
 
     def _search_index(self, entity: int, relation: int, known: dict[int, str], query: Query) -> list[Prediction] | None:
-        """The best entities by the index, rescored by the model; None without one, or if it returns too few.
-
-        As many more are searched for as there are known answers to omit.
-        """
+        """The best entities by the index, rescored by the model; None without one, or if it returns too few."""
         if self.index is None:
             return None
         num_relations, device = self.graph.shape.num_relations, self.model.device
@@ -406,7 +402,7 @@ def known_facts(predictor: Predictor, entity: int, *, limit: int) -> tuple[list[
         triples = predictor.graph.split(split)
         is_head = triples[:, 0] == entity
         found = np.concatenate([triples[is_head], triples[~is_head & (triples[:, 2] == entity)]])
-        facts += [Fact(*triple, split=split) for triple in found.tolist()]
+        facts += [Fact(head, relation, tail, split) for head, relation, tail in found.tolist()]
     return facts[:limit], len(facts)
 
 
@@ -426,8 +422,11 @@ def predicted_facts(predictor: Predictor, entity: int, *, k: int) -> list[Fact]:
         relations, patterns = (torch.from_numpy(ids) for ids in (triples[:, 1], correction.domain_range(triples)))
         rank_score = correction.log_odds(log_probability, relations, patterns)
         probabilities = rank_score.sigmoid().tolist()
-    best = np.lexsort((-log_probability.numpy(), -rank_score.numpy()))[:k].tolist()
-    return [Fact(*triples[row].tolist(), None, probabilities[row], float(log_probability[row])) for row in best]
+    best = np.lexsort((-log_probability.numpy(), -rank_score.numpy()))[:k]
+    return [
+        Fact(head, relation, tail, None, probabilities[row], float(log_probability[row]))
+        for row, (head, relation, tail) in zip(best.tolist(), triples[best].tolist(), strict=True)
+    ]
 
 
 def _likely_new_triples(predictor: Predictor, entity: int, *, number: int) -> Ids:

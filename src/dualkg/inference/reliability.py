@@ -69,19 +69,12 @@ def evaluate_coverage(
         mean, median = float(sizes_of_part.mean()), float(np.median(sizes_of_part))
         return Coverage(float(covered[part].mean()), mean, median, sizes_of_part.size, relation_specific)
 
-    return CoverageReport(
-        graph=graph.name,
-        split=split,
-        target_coverage=coverage,
-        overall=measure(...),
-        by_direction={side: measure(row) for row, side in enumerate(SIDES)},
-        by_relation={
-            graph.relations[id]: measure(
-                np.s_[:, relations == id], prediction_sets.has_own_threshold(id, coverage=coverage)
-            )
-            for id in present.tolist()
-        },
-    )
+    by_relation = {}
+    for id in present.tolist():
+        own = prediction_sets.has_own_threshold(id, coverage=coverage)
+        by_relation[graph.relations[id]] = measure(np.s_[:, relations == id], own)
+    by_direction: dict[str, Coverage] = {side: measure(row) for row, side in enumerate(SIDES)}
+    return CoverageReport(graph.name, split, coverage, measure(...), by_direction, by_relation)
 
 
 @dataclass(frozen=True)
@@ -125,14 +118,10 @@ class Reliability:
             variance = 2 * float((mass * p * (1 - p)).sum())
             noise = math.sqrt(2 / math.pi * variance) / number  # the mean of |x| for a normal x
             bins.append(ReliabilityBin(predicted, observed, number, int(is_true.sum()), noise))
-        return cls(
-            ece=sum(one.num_candidates * abs(one.predicted - one.observed) for one in bins) / total,
-            noise=sum(one.num_candidates * one.noise for one in bins) / total,
-            brier=float((weights * (probabilities - true) ** 2).sum() / total),
-            num_candidates=total,
-            num_true=int(true.sum()),
-            bins=tuple(bins),
-        )
+        ece = sum(one.num_candidates * abs(one.predicted - one.observed) for one in bins) / total
+        noise = sum(one.num_candidates * one.noise for one in bins) / total
+        brier = float((weights * (probabilities - true) ** 2).sum() / total)
+        return cls(ece, noise, brier, total, int(true.sum()), tuple(bins))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, which has no NaN: None without candidates."""
@@ -181,10 +170,6 @@ def evaluate_calibration(
         its = drawn.relations == id
         expected, num_true = float((found * drawn.weights)[its].sum()), int(drawn.true[its].sum())
         by_relation[graph.relations[id]] = RelationCounts(expected, num_true, bool(calibration.relation_specific[id]))
-    return CalibrationReport(
-        graph=graph.name,
-        split=split,
-        overall=Reliability.of(found, drawn.true, drawn.weights),
-        likely=Reliability.of(found[likely], drawn.true[likely], drawn.weights[likely]),
-        by_relation=by_relation,
-    )
+    overall = Reliability.of(found, drawn.true, drawn.weights)
+    part = Reliability.of(found[likely], drawn.true[likely], drawn.weights[likely])
+    return CalibrationReport(graph.name, split, overall, part, by_relation)
