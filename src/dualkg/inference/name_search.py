@@ -3,8 +3,9 @@
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from dualkg.extras import optional_import
 
 MatchType = Literal["exact", "prefix", "word", "substring", "fuzzy"]
 ORDER: dict[MatchType, int] = {"exact": 0, "prefix": 1, "word": 2, "substring": 3, "fuzzy": 4}
-MAX_MATCHES = 500  # of one type; of more, the first in the order of the alphabet
+MAX_MATCHES = 500  # of one type; of more, the first in the order of the alphabet or of ids
 MAX_FUZZY_LENGTH = 48  # characters of a text that is searched by edit distance
 SEPARATOR = "\n"  # between names in one text; normalized names do not contain it
 
@@ -27,7 +28,8 @@ def normalize_name(text: str) -> str:
     return " ".join("".join(one if one.isalnum() else " " for one in text).split()) or text.strip()
 
 
-class Match(NamedTuple):
+@dataclass(frozen=True)
+class Match:
     """The id of an entity or relation, and how its name or label matches."""
 
     id: int
@@ -45,10 +47,12 @@ class NameSearch:
         labels = vocabulary.labels.to_pylist() if vocabulary.labels is not None else []
         pairs = [(normalize_name(name), id) for id, name in enumerate(names)]
         pairs += [(normalize_name(label), id) for id, label in enumerate(labels) if label and label != names[id]]
-        pairs.sort()
-        self._names, self._ids = [name for name, _ in pairs], [id for _, id in pairs]
+        self._names = [name for name, _ in pairs]
+        self._ids = [id for _, id in pairs]
         self._text = SEPARATOR + SEPARATOR.join(self._names) + SEPARATOR
         self._starts = list(accumulate((len(name) + 1 for name in self._names), initial=1))
+        self._order = sorted(range(len(pairs)), key=self._names.__getitem__)
+        self._sorted = [self._names[place] for place in self._order]
 
     def search(self, text: str, *, limit: int) -> list[Match]:
         """Find at most `limit` names: exact matches, then prefixes, words, substrings; fuzzy ones if there are none."""
@@ -69,11 +73,12 @@ class NameSearch:
         return [Match(id, match_type) for _, _, _, id, match_type in best[:limit]]
 
     def _prefixes(self, text: str) -> Iterator[tuple[int, MatchType]]:
-        start = bisect_left(self._names, text)
-        for place, name in enumerate(self._names[start : start + MAX_MATCHES], start):
+        start = bisect_left(self._sorted, text)
+        for number in range(start, min(start + MAX_MATCHES, len(self._sorted))):
+            name = self._sorted[number]
             if not name.startswith(text):
                 return
-            yield place, "exact" if name == text else "prefix"
+            yield self._order[number], "exact" if name == text else "prefix"
 
     def _substrings(self, text: str) -> Iterator[tuple[int, MatchType]]:
         at, seen = self._text.find(text), 0
@@ -104,5 +109,5 @@ class NameSearch:
         lengths = range(len(text) - allowed, len(text) + allowed + 1)
         fewest = np.min([edits(names, length, allowed) for length in lengths], axis=0)
         differences = np.abs(np.fromiter(map(len, names), dtype=np.int64) - len(text))
-        order = np.lexsort((np.array([self._ids[place] for place in near]), differences, fewest))
+        order = np.lexsort((near, differences, fewest))
         return [int(near[place]) for place in order if fewest[place] <= allowed]

@@ -233,10 +233,10 @@ class Predictor:
 
     def known_relations(self, head: int, tail: int) -> dict[int, str]:
         """The known relations between two entities and the first split that contains each."""
-        relations, found = np.arange(self.graph.shape.num_relations), dict[int, str]()
-        for split, known in self._known_by_split.items():
-            rows, tails = known(np.full_like(relations, head), relations)
-            found = dict.fromkeys(rows[tails == tail].tolist(), split) | found
+        found: dict[int, str] = {}
+        for split, (pairs, relations) in self._relations_by_pair.items():
+            first, last = np.searchsorted(pairs, head * self.graph.shape.num_entities + tail + np.arange(2))
+            found |= {relation: split for relation in relations[first:last].tolist() if relation not in found}
         return found
 
     def warm_up(self) -> None:
@@ -352,6 +352,17 @@ class Predictor:
     @cached_property
     def _known_by_split(self) -> dict[str, KnownAnswers]:
         return {split: KnownAnswers.of(self.graph, [split]) for split in SPLITS if len(self.graph.split(split))}
+
+    @cached_property
+    def _relations_by_pair(self) -> dict[str, tuple[Ids, Ids]]:
+        """For each split, a sorted number for the head and tail of every triple, and the relations in that order."""
+        found: dict[str, tuple[Ids, Ids]] = {}
+        for split in SPLITS:
+            heads, relations, tails = self.graph.split(split).astype(np.int64).T
+            pairs = heads * self.graph.shape.num_entities + tails
+            order = np.argsort(pairs, kind="stable")
+            found[split] = pairs[order], relations[order]
+        return found
 
     @cached_property
     def _context(self) -> FrozenContext:
