@@ -41,8 +41,7 @@ def calibrate(
 ) -> CheckedCalibration:
     """Fit probabilities and prediction sets on valid, save them in the folder of the run, and check them on test.
 
-    An existing calibration is read and checked again, unless `overwrite` replaces it. `coverage` is that of the
-    prediction sets to check.
+    An existing calibration is checked again, unless `overwrite` replaces it; `coverage` is that of the sets to check.
     """
     run = open_run(run, device=device, trust_code=trust_code)
     with locked(run.folder):
@@ -50,9 +49,9 @@ def calibrate(
         report = evaluate_calibration(saved.calibration, run.model, run.graph)
         covered = evaluate_coverage(saved.prediction_sets, run.model, run.graph, coverage=coverage)
         checked = CheckedCalibration(saved.calibration, saved.prediction_sets, report, covered)
+        if run.folder and not run.is_current:
+            raise RequestError(f"{run.folder} was replaced after it was loaded. Run the command again.")
         if run.folder:
-            if not run.is_current:
-                raise RequestError(f"{run.folder} was replaced after it was loaded. Run the command again.")
             save_calibration(replace(saved, checks=checked.as_dict()), run.folder)
     return checked
 

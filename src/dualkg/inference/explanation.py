@@ -165,11 +165,10 @@ class Explanation:
     def sentences(self) -> list[str]:
         """The score first, then a sentence for each supporting triple and each similar entity."""
         known = f"; it is known ({self.split})" if self.split else ""
-        found = [f"{self.triple.text} has score {self.score:.3f}{known}."]
-        found += [one.sentence() for one in self.supporting_triples]
-        if not self.supporting_triples:
-            found.append("No training triple of its two entities supports it.")
-        return found + [one.sentence() for one in self.similar_entities]
+        none = ["No training triple of its two entities supports it."]
+        supporting = [one.sentence() for one in self.supporting_triples] or none
+        similar = [one.sentence() for one in self.similar_entities]
+        return [f"{self.triple.text} has score {self.score:.3f}{known}.", *supporting, *similar]
 
 
 def explain(context: FrozenContext, triple: Sequence[str | int], *, k: int = 5) -> Explanation:

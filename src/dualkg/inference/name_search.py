@@ -3,9 +3,8 @@
 import unicodedata
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,8 +27,7 @@ def normalize_name(text: str) -> str:
     return " ".join("".join(one if one.isalnum() else " " for one in text).split()) or text.strip()
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """The id of an entity or relation, and how its name or label matches."""
 
     id: int
@@ -47,8 +45,7 @@ class NameSearch:
         labels = vocabulary.labels.to_pylist() if vocabulary.labels is not None else []
         pairs = [(normalize_name(name), id) for id, name in enumerate(names)]
         pairs += [(normalize_name(label), id) for id, label in enumerate(labels) if label and label != names[id]]
-        self._names = [name for name, _ in pairs]
-        self._ids = [id for _, id in pairs]
+        self._names, self._ids = [name for name, _ in pairs], [id for _, id in pairs]
         self._text = SEPARATOR + SEPARATOR.join(self._names) + SEPARATOR
         self._starts = list(accumulate((len(name) + 1 for name in self._names), initial=1))
         self._order = sorted(range(len(pairs)), key=self._names.__getitem__)
@@ -74,11 +71,11 @@ class NameSearch:
 
     def _prefixes(self, text: str) -> Iterator[tuple[int, MatchType]]:
         start = bisect_left(self._sorted, text)
-        for number in range(start, min(start + MAX_MATCHES, len(self._sorted))):
-            name = self._sorted[number]
+        part = slice(start, start + MAX_MATCHES)
+        for place, name in zip(self._order[part], self._sorted[part], strict=True):
             if not name.startswith(text):
                 return
-            yield self._order[number], "exact" if name == text else "prefix"
+            yield place, "exact" if name == text else "prefix"
 
     def _substrings(self, text: str) -> Iterator[tuple[int, MatchType]]:
         at, seen = self._text.find(text), 0

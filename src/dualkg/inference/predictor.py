@@ -187,8 +187,7 @@ class Predictor:
     ) -> list[Prediction]:
         """Return the prediction set of (head, relation, ?), or of (?, relation, tail) if `head` is None, best first.
 
-        It contains the missing answer with probability `coverage`; known answers are excluded. docs/calibration.md
-        states the assumptions.
+        It contains the missing answer with probability `coverage` (docs/calibration.md), and no known answers.
         """
         if (head is None) == (tail is None):
             raise RequestError(
@@ -205,10 +204,7 @@ class Predictor:
         return self._with_probabilities("tails", [(given, r)], [predictions])[0]
 
     def add(self, name: str, *, triples: Sequence[NamedTriple]) -> Predictor:
-        """Return a predictor with one more entity, embedded from triples with known entities; this one is unchanged.
-
-        It has the same calibration and prediction sets, and no index.
-        """
+        """Return a predictor with one more entity, embedded from triples with known entities, and without an index."""
         found = add_entity(self._context, name, triples)
         return replace(self, model=found.model, graph=found.graph, index=None)
 
