@@ -5,7 +5,7 @@ import pytest
 
 import dualkg as kg
 from dualkg.cli import common
-from dualkg.inference import completion_search
+from dualkg.inference import completion
 from tests.inference.completion.brute_force import random_graph
 
 
@@ -103,7 +103,7 @@ def test_a_run_that_is_not_finished_is_refused(run_cli, run, tmp_path):
 def test_after_ctrl_c_the_same_command_resumes(run_cli, run, tmp_path, monkeypatch):
     out, checkpoint = tmp_path / "new.tsv", tmp_path / "new.tsv.checkpoint"
     whole = run_cli("complete", run, "--top", 20, "--out", tmp_path / "whole.tsv", "--json").json
-    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 60)
+    monkeypatch.setitem(completion.MAX_SCORES, "cpu", 60)
     progress = common.progress_bar
 
     def stopped(title):

@@ -1,12 +1,17 @@
-"""Completing a graph: the most probable triples that it does not have, as columns, as a table and as a file."""
+"""Completing a graph: the most probable triples that it does not have, as columns, as a table and as a file.
+
+The search is exact, resumable and in bounded memory. The log-probability of a triple is the mean of
+log p(tail | head, relation) and log p(head | relation, tail), neither above 0. So the scores of one query exclude most
+of its answers, and the query from the other end is scored only for answers that may still be among the best."""
 
 import hashlib
 import json
 import reprlib
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,34 +24,371 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from dualkg.data.graph import SPLITS, Graph, distinct_triples, triple_keys
+from dualkg.data.graph import SPLITS, Graph, Triples, distinct_triples, relations_with_self_loops, triple_keys
+from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
 from dualkg.files import atomic_write, remove_strays, writing
-from dualkg.inference.calibration import Calibration, PriorCorrection
-from dualkg.inference.completion_search import (
-    NEW_TRIPLE,
-    CandidateFilter,
-    Names,
-    SearchState,
-    TopTriples,
-    best_first,
-    calibration_inputs,
-    plan_search,
-    run_search,
-)
-from dualkg.inference.scoring import Ids
+from dualkg.inference.calibration import Calibration, PriorCorrection, log_odds_of
+from dualkg.inference.scoring import Ids, check_finite
 from dualkg.logs import ProgressLog
-from dualkg.models.base import Model
+from dualkg.models.base import Model, Side
+from dualkg.models.bilinear import BilinearModel
+from dualkg.models.ensemble import EnsembleModel
 
 SAVE_INTERVAL = 5.0  # seconds between two checkpoints
-LINES_PER_BATCH = 100_000
 TSV_SEPARATORS = "[\t\n\r]"
 CHECK_SIZES = (100, 1_000, 10_000, 100_000)
 CHECK_KNOWN = ("train", "valid")
+MAX_SCORES = {"cpu": 2**22, "cuda": 2**26}  # of a block: few enough for a CPU's cache, enough to keep a GPU busy
+MIN_SCORES_FOR_NUMBA = 2**20  # for fewer it is not worth loading
+MIN_LOG_PROBABILITY = -1e30  # below that of any triple, and finite
+SLACK = 1e-3  # relative; more than rounding can take from a triple that ties with the last one
 
+Names = Sequence[str | int]
 Column = npt.NDArray[Any]
-OnProgress = Callable[[int, int], None]
+# One new triple; its sort key is the log odds, or without a calibration the log-probability.
+NEW_TRIPLE = np.dtype(
+    [("head", "i8"), ("relation", "i8"), ("tail", "i8"), ("score", "f4"), ("log_probability", "f4"), ("sort_key", "f8")]
+)
+NewTriples = npt.NDArray[Any]
+
+
+# -- which triples are candidates -----------------------------------------------------------------------------
+
+
+class CandidateFilter:
+    """The candidate triples: for each of `relations` all pairs of a head and a tail, except known triples.
+
+    Relations and heads are given by name, label or id. With `types`, a head or tail of a relation must be in its domain
+    or range in train. Self-loops are excluded, without `loops`, unless they are common among the relation's training
+    triples and one of these has the entity: models of symmetric relations find them the most plausible triples.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        relations: Names | None = None,
+        heads: Names | None = None,
+        types: bool = False,
+        loops: bool = False,
+        known: Sequence[str] = SPLITS,
+    ) -> None:
+        self.graph, self.types, self.loops, self.known = graph, types, loops, known
+        self.relations = np.arange(graph.shape.num_relations) if relations is None else _ids(graph.relations, relations)
+        self.heads = None if heads is None else _ids(graph.entities, heads)
+        self.train = _by_relation(graph.train, graph.shape.num_relations)
+        self._known = _by_relation(np.concatenate([graph.split(name) for name in known]), graph.shape.num_relations)
+        self._with_self_loops = relations_with_self_loops(graph)
+
+    def heads_and_tails(self, relation: int) -> tuple[Ids, Ids]:
+        """The candidate heads and tails of a relation, ascending."""
+        if self.types:
+            heads, tails = (np.unique(self.train[relation][:, column]) for column in (0, 2))
+        else:
+            heads = tails = np.arange(self.graph.shape.num_entities)
+        return heads if self.heads is None else np.intersect1d(heads, self.heads), tails
+
+    def excluded_pairs(self, relation: int) -> Ids:
+        """The pairs of head and tail that are known or self-loops, `(num_pairs, 2)`, ascending."""
+        num_entities = self.graph.shape.num_entities
+        keys = self._known[relation][:, [0, 2]] @ np.array([num_entities, 1])
+        if not self.loops:
+            looped = np.arange(num_entities)
+            if relation in self._with_self_loops:
+                looped = np.setdiff1d(looped, self.train[relation][:, [0, 2]])
+            keys = np.concatenate([keys, looped * (num_entities + 1)])
+        return np.stack(np.divmod(np.unique(keys), num_entities), axis=1)
+
+    def new_to(self, relation: int) -> Ids:
+        """Whether entities are new (1) to the domain and to the range of a relation in train, `(2, num_entities)`."""
+        new = np.ones((2, self.graph.shape.num_entities), dtype=np.int64)
+        new[0, self.train[relation][:, 0]] = new[1, self.train[relation][:, 2]] = 0
+        return new
+
+
+def _ids(vocabulary: Vocabulary, names: Names | str) -> Ids:
+    names = [names] if isinstance(names, str) else names
+    return np.unique(np.array([vocabulary.id(name) for name in names], dtype=np.int64))
+
+
+def _by_relation(triples: Triples, num_relations: int) -> list[Ids]:
+    """The triples of each relation."""
+    ordered = triples[np.argsort(triples[:, 1], kind="stable")].astype(np.int64)
+    return np.split(ordered, np.searchsorted(ordered[:, 1], np.arange(1, num_relations)))
+
+
+# -- the parts of a search ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SearchPart:
+    """Queries of a relation from one side and candidate answers, each by whether it is new (1) to its side in train."""
+
+    relation: int
+    given: int  # 0: heads, to find tails; 1: tails, to find heads
+    new_given: tuple[int, ...]
+    new_answers: tuple[int, ...]
+    num_queries: int
+    prior: float  # of its most probable domain/range pattern
+
+    def entities(self, candidates: CandidateFilter) -> tuple[Ids, Ids, Ids]:
+        """The entities that the queries give and their candidate answers, ascending; and which answers are new."""
+        ends, new = candidates.heads_and_tails(self.relation), candidates.new_to(self.relation)
+        given, answers, new_answers = ends[self.given], ends[1 - self.given], new[1 - self.given]
+        given = given[np.isin(new[self.given, given], self.new_given)]
+        return given, answers[np.isin(new_answers[answers], self.new_answers)], new_answers
+
+
+def plan_search(candidates: CandidateFilter, prior_correction: PriorCorrection | None = None) -> list[SearchPart]:
+    """The parts of a search, the most probable first and then the cheapest: good triples raise the bound for others.
+
+    Without a calibration a relation is one part. With one, nearly all triples that can be among the best have an entity
+    in the domain or range of their relation. So the few entities on one side are queried, then the few on the other
+    side for answers that are new to the first, and at last the pairs in which both are new.
+    """
+    parts = []
+    first_given = (0, 1) if prior_correction is None else (0,)
+    for relation in candidates.relations.tolist():
+        ends, new = candidates.heads_and_tails(relation), candidates.new_to(relation)
+        counts = np.stack([np.bincount(is_new[ids], minlength=2) for ids, is_new in zip(ends, new, strict=True)])
+        # Fewer queries first. If equal, those with more answers each: these are less likely, and fewer pass.
+        num_queries, num_known = counts[:, first_given].sum(1).tolist(), (new == 0).sum(1).tolist()
+        first = 0 if (num_queries[0], num_known[0]) <= (num_queries[1], num_known[1]) else 1
+        choices: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = [(first, first_given, (0, 1))]
+        priors = torch.zeros(2, 2)  # by head, then by tail
+        if prior_correction is not None:
+            choices += [(1 - first, (0,), (1,)), (first, (1,), (1,))]
+            priors = prior_correction.priors[relation].reshape(2, 2).T
+        for given, new_given, new_answers in choices:
+            number = int(counts[given, new_given].sum())
+            if number and counts[1 - given, new_answers].any():
+                prior = float((priors.T if given else priors)[new_given[0], list(new_answers)].max())
+                parts.append(SearchPart(relation, given, new_given, new_answers, number, prior))
+    return sorted(parts, key=lambda part: (-part.prior, part.num_queries, part.relation))
+
+
+# -- the best triples so far ----------------------------------------------------------------------------------
+
+
+def best_first(triples: NewTriples) -> NewTriples:
+    """By decreasing sort key; ties by log-probability and then by ascending ids."""
+    ids = (triples["tail"], triples["relation"], triples["head"])
+    return triples[np.lexsort((*ids, -triples["log_probability"], -triples["sort_key"]))]
+
+
+def calibration_inputs(triples: NewTriples, correction: PriorCorrection) -> tuple[Tensor, Tensor, Tensor]:
+    """The log-probabilities, relations and domain/range patterns of triples."""
+    ids = np.stack([triples[name] for name in ("head", "relation", "tail")], axis=1)
+    columns = triples["log_probability"].astype(np.float64), ids[:, 1], correction.domain_range(ids)
+    return tuple(map(torch.from_numpy, columns))  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False)
+class SearchState:
+    """The best `top` triples so far, none less probable than `min_probability`; the search resumes from here."""
+
+    top: int
+    prior_correction: PriorCorrection | None
+    min_probability: float
+    triples: NewTriples = field(default_factory=lambda: np.empty(0, NEW_TRIPLE))
+    num_done: int = 0  # of the first queries of all parts
+    cache: Tensor | None = None  # of the second queries of the current part
+
+    def required(self, part: SearchPart) -> Tensor:
+        """The log-probability that triples need, `(2,)`, by whether the answer is new; infinite without candidates."""
+        last = float(self.triples["sort_key"].min()) if len(self.triples) >= self.top else -inf
+        required = torch.full((2, 2), last, dtype=torch.float64)  # by head, then by tail
+        if self.prior_correction is not None:
+            last = max(last, log_odds_of(self.min_probability))
+            required = self.prior_correction.required_log_probability(last, part.relation)
+        required = torch.where(required.isfinite(), required - SLACK * (1 + required.abs()), required)
+        found = (required.T if part.given else required)[part.new_given[0]].clone()
+        found[[pattern for pattern in (0, 1) if pattern not in part.new_answers]] = inf
+        return found
+
+    def merge(self, others: NewTriples) -> Self:
+        """With the best of these and other triples, whose sort keys are not set yet."""
+        if not len(others):
+            return self
+        others["sort_key"] = others["log_probability"]
+        if self.prior_correction is not None:
+            inputs = calibration_inputs(others, self.prior_correction)
+            others["sort_key"] = self.prior_correction.log_odds(*inputs).numpy()
+            if self.min_probability > 0:
+                others = others[self.prior_correction.probability(*inputs).numpy() >= self.min_probability]
+        both = np.concatenate([self.triples, others])
+        if len(both) > self.top:
+            both = both[both["sort_key"] >= np.partition(both["sort_key"], -self.top)[-self.top]]
+        if len(both) > self.top:  # some tie with the last one
+            both = best_first(both)[: self.top]
+        return replace(self, triples=both)
+
+
+# -- scores ---------------------------------------------------------------------------------------------------
+
+
+def logsumexp(scores: Tensor) -> Tensor:
+    """`scores.logsumexp(-1)`; several times faster on a CPU with numba."""
+    if scores.numel() >= MIN_SCORES_FOR_NUMBA and scores.dtype == torch.float32 and scores.device.type == "cpu":
+        from dualkg.kernels import cpu
+
+        if cpu.HAS_NUMBA:
+            return cpu.logsumexp_rows(scores.contiguous())
+    return scores.logsumexp(-1)
+
+
+def _numbers_per_score(model: Model) -> int:
+    """Numbers held for each score of candidates: other models than bilinear ones hold a vector."""
+    if isinstance(model, EnsembleModel):
+        return max(map(_numbers_per_score, model.members))
+    return 1 if isinstance(model, BilinearModel) else model.embedding.entities.shape[1]
+
+
+class RelationQueries:
+    """All queries of a relation for one side: log p(answer | query) is a score minus the query's log-normalizer.
+
+    `cache` `(2, num_entities)` holds the log-normalizer of each query, and the largest log-probability of its answers;
+    NaN and 0 before the query is scored.
+    """
+
+    def __init__(self, model: Model, relation: int, target: Side, *, cache: Tensor | None = None) -> None:
+        self.model, self.relation, self.target = model, relation, target
+        if cache is None:
+            cache = torch.tensor([torch.nan, 0.0])[:, None].repeat(1, model.shape.num_entities)
+        self.cache = cache.to(model.device)
+        self.normalizers, self.max_log_probabilities = self.cache
+        self.block_size = max(1, MAX_SCORES[model.device.type] // model.shape.num_entities)  # of queries
+
+    def scores(self, given: Tensor) -> Tensor:
+        """The scores of all entities as answers, `(batch, num_entities)`; fills the cache."""
+        relations = torch.full_like(given, self.relation)
+        if self.target == "tail":
+            scores = self.model.predict_tails(given, relations)
+        else:
+            scores = self.model.predict_heads(relations, given)
+        normalizers = logsumexp(scores)
+        self.normalizers[given], self.max_log_probabilities[given] = normalizers, scores.amax(-1) - normalizers
+        check_finite(normalizers)
+        return scores
+
+    def fill_cache(self, given: Tensor) -> None:
+        """Score the queries that are not in the cache."""
+        for block in torch.split(given[self.normalizers[given].isnan()], self.block_size):
+            if len(block):
+                self.scores(block)
+
+    def scores_of(self, given: Tensor, answers: Tensor) -> Tensor:
+        """The scores of some entities as answers, `(batch, num_answers)`."""
+        size = MAX_SCORES[self.model.device.type] // max(1, len(answers) * _numbers_per_score(self.model))
+        blocks = [
+            self.model.predict_candidates(block, torch.full_like(block, self.relation), answers, self.target)
+            for block in torch.split(given, max(1, size))
+        ]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+# -- the search -----------------------------------------------------------------------------------------------
+
+
+def search_block(
+    first: RelationQueries,
+    second: RelationQueries,
+    given: Tensor,
+    *,
+    answers: Tensor,
+    excluded: Tensor,
+    new: Tensor,
+    required: Tensor,
+    top: int,
+) -> NewTriples:
+    """The triples of a block with the required log-probability: the best `top`, and ties of the last.
+
+    `given` and the candidate `answers` are ascending ids; `excluded` `(num_pairs, 2)` pairs of both, by ascending given
+    entities. `new` `(num_entities,)` is 1 for new answers; `required` `(2,)` is for answers that are known on their
+    side in train and for new ones, and `top` triples of either are returned.
+    """
+    required = required.clamp(min=MIN_LOG_PROBABILITY).to(answers.device)
+    scores = first.scores(given)
+    ends = torch.searchsorted(excluded[:, 0].contiguous(), torch.stack([given[0], given[-1] + 1]))
+    entities, others = excluded[ends[0] : ends[1]].T.contiguous()
+    rows = torch.searchsorted(given, entities)
+    present = given[rows] == entities
+    scores[rows[present], others[present]] = -torch.inf
+    if len(answers) < scores.shape[1]:
+        scores = scores[:, answers]
+    # Required of the first query's log-probability, if the second query's is as large as it can be.
+    bound = 2 * required[new[answers]] - second.max_log_probabilities[answers]
+    rows = scores.amax(1) >= first.normalizers[given] + bound.min()
+    given, scores = given[rows], scores[rows]
+    passing = scores >= first.normalizers[given, None] + bound
+    rows, columns = passing.any(1), passing.any(0)
+    given, answers, scores = given[rows], answers[columns], scores[rows][:, columns]
+    if not scores.numel():
+        return np.empty(0, NEW_TRIPLE)
+    reverse = scores
+    if second.model.reciprocal:  # without reciprocal relations both ends have the same score
+        reverse = second.scores_of(answers, given).T.contiguous()  # it is read row by row from here on
+    # A normalizer is at least that of the block's entities; queries that this excludes are not scored in full.
+    floor = torch.where(second.normalizers[answers].isnan(), reverse.logsumexp(0), second.normalizers[answers])
+    bound = (scores - first.normalizers[given, None]).add_(reverse).sub_(floor)
+    columns = (bound >= 2 * required[new[answers]]).any(0)
+    answers, scores, reverse = answers[columns], scores[:, columns], reverse[:, columns]
+    if not len(answers):
+        return np.empty(0, NEW_TRIPLE)
+    second.fill_cache(answers)
+    log_probabilities = reverse - second.normalizers[answers]
+    log_probabilities.add_(scores).sub_(first.normalizers[given, None]).div_(2)
+    new = new[answers]
+    for pattern in (0, 1):  # counted apart, since their log-probabilities do not compare
+        chosen = log_probabilities[:, new == pattern]
+        if int((chosen >= required[pattern]).sum()) > top:
+            required[pattern] = chosen.flatten().topk(top).values[-1]
+    rows, columns = (log_probabilities >= required[new]).nonzero(as_tuple=True)
+    heads, tails = given[rows], answers[columns]
+    if first.target == "head":
+        heads, tails, scores = tails, heads, reverse
+    found = np.empty(len(rows), NEW_TRIPLE)
+    found["head"], found["tail"], found["relation"] = heads.cpu(), tails.cpu(), first.relation
+    found["score"], found["log_probability"] = (one[rows, columns].cpu() for one in (scores, log_probabilities))
+    return found
+
+
+def run_search(
+    model: Model, candidates: CandidateFilter, parts: Sequence[SearchPart], state: SearchState
+) -> Iterator[SearchState]:
+    """The states after each block of queries, from a state on."""
+    end = 0
+    for part in parts:
+        start, end = end, end + part.num_queries
+        if end <= state.num_done:
+            continue
+        if not bool((state.required(part) <= 0).any()):
+            state = replace(state, num_done=end, cache=None)
+            yield state
+            continue
+        excluded = candidates.excluded_pairs(part.relation)
+        if part.given == 1:
+            excluded = excluded[np.argsort(excluded[:, 1], kind="stable"), ::-1].copy()
+        given, answers, new, pairs = (
+            torch.from_numpy(ids).to(model.device) for ids in (*part.entities(candidates), excluded)
+        )
+        within = state.num_done - start
+        sides: tuple[Side, Side] = ("head", "tail") if part.given else ("tail", "head")
+        first = RelationQueries(model, part.relation, sides[0])
+        second = RelationQueries(model, part.relation, sides[1], cache=state.cache if within else None)
+        for block in torch.split(given[within:], first.block_size):
+            required = state.required(part)
+            promising = answers[(required <= 0).to(block.device)[new[answers]]]
+            if len(promising):
+                options = {"answers": promising, "excluded": pairs, "new": new, "required": required.float()}
+                state = state.merge(search_block(first, second, block, top=state.top, **options))
+            state = replace(state, num_done=state.num_done + len(block), cache=second.cache.clone())
+            yield state
+
+
+# -- the result -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,17 +405,15 @@ class Completion:
     log_probability: Column
 
     @classmethod
-    def of(cls, graph: Graph, top: TopTriples) -> Self:
-        triples, correction = best_first(top.triples), top.prior_correction
-        probability = answer_probability = None
+    def of(cls, graph: Graph, state: SearchState) -> Self:
+        triples, correction = best_first(state.triples), state.prior_correction
+        probabilities: list[Column | None] = [None, None]
         if correction is not None:
             inputs = calibration_inputs(triples, correction)
-            probability = correction.probability(*inputs).numpy().astype(np.float32)
-            answer_probability = correction.calibration.probability(*inputs).numpy().astype(np.float32)
-        heads, relations, tails, score, log_probability = (
-            triples[name].copy() for name in ("head", "relation", "tail", "score", "log_probability")
-        )
-        return cls(graph, heads, relations, tails, probability, answer_probability, score, log_probability)
+            both = correction, correction.calibration
+            probabilities = [one.probability(*inputs).numpy().astype(np.float32) for one in both]
+        columns = [triples[name].copy() for name in ("head", "relation", "tail", "score", "log_probability")]
+        return cls(graph, *columns[:3], *probabilities, *columns[3:])
 
     def __len__(self) -> int:
         return len(self.heads)
@@ -134,12 +474,12 @@ def check_file(path: str | Path, graph: Graph) -> Path:
 
 
 def _write_tsv(table: pa.Table, path: Path) -> None:
-    """Write lines of tab-separated columns without quotes."""
+    """Write lines of tab-separated columns without quotes, which `pyarrow.csv` refuses for names that have some."""
     import pyarrow.compute as pc  # slow to import, and `import dualkg` loads this module
 
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.write("\t".join(table.column_names) + "\n")
-        for batch in table.to_batches(LINES_PER_BATCH):
+        for batch in table.to_batches(100_000):
             cells = [column.cast(pa.string()) for column in batch.columns]
             file.writelines(f"{line}\n" for line in pc.binary_join_element_wise(*cells, "\t").to_pylist())
 
@@ -160,16 +500,14 @@ def complete(
     types: bool = False,
     loops: bool = False,
     known: Sequence[str] = SPLITS,
-    on_progress: OnProgress | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
     checkpoint: str | Path | None = None,
 ) -> Completion:
     """Find the `top` most probable triples that no split of `known` has.
 
     They are ordered by prior-corrected probability, or without a calibration by log-probability; both are among all
-    entities, whatever the filters. `relations` and `heads` restrict the search; with `types`, heads and tails must be
-    in the domain and range of their relation in train; with `loops`, self-loops are candidates for all relations.
-    `on_progress` is called with the number of queries that are done, and of all. `checkpoint` is a file that exists
-    during the search: after a kill, the same call resumes from it.
+    entities, whatever the filters, which are those of `CandidateFilter`. `on_progress` is called with the number of
+    queries that are done, and of all. `checkpoint` is a file during the search: after a kill, the same call resumes.
     """
     model.check_shape(graph.shape)
     if not isinstance(top, (int, np.integer)) or top < 1:
@@ -186,81 +524,73 @@ def complete(
     prior_correction = PriorCorrection.of(calibration, graph) if calibration is not None else None
     parts = plan_search(candidates, prior_correction)
     num_queries = sum(part.num_queries for part in parts)
-    state = SearchState(TopTriples(top, prior_correction, min_probability))
-    saved = None
-    if checkpoint is not None:
-        saved = CompletionCheckpoint(Path(checkpoint), _options(model, candidates, state.top))
-        state = saved.load(state)
-    log = ProgressLog(f"Completing {graph.name}")
+    state = SearchState(top, prior_correction, min_probability)
+    path, options = None if checkpoint is None else Path(checkpoint), {}
+    if path:
+        options = _options(model, candidates, state)
+        state = _load_state(path, options, start=state)
+    log, saved_at = ProgressLog(f"Completing {graph.name}"), time.monotonic()
     with full_precision(), eval_mode(model):
         try:
             for state in run_search(model, candidates, parts, state):  # noqa: B020
-                if saved and time.monotonic() >= saved.saved_at + SAVE_INTERVAL:
-                    saved.save(state)
+                if path and time.monotonic() >= saved_at + SAVE_INTERVAL:
+                    _save_state(path, options, state)
+                    saved_at = time.monotonic()
                 log.count(state.num_done, num_queries, "queries")
                 if on_progress:
                     on_progress(state.num_done, num_queries)
         except KeyboardInterrupt:
-            if saved:
-                saved.save(state)
+            if path:
+                _save_state(path, options, state)
             raise
-    if saved:
-        saved.path.unlink(missing_ok=True)
-    return Completion.of(graph, state.top)
+    if path:
+        path.unlink(missing_ok=True)
+    return Completion.of(graph, state)
 
 
-@dataclass
-class CompletionCheckpoint:
-    """The file of a search that has not finished."""
+def _save_state(path: Path, options: dict[str, Any], state: SearchState) -> None:
+    """Write the file of a search that has not finished."""
+    tensors = {"triples": torch.from_numpy(state.triples.view(np.uint8))}
+    if state.cache is not None:
+        tensors["cache"] = state.cache.cpu()
+    metadata = {"num_done": str(state.num_done), "options": json.dumps(options)}
+    with atomic_write(path, apart=True) as file, writing(file, SafetensorError):
+        save_file(tensors, file, metadata=metadata)
 
-    path: Path
-    options: dict[str, Any]  # what the result depends on
-    saved_at: float = field(default_factory=time.monotonic)
 
-    def save(self, state: SearchState) -> None:
-        tensors = {"triples": torch.from_numpy(state.top.triples.view(np.uint8))}
-        if state.cache is not None:
-            tensors["cache"] = state.cache.cpu()
-        metadata = {"num_done": str(state.num_done), "options": json.dumps(self.options)}
-        with atomic_write(self.path, apart=True) as file, writing(file, SafetensorError):
-            save_file(tensors, file, metadata=metadata)
-        self.saved_at = time.monotonic()
-
-    def load(self, start: SearchState) -> SearchState:
-        """The state to resume from: the start if there is no file."""
-        remove_strays(self.path, inside=False)
-        if not self.path.exists():
-            return start
-        try:
-            with safe_open(self.path, framework="pt") as file:
-                metadata = file.metadata()
-                self._check(json.loads(metadata["options"]))
-                tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            top = replace(start.top, triples=tensors["triples"].numpy().view(NEW_TRIPLE))
-            return SearchState(top, int(metadata["num_done"]), tensors.get("cache"))
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-            raise RequestError(f"{self.path} cannot be read ({error}). Remove it to start again.") from None
-
-    def _check(self, saved: dict[str, Any]) -> None:
+def _load_state(path: Path, options: dict[str, Any], *, start: SearchState) -> SearchState:
+    """The state to resume from: the start if there is no file. One of a search with other options is refused."""
+    remove_strays(path, inside=False)
+    if not path.exists():
+        return start
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        saved = json.loads(metadata["options"])
         changes = [
             f"{name} was {reprlib.repr(saved.get(name))} and is now {reprlib.repr(now)}"
-            for name, now in self.options.items()
+            for name, now in options.items()
             if saved.get(name) != now
         ]
         if changes:
             raise RequestError(
-                f"{self.path} is of a search with other options: {'; '.join(changes)}. Use the same options to "
-                f"resume it, or remove the file to start again."
+                f"{path} is of a search with other options: {'; '.join(changes)}. Use the same options to resume it, "
+                f"or remove the file to start again."
             )
+        triples = tensors["triples"].numpy().view(NEW_TRIPLE)
+        return replace(start, triples=triples, num_done=int(metadata["num_done"]), cache=tensors.get("cache"))
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        raise RequestError(f"{path} cannot be read ({error}). Remove it to start again.") from None
 
 
-def _options(model: Model, candidates: CandidateFilter, top: TopTriples) -> dict[str, Any]:
+def _options(model: Model, candidates: CandidateFilter, state: SearchState) -> dict[str, Any]:
     """All that the result depends on; tables by their checksums."""
-    graph, correction = candidates.graph, top.prior_correction
+    graph, correction = candidates.graph, state.prior_correction
     tables = [correction.calibration.slopes, correction.calibration.offsets] if correction else []
     return {
-        "top": top.size,
-        "min_probability": top.min_probability,
+        "top": state.top,
+        "min_probability": state.min_probability,
         "types": candidates.types,
         "loops": candidates.loops,
         "relations": [graph.relations[id] for id in candidates.relations.tolist()],
@@ -284,12 +614,11 @@ def _checksum(tensors: Iterable[Tensor]) -> str:
 
 @dataclass(frozen=True)
 class CompletionCheck:
-    """The number of test triples among the best of each size, with two baselines.
+    """The number of test triples among the best of each size, with two baselines, as means over the order of ties.
 
-    `expected` is the number by the probabilities of the triples, None without a calibration: they are calibrated to as
-    many missing triples as valid has, so their sum is scaled to the size of test. The baseline by degree orders pairs
-    by the number of training triples of the relation with that head, times the number with that tail. Ties are in
-    random order, so both baselines are expected numbers.
+    `expected` follows from the probabilities of the triples, None without a calibration: they are calibrated to as many
+    missing triples as valid has, so their sum is scaled to the size of test. The baseline by degree orders pairs by the
+    number of training triples of the relation with that head, times the number with that tail.
     """
 
     sizes: list[int]
@@ -322,15 +651,15 @@ def check_completion(
     made = complete(model, graph, top=max(sizes), known=CHECK_KNOWN, **options)
     joined = np.concatenate([made.triples, test]).astype(np.int32)  # past 63 bits, keys depend on all triples
     keys, test_keys = np.split(triple_keys(joined, graph.shape), [len(made)])
-    hits = np.append(0, np.cumsum(np.isin(keys, test_keys)))
+    hits, ends = np.append(0, np.cumsum(np.isin(keys, test_keys))), np.minimum(sizes, len(made))
     expected = None
     if made.probability is not None:
         sums = np.append(0, np.cumsum(made.probability, dtype=np.float64)) * len(graph.test) / max(1, len(graph.valid))
-        expected = [float(sums[min(size, len(made))]) for size in sizes]
+        expected = sums[ends].tolist()
     num_triples = counts.sum(keepdims=True)
     return CompletionCheck(
         list(sizes),
-        [int(hits[min(size, len(made))]) for size in sizes],
+        hits[ends].tolist(),
         expected,
         _expected_hits(products, counts, degrees, sizes),
         _expected_hits(np.zeros(1), num_triples, np.zeros(len(test)), sizes),
@@ -367,4 +696,5 @@ def _expected_hits(values: Column, counts: Column, sought: Column, sizes: Sequen
     """The expected number of sought triples among the best of each size, by a value that `counts` triples share."""
     hits = np.bincount(np.searchsorted(values, sought), minlength=len(values))[::-1]
     so_far, hits_so_far = (np.append(0, np.cumsum(number)) for number in (counts[::-1], hits))
-    return [float(value) for value in np.interp(sizes, so_far, hits_so_far)]
+    expected: list[float] = np.interp(sizes, so_far, hits_so_far).tolist()
+    return expected

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import dualkg as kg
-from dualkg.inference import completion, completion_search
+from dualkg.inference import completion
 from dualkg.inference.completion import complete
 from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 from tests.processes import Started
@@ -17,7 +17,7 @@ from tests.processes import Started
 @pytest.fixture
 def options(monkeypatch):
     """A search of many blocks."""
-    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 27)
+    monkeypatch.setitem(completion.MAX_SCORES, "cpu", 27)
     return {"top": 30, "calibration": random_calibration(0)}
 
 
@@ -120,12 +120,12 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, options):
 
 KILLED = """
 import sys
-from dualkg.inference import completion, completion_search
+from dualkg.inference import completion
 from dualkg.inference.completion import complete
 from tests.inference.completion.brute_force import MODELS, random_calibration, random_graph
 
 completion.SAVE_INTERVAL = 0
-completion_search.MAX_SCORES["cpu"] = 27
+completion.MAX_SCORES["cpu"] = 27
 graph = random_graph(0)
 
 

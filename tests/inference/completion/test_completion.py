@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference import completion_search
+from dualkg.inference import completion
 from dualkg.inference.calibration import Calibration
 from dualkg.inference.completion import complete
 from tests.inference.completion.brute_force import (
@@ -30,7 +30,7 @@ FILTERS = {
 @pytest.fixture(params=[1, 30, 10_000])
 def block_size(request, monkeypatch):
     """Blocks of one query, of some, and of all."""
-    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", request.param)
+    monkeypatch.setitem(completion.MAX_SCORES, "cpu", request.param)
     return request.param
 
 
@@ -151,11 +151,11 @@ def test_once_enough_triples_are_found_most_second_queries_are_skipped(monkeypat
             8
         )  # the same in both directions
         model.relations[[1, 3]] = 0
-    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 50 * 20)
+    monkeypatch.setitem(completion.MAX_SCORES, "cpu", 50 * 20)
     scored = []
-    scores = completion_search.RelationQueries.scores
+    scores = completion.RelationQueries.scores
     monkeypatch.setattr(
-        completion_search.RelationQueries,
+        completion.RelationQueries,
         "scores",
         lambda self, given: scored.append((self.relation, len(given))) or scores(self, given),
     )
@@ -167,17 +167,17 @@ def test_once_enough_triples_are_found_most_second_queries_are_skipped(monkeypat
 
 def test_memory_is_bounded_by_a_block(monkeypatch):
     graph = random_graph(0, num_entities=60, num_relations=2, num_triples=80)
-    monkeypatch.setitem(completion_search.MAX_SCORES, "cpu", 60 * 7)
+    monkeypatch.setitem(completion.MAX_SCORES, "cpu", 60 * 7)
     sizes = []
     for name in ("scores", "scores_of"):
-        whole = getattr(completion_search.RelationQueries, name)
+        whole = getattr(completion.RelationQueries, name)
 
         def counting(self, *ids, whole=whole):
             found = whole(self, *ids)
             sizes.append(found.numel())
             return found
 
-        monkeypatch.setattr(completion_search.RelationQueries, name, counting)
+        monkeypatch.setattr(completion.RelationQueries, name, counting)
     complete(MODELS["CP"](graph.shape), graph, top=5000)
     assert max(sizes) == 60 * 7
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dualkg.inference import completion_search
+from dualkg.inference import completion
 from dualkg.inference.completion import complete
 from tests.inference.completion.brute_force import MODELS, complete_brute_force, random_calibration, random_graph
 from tests.inference.completion.test_completion import assert_same
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("scores_at_once", [1, 30, 10_000])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_list_is_that_of_every_triple(name, scores_at_once, monkeypatch):
-    monkeypatch.setitem(completion_search.MAX_SCORES, "cuda", scores_at_once)
+    monkeypatch.setitem(completion.MAX_SCORES, "cuda", scores_at_once)
     graph, calibration = random_graph(0), random_calibration(0)
     model = MODELS[name](graph.shape)
     for top in (1, 7, 10_000):

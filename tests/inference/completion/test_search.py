@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualkg.data.graph import relations_with_self_loops
-from dualkg.inference import completion_search
+from dualkg.inference import completion
 from dualkg.inference.calibration import PriorCorrection
-from dualkg.inference.completion_search import CandidateFilter, plan_search
+from dualkg.inference.completion import CandidateFilter, plan_search
 from dualkg.kernels import cpu
 from tests.conftest import graph_of
 from tests.inference.completion.brute_force import random_calibration, random_graph
@@ -60,22 +60,22 @@ def test_entities_in_the_domain_and_range_are_searched_first(reverse):
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 3000), (0, 4)])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
 def test_the_kernel_is_log_sum_exp(monkeypatch, shape, scale):
-    monkeypatch.setattr(completion_search, "MIN_SCORES_FOR_NUMBA", 0)
+    monkeypatch.setattr(completion, "MIN_SCORES_FOR_NUMBA", 0)
     scores = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * scale
-    torch.testing.assert_close(completion_search.logsumexp(scores), scores.logsumexp(-1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(completion.logsumexp(scores), scores.logsumexp(-1), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_the_kernel_keeps_nan_and_infinity(monkeypatch, bad):
-    monkeypatch.setattr(completion_search, "MIN_SCORES_FOR_NUMBA", 0)
+    monkeypatch.setattr(completion, "MIN_SCORES_FOR_NUMBA", 0)
     scores = torch.zeros(2, 5)
     scores[1, 2] = bad
-    assert completion_search.logsumexp(scores).isfinite().tolist() == [True, False]
+    assert completion.logsumexp(scores).isfinite().tolist() == [True, False]
 
 
 def test_without_numba_and_for_other_types_pytorch_is_used(monkeypatch):
-    monkeypatch.setattr(completion_search, "MIN_SCORES_FOR_NUMBA", 0)
+    monkeypatch.setattr(completion, "MIN_SCORES_FOR_NUMBA", 0)
     monkeypatch.setattr(cpu, "HAS_NUMBA", False)
     scores = torch.randn(4, 9)
-    assert torch.equal(completion_search.logsumexp(scores), scores.logsumexp(-1))
-    assert completion_search.logsumexp(scores.double()).dtype == torch.float64
+    assert torch.equal(completion.logsumexp(scores), scores.logsumexp(-1))
+    assert completion.logsumexp(scores.double()).dtype == torch.float64
