@@ -21,7 +21,7 @@ def test_an_index_is_saved_beside_its_run(run_cli, run):
     assert result.code == 0
     for words in ("exact, inner", "recall@10", "tails and"):  # names may fold
         assert words in result.out
-    assert load_index(f"{run}-index").indexes["tail"].table.storage == "bf16"
+    assert load_index(f"{run}-index").indexes["tail"].storage == "bf16"
     kg.load_run(run)
     again = run_cli("index", run, "--kind", "exact")
     assert again.code == 2
@@ -31,7 +31,7 @@ def test_an_index_is_saved_beside_its_run(run_cli, run):
 def test_a_sparse_run_has_a_sparse_index(run_cli, run):
     sparsify(run, share=0.5)
     assert run_cli("index", f"{run}-sparse-0.5", "--kind", "exact").code == 0
-    assert load_index(f"{run}-sparse-0.5-index").indexes["tail"].table.storage == "sparse"
+    assert load_index(f"{run}-sparse-0.5-index").indexes["tail"].storage == "sparse"
 
 
 def test_json(run_cli, run, tmp_path):

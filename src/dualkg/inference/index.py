@@ -7,7 +7,7 @@ of 200 queries 2 to 9 times faster. FAISS answers single float16 and bf16 querie
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -59,26 +59,86 @@ def check_table(table: Tensor) -> Tensor:
     return table
 
 
-def blocks_of(table: Tensor) -> Iterator[Tensor]:
+def blocks_of(table: Tensor) -> tuple[Tensor, ...]:
     """Blocks of rows, so that the whole table is never copied."""
-    yield from table.split(ROWS)  # type: ignore[no-untyped-call]
+    return torch.split(table, ROWS)
 
 
-@dataclass(frozen=True, eq=False)
-class StoredTable:
-    """A table `(num_rows, width)` in a storage format, read back as float32 in blocks of rows.
+def _as_int8(table: Tensor) -> dict[str, Tensor]:
+    codes, scales = torch.empty(table.shape, dtype=torch.int8), torch.empty(len(table))
+    for block, its_codes, its_scales in zip(*map(blocks_of, (table, codes, scales)), strict=True):
+        largest = block.float().abs().amax(1)
+        its_scales[:] = largest / 127
+        its_codes[:] = (block.float() * torch.where(largest > 0, 127 / largest, 0.0)[:, None]).round()
+    return {"codes": codes, "scales": scales}
+
+
+# -- indexes ----------------------------------------------------------------------------------------------------
+
+
+class SearchResult(NamedTuple):
+    """Scores and rows, `(num_queries, k)` each, best first; −∞ and −1 where too few rows were found."""
+
+    scores: Tensor
+    ids: Tensor
+
+
+class Index(ABC):
+    """Finds the rows x of a table with the best ⟨q, x⟩ ("inner product") or −‖q − x‖² ("euclidean") for a query q."""
+
+    kind: str
+
+    def __init__(self, metric: Metric, shape: tuple[int, int]) -> None:
+        if metric not in METRICS:
+            raise RequestError(f"The metric of an index must be one of {', '.join(METRICS)}; got '{metric}'.")
+        self.metric: Metric = metric
+        self.shape = shape
+
+    @abstractmethod
+    def _search(self, queries: Tensor, k: int) -> SearchResult:
+        """The best `k` rows for queries that have been checked; there are at least `k` rows."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the index into an existing folder."""
+
+    @property
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The keywords that `load` needs beside the files of `save`."""
+
+    def search(self, queries: Tensor, k: int) -> SearchResult:
+        """Find the best `k` rows for each of the queries `(num_queries, width)`, or all if there are fewer."""
+        if k < 1:
+            raise RequestError(f"k must be at least 1; got {k}.")
+        if queries.dim() != 2 or queries.shape[1] != self.shape[1]:
+            shape = " × ".join(map(str, queries.shape))
+            raise RequestError(f"Queries of {self.shape[1]} numbers each were expected; got an array of {shape}.")
+        queries = queries.detach().to("cpu", torch.float32).contiguous()
+        if not math.isfinite(float(queries.sum())):
+            raise DivergedError("A query holds NaN or infinity, so it has no best rows. Its training has diverged.")
+        return self._search(queries, min(k, self.shape[0]))
+
+
+class ExactIndex(Index):
+    """Compares a query with every row of a table in a storage format, read back as float32 in blocks of rows.
 
     int8 has `codes` from −127 to 127 and a scale for each row, its largest magnitude / 127. sparse is the CSR form of
-    run folders: `values`, their `columns`, and where each row `starts`.
+    run folders: `values`, their `columns`, and where each row `starts`. Rows of equal score are in the order of their
+    numbers.
     """
 
-    storage: StorageFormat
-    shape: tuple[int, int]
-    parts: dict[str, Tensor]
+    kind = "exact"
+
+    def __init__(
+        self, parts: dict[str, Tensor], metric: Metric, shape: tuple[int, int], *, storage: StorageFormat
+    ) -> None:
+        super().__init__(metric, shape)
+        self.parts, self.storage = parts, storage
 
     @classmethod
-    def of(cls, table: Tensor, storage: StorageFormat = "float32") -> Self:
-        """Convert a table; float32 is not copied. NaN and infinity are refused."""
+    def build(cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32") -> Self:
+        """Store a table; one of float32 is not copied, so it may be memory-mapped. NaN and infinity are refused."""
         if storage not in STORAGE_FORMATS:
             raise RequestError(f"The storage format must be one of {', '.join(STORAGE_FORMATS)}; got '{storage}'.")
         table = check_table(table)
@@ -86,15 +146,46 @@ class StoredTable:
             parts = {"values": table.to(FLOATS[storage])}
         else:
             parts = _as_int8(table) if storage == "int8" else compress(table)
-        return cls(storage, (table.shape[0], table.shape[1]), parts)
+        return cls(parts, metric, (table.shape[0], table.shape[1]), storage=storage)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return {"storage": self.storage}
 
     @property
     def num_bytes(self) -> int:
         return sum(part.nbytes for part in self.parts.values())
 
-    def block(self, start: int, stop: int) -> Tensor:
+    def save(self, folder: Path) -> None:
+        with writing(folder / FILE, SafetensorError):
+            save_file({name: part.contiguous() for name, part in self.parts.items()}, folder / FILE)
+
+    @classmethod
+    def load(
+        cls, folder: Path, metric: Metric, shape: tuple[int, int], *, storage: StorageFormat, in_memory: bool = True
+    ) -> Self:
+        """Read what `save` wrote. Unless `in_memory`, the file is memory-mapped and only blocks are held."""
+        if storage not in STORAGE_FORMATS:
+            raise ValueError(f"its storage format is '{storage}'")
+        try:
+            with safe_open(folder / FILE, framework="pt") as file:
+                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        except SafetensorError as error:
+            raise ValueError(str(error)) from None
+        parts = {name: part.clone() for name, part in parts.items()} if in_memory else parts
+        found = {name: tuple(part.shape) for name, part in parts.items()}
+        expected: dict[str, Any] = {"values": shape}
+        if storage == "int8":
+            expected = {"codes": shape, "scales": shape[:1]}
+        elif storage == "sparse":
+            expected = {"starts": (shape[0] + 1,), "columns": found.get("values"), "values": found.get("values")}
+        if found != expected:
+            raise ValueError(f"its arrays {found} are no {storage} table of {shape[0]:,} × {shape[1]:,}")
+        return cls(parts, metric, shape, storage=storage)
+
+    def rows(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows as float32, `(stop − start, width)`; a view if the table is float32."""
-        parts = self.parts
+        parts, stop = self.parts, self.shape[0] if stop is None else min(stop, self.shape[0])
         if self.storage == "float16":  # NumPy converts it several times faster than PyTorch
             return torch.from_numpy(parts["values"][start:stop].numpy().astype(np.float32))
         if self.storage in FLOATS:
@@ -106,40 +197,42 @@ class StoredTable:
         nonzero = parts["values"][first:last], parts["columns"][first:last]
         return expand(*nonzero, starts - first, shape=(stop - start, self.shape[1]))
 
-    def blocks(self, size: int) -> Iterator[tuple[int, Tensor]]:
-        """All rows in blocks, each with the number of its first row."""
-        for start in range(0, self.shape[0], size):
-            yield start, self.block(start, min(start + size, self.shape[0]))
+    @cached_property
+    def _norms(self) -> Tensor:
+        """‖x‖² of every row."""
+        num_rows, size = self.shape[0], max(1, BLOCK_ELEMENTS // self.shape[1])
+        return torch.cat([self.rows(start, start + size).square().sum(1) for start in range(0, num_rows, size)])
 
-    def whole(self) -> Tensor:
-        """All rows as float32."""
-        return self.block(0, self.shape[0])
+    @torch.no_grad()
+    def _search(self, queries: Tensor, k: int) -> SearchResult:
+        best = SearchResult(queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64))
+        size = max(1, BLOCK_ELEMENTS // max(len(queries), 1 if self.storage == "float32" else self.shape[1]))
+        with full_precision():
+            for start in range(0, self.shape[0], size):
+                scores = queries @ self.rows(start, start + size).T
+                if self.metric == "euclidean":
+                    scores = scores.mul_(2).sub_(self._norms[start : start + size])
+                here = best_of(scores, k)
+                # Stable, and earlier rows first, so that ties stay in the order of rows.
+                scores, ids = torch.cat([best.scores, here.scores], 1), torch.cat([best.ids, here.ids + start], 1)
+                order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
+                best = SearchResult(scores.gather(1, order), ids.gather(1, order))
+        if self.metric == "euclidean":
+            best = best._replace(scores=best.scores - queries.square().sum(1, keepdim=True))
+        return best
 
-    def check(self) -> None:
-        """Refuse arrays that are not a table of this format and shape, as in a damaged file."""
-        if self.storage not in STORAGE_FORMATS:
-            raise ValueError(f"its storage format is '{self.storage}'")
-        rows, width = self.shape
-        found = {name: tuple(part.shape) for name, part in self.parts.items()}
-        if self.storage == "sparse":
-            expected = {"starts": (rows + 1,), "columns": found.get("values"), "values": found.get("values")}
-        elif self.storage == "int8":
-            expected = {"codes": (rows, width), "scales": (rows,)}
-        else:
-            expected = {"values": (rows, width)}
-        if found != expected:
-            raise ValueError(f"its arrays {found} are no {self.storage} table of {rows:,} × {width:,}")
 
-
-def _as_int8(table: Tensor) -> dict[str, Tensor]:
-    codes, scales = torch.empty(table.shape, dtype=torch.int8), torch.empty(len(table))
-    for start in range(0, len(table), ROWS):
-        rows = slice(start, start + ROWS)
-        block = table[rows].float()
-        largest = block.abs().amax(1)
-        scales[rows] = largest / 127
-        codes[rows] = (block * torch.where(largest > 0, 127 / largest, 0.0)[:, None]).round().to(torch.int8)
-    return {"codes": codes, "scales": scales}
+def best_of(scores: Tensor, k: int) -> SearchResult:
+    """The best `k` columns of each row of scores, or all if there are fewer; ties in the order of columns."""
+    k = min(k, scores.shape[1])
+    values, places = scores.topk(k)
+    least = values[:, -1:]
+    ambiguous = (scores == least).sum(1) > (values == least).sum(1)  # topk takes any of those that tie with the last
+    for row in ambiguous.nonzero()[:, 0].tolist():
+        places[row] = scores[row].argsort(descending=True, stable=True)[:k]
+    places = places.sort(1).values
+    order = (values := scores.gather(1, places)).argsort(dim=1, descending=True, stable=True)
+    return SearchResult(values.gather(1, order), places.gather(1, order))
 
 
 # -- the cost of a storage format -------------------------------------------------------------------------------
@@ -191,132 +284,10 @@ def quantized(model: Model, storage: StorageFormat) -> tuple[Model, int]:
     """A copy of a model with its entity tables rounded to a storage format, and the bytes of the stored tables."""
     copy, num_bytes = deepcopy(model), 0
     for table in entity_tables(copy).values():
-        stored = StoredTable.of(table, storage)
-        table.copy_(stored.whole())
+        stored = ExactIndex.build(table, storage=storage)
+        table.copy_(stored.rows())
         num_bytes += stored.num_bytes
     return copy, num_bytes
-
-
-# -- indexes ----------------------------------------------------------------------------------------------------
-
-
-class SearchResult(NamedTuple):
-    """Scores and rows, `(num_queries, k)` each, best first; −∞ and −1 where too few rows were found."""
-
-    scores: Tensor
-    ids: Tensor
-
-
-class Index(ABC):
-    """Finds the rows x of a table with the best ⟨q, x⟩ ("inner product") or −‖q − x‖² ("euclidean") for a query q."""
-
-    kind: str
-
-    def __init__(self, metric: Metric, shape: tuple[int, int]) -> None:
-        if metric not in METRICS:
-            raise RequestError(f"The metric of an index must be one of {', '.join(METRICS)}; got '{metric}'.")
-        self.metric: Metric = metric
-        self.shape = shape
-
-    @abstractmethod
-    def _search(self, queries: Tensor, k: int) -> SearchResult:
-        """The best `k` rows for queries that have been checked; there are at least `k` rows."""
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the index into an existing folder."""
-
-    @property
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The keywords that `load` needs beside the files of `save`."""
-
-    def search(self, queries: Tensor, k: int) -> SearchResult:
-        """Find the best `k` rows for each of the queries `(num_queries, width)`, or all if there are fewer."""
-        if k < 1:
-            raise RequestError(f"k must be at least 1; got {k}.")
-        if queries.dim() != 2 or queries.shape[1] != self.shape[1]:
-            shape = " × ".join(map(str, queries.shape))
-            raise RequestError(f"Queries of {self.shape[1]} numbers each were expected; got an array of {shape}.")
-        queries = queries.detach().to("cpu", torch.float32).contiguous()
-        if not math.isfinite(float(queries.sum())):
-            raise DivergedError("A query holds NaN or infinity, so it has no best rows. Its training has diverged.")
-        return self._search(queries, min(k, self.shape[0]))
-
-
-class ExactIndex(Index):
-    """Compares a query with every row of a stored table. Rows of equal score are in the order of their numbers."""
-
-    kind = "exact"
-
-    def __init__(self, table: StoredTable, metric: Metric = "inner product") -> None:
-        super().__init__(metric, table.shape)
-        self.table = table
-
-    @classmethod
-    def build(cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32") -> Self:
-        """Store a table; one of float32 is not copied, so it may be memory-mapped."""
-        return cls(StoredTable.of(table, storage), metric)
-
-    @property
-    def config(self) -> dict[str, Any]:
-        return {"storage": self.table.storage}
-
-    def save(self, folder: Path) -> None:
-        with writing(folder / FILE, SafetensorError):
-            save_file({name: part.contiguous() for name, part in self.table.parts.items()}, folder / FILE)
-
-    @classmethod
-    def load(
-        cls, folder: Path, metric: Metric, shape: tuple[int, int], *, storage: StorageFormat, in_memory: bool = True
-    ) -> Self:
-        """Read what `save` wrote. Unless `in_memory`, the file is memory-mapped and only blocks are held."""
-        try:
-            with safe_open(folder / FILE, framework="pt") as file:
-                parts = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-        except SafetensorError as error:
-            raise ValueError(str(error)) from None
-        parts = {name: part.clone() for name, part in parts.items()} if in_memory else parts
-        table = StoredTable(storage, shape, parts)
-        table.check()
-        return cls(table, metric)
-
-    @cached_property
-    def _norms(self) -> Tensor:
-        """‖x‖² of every row."""
-        size = max(1, BLOCK_ELEMENTS // self.shape[1])
-        return torch.cat([block.square().sum(1) for _, block in self.table.blocks(size)])
-
-    @torch.no_grad()
-    def _search(self, queries: Tensor, k: int) -> SearchResult:
-        best = SearchResult(queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64))
-        decoded = 1 if self.table.storage == "float32" else self.shape[1]
-        with full_precision():
-            for start, block in self.table.blocks(max(1, BLOCK_ELEMENTS // max(len(queries), decoded))):
-                scores = queries @ block.T
-                if self.metric == "euclidean":
-                    scores = scores.mul_(2).sub_(self._norms[start : start + len(block)])
-                here = best_of(scores, k)
-                # Stable, and earlier rows first, so that ties stay in the order of rows.
-                scores, ids = torch.cat([best.scores, here.scores], 1), torch.cat([best.ids, here.ids + start], 1)
-                order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-                best = SearchResult(scores.gather(1, order), ids.gather(1, order))
-        if self.metric == "euclidean":
-            best = best._replace(scores=best.scores - queries.square().sum(1, keepdim=True))
-        return best
-
-
-def best_of(scores: Tensor, k: int) -> SearchResult:
-    """The best `k` columns of each row of scores, or all if there are fewer; ties in the order of columns."""
-    k = min(k, scores.shape[1])
-    values, places = scores.topk(k)
-    least = values[:, -1:]
-    ambiguous = (scores == least).sum(1) > (values == least).sum(1)  # topk takes any of those that tie with the last
-    for row in ambiguous.nonzero()[:, 0].tolist():
-        places[row] = scores[row].argsort(descending=True, stable=True)[:k]
-    places = places.sort(1).values
-    order = (values := scores.gather(1, places)).argsort(dim=1, descending=True, stable=True)
-    return SearchResult(values.gather(1, order), places.gather(1, order))
 
 
 # -- models -----------------------------------------------------------------------------------------------------

@@ -87,10 +87,7 @@ class FaissIndex(Index):
         max_norm: float | None = None,
     ) -> None:
         super().__init__(metric, shape)
-        self.kind = kind
-        self.effort = effort
-        self.max_norm = max_norm
-        self._index = index
+        self.kind, self.effort, self.max_norm, self._index = kind, effort, max_norm, index
 
     @classmethod
     def build(
@@ -99,12 +96,25 @@ class FaissIndex(Index):
         """Build an index; `by_distance` searches inner products by distances. Only blocks of rows are copied."""
         if kind not in FAISS_KINDS:
             raise RequestError(f"The kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}; got '{kind}'.")
-        table = check_table(table)
-        max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table)) if by_distance else None
-        index = cls(None, metric, (table.shape[0], table.shape[1]), kind=kind, max_norm=max_norm)
+        table, module, max_norm = check_table(table), faiss(), None
+        if by_distance:
+            max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table))
+        built = cls(None, metric, (table.shape[0], table.shape[1]), kind=kind, max_norm=max_norm)
+        by_product, lists = metric == "inner product" and not by_distance, num_lists(len(table))
+        code = {"hnsw": f"HNSW{LINKS}", "ivf": f"IVF{lists},Flat", "sq8": f"IVF{lists},SQ8"}[kind]
+        index = built._index = module.index_factory(
+            table.shape[1] + by_distance, code, module.METRIC_INNER_PRODUCT if by_product else module.METRIC_L2
+        )
         with threads(torch.get_num_threads()):
-            index._index = index._filled(table)
-        return index
+            if kind == "hnsw":
+                index.hnsw.efConstruction = BUILD_EFFORT
+            else:
+                index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, ROWS_PER_LIST
+                rows = table[_sample(len(table), ROWS_PER_LIST * lists)].float().numpy()
+                index.train(built._augmented(rows, rows=True))
+            for block in blocks_of(table):
+                index.add(built._augmented(block.float().contiguous().numpy(), rows=True))
+        return built
 
     @property
     def config(self) -> dict[str, Any]:
@@ -137,20 +147,18 @@ class FaissIndex(Index):
 
     def _search(self, queries: Tensor, k: int) -> SearchResult:
         # In NumPy: for a single query, a few small operations of PyTorch take longer than the search.
-        vectors = self._augmented(queries.numpy())
-        scores, ids = self._index.search(vectors, k, params=self._parameters(k))
+        vectors, effort = self._augmented(queries.numpy()), math.ceil(self.effort * max(1.0, k / USUAL_K))
+        if self.kind == "hnsw":
+            parameters = faiss().SearchParametersHNSW(efSearch=min(effort, max(self.max_effort, k)))
+        else:
+            parameters = faiss().SearchParametersIVF(nprobe=min(effort, self.max_effort))
+        scores, ids = self._index.search(vectors, k, params=parameters)
         if self.max_norm is not None:
             scores = (np.square(vectors).sum(1, keepdims=True) + self.max_norm**2 - scores) / 2
         elif self.metric == "euclidean":
             scores = -scores
         scores[ids < 0] = -np.inf
         return SearchResult(torch.from_numpy(scores), torch.from_numpy(ids))
-
-    def _parameters(self, k: int) -> Any:
-        effort = math.ceil(self.effort * max(1.0, k / USUAL_K))
-        if self.kind == "hnsw":
-            return faiss().SearchParametersHNSW(efSearch=min(effort, max(self.max_effort, k)))
-        return faiss().SearchParametersIVF(nprobe=min(effort, self.max_effort))
 
     def _augmented(self, vectors: Vectors, *, rows: bool = False) -> Vectors:
         """Vectors with the coordinate that makes rows equally long, if the index searches by distance."""
@@ -161,22 +169,6 @@ class FaissIndex(Index):
         if rows:
             augmented[:, -1] = np.sqrt(np.maximum(self.max_norm**2 - np.square(vectors).sum(1), 0))
         return augmented
-
-    def _filled(self, table: Tensor) -> Any:
-        module, width = faiss(), self.shape[1] + (self.max_norm is not None)
-        by_product = self.metric == "inner product" and self.max_norm is None
-        metric = module.METRIC_INNER_PRODUCT if by_product else module.METRIC_L2
-        if self.kind == "hnsw":
-            index = module.IndexHNSWFlat(width, LINKS, metric)
-            index.hnsw.efConstruction = BUILD_EFFORT
-        else:
-            lists = num_lists(len(table))
-            index = module.index_factory(width, f"IVF{lists},{'SQ8' if self.kind == 'sq8' else 'Flat'}", metric)
-            index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, ROWS_PER_LIST
-            index.train(self._augmented(table[_sample(len(table), ROWS_PER_LIST * lists)].float().numpy(), rows=True))
-        for block in blocks_of(table):
-            index.add(self._augmented(block.float().contiguous().numpy(), rows=True))
-        return index
 
 
 def _sample(num_rows: int, size: int) -> Tensor:
@@ -215,8 +207,8 @@ def threads(num: int) -> Iterator[None]:
 
 def recalls(index: Index, queries: Tensor, best: Tensor, depths: Sequence[int] = DEPTHS) -> dict[int, float]:
     """Recall@k for each k: the share of the best k rows among the k that an index returns; `best` is sorted."""
-    found = {k: best[:, :k, None] == index.search(queries, k).ids[:, None, :] for k in depths}
-    return {k: float(same.any(-1).float().mean()) for k, same in found.items()}
+    found = {k: index.search(queries, k).ids[:, None, :] for k in depths}
+    return {k: float((best[:, :k, None] == ids).any(-1).float().mean()) for k, ids in found.items()}
 
 
 def queries_per_second(index: Index, queries: Tensor, *, k: int = 10, seconds: float | None = None) -> float:
@@ -273,11 +265,8 @@ def tuned(
 def _less_effort_by_distance(table: Tensor, kind: FaissKind, queries: Tensor, recall: float) -> bool:
     rows = table[_sample(len(table), PILOT_ROWS)]
     best = ExactIndex.build(rows).search(queries, max(TUNED_DEPTHS)).ids
-    efforts = (
-        least_effort(FaissIndex.build(rows, kind=kind, by_distance=by_distance), queries, best, recall=recall)
-        for by_distance in (False, True)
-    )
-    by_product, by_distance = (math.inf if effort is None else effort for effort in efforts)
+    indexes = (FaissIndex.build(rows, kind=kind, by_distance=by_distance) for by_distance in (False, True))
+    by_product, by_distance = (least_effort(index, queries, best, recall=recall) or math.inf for index in indexes)
     return by_distance < by_product
 
 
@@ -318,7 +307,7 @@ def build_index(
             index: Index = ExactIndex.build(table, metric, storage=storage)
         else:
             best = exact.search(queries, max(DEPTHS)).ids
-            index = tuned(exact.table.whole(), metric, kind=kind, queries=queries, best=best, recall=recall)
+            index = tuned(exact.rows(), metric, kind=kind, queries=queries, best=best, recall=recall)
         build_seconds = time.perf_counter() - started
         log(lambda seconds=build_seconds: f"built in {seconds:.1f} s, now measured", last=True)  # type: ignore[misc]
         built.indexes[side], built.fingerprints[side] = index, fingerprint(table)
@@ -336,15 +325,14 @@ def build_index(
 def tuning_queries(model: Model, graph: Graph, side: Side, exact: ExactIndex, *, seed: int) -> tuple[Tensor, Tensor]:
     """The vectors of queries that one table answers, in two halves; a model that scores otherwise is refused."""
     sides: list[Side] = [side] if len(tables_of(model)) > 1 else ["tail", "head"]
-    halves: list[list[Tensor]] = [[], []]
+    halves = []
     for missing in sides:
         few = sample_queries(model, graph, missing, num=4, seed=seed)
         check_agreement(few, exact.search(few.vectors, 1).ids[:, 0])
         vectors = sample_queries(model, graph, missing, num=NUM_QUERIES // len(sides), seed=seed).vectors.cpu()
         half = -(-len(vectors) // 2)
-        halves[0].append(vectors[:half])
-        halves[1].append(vectors[half:] if len(vectors) > 1 else vectors)
-    first, second = (torch.cat(parts) for parts in halves)
+        halves.append((vectors[:half], vectors[half:] if len(vectors) > 1 else vectors))
+    first, second = map(torch.cat, zip(*halves, strict=True))
     return first, second
 
 

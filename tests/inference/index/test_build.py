@@ -45,8 +45,8 @@ def test_two_tables_are_two_indexes(small_graph, tmp_path):
     model = kg.CP(small_graph.shape, dim=6, init_scale=1.0, reciprocal=False)
     save_index(build_index(model, small_graph, kind="exact"), tmp_path / "index")
     loaded = load_index(tmp_path / "index", in_memory=False)
-    assert torch.equal(loaded.for_side("head").table.whole(), model.head_table)
-    assert torch.equal(loaded.for_side("tail").table.whole(), model.tail_table)
+    assert torch.equal(loaded.for_side("head").rows(), model.head_table)
+    assert torch.equal(loaded.for_side("tail").rows(), model.tail_table)
     loaded.check_model(model)
 
 

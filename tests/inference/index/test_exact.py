@@ -11,7 +11,7 @@ from torch import Tensor
 
 import dualkg as kg
 from dualkg.inference import index as exact
-from dualkg.inference.index import METRICS, STORAGE_FORMATS, ExactIndex, StoredTable, best_of
+from dualkg.inference.index import METRICS, STORAGE_FORMATS, ExactIndex, best_of
 from tests.processes import run_python
 
 
@@ -55,7 +55,7 @@ def test_int8_search_agrees_with_the_decoded_table(seed, rows, k, metric):
     random = torch.Generator().manual_seed(seed)
     table, queries = torch.randn(rows, 7, generator=random), torch.randn(3, 7, generator=random)
     index = ExactIndex.build(table, metric, storage="int8")
-    kept = index.table.parts["codes"].float() * index.table.parts["scales"][:, None]
+    kept = index.parts["codes"].float() * index.parts["scales"][:, None]
     scores, ids = plainly(kept, queries, metric, k)
     found = index.search(queries, k)
     torch.testing.assert_close(found.scores, scores, rtol=1e-4, atol=1e-4)
@@ -75,13 +75,13 @@ def test_error_of_storage_formats(storage):
     table = torch.randn(40, 10, generator=torch.Generator().manual_seed(0))
     table[table.abs() < 1] = 0
     table[3] = 0  # a row of zeros has no scale
-    stored = StoredTable.of(table, storage)
+    stored = ExactIndex.build(table, storage=storage)
     step = {"int8": float(table.abs().max()) / 254 + 1e-6, "bf16": 0.01, "float16": 0.002}.get(storage, 0.0)
-    assert (stored.whole() - table).abs().max() <= step
+    assert (stored.rows() - table).abs().max() <= step
     nonzero = int(table.count_nonzero())
     expected = {"float32": 1600, "float16": 800, "bf16": 800, "int8": 400 + 160, "sparse": nonzero * 5 + 41}
     assert stored.num_bytes == expected[storage]
-    torch.testing.assert_close(stored.block(7, 23), stored.whole()[7:23], rtol=0, atol=0)
+    torch.testing.assert_close(stored.rows(7, 23), stored.rows()[7:23], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("storage", STORAGE_FORMATS)

@@ -30,7 +30,7 @@ def test_bytes_and_metrics_of_storage_formats(model, small_graph):
 def test_the_quantized_model_scores_as_the_index(model, storage):
     kept, num_bytes = quantized(model, storage)
     index = ExactIndex.build(model.entities, storage=storage)
-    assert index.table.num_bytes == num_bytes
+    assert index.num_bytes == num_bytes
     heads, relations = torch.arange(30), torch.arange(30) % 4
     found = index.search(QueryBatch.of(kept, heads, relations, "tail").vectors, 30)
     torch.testing.assert_close(found.scores, kept.score_tails(heads, relations).gather(1, found.ids))
