@@ -177,7 +177,7 @@ def test_every_regularizer_has_the_gradient_of_its_objective(kind, regularizer, 
 
 def test_an_answer_that_is_no_candidate_is_added_to_the_normalizer(graph):
     model = model_of(kg.ComplEx, graph)
-    context = FrozenContext.of(model, graph, recipe=recipe_of())
+    context = FrozenContext.of(model, graph, recipe=recipe_of()).with_new_entities(2, graph.train)
     context = replace(context, new_rows=torch.cat([random_rows(model, seed=8), random_rows(model, seed=9)]))
     problem = EmbeddingProblem.of(torch.tensor([NEW]), torch.tensor([(NEW, 0, 3), (NEW, 1, NEW + 1)]), context)
     [queries] = [group for group in problem.groups if group.candidates is not None]
@@ -194,7 +194,7 @@ def test_an_answer_that_is_no_candidate_is_added_to_the_normalizer(graph):
 def test_answers_are_weighted_by_frequency_as_in_training(graph):
     context = FrozenContext.of(model_of(kg.CP, graph), graph, recipe=recipe_of(frequency_weight=0.4))
     train = np.concatenate([graph.train, NEW_TRIPLES[:3].numpy().astype(np.int32)])
-    weights = context.with_new_entities(1, train).weights_of(torch.arange(13))
+    weights = context.with_new_entities(1, train).answer_weights
     counts = np.bincount(train[:, [0, 2]].reshape(-1))
     expected = 0.4 * counts / counts.max() + 0.6
     expected /= expected[train[:, [0, 2]]].mean()

@@ -3,7 +3,7 @@
 A bilinear score is linear in the row of either entity, so the training loss of an entity's triples is convex in it.
 `docs/inductive.md` has the derivation. Batched L-BFGS minimizes the loss."""
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
@@ -65,13 +65,11 @@ def log_normalizers(images: Tensor, candidates: Tensor) -> Tensor:
     if images.requires_grad:
         result: Tensor = _LogNormalizers.apply(images, candidates)  # type: ignore[no-untyped-call]
         return result
-    blocks = [torch.logsumexp(block @ candidates.T, dim=-1) for block in _blocks(images, len(candidates))]
-    return torch.cat(blocks) if blocks else images.new_zeros(0)
+    return torch.cat([torch.logsumexp(block @ candidates.T, dim=-1) for block in _blocks(images, len(candidates))])
 
 
 def _blocks(images: Tensor, num_candidates: int) -> tuple[Tensor, ...]:
-    blocks: tuple[Tensor, ...] = images.split(max(1, MAX_SCORES // max(num_candidates, 1)))  # type: ignore[no-untyped-call]
-    return blocks
+    return torch.split(images, max(1, MAX_SCORES // max(num_candidates, 1)))
 
 
 class _LogNormalizers(torch.autograd.Function):
@@ -104,11 +102,11 @@ class _LogNormalizers(torch.autograd.Function):
 
 
 @dataclass(frozen=True, eq=False)
-class TrainingQueries:
-    """Distinct queries of the training split for one side, with the log-normalizers of all entities, and their answers.
+class NegativeQueries:
+    """Distinct queries of a sample of train for one side, to which an entity to be embedded is a wrong answer.
 
-    `given`, `images` and `normalizers` have an entry per query; `queries` (an index into them) and `answers` an entry
-    per training example. Each example has the weight `weight`.
+    `given`, `images`, `normalizers` (of all entities) and `weights` have an entry per query; `queries` (an index into
+    them) and `answers` an entry per training example. Each example has the weight `weight`.
     """
 
     target: Side
@@ -118,17 +116,22 @@ class TrainingQueries:
     queries: Tensor
     answers: Tensor
     weight: float
+    weights: Tensor
 
-    def without(self, entity: int, context: "FrozenContext") -> "NegativeQueries":
+    def without(self, entity: int, context: "FrozenContext") -> Self:
         """The queries as negative ones of an entity: a known one is neither in them nor in their normalizers."""
         others = (self.answers != entity) & (self.given[self.queries] != entity)
-        weights = self.weight * context.weights_of(self.answers) * others
+        weights = self.weight * context.answer_weights[self.answers] * others
         normalizers = self.normalizers
         if entity < context.num_known:
             scores = self.images @ row_of(context.rows_of(entity), self.target)
             normalizers = normalizers + torch.log1p(-(scores - normalizers).exp().clamp(max=MAX_PROBABILITY))
         weights = torch.zeros_like(normalizers).index_add(0, self.queries, weights)
-        return NegativeQueries(self.target, self.images, normalizers, weights)
+        return replace(self, normalizers=normalizers, weights=weights)
+
+    def losses(self, rows: Tensor) -> Tensor:
+        """Σ weight · log(1 + exp(score − normalizer)) of each entity, `(batch,)`."""
+        return F.softplus(F.linear(row_of(rows, self.target), self.images) - self.normalizers) @ self.weights
 
 
 def num_examples(model: BilinearModel) -> int:
@@ -138,7 +141,7 @@ def num_examples(model: BilinearModel) -> int:
     return max(MIN_EXAMPLES, min(MAX_EXAMPLES[device], affordable))
 
 
-def training_queries(model: BilinearModel, train: Triples, *, most: int | None = None) -> Iterator[TrainingQueries]:
+def training_queries(model: BilinearModel, train: Triples, *, most: int | None = None) -> Iterator[NegativeQueries]:
     """Queries of at most `most` sampled examples: tails in both directions, or both sides without reciprocals."""
     examples = with_reciprocals(train, model.shape.num_relations) if model.reciprocal else train
     sample, most = torch.from_numpy(examples).long(), most or num_examples(model)
@@ -156,7 +159,8 @@ def training_queries(model: BilinearModel, train: Triples, *, most: int | None =
         else:
             images, candidates = model.map_tail(lookup(model.tail_table, entities), of_queries), model.head_table
         normalizers = log_normalizers(images, candidates)
-        yield TrainingQueries(target, entities, images, normalizers, queries, answers, weight)
+        weights = torch.ones_like(normalizers)
+        yield NegativeQueries(target, entities, images, normalizers, queries, answers, weight, weights)
 
 
 @dataclass(frozen=True)
@@ -193,13 +197,13 @@ class FrozenContext:
     """A trained model with its graph, and the rows `(num_new, num_rows, width)` of entities it lacks.
 
     New entities have the ids after those of the model. They are no candidates for the queries of other entities.
-    `answer_weights` is empty where all answers have the same weight.
+    `answer_weights` are the loss weights of entities as answers: 1, or by frequency with mean 1.
     """
 
     model: BilinearModel
     graph: Graph
     penalty: Penalty
-    queries: tuple[TrainingQueries, ...]
+    queries: tuple[NegativeQueries, ...]
     frequency_weight: float
     answer_weights: Tensor
     new_rows: Tensor
@@ -224,21 +228,17 @@ class FrozenContext:
 
     def with_new_entities(self, num_new: int, train: Triples) -> Self:
         """The context with zero rows for new entities; `train` includes their triples."""
-        new_rows, answer_weights = self.new_rows.new_zeros(num_new, *self.new_rows.shape[1:]), self.answer_weights
+        new_rows = self.new_rows.new_zeros(num_new, *self.new_rows.shape[1:])
+        weights = new_rows.new_ones(self.num_known + num_new)
         if self.frequency_weight:  # over the mean, since training divides by the sum of a batch
-            weights = frequency_weights(train, self.num_known + num_new, self.frequency_weight).to(new_rows)
+            weights = frequency_weights(train, len(weights), self.frequency_weight).to(new_rows)
             entities = torch.from_numpy(train[:, [0, 2]].reshape(-1)).long().to(weights.device)
-            answer_weights = weights / weights[entities].mean()
-        return replace(self, new_rows=new_rows, answer_weights=answer_weights)
+            weights = weights / weights[entities].mean()
+        return replace(self, new_rows=new_rows, answer_weights=weights)
 
     @property
     def num_known(self) -> int:
         return self.model.shape.num_entities
-
-    @property
-    def mean_degree(self) -> float:
-        """The mean number of training triples of an entity."""
-        return 2 * len(self.graph.train) / max(self.num_known, 1)
 
     def table(self, side: Side) -> Tensor:
         return (self.model.head_table if side == "head" else self.model.tail_table).detach()
@@ -255,17 +255,6 @@ class FrozenContext:
         """The rows of one entity, `(num_rows, width)`."""
         ids = torch.tensor([entity], device=self.model.device)
         return torch.cat([self.vectors(ids, side) for side in SIDES[: self.new_rows.shape[1]]])
-
-    def candidates(self, side: Side, *, without: int) -> Tensor:
-        """The rows of the known entities except one."""
-        table = self.table(side)
-        return table if without >= len(table) else torch.cat([table[:without], table[without + 1 :]])
-
-    def weights_of(self, answers: Tensor) -> Tensor:
-        """The loss weight of each answer: 1, or by frequency with mean 1."""
-        if not len(self.answer_weights):
-            return torch.ones_like(answers, dtype=self.new_rows.dtype)
-        return self.answer_weights[answers]
 
 
 # -- the problem ----------------------------------------------------------------------------------------------
@@ -295,10 +284,11 @@ class ExampleGroup:
     def losses(self, rows: Tensor, context: FrozenContext) -> Tensor:
         """Loss and penalty of each example, `(num_examples,)`, for the rows of the batch `(batch, num_rows, width)`."""
         f = self._factors(row_of(rows, self.side), context)
-        own, images = (f.head, "mapped_head") if self.side == "head" else (f.tail, "mapped_tail")
         normalizers = self.normalizers
         if self.candidates is not None:
-            normalizers = log_normalizers(getattr(f, images), self.candidates)[self.pairs]
+            images = f.mapped_head if self.side == "head" else f.mapped_tail
+            normalizers = log_normalizers(images, self.candidates)[self.pairs]
+        own = f.head if self.side == "head" else f.tail
         margins = normalizers - (self.vectors * own[self.pairs]).sum(-1)
         # log(exp(normalizer) + exp(score)) − score where the answer is no candidate; normalizer − score where it is.
         losses = torch.where(self.is_extra, F.softplus(margins), margins)
@@ -331,20 +321,6 @@ class ExampleGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class NegativeQueries:
-    """Queries of other entities, to which an entity of the batch is a wrong answer."""
-
-    target: Side
-    images: Tensor
-    normalizers: Tensor
-    weights: Tensor
-
-    def losses(self, rows: Tensor) -> Tensor:
-        """Σ weight · log(1 + exp(score − normalizer)) of each entity, `(batch,)`."""
-        return F.softplus(F.linear(row_of(rows, self.target), self.images) - self.normalizers) @ self.weights
-
-
-@dataclass(frozen=True, eq=False)
 class EmbeddingProblem:
     """One convex objective per entity of a batch, in its rows `(batch, num_rows, width)`."""
 
@@ -369,8 +345,8 @@ class EmbeddingProblem:
 
         No triple may join two of the entities. All are new, or there is a single known one, which is then excluded from
         the candidates. A triple of an entity with itself is not convex and left out. `embedded` marks the entities that
-        have rows (default: all). The weight of negative queries is `negative_weight`, or by default as large as an
-        entity's share of the mean degree, at most 1.
+        have rows (default: all). The weight of negative queries is by default an entity's share of the mean degree, at
+        most 1.
         """
         num_entities = context.num_known + len(context.new_rows)
         embedded = torch.ones(num_entities, dtype=torch.bool, device=triples.device) if embedded is None else embedded
@@ -382,15 +358,13 @@ class EmbeddingProblem:
         as_tail = (position[tails] >= 0) & embedded[heads] & ~loops
         members = torch.cat([heads[as_head], tails[as_tail], heads[loops & embedded[heads]]])
         degrees = torch.bincount(members, minlength=num_entities)[entities].to(context.new_rows)
-        share = (degrees / context.mean_degree).clamp(max=1.0) if context.mean_degree else torch.ones_like(degrees)
+        mean_degree = 2 * len(context.graph.train) / max(context.num_known, 1)
+        share = (degrees / mean_degree).clamp(max=1.0) if mean_degree else torch.ones_like(degrees)
         excluded = int(entities[0]) if len(entities) == 1 else context.num_known
-        return cls(
-            context=context,
-            groups=tuple(_example_groups(triples, as_head, as_tail, position, context, excluded=excluded)),
-            negative_queries=tuple(queries.without(excluded, context) for queries in context.queries),
-            negative_weights=share if negative_weight is None else torch.full_like(share, negative_weight),
-            num_triples=degrees,
-        )
+        groups = tuple(_example_groups(triples, as_head, as_tail, position, context, excluded=excluded))
+        negative_queries = tuple(queries.without(excluded, context) for queries in context.queries)
+        weights = share if negative_weight is None else torch.full_like(share, negative_weight)
+        return cls(context, groups, negative_queries, weights, degrees)
 
     def triple_losses(self, rows: Tensor, num_triples: int) -> Tensor:
         """The loss and penalty of each of the triples that the problem was made of, `(num_triples,)`."""
@@ -459,8 +433,10 @@ def _example_groups(
         else:
             entities, others, vectors = tails, heads, model.map_head(context.vectors(heads, "head"), relations)
         distinct, pairs = torch.unique(entities * model.num_relation_ids + relations, return_inverse=True)
-        is_query, candidates = target != side, context.candidates(target, without=excluded)
-        answers = others if is_query else entities
+        is_query, answers = (True, others) if target != side else (False, entities)
+        candidates = context.table(target)
+        if excluded < len(candidates):
+            candidates = torch.cat([candidates[:excluded], candidates[excluded + 1 :]])
         yield ExampleGroup(
             side=side,
             candidates=candidates if is_query else None,
@@ -471,7 +447,7 @@ def _example_groups(
             triples=sources,
             vectors=vectors,
             is_extra=answers >= context.num_known if is_query else torch.ones_like(answers, dtype=torch.bool),
-            weights=weight * context.weights_of(answers),
+            weights=weight * context.answer_weights[answers],
             penalty_weight=weight,
         )
 
@@ -488,9 +464,8 @@ def minimize(problem: EmbeddingProblem, start: Tensor, *, tolerance: float | Non
     judged by its slope, which rounding hurts less than the value.
     """
     tolerance = tolerance or TOLERANCE[start.dtype]
-    minima, active = start.clone(), torch.arange(len(start), device=start.device)
+    minima, points, active = start.clone(), start, torch.arange(len(start), device=start.device)
     history: History = deque(maxlen=HISTORY)
-    points = start
     values, gradients = problem.value_and_gradient(points)
     for _ in range(MAX_STEPS):
         converged = gradients.flatten(1).abs().amax(1) <= tolerance
@@ -509,15 +484,14 @@ def minimize(problem: EmbeddingProblem, start: Tensor, *, tolerance: float | Non
         if not history:
             lengths = (1 / gradients.flatten(1).norm(dim=1).clamp(min=TINY)).clamp(max=1.0)
         for _ in range(MAX_TRIALS):
-            new_points = points + _like(lengths, points) * directions
+            new_points = points + _scaled(lengths, directions)
             new_values, new_gradients = problem.value_and_gradient(new_points)
             new_slopes = _dot(new_gradients, directions)
             accepted = converged | (new_slopes <= 0) | (new_values - values <= 1e-4 * lengths * slopes)
             if bool(accepted.all()):
                 break
             # To the root of the slope by linear interpolation, but at most half way: beyond it may be flat.
-            shorter = lengths * (slopes / (slopes - new_slopes)).clamp(0.1, 0.5)
-            lengths = torch.where(accepted, lengths, shorter)
+            lengths = torch.where(accepted, lengths, lengths * (slopes / (slopes - new_slopes)).clamp(0.1, 0.5))
         steps, changes = new_points - points, new_gradients - gradients
         history.append((steps, changes, _dot(steps, changes).clamp(min=TINY)))
         points, values, gradients = new_points, new_values, new_gradients
@@ -529,9 +503,9 @@ def _dot(one: Tensor, other: Tensor) -> Tensor:
     return (one * other).flatten(1).sum(1)
 
 
-def _like(numbers: Tensor, points: Tensor) -> Tensor:
-    """Numbers `(batch,)` with the dimensions of points `(batch, …)`, to be multiplied with them."""
-    return numbers.view(-1, *[1] * (points.dim() - 1))
+def _scaled(numbers: Tensor, points: Tensor) -> Tensor:
+    """Points `(batch, …)` times numbers `(batch,)`."""
+    return numbers.view(-1, *[1] * (points.dim() - 1)) * points
 
 
 def _inverse_hessian(gradients: Tensor, history: History) -> Tensor:
@@ -539,12 +513,12 @@ def _inverse_hessian(gradients: Tensor, history: History) -> Tensor:
     factors = []
     for steps, changes, dots in reversed(history):
         factors.append(_dot(steps, gradients) / dots)
-        gradients = gradients - _like(factors[-1], changes) * changes
+        gradients = gradients - _scaled(factors[-1], changes)
     if history:
         _, changes, dots = history[-1]
-        gradients = gradients * _like(dots / _dot(changes, changes).clamp(min=TINY), gradients)
+        gradients = _scaled(dots / _dot(changes, changes).clamp(min=TINY), gradients)
     for (steps, changes, dots), factor in zip(history, reversed(factors), strict=True):
-        gradients = gradients + _like(factor - _dot(changes, gradients) / dots, steps) * steps
+        gradients = gradients + _scaled(factor - _dot(changes, gradients) / dots, steps)
     return gradients
 
 
@@ -586,13 +560,14 @@ def embed_entities(triples: Triples, context: FrozenContext) -> Tensor:
 def _independent_sets(triples: Tensor, num_known: int) -> list[Tensor]:
     """The new entities that have triples with each other, by a greedy coloring: no two of a set share a triple."""
     ends = triples[:, [0, 2]]
-    neighbours: dict[int, set[int]] = {}
+    neighbours = defaultdict(set)
     for one, other in ends[(ends >= num_known).all(1) & (ends[:, 0] != ends[:, 1])].tolist():
-        neighbours.setdefault(one, set()).add(other)
-        neighbours.setdefault(other, set()).add(one)
+        neighbours[one].add(other)
+        neighbours[other].add(one)
     color_of: dict[int, int] = {}
+    sets = defaultdict(list)
     for entity in sorted(neighbours):
         taken = {color_of[other] for other in neighbours[entity] if other in color_of}
         color_of[entity] = next(color for color in range(len(taken) + 1) if color not in taken)
-    colors = sorted(set(color_of.values()))
-    return [triples.new_tensor([entity for entity, one in color_of.items() if one == color]) for color in colors]
+        sets[color_of[entity]].append(entity)
+    return [triples.new_tensor(sets[color]) for color in sorted(sets)]
