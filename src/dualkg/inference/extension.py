@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,8 @@ from dualkg.inference.inductive import FrozenContext, embed_entities, with_adjoi
 from dualkg.models.base import skip_initialization
 from dualkg.models.bilinear import BilinearModel
 from dualkg.training.api import choose_device, evaluate_held_out
-from dualkg.training.run import Run, load_run
+from dualkg.training.run import Run, RunFolder, load_run
 
-FILE = "extension.json"
 MAX_NAMES = 3  # in a message
 Name = str | int
 NamedTriple = tuple[Name, Name, Name]
@@ -49,12 +49,11 @@ def extend(context: FrozenContext, triples: Sequence[NamedTriple]) -> Extension:
         row[1] = graph.relations.id(relation)
         for column, entity in ((0, head), (2, tail)):
             id = _find(graph.entities, entity)
-            row[column] = names.setdefault(str(entity), num_known + len(names)) if id is None else id
+            row[column] = names.setdefault(str(entity), num_known + len(names)) if id < 0 else id
         if max(row[0], row[2]) < num_known:
             raise RequestError(f"({head}, {relation}, {tail}) has no new entity: both are in the graph already.")
     connected = _connected(ids, np.arange(num_known + len(names)) < num_known)[num_known:]
-    isolated = [name for name, is_connected in zip(names, connected, strict=True) if not is_connected]
-    if isolated:
+    if isolated := list(compress(names, ~connected)):
         verb = "has" if len(isolated) == 1 else "have"
         raise RequestError(f"{_listed(isolated)} {verb} no triple that connects to an entity of the graph.")
     return extend_by_ids(context, list(names), ids)
@@ -62,7 +61,7 @@ def extend(context: FrozenContext, triples: Sequence[NamedTriple]) -> Extension:
 
 def add_entity(context: FrozenContext, name: str, triples: Sequence[NamedTriple]) -> Extension:
     """Embed one new entity by triples that all contain it, each with an entity of the graph."""
-    if _find(context.graph.entities, name) is not None:
+    if _find(context.graph.entities, name) >= 0:
         raise RequestError(f"'{name}' is an entity of the graph already. Give the new one another name.")
     if not triples:
         raise RequestError(f"A new entity is embedded by at least one triple; there is none for '{name}'.")
@@ -86,15 +85,13 @@ def extend_by_ids(
     triples = distinct_triples(triples, shape)
     train = np.concatenate([graph.train, triples])
     rows = embed_entities(triples, context.with_new_entities(len(names), train))
-    checksum = hashlib.sha256(graph.fingerprint.encode())
-    checksum.update("\n".join(names).encode())
-    checksum.update(np.ascontiguousarray(triples).tobytes())
+    content = graph.fingerprint.encode() + "\n".join(names).encode() + triples.tobytes()
     larger = replace(
         graph,
         entities=_append_names(graph.entities, names, labels or {}),
         train=train,
         source="memory",
-        fingerprint=checksum.hexdigest(),
+        fingerprint=hashlib.sha256(content).hexdigest(),
         catalogued=False,
     )
     ends = np.concatenate([triples[:, 0], triples[triples[:, 0] != triples[:, 2], 2]])
@@ -113,8 +110,7 @@ def with_rows(model: BilinearModel, rows: Tensor) -> BilinearModel:
     tables["entities"] = torch.cat([tables["entities"], rows[:, 0]])
     if model.two_entity_tables:
         tables["tails"] = torch.cat([tables["tails"], rows[:, -1]])
-    expected = {name: value.shape for name, value in larger.state_dict().items()}
-    if {name: value.shape for name, value in tables.items()} != expected:
+    if any(value.shape != tables[name].shape for name, value in larger.state_dict().items()):
         raise RequestError(
             f"{type(model).__name__} has parameters of entities in other tables than `entities` and `tails`, so no row "
             f"can be appended. Train it again with the new triples."
@@ -138,11 +134,10 @@ def extend_run(
     out = Path(out)
     check_new_folder(out)
     run = load_run(path)
-    model = with_adjoint(run.model)
-    source = one_source(file, max_size=max_size)
-    read = read_triples({"triples": source}, columns=columns, delimiter=delimiter)
+    with_adjoint(run.model)  # refuses other models before the file is read
+    read = read_triples({"triples": one_source(file, max_size=max_size)}, columns=columns, delimiter=delimiter)
     names, triples, remarks = _new_triples(read, run.graph, source=str(file))
-    context = FrozenContext.of(model.to(choose_device(device)), run.graph, recipe=run.recipe)
+    context = FrozenContext.of(run.model.to(choose_device(device)), run.graph, recipe=run.recipe)
     extension = extend_by_ids(context, names, triples, labels=read.labels)
     reports = evaluate_held_out(extension.model, extension.graph)
     note: dict[str, Any] = {
@@ -153,8 +148,8 @@ def extend_run(
         "entities": extension.new_entities,
         "remarks": remarks,
     }
-    if (Path(path) / FILE).exists():
-        note["previous"] = read_json(Path(path) / FILE)
+    if (previous := RunFolder(path).extension).exists():
+        note["previous"] = read_json(previous)
     larger = Run(extension.model, extension.graph, run.recipe, run.history, reports, sparsity=run.sparsity)
     larger.extension = note
     larger.save(out)
@@ -165,12 +160,12 @@ def _new_triples(read: ReadTriples, graph: Graph, *, source: str) -> tuple[list[
     """Names of new entities, the triples by id that connect them to the graph, and remarks on triples left out."""
     remarks, num_known = list(read.remarks), len(graph.entities)
     names, relations = read.entities.to_pylist(), read.relations.to_pylist()
-    ids = np.array([-1 if (id := _find(graph.entities, name)) is None else id for name in names], dtype=np.int64)
-    relation_ids = np.array([-1 if (id := _find(graph.relations, name)) is None else id for name in relations])
+    ids = np.array([_find(graph.entities, name) for name in names], dtype=np.int64)
+    relation_ids = np.array([_find(graph.relations, name) for name in relations])
     triples = read.triples["triples"]
     unknown = relation_ids[triples[:, 1]] < 0
     if unknown.any():
-        missing = [name for name, id in zip(relations, relation_ids, strict=True) if id < 0]
+        missing = list(compress(relations, relation_ids < 0))
         similar = did_you_mean(missing[0], graph.relations.names.to_pylist()) if len(missing) == 1 else ""
         remarks.append(f"{_left_out(unknown)}: the run has no relation {_listed(missing)}.{similar}")
     old = ~unknown & (ids[triples[:, [0, 2]]] >= 0).all(1)
@@ -178,8 +173,7 @@ def _new_triples(read: ReadTriples, graph: Graph, *, source: str) -> tuple[list[
         remarks.append(f"{_left_out(old)}: both entities are in the run, which is not trained again.")
     triples = triples[~unknown & ~old]
     connected = _connected(triples, ids >= 0)
-    isolated = [name for name, is_connected in zip(names, connected, strict=True) if not is_connected]
-    if isolated:
+    if isolated := list(compress(names, ~connected)):
         remarks.append(f"No triple connects {_listed(isolated)} to an entity of the run: left out.")
     triples = triples[connected[triples[:, 0]] & connected[triples[:, 2]]]
     if not len(triples):
@@ -191,11 +185,9 @@ def _new_triples(read: ReadTriples, graph: Graph, *, source: str) -> tuple[list[
     return [names[position] for position in new], by_id.astype(np.int32), remarks
 
 
-def _find(vocabulary: Vocabulary, name: Name) -> int | None:
-    """The id of a name, label or number as in queries; None for a name that is new."""
-    if isinstance(name, str) and not vocabulary.ids_ignoring_case(name):
-        return None
-    return vocabulary.id(name)
+def _find(vocabulary: Vocabulary, name: Name) -> int:
+    """The id of a name, label or number as in queries; −1 for a name that is new."""
+    return -1 if isinstance(name, str) and not vocabulary.ids_ignoring_case(name) else vocabulary.id(name)
 
 
 def _connected(triples: Triples, known: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
