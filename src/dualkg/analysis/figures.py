@@ -59,16 +59,14 @@ class Drawing:
         """Write the figure as PNG and as SVG, next to each other; the same figure gives the same bytes."""
         path = Path(path)
         stem = path.stem if path.suffix in (".png", ".svg") else path.name
-        metadata: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
-        targets = []
+        targets = {path.with_name(f"{stem}.png"): ["Software"], path.with_name(f"{stem}.svg"): ["Date", "Creator"]}
         with figure_style(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # the SVG keeps text as text, for any font
-            for format_, fields in metadata.items():
-                targets.append(path.with_name(f"{stem}.{format_}"))
-                fields["Description"] = self.caption
-                with atomic_write(targets[-1]) as fresh:
-                    self.figure.savefig(fresh, format=format_, dpi=DOTS_PER_INCH, metadata=fields)
-        return targets
+            for target, varying in targets.items():
+                metadata = {**dict.fromkeys(varying), "Description": self.caption}
+                with atomic_write(target) as fresh:
+                    self.figure.savefig(fresh, format=target.suffix[1:], dpi=DOTS_PER_INCH, metadata=metadata)
+        return list(targets)
 
 
 @contextmanager
@@ -82,13 +80,15 @@ def figure_style() -> Iterator[None]:
 
 def new_figure(height: float, *, columns: int = 1, gap: float = 0.02, **options: Any) -> tuple[Figure, list[Axes]]:
     """A white figure of the width of the page with panels from left to right."""
+    figure = _white_figure(height, w_pad=0.08, h_pad=0.08, wspace=gap)
+    return figure, list(figure.subplots(1, columns, squeeze=False, **options)[0])
+
+
+def _white_figure(height: float, **layout: float) -> Figure:
     with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
-    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08, wspace=gap)
-    figure = Figure(figsize=(WIDTH, height), layout=layout, facecolor=PAPER)
-    panels = figure.subplots(1, columns, squeeze=False, **options)
-    return figure, list(panels[0])
+    return Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(**layout), facecolor=PAPER)
 
 
 def set_titles(axes: Axes, title: str, subtitle: str = "") -> None:
@@ -165,17 +165,13 @@ SHARES = {
 
 def draw_inspection(found: Inspection) -> Drawing:
     """Degrees, unseen and leaked triples, and the largest relations coloured by cardinality."""
-    with optional_import("matplotlib", purpose="A figure"):
-        from matplotlib.figure import Figure
-        from matplotlib.layout_engine import ConstrainedLayoutEngine
     top, bottom = 3.3, 1.0 + 0.24 * min(len(found.relations), NUM_BARS)  # inches
     sizes = {split: len(part) for split, part in found.triples.items()}
     leaks = [f"{facts.leaked / max(sizes[split], 1):.1%} of {split}" for split, facts in found.held_out.items()]
     counts = (len(found.entities), "entities"), (len(found.relations), "relations"), (sum(sizes.values()), "triples")
     title = f"{found.graph}: {', '.join(f'{number:,} {kind}' for number, kind in counts)}"
     with figure_style():
-        layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-        figure = Figure(figsize=(WIDTH, 0.4 + top + bottom), layout=layout, facecolor=PAPER)
+        figure = _white_figure(0.4 + top + bottom, w_pad=0.1, h_pad=0.1)
         figure.suptitle(title, x=0.0125, horizontalalignment="left", fontsize=13, fontweight="bold")
         above, below = figure.subfigures(2, 1, height_ratios=(top, bottom), squeeze=False)[:, 0]
         left, right = above.subfigures(1, 2, width_ratios=(0.46, 0.54), squeeze=False)[0]
@@ -223,9 +219,8 @@ def _draw_relations(axes: Axes, found: Inspection) -> None:
     from matplotlib.patches import Patch
 
     rows = sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_BARS]
-    subtitle = (
-        f"largest {NUM_BARS} of {len(found.relations):,}" if len(found.relations) > NUM_BARS else "by cardinality"
-    )
+    some = len(found.relations) > NUM_BARS
+    subtitle = f"largest {NUM_BARS} of {len(found.relations):,}" if some else "by cardinality"
     set_titles(axes, "Training triples by relation", subtitle)
     names = [found.relations.label(found.relations.id(name)) for name, _ in rows]
     # Of a long path the end says more than the beginning.

@@ -95,9 +95,9 @@ ModelT = TypeVar("ModelT", bound=Model)
 
 def entity_tables(model: Model) -> dict[str, nn.Parameter]:
     """The entity tables by parameter name: one, or two for CP."""
-    used = (model.embedding.head_table, model.embedding.tail_table)
-    found = {name: table for name, table in model.named_parameters() if any(table is one for one in used)}
-    if not all(any(one is table for table in found.values()) for one in used):
+    used = {id(table) for table in (model.embedding.head_table, model.embedding.tail_table)}
+    found = {name: table for name, table in model.named_parameters() if id(table) in used}
+    if len(found) < len(used):
         raise RequestError(
             f"Sparsity is defined for entity tables, and {type(model.embedding).__name__} computes its entity vectors "
             f"from other parameters. Use a model whose head_table and tail_table are parameters."
@@ -148,7 +148,6 @@ def share_of_zeros(model: Model) -> float:
 
 
 Layout = Literal["dense", "CSR", "CSC"]
-LAYOUTS: tuple[Layout, ...] = get_args(Layout)
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,8 @@ class Storage:
 
 def storage_of(model: Model, *, weights: Path | None = None) -> Storage:
     """Compute the size of a model in each layout, and of its weights file if one is given."""
-    tables = entity_tables(model)
+    tables, on_disk = entity_tables(model), None
     others = [table for name, table in model.state_dict().items() if name not in tables]
-    on_disk = None
     if weights:
         stored = [pair for group in load_tensors(weights)[0].values() for pair in group.items()]
         size = sum(array.nbytes for name, array in stored if name.split("/")[0] in tables)
@@ -204,7 +202,7 @@ def count(table: Tensor, layout: Layout) -> tuple[int, int]:
 def _sizes(tables: Collection[Tensor], *, dense: Collection[Tensor]) -> dict[Layout, Size]:
     """The sizes of tables in each layout, together with tables that are always dense."""
     totals = {}
-    for layout in LAYOUTS:
+    for layout in get_args(Layout):
         counts = [count(table, layout) for table in tables] + [count(table, "dense") for table in dense]
         totals[layout] = sum(numbers for numbers, _ in counts), sum(size for _, size in counts)
     all_numbers, all_bytes = totals["dense"]

@@ -33,6 +33,7 @@ from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
 from dualkg.training.checkpoint import compress, expand
 
+Shape = tuple[int, int]  # rows and width of a table
 Metric = Literal["inner product", "euclidean"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
@@ -51,8 +52,9 @@ SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of zeros, in sparse tables
 def check_table(table: Tensor) -> Tensor:
     """Return a table on the CPU, not copied if it is there; refuse one that is not 2-dimensional or not finite."""
     if table.dim() != 2 or not table.numel():
-        shape = " × ".join(map(str, table.shape))
-        raise RequestError(f"An index needs a table with rows and columns; got an array of {shape}.")
+        raise RequestError(
+            f"An index needs a table with rows and columns; got an array of {' × '.join(map(str, table.shape))}."
+        )
     table = table.detach().cpu()
     if not all(torch.isfinite(block).all() for block in blocks_of(table)):
         raise DivergedError("The table holds NaN or infinity, so it cannot be searched. Its training has diverged.")
@@ -62,15 +64,6 @@ def check_table(table: Tensor) -> Tensor:
 def blocks_of(table: Tensor) -> tuple[Tensor, ...]:
     """Blocks of rows, so that the whole table is never copied."""
     return torch.split(table, ROWS)
-
-
-def _as_int8(table: Tensor) -> dict[str, Tensor]:
-    codes, scales = torch.empty(table.shape, dtype=torch.int8), torch.empty(len(table))
-    for block, its_codes, its_scales in zip(*map(blocks_of, (table, codes, scales)), strict=True):
-        largest = block.float().abs().amax(1)
-        its_scales[:] = largest / 127
-        its_codes[:] = (block.float() * torch.where(largest > 0, 127 / largest, 0.0)[:, None]).round()
-    return {"codes": codes, "scales": scales}
 
 
 # -- indexes ----------------------------------------------------------------------------------------------------
@@ -88,11 +81,10 @@ class Index(ABC):
 
     kind: str
 
-    def __init__(self, metric: Metric, shape: tuple[int, int]) -> None:
+    def __init__(self, metric: Metric, shape: Shape) -> None:
         if metric not in METRICS:
             raise RequestError(f"The metric of an index must be one of {', '.join(METRICS)}; got '{metric}'.")
-        self.metric: Metric = metric
-        self.shape = shape
+        self.metric, self.shape = metric, shape
 
     @abstractmethod
     def _search(self, queries: Tensor, k: int) -> SearchResult:
@@ -112,8 +104,8 @@ class Index(ABC):
         if k < 1:
             raise RequestError(f"k must be at least 1; got {k}.")
         if queries.dim() != 2 or queries.shape[1] != self.shape[1]:
-            shape = " × ".join(map(str, queries.shape))
-            raise RequestError(f"Queries of {self.shape[1]} numbers each were expected; got an array of {shape}.")
+            size = " × ".join(map(str, queries.shape))
+            raise RequestError(f"Queries of {self.shape[1]} numbers each were expected; got an array of {size}.")
         queries = queries.detach().to("cpu", torch.float32).contiguous()
         if not math.isfinite(float(queries.sum())):
             raise DivergedError("A query holds NaN or infinity, so it has no best rows. Its training has diverged.")
@@ -130,9 +122,7 @@ class ExactIndex(Index):
 
     kind = "exact"
 
-    def __init__(
-        self, parts: dict[str, Tensor], metric: Metric, shape: tuple[int, int], *, storage: StorageFormat
-    ) -> None:
+    def __init__(self, parts: dict[str, Tensor], metric: Metric, shape: Shape, *, storage: StorageFormat) -> None:
         super().__init__(metric, shape)
         self.parts, self.storage = parts, storage
 
@@ -142,10 +132,14 @@ class ExactIndex(Index):
         if storage not in STORAGE_FORMATS:
             raise RequestError(f"The storage format must be one of {', '.join(STORAGE_FORMATS)}; got '{storage}'.")
         table = check_table(table)
-        if storage in FLOATS:
-            parts = {"values": table.to(FLOATS[storage])}
+        if storage == "int8":
+            parts = {"codes": torch.empty(table.shape, dtype=torch.int8), "scales": torch.empty(len(table))}
+            for block, codes, scales in zip(*map(blocks_of, (table, *parts.values())), strict=True):
+                largest = block.float().abs().amax(1)
+                scales[:] = largest / 127
+                codes[:] = (block.float() * torch.where(largest > 0, 127 / largest, 0.0)[:, None]).round()
         else:
-            parts = _as_int8(table) if storage == "int8" else compress(table)
+            parts = compress(table) if storage == "sparse" else {"values": table.to(FLOATS[storage])}
         return cls(parts, metric, (table.shape[0], table.shape[1]), storage=storage)
 
     @property
@@ -162,7 +156,7 @@ class ExactIndex(Index):
 
     @classmethod
     def load(
-        cls, folder: Path, metric: Metric, shape: tuple[int, int], *, storage: StorageFormat, in_memory: bool = True
+        cls, folder: Path, metric: Metric, shape: Shape, *, storage: StorageFormat, in_memory: bool = True
     ) -> Self:
         """Read what `save` wrote. Unless `in_memory`, the file is memory-mapped and only blocks are held."""
         if storage not in STORAGE_FORMATS:
@@ -266,14 +260,12 @@ def measure_storage_formats(
     """Evaluate a model with entity tables in dense formats, then in sparse ones; the model is not changed."""
     if not len(graph.split(split)):
         raise RequestError(f"{graph.name} has no {split} triples to rank.")
-    known = KnownAnswers.of(graph)
+    known, points = KnownAnswers.of(graph), []
     thresholds = find_thresholds(entity_tables(model).values(), shares) if shares else []
-    points = []
-    for storage, share, threshold in [
-        *((storage, 0.0, None) for storage in formats),
-        *(("sparse", share, threshold) for share, threshold in zip(shares, thresholds, strict=True)),
-    ]:
-        stored, num_bytes = quantized(model if threshold is None else sparsified(model, threshold), storage)
+    sparse: list[StorageFormat] = ["sparse"] * len(shares)
+    zeros = [(0.0, 0.0)] * len(formats) + list(zip(shares, thresholds, strict=True))
+    for storage, (share, threshold) in zip([*formats, *sparse], zeros, strict=True):
+        stored, num_bytes = quantized(sparsified(model, threshold) if threshold else model, storage)
         metrics = evaluate(stored, graph, split=split, known=known).metrics
         points.append(StoragePoint(storage, share, num_bytes, metrics))
     return points
@@ -324,20 +316,21 @@ def metric_of(model: Model) -> Metric:
     """The metric by which an index finds what a model scores best; a model that has none is refused."""
     if isinstance(model, BilinearModel):
         return "inner product"
-    name, obstacle = type(model.embedding).__name__, None
+    name = type(model.embedding).__name__
     maps_heads = f"{name} without reciprocal relations compares with heads that each relation maps"
-    if isinstance(model, Dual):
-        if model.side == "head":
-            obstacle = f"the dual of {name} on the side of the head compares with tails that each relation maps"
-        elif not model.reciprocal:
-            obstacle = f"the dual of {maps_heads}"
+    if isinstance(model, Dual) and model.side == "head":
+        obstacle = f"the dual of {name} on the side of the head compares with tails that each relation maps"
+    elif isinstance(model, Dual) and not model.reciprocal:
+        obstacle = f"the dual of {maps_heads}"
+    elif isinstance(model, Dual):
+        return "euclidean"
     elif not isinstance(model, NormModel) or model.maps_both_sides:
         obstacle = f"{name} scores in another way"
     elif model.norm == 1:
         obstacle = f"{name} with norm 1 adds absolute differences"
     elif not (model.reciprocal or model.isometric):
         obstacle = maps_heads
-    if obstacle is None:
+    else:
         return "euclidean"
     raise RequestError(
         f"An index finds the largest inner products or the smallest Euclidean distances in one table, but {obstacle}. "
@@ -362,15 +355,14 @@ def fingerprint(table: Tensor) -> str:
 
 @dataclass(frozen=True)
 class IndexStats:
-    """Recall@k against exact search on queries that were not used for tuning, and speed with one query at a time on
-    one thread; `bytes` is the size of the saved files."""
+    """Recall@k on queries that were not used for tuning, and speed with single queries on one thread."""
 
     recall: dict[int, float]
     queries_per_second: float
     exact_queries_per_second: float
     build_seconds: float
     num_queries: int
-    bytes: int | None = None
+    bytes: int | None = None  # of the saved files
 
 
 @dataclass(frozen=True, eq=False)

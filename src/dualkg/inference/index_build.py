@@ -38,6 +38,7 @@ from dualkg.inference.index import (
     ModelIndex,
     QueryBatch,
     SearchResult,
+    Shape,
     StorageFormat,
     blocks_of,
     check_table,
@@ -80,7 +81,7 @@ class FaissIndex(Index):
         self,
         index: Any,
         metric: Metric,
-        shape: tuple[int, int],
+        shape: Shape,
         *,
         kind: FaissKind,
         effort: int = 16,
@@ -129,7 +130,7 @@ class FaissIndex(Index):
             faiss().write_index(self._index, str(folder / FILE))
 
     @classmethod
-    def load(cls, folder: Path, metric: Metric, shape: tuple[int, int], **config: Any) -> Self:
+    def load(cls, folder: Path, metric: Metric, shape: Shape, **config: Any) -> Self:
         """Read what `save` wrote."""
         try:
             index = faiss().read_index(str(folder / FILE))
@@ -380,20 +381,16 @@ def save_index(index: ModelIndex, folder: str | Path) -> ModelIndex:
 
 def describe_index(index: ModelIndex) -> dict[str, Any]:
     """Everything about an index except its rows, for JSON."""
-    return {
-        "kind": index.kind,
-        "model": index.model,
-        "metric": index.metric,
-        "tables": {
-            side: {
-                "shape": list(one.shape),
-                "config": one.config,
-                "fingerprint": index.fingerprints[side],
-                "stats": asdict(index.stats[side]),
-            }
-            for side, one in index.indexes.items()
-        },
+    tables = {
+        side: {
+            "shape": list(one.shape),
+            "config": one.config,
+            "fingerprint": index.fingerprints[side],
+            "stats": asdict(index.stats[side]),
+        }
+        for side, one in index.indexes.items()
     }
+    return {"kind": index.kind, "model": index.model, "metric": index.metric, "tables": tables}
 
 
 def load_index(folder: str | Path, *, in_memory: bool = True) -> ModelIndex:
