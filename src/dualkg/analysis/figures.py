@@ -84,7 +84,7 @@ def new_figure(height: float, *, columns: int = 1, gap: float = 0.02, **options:
     return figure, list(figure.subplots(1, columns, squeeze=False, **options)[0])
 
 
-def _white_figure(height: float, **layout: float) -> Figure:
+def _white_figure(height: float, **layout: Any) -> Figure:
     with optional_import("matplotlib", purpose="A figure"):
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
