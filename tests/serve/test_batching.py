@@ -9,7 +9,7 @@ import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.inference.predictor import QUERY_TYPES, Query
 from dualkg.serve.batching import BusyError, MicroBatcher
-from dualkg.serve.metrics import Metrics
+from dualkg.serve.service import Metrics
 
 SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
 
@@ -71,8 +71,10 @@ def test_pending_queries_are_one_batch_per_kind(served):
         finally:
             await batcher.stop()
 
-    found = asyncio.run(all_at_once(MicroBatcher(max_pending=1000, metrics=metrics)))
-    assert_same(found, asyncio.run(all_at_once(MicroBatcher(max_pending=1000, metrics=Metrics({}), max_predictions=1))))
+    found = asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=metrics.batch)))
+    assert_same(
+        found, asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=Metrics({}).batch, max_predictions=1)))
+    )
     assert sizes(metrics) == (100, len(QUERY_TYPES), 20)
 
 
@@ -81,7 +83,7 @@ def test_a_query_that_fails_does_not_fail_the_others(served):
     given = [Query((0, 0), k=3), Query((0, 0), k=-1), Query((1, 0), k=3)]
 
     async def ask():
-        batcher = MicroBatcher(max_pending=10, metrics=Metrics({}))
+        batcher = MicroBatcher(max_pending=10, on_batch=Metrics({}).batch)
         await batcher.start()
         found = await asyncio.gather(
             *(batcher.predict(run.predictor, "tails", one) for one in given), return_exceptions=True
@@ -99,7 +101,7 @@ def test_a_full_queue_refuses_queries(served):
     run = served.get("plain")
 
     async def ask():
-        batcher = MicroBatcher(max_pending=2, metrics=Metrics({}))
+        batcher = MicroBatcher(max_pending=2, on_batch=Metrics({}).batch)
         asks = [asyncio.ensure_future(batcher.predict(run.predictor, "tails", Query((0, 0)))) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="2 queries are waiting already"):
@@ -118,7 +120,7 @@ def test_a_large_batch_leaves_the_rest_for_the_next_one(served):
     run, metrics = served.get("plain"), Metrics({})
 
     async def ask():
-        batcher = MicroBatcher(max_pending=100, metrics=metrics, max_predictions=30)
+        batcher = MicroBatcher(max_pending=100, on_batch=metrics.batch, max_predictions=30)
         await batcher.start()
         found = await asyncio.gather(*(batcher.predict(run.predictor, "tails", Query((0, 0), k=10)) for _ in range(9)))
         await batcher.stop()

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from dualkg.inference.scoring import triple_log_probabilities
-from dualkg.serve import service
+from dualkg.serve import entities, service
 from dualkg.serve.app import application
-from dualkg.serve.routes import entities
 from dualkg.serve.service import ServedRuns
 from tests.processes import LIMIT
 from tests.serve.conftest import HOSTILE, serving

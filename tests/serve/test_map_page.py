@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dualkg.analysis.projection import save_map
+from dualkg.serve import entities
 from dualkg.serve.app import application
-from dualkg.serve.routes import entities
 from dualkg.serve.server import request_once
 from dualkg.serve.service import ServedRuns, Service
 from tests.serve.conftest import HOSTILE

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from dualkg.serve.app import application
-from dualkg.serve.pages.reference import description as description_of
+from dualkg.serve.app import description as description_of
 from dualkg.serve.server import request_once
 from tests.serve.conftest import HOSTILE
 

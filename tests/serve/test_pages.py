@@ -253,12 +253,12 @@ def test_a_browser_that_posts_to_a_page(client):
 
 
 def test_an_unexpected_exception_is_a_page_without_a_traceback(client_of, monkeypatch, capfd):
-    from dualkg.serve.pages import entity
+    from dualkg.serve import entities
 
     def fail(*nouns):
         raise ZeroDivisionError("secret")
 
-    monkeypatch.setattr(entity, "groups_of", fail)
+    monkeypatch.setattr(entities, "groups_of", fail)
     reply = client_of().get("/entity/Twenty", headers=BROWSER)
     assert reply.status_code == 500
     assert "The server failed to answer. The error is in its log." in audited(reply).text

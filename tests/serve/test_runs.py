@@ -11,9 +11,9 @@ import pytest
 import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.inference.completion import complete
+from dualkg.serve import facts as completion
 from dualkg.serve.app import application
 from dualkg.serve.limits import Limits
-from dualkg.serve.routes import completion
 from dualkg.serve.server import request_once
 from dualkg.serve.service import RequestContext, ServedRun, ServedRuns
 from dualkg.training.run import RunFolder

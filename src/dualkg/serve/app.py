@@ -1,4 +1,4 @@
-"""The ASGI application: routes, and middleware around them."""
+"""The ASGI application: routes, middleware around them, and the page of all API routes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,18 +6,24 @@ from importlib import metadata
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
 from starlette.staticfiles import StaticFiles
 
 from dualkg.errors import DualkgError
-from dualkg.serve import middleware, pages, routes
+from dualkg.serve import entities, facts, middleware, queries, runs
 from dualkg.serve.errors import error_reply
 from dualkg.serve.limits import Limits
-from dualkg.serve.service import ServedRuns, Service
-from dualkg.serve.templating import error_response
+from dualkg.serve.service import Context, ServedRuns, Service
+from dualkg.serve.templating import error_response, page, page_router
 
-DESCRIPTION = "Link prediction with a trained knowledge-graph model: names in, names out."
+pages = page_router()
+ROUTERS = (  # JSON first: /entity/NAME.json also matches /entity/NAME
+    *(queries.routes, entities.routes, facts.routes, facts.decision_routes, runs.routes),
+    *(queries.pages, entities.pages, facts.pages, runs.pages, pages),
+)
+POLICY = "default-src 'none'; style-src 'self'; base-uri 'none'; frame-ancestors 'none'"
 
 
 def application(
@@ -45,22 +51,24 @@ def application(
 
     app = FastAPI(
         title="dualkg",
-        description=DESCRIPTION,
+        description="Link prediction with a trained knowledge-graph model: names in, names out.",
         version=metadata.version("dualkg"),
-        docs_url=None,  # FastAPI's page loads scripts from another host; ours is pages/reference.py
+        docs_url=None,  # FastAPI's page loads scripts from another host; ours is below
         redoc_url=None,
         openapi_url=None,  # FastAPI writes the description again for every request
         redirect_slashes=False,
         lifespan=lifespan,
     )
     app.state.service = service
-    for module in (*routes.MODULES, *pages.MODULES):  # JSON first: /entity/NAME.json also matches /entity/NAME
-        app.include_router(module.routes)
+    for router in ROUTERS:
+        app.include_router(router)
     app.mount("/static", StaticFiles(packages=[("dualkg.serve", "static")]))
 
     async def handle(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == 405:  # it names the methods of one route alone
-            error.headers = {"Allow": ", ".join(sorted(_methods(request)))}
+            found = [one for router in ROUTERS for one in router.routes if one.matches(request.scope)[0] != Match.NONE]
+            methods = {method for route in found for method in getattr(route, "methods", None) or ()}
+            error.headers = {"Allow": ", ".join(sorted(methods))}
         return await error_response(request, error_reply(error, request.method))
 
     for kind in (DualkgError, RequestValidationError, HTTPException):
@@ -70,8 +78,21 @@ def application(
     return app
 
 
-def _methods(request: Request) -> set[str]:
-    """The methods of all routes with the path of a request."""
-    routers = [module.routes for module in (*routes.MODULES, *pages.MODULES)]
-    found = [route for router in routers for route in router.routes if route.matches(request.scope)[0] != Match.NONE]
-    return {method for route in found for method in getattr(route, "methods", None) or ()}
+def description(app: FastAPI) -> bytes:
+    """The OpenAPI description as JSON. It takes half a second to make and 2 ms to write, so it is made once."""
+    if not hasattr(app.state, "description"):
+        app.state.description = JSONResponse(app.openapi()).body
+    made: bytes = app.state.description
+    return made
+
+
+@pages.get("/openapi.json")
+async def openapi(context: Context) -> Response:
+    return Response(description(context.request.app), media_type="application/json")
+
+
+@pages.get("/docs")
+async def reference_page(context: Context) -> Response:
+    response = page(context, "reference.html", api=context.request.app.openapi())
+    response.headers["Content-Security-Policy"] = POLICY
+    return response

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dualkg.errors import DualkgError
 from dualkg.inference.predictor import Prediction, Predictor, Query, QueryType
-from dualkg.serve.metrics import Metrics
 
 MAX_BATCH_PREDICTIONS = 4000  # a batch with more would make all other requests wait for it
 
@@ -29,8 +29,10 @@ class PendingQuery:
 class MicroBatcher:
     """Answers pending queries of one run and kind by one call in a thread; with `max_predictions=1`, one by one."""
 
-    def __init__(self, *, max_pending: int, metrics: Metrics, max_predictions: int = MAX_BATCH_PREDICTIONS) -> None:
-        self._max_pending, self._metrics, self._max_predictions = max_pending, metrics, max_predictions
+    def __init__(
+        self, *, max_pending: int, on_batch: Callable[[int], None], max_predictions: int = MAX_BATCH_PREDICTIONS
+    ) -> None:
+        self._max_pending, self._on_batch, self._max_predictions = max_pending, on_batch, max_predictions
         self._pending: deque[PendingQuery] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
@@ -59,7 +61,7 @@ class MicroBatcher:
         while True:
             await self._arrived.wait()
             for batch in self._next_batches():
-                self._metrics.batch(len(batch))
+                self._on_batch(len(batch))
                 results = await loop.run_in_executor(self._thread, predict_batch, batch)
                 for pending, result in zip(batch, results, strict=True):
                     if pending.future.done():  # its request was cancelled

@@ -24,8 +24,6 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     431: {"model": Error, "description": "The address and headers are too large."},
     503: {"model": Error, "description": "The server is busy, or the request took too long."},
 }
-INTEGER, NUMBER = "{name} must be an integer; {got}.", "{name} must be a number; {got}."
-BOOLEAN = "{name} must be true or false; {got}."
 MESSAGES = {  # by the type of a pydantic error, with its context
     "missing": "{name} is missing.",
     "json_invalid": "The body is not JSON: {error}.",
@@ -34,9 +32,11 @@ MESSAGES = {  # by the type of a pydantic error, with its context
     "greater_than": "{name} must be above {gt:,}; {got}.",
     "less_than": "{name} must be below {lt:,}; {got}.",
     "literal_error": "{name} must be {expected}; {got}.",
-    **dict.fromkeys(("int_parsing", "int_type", "int_from_float", "int_parsing_size"), INTEGER),
-    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), NUMBER),
-    **dict.fromkeys(("bool_parsing", "bool_type"), BOOLEAN),
+    **dict.fromkeys(
+        ("int_parsing", "int_type", "int_from_float", "int_parsing_size"), "{name} must be an integer; {got}."
+    ),
+    **dict.fromkeys(("float_parsing", "float_type", "finite_number"), "{name} must be a number; {got}."),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "{name} must be true or false; {got}."),
     **dict.fromkeys(("string_type", "string_unicode"), "{name} must be text; {got}."),
     "string_too_long": "{name} must have at most {max_length:,} characters; got {length:,}.",
     "too_long": "{name} must have at most {max_length:,} items; got {actual_length:,}.",

@@ -10,19 +10,21 @@ import binascii
 import hashlib
 import hmac
 import ipaddress
+import json
 import re
+import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dualkg.serve.errors import ErrorReply
-from dualkg.serve.metrics import write_log
 from dualkg.serve.service import Service
 from dualkg.serve.templating import error_response
 
@@ -90,17 +92,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+@lru_cache(4096)
 def client_of(address: tuple[str, int] | None) -> str:
     """The client that an address belongs to: an IPv4 address, or the first half of an IPv6 address."""
-    return "" if address is None else _network(address[0])
-
-
-@lru_cache(4096)
-def _network(host: str) -> str:
     try:
-        found = ipaddress.ip_address(host)
+        found = ipaddress.ip_address(address[0] if address else "")
     except ValueError:  # a proxy may write anything
-        return host
+        return address[0] if address else ""
     if found.version == 6 and found.ipv4_mapped:
         return str(found.ipv4_mapped)
     return str(found) if found.version == 4 else found.exploded[:19]
@@ -241,3 +239,8 @@ def _with_body(body: bytes, receive: Receive) -> Receive:
 def _route_of(scope: Scope) -> str:
     """The route as in the OpenAPI description; `other` for addresses that have none."""
     return str(getattr(scope.get("route"), "path_format", "other"))
+
+
+def write_log(**line: Any) -> None:
+    """A line of JSON on stderr; JSON escapes line breaks, quotes and terminal control codes in an address."""
+    print(json.dumps(line), file=sys.stderr, flush=True)

@@ -18,9 +18,9 @@ from starlette.types import Message
 
 from dualkg.errors import RequestError
 from dualkg.extras import optional_import
+from dualkg.serve.app import description
 from dualkg.serve.limits import Limits
 from dualkg.serve.middleware import is_loopback
-from dualkg.serve.pages.reference import description
 
 if TYPE_CHECKING:
     import uvicorn
@@ -44,10 +44,6 @@ def request_once(app: FastAPI, address: str, *, token: str | None = None) -> Rep
     """The response of an application to a GET request such as `/entity/France.json`, without a port."""
     if not address.startswith("/"):
         raise RequestError(f"An address must begin with a slash, such as /entity/France.json; got '{address}'.")
-    return asyncio.run(_request(app, address, token=token))
-
-
-async def _request(app: FastAPI, address: str, *, token: str | None) -> Reply:
     parts = urlsplit(f"http://localhost{address}")
     authorization = [] if token is None else [(b"authorization", b"Bearer " + token.encode())]
     scope = {
@@ -64,8 +60,7 @@ async def _request(app: FastAPI, address: str, *, token: str | None) -> Reply:
         "server": ("localhost", 80),
         "client": None,
     }
-    reply, messages = Reply(), asyncio.Queue[Message]()
-    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    reply = Reply()
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -74,8 +69,13 @@ async def _request(app: FastAPI, address: str, *, token: str | None) -> Reply:
         else:
             reply.body += message.get("body", b"")
 
-    async with app.router.lifespan_context(app):
-        await app(scope, messages.get, send)  # a second message, which would be a disconnect, never arrives
+    async def request() -> None:
+        messages = asyncio.Queue[Message]()  # a second message, which would be a disconnect, never arrives
+        messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+        async with app.router.lifespan_context(app):
+            await app(scope, messages.get, send)
+
+    asyncio.run(request())
     return reply
 
 

@@ -9,24 +9,25 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import Annotated, Self, TypeVar
 
-from fastapi import Depends, Query, Request
+import fastapi
+from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dualkg.analysis.projection import Vectors, entity_map
 from dualkg.data.graph import Graph, relations_with_self_loops
 from dualkg.errors import RequestError
-from dualkg.inference import predictor as inference
 from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.inductive import with_adjoint
 from dualkg.inference.name_search import NameSearch
-from dualkg.inference.predictor import Prediction, Predictor, QueryType
+from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
 from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
-from dualkg.serve.metrics import Metrics
 from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
 from dualkg.training.api import choose_device
 from dualkg.training.run import Run, RunFolder, load_run
 
 Result = TypeVar("Result")
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
 
 
 class UnknownNameError(RequestError):
@@ -54,10 +55,6 @@ class ServedRun:
     @property
     def graph(self) -> Graph:
         return self.run.graph
-
-    @property
-    def model_name(self) -> str:
-        return self.run.model_name
 
     @cached_property
     def name_search(self) -> NameSearch:
@@ -96,10 +93,10 @@ class ServedRuns:
         if not runs:
             raise RequestError("Name at least one run to serve.")
         self.names = [run.name for run in runs]
-        twice = next((name for name in self.names if self.names.count(name) > 1), None)
-        if twice is not None:
-            raise RequestError(f"Two of the runs are named '{twice}'. Serve runs from folders with different names.")
-        self._runs = {run.name: run for run in runs}
+        self._runs = dict(zip(self.names, runs, strict=True))
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise RequestError(f"Two of the runs are named '{name}'. Serve runs from folders with different names.")
 
     @classmethod
     def load(cls, paths: Sequence[Path], *, device: str | None = None) -> Self:
@@ -120,6 +117,40 @@ class ServedRuns:
         return self._runs[name]
 
 
+class Metrics:
+    """Requests and latency by route, never by address, so that the number of labels is bounded; and micro-batches."""
+
+    def __init__(self, num_entities: dict[str, int]) -> None:
+        self._registry = own = CollectorRegistry()
+        self._requests = Counter("dualkg_requests", "Requests by route and status.", ["route", "status"], registry=own)
+        self._seconds = Histogram(
+            "dualkg_request_seconds", "Latency by route.", ["route"], registry=own, buckets=BUCKETS
+        )
+        self.in_progress = Gauge("dualkg_requests_in_progress", "Requests not yet answered.", registry=own)
+        self._batches = Counter("dualkg_batches", "Micro-batches of queries.", registry=own)
+        self._queries = Counter("dualkg_queries", "Queries answered in micro-batches.", registry=own)
+        self._largest = Gauge("dualkg_largest_batch", "Queries of the largest micro-batch.", registry=own)
+        self._largest_so_far = 0
+        Gauge("dualkg_start_time_seconds", "Start of the server.", registry=own).set_to_current_time()
+        entities = Gauge("dualkg_entities", "Entities of each run.", ["run"], registry=own)
+        for run, number in num_entities.items():
+            entities.labels(run).set(number)
+
+    def request(self, route: str, status: int, seconds: float) -> None:
+        self._requests.labels(route, status).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def batch(self, size: int) -> None:
+        self._batches.inc()
+        self._queries.inc(size)
+        self._largest_so_far = max(self._largest_so_far, size)
+        self._largest.set(self._largest_so_far)
+
+    def text(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
 class Service:
     """The runs, the batcher that answers queries, and threads for longer work."""
 
@@ -128,10 +159,9 @@ class Service:
     ) -> None:
         self.runs, self.limits, self.access_log, self.read_only = runs, limits, log, read_only
         self.metrics = Metrics({run.name: len(run.graph.entities) for run in runs})
+        most = MAX_BATCH_PREDICTIONS if micro_batching else 1
         self.batcher = MicroBatcher(
-            max_pending=limits.queued_queries,
-            metrics=self.metrics,
-            max_predictions=MAX_BATCH_PREDICTIONS if micro_batching else 1,
+            max_pending=limits.queued_queries, on_batch=self.metrics.batch, max_predictions=most
         )
         self._mapping = Lock()  # one map at a time
         self._maps: dict[str, Future[Vectors]] = {}
@@ -207,8 +237,8 @@ class RequestContext:
 
         return find() if isinstance(name, int) or name in vocabulary else await self.in_thread(find)
 
-    async def predict(self, kind: QueryType, query: inference.Query) -> list[Prediction]:
-        return await self.service.batcher.predict(self.run.predictor, kind, query)
+    async def predict(self, kind: QueryType, *ids: int, k: int, known: Known = "mark") -> list[Prediction]:
+        return await self.service.batcher.predict(self.run.predictor, kind, Query(ids, k, known))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
         return await self.service.in_thread(work)
@@ -222,7 +252,7 @@ async def service_of(request: Request) -> Service:
 async def request_context(
     request: Request,
     run: Annotated[
-        str | None, Query(max_length=MAX_NAME_LENGTH, description="A run; by default the first one.")
+        str | None, fastapi.Query(max_length=MAX_NAME_LENGTH, description="A run; by default the first one.")
     ] = None,
 ) -> RequestContext:
     service = await service_of(request)

@@ -97,9 +97,7 @@ def fill(context: RequestContext, template: str, **values: Any) -> Markup:
     return Markup(TEMPLATES.get_template(template).render(**names, **values).replace("\r", "&#13;"))
 
 
-def page(
-    context: RequestContext, template: str, *, json: str | None = None, status: int = 200, **values: Any
-) -> HTMLResponse:
+def page(context: RequestContext, template: str, *, json: str = "", status: int = 200, **values: Any) -> HTMLResponse:
     """A page; `json` is the address of the same content as JSON."""
     return HTMLResponse(fill(context, template, json=json, **values), status_code=status)
 
