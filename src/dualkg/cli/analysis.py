@@ -150,13 +150,12 @@ def sparsify(
 
 def _print_storage(storage: Storage) -> None:
     """Stored numbers, as the paper counts them, and bytes, each with the share saved compared to dense."""
-    rows = []
+    rows: list[Any] = []
     for name, sizes in (("entity tables", storage.entity_tables), ("whole model", storage.whole_model)):
         for form, size in sizes.items():
             saved = ("", "") if form == "dense" else (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
-            on_disk = storage.on_disk[name.replace(" ", "_")] if storage.on_disk and form == "CSR" else None
-            disk = "" if on_disk is None else f"{on_disk:,}"
-            rows.append([f"{name}, {form}", f"{size.numbers:,}", saved[0], f"{size.bytes:,}", saved[1], disk])
+            disk = storage.on_disk[name.replace(" ", "_")] if storage.on_disk and form == "CSR" else ""
+            rows.append([f"{name}, {form}", size.numbers, saved[0], size.bytes, saved[1], disk])
     cli.print_table([f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"], rows)
 
 

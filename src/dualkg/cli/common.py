@@ -187,12 +187,18 @@ def parse_hits(text: str | None) -> tuple[int, ...]:
     return tuple(dict.fromkeys(map(int, parts)))
 
 
-Cell = str | Text
+def _cell(value: Any) -> Text:
+    """1,234 for an integer, 0.1234 for another number, – for None; text as it is: a name may contain anything."""
+    if isinstance(value, Text):
+        return value
+    if isinstance(value, (int, float)):
+        return Text(f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+    return Text("–" if value is None else visible(value))
 
 
 def print_table(
-    columns: Sequence[Cell],
-    rows: Iterable[Sequence[Cell]],
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
     *,
     left: int = 1,
     bold: Container[int] = (),
@@ -200,16 +206,16 @@ def print_table(
 ) -> None:
     """Print a table without lines: `left` columns of names that may fold, then numbers that are never cut.
 
-    Strings are printed as they are: a name may contain anything, also markup. `bold` are the numbers of rows.
+    `bold` are the numbers of rows.
     """
-    cells = [[Text(visible(cell)) if isinstance(cell, str) else cell for cell in row] for row in (columns, *rows)]
+    cells = [[_cell(value) for value in row] for row in (columns, *rows)]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for number, column in enumerate(zip(*cells, strict=True)):
-        name, width = number < left or not column[0], max(cell.cell_len for cell in column)
-        style: dict[str, Any] = {"justify": "right", "no_wrap": True, "min_width": width}
-        if name:
-            style = {"justify": "left", "overflow": "fold", "min_width": min(width, 12)}
-        table.add_column(column[0], **style)
+        width = max(cell.cell_len for cell in column)
+        if number < left or not column[0]:
+            table.add_column(column[0], overflow="fold", min_width=min(width, 12))
+        else:
+            table.add_column(column[0], justify="right", no_wrap=True, min_width=width)
     for number, row in enumerate(cells[1:]):
         table.add_row(*row, style="bold" if number in bold else None)
     needed = Measurement.get(console, console.options.update(max_width=1000), table).minimum + 2  # padding

@@ -59,39 +59,24 @@ def complete(
     best = made.table().slice(0, len(made) if out is None else NUM_PRINTED).to_pylist()
 
     def show() -> None:
-        _print_triples(best)
+        rows = []
+        for row in best:
+            names = [row.get(f"{part}_label") or row[part] for part in ("head", "relation", "tail")]
+            rows.append([str(row["rank"]), *names, row["probability"], f"{row['score']:.3f}"])
+        cli.print_table(["rank", "head", "relation", "tail", "probability", "score"], rows, left=4)
         if out is not None:
             cli.note(f"\n{len(made):,} new triples are saved in {out}.", style=None)
 
     return cli.Result({"out": None if out is None else str(out), "triples": len(made), "best": best}, show)
 
 
-def _print_triples(rows: list[dict[str, Any]]) -> None:
-    cli.print_table(
-        ["rank", "head", "relation", "tail", "probability", "score"],
-        [
-            [
-                str(row["rank"]),
-                *(row.get(f"{part}_label") or row[part] for part in ("head", "relation", "tail")),
-                f"{row['probability']:.4f}",
-                f"{row['score']:.3f}",
-            ]
-            for row in rows
-        ],
-        left=4,
-    )
-
-
 def _print_check(check: CompletionCheck) -> None:
     columns = zip(check.sizes, check.found, check.expected or (), check.by_degree, check.at_random, strict=True)
-    cli.print_table(
-        ["top", "test triples found", "expected", "by degree", "at random"],
-        [
-            [f"{size:,}", f"{found:,}", f"{expected:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
-            for size, found, expected, degree, chance in columns
-        ],
-        left=0,
-    )
+    rows = [
+        [size, found, f"{expected:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
+        for size, found, expected, degree, chance in columns
+    ]
+    cli.print_table(["top", "test triples found", "expected", "by degree", "at random"], rows, left=0)
     cli.stdout.print(f"\n[dim]{check.num_test:,} test triples among {check.num_triples:,} candidates[/dim]")
 
 
@@ -115,11 +100,11 @@ def extend(
     def show() -> None:
         for sentence in extension["remarks"]:
             cli.note(sentence)
-        rows = [[name, f"{number:,}"] for name, number in list(extension["entities"].items())[:NUM_PRINTED]]
+        rows = list(extension["entities"].items())[:NUM_PRINTED]
         if extension["num_entities"] > NUM_PRINTED:
-            rows.append([f"and {extension['num_entities'] - NUM_PRINTED:,} more", ""])
-        total = ["all", f"{extension['num_triples']:,}"]
-        cli.print_table(["new entity", "triples"], [*rows, total], bold=[len(rows)])
+            rows.append((f"and {extension['num_entities'] - NUM_PRINTED:,} more", ""))
+        rows.append(("all", extension["num_triples"]))
+        cli.print_table(["new entity", "triples"], rows, bold=[len(rows) - 1])
         cli.stdout.print()
         cli.print_reports(made)
         head, relation, tail = made.graph.train[-1].tolist()
@@ -156,10 +141,8 @@ def ensemble(
             cli.note(f"{made.graph.name} has no validation triples to fit weights on; they are equal.")
         made.save(out, overwrite=overwrite)
     rows, data = [], []
-    for name, weight, run in [
-        *zip(made.names, made.model.weights, made.members, strict=True),
-        ("ensemble", None, made),
-    ]:
+    names, weights_of, members = [*made.names, "ensemble"], [*made.model.weights, None], [*made.members, made]
+    for name, weight, run in zip(names, weights_of, members, strict=True):
         valid, test = (run.report_on(split).metrics for split in ("valid", "test"))
         rows.append([name, "" if weight is None else f"{weight:.4g}", valid.row()[0], *test.row()[: len(COLUMNS)]])
         data.append({"run": name, "weight": weight, "valid": valid.as_dict(), "test": test.as_dict()})
@@ -194,24 +177,19 @@ def index(
         facts = describe_index(save_index(built, folder))
 
     def show() -> None:
-        _print_index(facts)
+        tables, rows = facts["tables"], []
+        for side, table in tables.items():
+            stats = table["stats"]
+            recall = [f"{share:.3f}" for share in stats["recall"].values()]
+            rates = [f"{stats[key]:,.0f}" for key in ("queries_per_second", "exact_queries_per_second", "bytes")]
+            name = f"{side}s" if len(tables) > 1 else "tails and heads"
+            rows.append([name, table["shape"][0], *recall, *rates, f"{stats['build_seconds']:.1f} s"])
+        columns = ["entities", *(f"recall@{k}" for k in tables["tail"]["stats"]["recall"])]
+        columns += ["queries/s", "exact queries/s", "bytes", "build time"]
+        cli.print_table([f"{facts['kind']}, {facts['metric']}", *columns], rows)
         cli.note_saved(folder)
 
     return cli.Result({"index": str(folder), **facts}, show)
-
-
-def _print_index(facts: dict[str, Any]) -> None:
-    tables = facts["tables"]
-    rows = []
-    for side, table in tables.items():
-        stats = table["stats"]
-        recall = [f"{share:.3f}" for share in stats["recall"].values()]
-        rates = [f"{stats[key]:,.0f}" for key in ("queries_per_second", "exact_queries_per_second", "bytes")]
-        name = f"{side}s" if len(tables) > 1 else "tails and heads"
-        rows.append([name, f"{table['shape'][0]:,}", *recall, *rates, f"{stats['build_seconds']:.1f} s"])
-    recalls = [f"recall@{k}" for k in tables["tail"]["stats"]["recall"]]
-    title = f"{facts['kind']}, {facts['metric']}"
-    cli.print_table([title, "entities", *recalls, "queries/s", "exact queries/s", "bytes", "build time"], rows)
 
 
 @cli.command(threads=False)

@@ -13,13 +13,10 @@ from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.analysis.records import RankedRuns
     from dualkg.data.graph import Graph, Split
-    from dualkg.evaluation.comparison import Comparison, Difference, GroupComparison, QueryDifference
+    from dualkg.evaluation.comparison import Difference, QueryDifference
     from dualkg.evaluation.report import Report
-    from dualkg.inference.classification import ClassificationReport
     from dualkg.inference.index import StorageFormat
-    from dualkg.inference.reliability import CalibrationReport, CoverageReport
     from dualkg.training.run import Run
 
 Task = Literal["link", "relation", "classification"]
@@ -100,30 +97,26 @@ def _print_report(report: Report, by: str | None, hits: tuple[int, ...]) -> None
 def _classify(run: Run, split: Split, by: str | None, negatives: Path | None, max_size: str | None) -> cli.Result:
     from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
 
-    valid_file = matching_valid_file(negatives, split) if negatives else None
-    report = evaluate_classification(
-        run.model,
-        run.graph,
-        split=split,
-        negatives=read_negatives(negatives, run.graph, max_size=max_size) if negatives else None,
-        valid_negatives=read_negatives(valid_file, run.graph, max_size=max_size) if valid_file else None,
-    )
-    return cli.Result({"task": "classification", **report.as_dict()}, lambda: _print_classification(report, by))
+    files = {"negatives": negatives, "valid_negatives": matching_valid_file(negatives, split) if negatives else None}
+    given = {key: read_negatives(file, run.graph, max_size=max_size) for key, file in files.items() if file}
+    report = evaluate_classification(run.model, run.graph, split=split, **given)
 
+    def show() -> None:
+        groups = {f"{report.graph} {report.split}": report.metrics}
+        if by:
+            groups |= dict(sorted(report.by_relation.items(), key=lambda item: -item[1].num_true))
+        cli.print_table(
+            ["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"],
+            [
+                [name, part.accuracy, part.f1, part.precision, part.recall, part.auc, part.num_true, part.num_false]
+                for name, part in groups.items()
+            ],
+        )
+        source = "given" if report.negatives == "given" else "sampled, one for each true triple"
+        thresholds = f"chosen on valid with {report.valid_negatives} false triples"
+        cli.stdout.print(f"[dim]False triples: {source}; thresholds: {thresholds}.[/dim]")
 
-def _print_classification(report: ClassificationReport, by: str | None) -> None:
-    groups = {f"{report.graph} {report.split}": report.metrics}
-    if by:
-        groups |= dict(sorted(report.by_relation.items(), key=lambda item: -item[1].num_true))
-    rows = []
-    for name, part in groups.items():
-        shares = [f"{value:.4f}" for value in (part.accuracy, part.f1, part.precision, part.recall)]
-        auc = "–" if part.auc is None else f"{part.auc:.4f}"
-        rows.append([name, *shares, auc, f"{part.num_true:,}", f"{part.num_false:,}"])
-    cli.print_table(["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"], rows)
-    source = "given" if report.negatives == "given" else "sampled, one for each true triple"
-    thresholds = f"chosen on valid with {report.valid_negatives} false triples"
-    cli.stdout.print(f"[dim]False triples: {source}; thresholds: {thresholds}.[/dim]")
+    return cli.Result({"task": "classification", **report.as_dict()}, show)
 
 
 def _evaluate_storage(run: Run, split: Split, storage: str) -> cli.Result:
@@ -140,9 +133,9 @@ def _evaluate_storage(run: Run, split: Split, storage: str) -> cli.Result:
         else:
             dense.append(cast("StorageFormat", name))
     points = measure_storage_formats(run.model, run.graph, formats=dense, shares=shares, split=split)
-    rows = [[point.name, f"{point.bytes:,}", *point.metrics.row()[: len(COLUMNS)]] for point in points]
-    data = [point.as_dict() for point in points]
-    return cli.Result(data, lambda: cli.print_table([f"{run.graph.name} {split}", "bytes", *COLUMNS], rows))
+    rows = [[point.name, point.bytes, *point.metrics.row()[: len(COLUMNS)]] for point in points]
+    columns = [f"{run.graph.name} {split}", "bytes", *COLUMNS]
+    return cli.Result([point.as_dict() for point in points], lambda: cli.print_table(columns, rows))
 
 
 @cli.command()
@@ -167,42 +160,32 @@ def calibrate(
         figures = draw_reliability({title: points}, graph=title, ece=report.likely.ece).save(figure)
 
     def show() -> None:
-        _print_calibration(report)
-        _print_coverage(sets)
+        rows: list[Any] = []
+        for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
+            errors = [f"{value:.2e}" if value < 1e-3 else value for value in (part.ece, part.noise, part.brier)]
+            rows.append([name, *(errors if part.bins else [None] * 3), round(part.num_candidates), part.num_true])
+        cli.print_table([f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows)
+        cli.stdout.print()
+        rows = [
+            [one.predicted, one.observed, f"± {one.noise:.4f}", round(one.num_candidates), one.num_true]
+            for one in report.likely.bins
+        ]
+        cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
+        cli.stdout.print()
+        groups = {"all queries": sets.overall}
+        groups |= {f"  for {side}s": sets.by_direction[side] for side in ("tail", "head")}
+        groups |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
+        rows = []
+        for name, size in groups.items():
+            own = "own threshold" if size.relation_specific else ""
+            numbers = f"{size.coverage:.1%}", f"{size.mean_size:,.1f}", f"{size.median_size:,.0f}", size.num_queries
+            rows.append([name, *numbers, own])
+        title = f"prediction sets for {sets.target_coverage:.0%}"
+        cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
         for path in figures:
             cli.note(f"Figure: {path}", style=None)
 
     return cli.Result({"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}, show)
-
-
-def _print_calibration(report: CalibrationReport) -> None:
-    rows = []
-    for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
-        numbers = [f"{value:.2e}" if value < 1e-3 else f"{value:.4f}" for value in (part.ece, part.noise, part.brier)]
-        numbers = numbers if part.bins else ["–"] * 3
-        rows.append([name, *numbers, f"{part.num_candidates:,.0f}", f"{part.num_true:,}"])
-    cli.print_table([f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows)
-    cli.stdout.print()
-    rows = []
-    for one in report.likely.bins:
-        shares = [f"{one.predicted:.4f}", f"{one.observed:.4f}", f"± {one.noise:.4f}"]
-        rows.append([*shares, f"{one.num_candidates:,.0f}", f"{one.num_true:,}"])
-    cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
-    cli.stdout.print()
-
-
-def _print_coverage(sets: CoverageReport) -> None:
-    """Coverage and size of the prediction sets: all, by direction, by relation."""
-    groups = {"all queries": sets.overall, "  for tails": sets.by_direction["tail"]}
-    groups |= {"  for heads": sets.by_direction["head"]}
-    groups |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
-    rows = []
-    for name, part in groups.items():
-        sizes = (f"{part.mean_size:,.1f}", f"{part.median_size:,.0f}")
-        own = "own threshold" if part.relation_specific else ""
-        rows.append([name, f"{part.coverage:.1%}", *sizes, f"{part.num_queries:,}", own])
-    title = f"prediction sets for {sets.target_coverage:.0%}"
-    cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
 
 
 RUNS = "Folder of a run, an ensemble, runs with several seeds, or a record."
@@ -232,14 +215,38 @@ def compare(
         a, b = replace(a, name=str(run_a)), replace(b, name=str(run_b))
     comparison = compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
     groups = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed) if by else {}
-    queries = largest_differences(a.ranks, b.ranks, a.triples, most=differences)
+    largest = largest_differences(a.ranks, b.ranks, a.triples, most=differences)
+    named = [_with_names(query, a.graph) for query in largest]
 
     def show() -> None:
-        _print_comparison(comparison, a, b, title=f"{a.graph.name} {split}")
+        columns = [a.name, b.name, "difference", "95 %", "p"]
+        rows = [[metric, *_cells(one, one.p_value)] for metric, one in comparison.differences.items()]
+        cli.print_table([f"{a.graph.name} {split}", *columns], rows)
+        better, worse, equal = (f"{share:.0%}" for share in (comparison.better, comparison.worse, comparison.equal))
+        shares = f"{a.name} is better on {better}, worse on {worse} and equal on {equal} of the"
+        lines = ["", comparison.sentence(a.name, b.name), f"{shares} {comparison.num_triples:,} triples."]
+        lines += [f"{side.name} is the mean of {len(side.seeds)} seeds." for side in (a, b) if len(side.seeds) > 1]
+        cli.stdout.print(*lines, sep="\n", soft_wrap=True, markup=False)
         if by:
-            _print_groups(groups, a, b, title=by)
+            rows = [
+                [name, *_cells(group.comparison.mrr, group.p_corrected), group.comparison.num_triples]
+                for name, group in groups.items()
+            ]
+            significant = [number for number, group in enumerate(groups.values()) if group.p_corrected < 0.05]
+            cli.stdout.print()
+            cli.print_table([by, *columns, "triples"], rows, bold=significant)
+            correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
+            cli.stdout.print(f"[dim]MRR by {by}; {correction}.[/dim]", soft_wrap=True)
         if differences:
-            _print_queries(queries, a, b)
+            rows = []
+            for one in named:
+                text = ", ".join(
+                    "?" if part == one["direction"] else one[part] for part in ("head", "relation", "tail")
+                )
+                ranks = f"{one['rank_a']:,.4g}", f"{one['rank_b']:,.4g}"
+                rows.append([f"({text})", one[one["direction"]], *ranks, _signed(one["difference"])])
+            cli.stdout.print()
+            cli.print_table(["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2)
 
     data = {"graph": a.graph.name, "split": split, "seed": seed}
     data |= {key: {"run": str(one.path), "name": one.name, "seeds": one.seeds} for key, one in (("a", a), ("b", b))}
@@ -247,7 +254,7 @@ def compare(
     if by:
         data[f"by_{by}"] = {name: group.as_dict() for name, group in groups.items()}
     if differences:
-        data["differences"] = [_with_names(query, a.graph) for query in queries]
+        data["differences"] = named
     return cli.Result(data, show)
 
 
@@ -257,56 +264,15 @@ def _with_names(query: QueryDifference, graph: Graph) -> dict[str, Any]:
     return {**asdict(query), **names, "relation": graph.relations.label(query.relation)}
 
 
-def _print_comparison(comparison: Comparison, a: RankedRuns, b: RankedRuns, *, title: str) -> None:
-    rows = [
-        [metric, f"{difference.a:.4f}", f"{difference.b:.4f}", *_cells(difference, difference.p_value)]
-        for metric, difference in comparison.differences.items()
-    ]
-    cli.print_table([title, a.name, b.name, "difference", "95 %", "p"], rows)
-    shares = f"better on {comparison.better:.0%}, worse on {comparison.worse:.0%} and equal on {comparison.equal:.0%}"
-    lines = ["", comparison.sentence(a.name, b.name)]
-    lines += [f"{a.name} is {shares} of the {comparison.num_triples:,} triples."]
-    lines += [f"{side.name} is the mean of {len(side.seeds)} seeds." for side in (a, b) if len(side.seeds) > 1]
-    cli.stdout.print(*lines, sep="\n", soft_wrap=True, markup=False)
-
-
-def _print_groups(groups: dict[str, GroupComparison], a: RankedRuns, b: RankedRuns, *, title: str) -> None:
-    """MRR of each group; bold if the corrected p-value is below .05."""
-    rows, significant = [], []
-    for name, group in groups.items():
-        mrr = group.comparison.mrr
-        numbers = (f"{mrr.a:.4f}", f"{mrr.b:.4f}", *_cells(mrr, group.p_corrected))
-        rows.append([name, *numbers, f"{group.comparison.num_triples:,}"])
-        if group.p_corrected < 0.05:
-            significant.append(len(rows) - 1)
-    cli.stdout.print()
-    columns = [title, a.name, b.name, "difference", "95 %", "p", "triples"]
-    cli.print_table(columns, rows, bold=significant)
-    correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
-    cli.stdout.print(f"[dim]MRR by {title}; {correction}.[/dim]", soft_wrap=True)
-
-
-def _print_queries(queries: list[QueryDifference], a: RankedRuns, b: RankedRuns) -> None:
-    rows = []
-    for query in queries:
-        names = _with_names(query, a.graph)
-        answer = names[query.direction]
-        names[query.direction] = "?"
-        ranks = (f"{query.rank_a:,.4g}", f"{query.rank_b:,.4g}")
-        text = f"({names['head']}, {names['relation']}, {names['tail']})"
-        rows.append([text, answer, *ranks, _signed(query.difference)])
-    cli.stdout.print()
-    cli.print_table(["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2)
-
-
-def _cells(difference: Difference, p_value: float) -> tuple[str, str, str]:
-    """The difference, its interval and its p-value; dashes if there are too few triples."""
+def _cells(difference: Difference, p_value: float) -> list[Any]:
+    """Both values, the difference, its interval and its p-value; dashes if there are too few triples."""
     from dualkg.evaluation.comparison import short_decimal
 
+    cells = [difference.a, difference.b, _signed(difference.difference)]
     if math.isnan(p_value):
-        return _signed(difference.difference), "–", "–"
+        return [*cells, None, None]
     interval = f"{short_decimal(difference.low)} to {short_decimal(difference.high)}"
-    return _signed(difference.difference), interval, short_decimal(p_value)
+    return [*cells, interval, short_decimal(p_value)]
 
 
 def _signed(number: float) -> str:

@@ -107,7 +107,7 @@ def demo(
         f"{counts['train']:,} training triples, {counts['test']:,} test triples\n"
     )
     models = {}
-    rows: list[list[cli.Cell]] = []
+    rows: list[list[Any]] = []
     no_regularizer = {"regularizer.name": "none", "regularizer.weight": 0.0}
     for name, changes in {"with DURA": {}, "without": no_regularizer}.items():
         recipe = default_recipe(Data(graph="world"), graph, {**changes, "training.epochs": 10})
@@ -165,11 +165,10 @@ def datasets() -> cli.Result:
 
     def show() -> None:
         counts = ("entities", "relations", "train", "valid", "test")
-        columns = ["name", *counts, "from", "description"]
-        cells: list[list[cli.Cell]] = []
+        columns, cells = ["name", *counts, "from", "description"], []
         for row in rows:
             source = "DUALKG_DATA" if row["from"] == folder else row["from"]
-            numbers = [f"{row[key]:,}" if key in row else "" for key in counts]
+            numbers = [row.get(key, "") for key in counts]
             cells.append([row["name"], *numbers, source, Text(row["about"], style="dim")])
         wide = len(columns) if cli.stdout.width >= 105 else -1
         cli.print_table(columns[:wide], [row[:wide] for row in cells])
@@ -183,16 +182,15 @@ def recipes() -> cli.Result:
     """List the recipes that ship with dualkg; train one with: dualkg train fb15k-237/complex-dura."""
     from dualkg.training.recipe import list_recipes, load_recipe
 
-    rows = []
+    data = []
     for name in list_recipes():
         recipe = load_recipe(name)
-        regularizer = recipe.regularizer.name
         facts = {"graph": recipe.data.graph, "model": recipe.model.name, "dim": recipe.model.dim}
-        rows.append({"name": name, **facts, "regularizer": regularizer, "epochs": recipe.training.epochs})
+        facts |= {"regularizer": recipe.regularizer.name, "epochs": recipe.training.epochs}
+        data.append({"name": name, **facts})
     columns = ["name", "graph", "model", "regularizer", "dim", "epochs"]
-    return cli.Result(
-        rows, lambda: cli.print_table(columns, [[str(row[key]) for key in columns] for row in rows], left=4)
-    )
+    rows = [[str(row[key]) for key in columns] for row in data]
+    return cli.Result(data, lambda: cli.print_table(columns, rows, left=4))
 
 
 class SuggestingCommand(TyperCommand):
@@ -210,22 +208,7 @@ class SuggestingCommand(TyperCommand):
 
 
 for function in (
-    *(
-        demo,
-        datasets,
-        inspect,
-        recipes,
-        train,
-        resume,
-        gather,
-        check,
-        tune,
-        evaluate,
-        compare,
-        calibrate,
-        predict,
-        similar,
-    ),
-    *(explain, complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
+    *(demo, datasets, inspect, recipes, train, resume, gather, check, tune, evaluate, compare, calibrate, predict),
+    *(similar, explain, complete, extend, ensemble, index, export, sparsify, sparsity, nuclear_norm, serve),
 ):
     app.command(cls=SuggestingCommand)(function)
