@@ -11,7 +11,6 @@ from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.analysis.sparsity import Storage
     from dualkg.data.inspection import Inspection
     from dualkg.data.vocabulary import Vocabulary
 
@@ -45,7 +44,7 @@ def inspect(
     """Show counts, degrees, cardinalities, components, unseen entities and leakage of a graph."""
     from dualkg.data.loading import load_graph
 
-    wanted = cli.parse_columns(columns) if columns else None
+    wanted = cli.parse_columns(columns)
     options: dict[str, Any] = {"delimiter": delimiter, "split": split, "labels": labels, "max_size": max_size}
     graph = load_graph(data, columns=wanted, **options)
     found, figures = graph.inspect(), []
@@ -139,24 +138,20 @@ def sparsify(
     storage = storage_of(made.model, weights=folder.weights)
 
     def show() -> None:
+        """The reports; then numbers, as the paper counts them, and bytes, with the share saved compared to dense."""
         cli.print_reports(made)
         cli.stdout.print()
-        _print_storage(storage)
+        rows: list[Any] = []
+        for name, sizes in (("entity tables", storage.entity_tables), ("whole model", storage.whole_model)):
+            for form, size in sizes.items():
+                saved = ("", "") if form == "dense" else (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
+                disk = storage.on_disk[name.replace(" ", "_")] if storage.on_disk and form == "CSR" else ""
+                rows.append([f"{name}, {form}", size.numbers, saved[0], size.bytes, saved[1], disk])
+        cli.print_table([f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"], rows)
         cli.note_saved(made.folder)
 
     facts = {"run": str(made.folder), "sparsity": made.sparsity, "storage": storage.as_dict()}
     return cli.Result({**facts, "reports": folder.saved_reports()}, show)
-
-
-def _print_storage(storage: Storage) -> None:
-    """Stored numbers, as the paper counts them, and bytes, each with the share saved compared to dense."""
-    rows: list[Any] = []
-    for name, sizes in (("entity tables", storage.entity_tables), ("whole model", storage.whole_model)):
-        for form, size in sizes.items():
-            saved = ("", "") if form == "dense" else (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
-            disk = storage.on_disk[name.replace(" ", "_")] if storage.on_disk and form == "CSR" else ""
-            rows.append([f"{name}, {form}", size.numbers, saved[0], size.bytes, saved[1], disk])
-    cli.print_table([f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"], rows)
 
 
 @cli.command()

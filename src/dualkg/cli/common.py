@@ -57,17 +57,22 @@ Columns = Annotated[
 Delimiter = Annotated[
     str | None, Option(help="What separates the columns of text: tab, space, comma, semicolon, pipe, or a character.")
 ]
-
 MaxSize = Annotated[
     str | None, Option(help="Size that a compressed file may expand to (default: 16G, and 100 times its own size).")
 ]
-SETTINGS = {  # keys of a recipe that have an option of their own
-    **{f"{section}.name": f"--{section}" for section in ("model", "loss", "regularizer", "optimizer")},
-    **{f"training.{key}": f"--{key.replace('_', '-')}" for key in ("epochs", "batch_size", "seed", "engine")},
-    "model.dim": "--dim",
+SETTINGS = {  # options of `train` by the keys of a recipe that they set
+    "model.name": "--model",
+    "loss.name": "--loss",
+    "regularizer.name": "--regularizer",
     "regularizer.weight": "--weight",
+    "model.dim": "--dim",
+    "training.epochs": "--epochs",
+    "training.batch_size": "--batch-size",
+    "optimizer.name": "--optimizer",
     "optimizer.learning_rate": "--lr",
     "validation.patience": "--patience",
+    "training.seed": "--seed",
+    "training.engine": "--engine",
 }
 
 
@@ -90,15 +95,11 @@ def command(
 
     def wrap(function: Command) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
-        shared: dict[str, tuple[bool, Any, Any]] = {
-            "trust_code": (trust_code, TrustCode, False),
-            "threads": (threads, Threads, None),
-            "as_json": (as_json, Json, False),
-        }
+        wanted = {"trust_code": (trust_code, TrustCode), "threads": (threads, Threads), "as_json": (as_json, Json)}
         added = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-            for name, (wanted, annotation, default) in shared.items()
-            if wanted and name not in signature.parameters
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for name, (adds, annotation) in wanted.items()
+            if adds and name not in signature.parameters
         ]
 
         @functools.wraps(function)
@@ -107,14 +108,13 @@ def command(
             set_threads(values.get("threads"))
             with trusted_code(bool(values.get("trust_code"))):
                 result = function(**options)
-                if result is not None and values.get("as_json") and result.json_lines:
-                    for line in result.data:
-                        print(json.dumps(line, ensure_ascii=False).translate(JSON_ESCAPES))
-                elif result is not None and values.get("as_json"):
-                    print(json.dumps(result.data, indent=1, ensure_ascii=False).translate(JSON_ESCAPES))
-                elif result is not None:
+                if result and values.get("as_json"):
+                    for document in result.data if result.json_lines else [result.data]:
+                        indent = None if result.json_lines else 1
+                        print(json.dumps(document, indent=indent, ensure_ascii=False).translate(JSON_ESCAPES))
+                elif result:
                     result.show()
-            if result is not None and result.status:
+            if result and result.status:
                 raise typer.Exit(result.status)
 
         parameters = [*signature.parameters.values(), *added]
@@ -148,8 +148,10 @@ def load_on_device(path: Path, device: str | None) -> Run:
     return run
 
 
-def parse_columns(text: str) -> list[str | int]:
+def parse_columns(text: str | None) -> list[str | int] | None:
     """`s,p,o` or `1,3,2` → the columns of head, relation and tail."""
+    if not text:
+        return None
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 3 or len(set(parts)) < 3:
         raise RequestError(f"--columns should name three columns, all different, head,relation,tail; got '{text}'.")

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from dualkg.cli import common as cli
 from dualkg.errors import RequestError
+from dualkg.files import check_new_folder, locked
 
 if TYPE_CHECKING:
     from dualkg.inference.completion import CompletionCheck
@@ -93,8 +94,7 @@ def extend(
     """Add unseen entities to a trained run by a few triples of each (inductive, without training)."""
     from dualkg.inference.extension import extend_run
 
-    wanted = cli.parse_columns(columns) if columns else None
-    read: dict[str, Any] = {"columns": wanted, "delimiter": delimiter, "max_size": max_size}
+    read: dict[str, Any] = {"columns": cli.parse_columns(columns), "delimiter": delimiter, "max_size": max_size}
     made, extension = extend_run(run, file, out=out, device=device, **read)
 
     def show() -> None:
@@ -127,7 +127,6 @@ def ensemble(
 ) -> cli.Result:
     """Combine runs on one graph into one that scores by their weighted sum, and evaluate it."""
     from dualkg.evaluation.report import COLUMNS
-    from dualkg.files import locked
     from dualkg.training.ensemble import Ensemble
     from dualkg.training.run import RunFolder
 
@@ -164,7 +163,6 @@ def index(
     out: Annotated[Path | None, Option(help="New folder (default: RUN-index).")] = None,
 ) -> cli.Result:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
-    from dualkg.files import check_new_folder, locked
     from dualkg.inference.index_build import build_index, describe_index, save_index
     from dualkg.training.run import load_run
 

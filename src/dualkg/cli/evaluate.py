@@ -98,7 +98,7 @@ def _classify(run: Run, split: Split, by: str | None, negatives: Path | None, ma
     from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
 
     files = {"negatives": negatives, "valid_negatives": matching_valid_file(negatives, split) if negatives else None}
-    given = {key: read_negatives(file, run.graph, max_size=max_size) for key, file in files.items() if file}
+    given: Any = {key: read_negatives(file, run.graph, max_size=max_size) for key, file in files.items() if file}
     report = evaluate_classification(run.model, run.graph, split=split, **given)
 
     def show() -> None:

@@ -25,6 +25,7 @@ from dualkg.cli.evaluate import calibrate, compare, evaluate
 from dualkg.cli.predict import explain, predict, predict_queries, serve, similar
 from dualkg.cli.train import check, gather, resume, train, tune
 from dualkg.errors import DualkgError, close_settings, shortened, visible
+from dualkg.files import write_text
 from dualkg.logs import log_to_stderr
 
 GC_THRESHOLD = 1_000_000  # allocations before the garbage collector runs
@@ -94,7 +95,6 @@ def demo(
 ) -> None:
     """Train ComplEx with and without DURA on the bundled graph `world` and answer some queries."""
     from dualkg.data.loading import load_graph
-    from dualkg.files import write_text
     from dualkg.inference.predictor import Predictor
     from dualkg.training.api import default_recipe, train_recipe
     from dualkg.training.recipe import Data
@@ -153,10 +153,8 @@ def datasets() -> cli.Result:
     from dualkg.data.loading import BUNDLED, data_folder, load_graph, names_in_data_folder
 
     local, folder = {name.casefold(): name for name in names_in_data_folder()}, str(data_folder())
-    rows: list[dict[str, Any]] = [
-        {"name": BUNDLED, **load_graph(BUNDLED).counts, "licence": "CC BY 4.0", "from": "bundled"}
-    ]
-    rows[0]["about"] = "countries, cities, languages"
+    bundled = {"licence": "CC BY 4.0", "from": "bundled", "about": "countries, cities, languages"}
+    rows: list[dict[str, Any]] = [{"name": BUNDLED, **load_graph(BUNDLED).counts, **bundled}]
     for name, entry in catalogue().items():
         source = folder if local.pop(name.casefold(), None) else "network"
         facts = {"licence": entry.licence, "from": source, "about": entry.about, "address": entry.address}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from dualkg.data.graph import Graph
     from dualkg.inference.predictor import Known, Prediction, Predictor, QueryType
 
-Head = Annotated[str | None, Option(help="Name of the head entity.")]
-Relation = Annotated[str | None, Option(help="Name of the relation.")]
-Tail = Annotated[str | None, Option(help="Name of the tail entity.")]
 QUERIES = "Tab-separated lines of head, relation and tail, with ? or nothing for one of them; - is the standard input."
 PARTS = ("head", "relation", "tail")
 QUERIES_PER_BLOCK = 1000
@@ -41,9 +39,9 @@ KINDS: dict[tuple[bool, ...], QueryType] = {
 @cli.command()
 def predict(
     run: cli.RunPath,
-    head: Head = None,
-    relation: Relation = None,
-    tail: Tail = None,
+    head: Annotated[str | None, Option(help="Name of the head entity.")] = None,
+    relation: Annotated[str | None, Option(help="Name of the relation.")] = None,
+    tail: Annotated[str | None, Option(help="Name of the tail entity.")] = None,
     queries: Annotated[Path | None, Option(help=QUERIES)] = None,
     out: Annotated[Path | None, Option(help="New file for the predictions of --queries: .tsv or .jsonl.")] = None,
     top: Annotated[int, Option(min=1, help="Number of predictions.")] = 10,
@@ -53,6 +51,9 @@ def predict(
     device: cli.Device = None,
 ) -> cli.Result:
     """Predict the missing one of head, relation and tail; score the triple if all three are given."""
+    from dualkg.inference.index_build import load_index
+    from dualkg.inference.predictor import Predictor
+
     given = (head, relation, tail)
     if queries is None and out is not None:
         raise RequestError("--out is for --queries. Leave it out, or redirect the output.")
@@ -62,7 +63,8 @@ def predict(
         raise RequestError("--coverage needs --relation and one of --head and --tail.")
     if queries is None and sum(one is not None for one in given) < 2:
         raise RequestError("A query needs at least two of --head, --relation and --tail.")
-    predictor = load_predictor(run, device=device, calibrate=coverage is not None, index=index)
+    loaded = cli.load_on_device(run, device)
+    predictor = Predictor.of(loaded, calibrated=coverage is not None, index=load_index(index) if index else None)
     known: Known = "omit" if new else "mark"
     if queries is not None:
         return _predict_file(predictor, queries, out, top=top, known=known)
@@ -70,18 +72,9 @@ def predict(
         predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
     else:
         predictions = predict_queries(predictor, [given], top=top, known=known)[0]
-    query = _format_query(given)
+    query = f"({', '.join('?' if one is None else one for one in given)})"
     data = {"query": query, "predictions": [prediction.as_dict() for prediction in predictions]}
     return cli.Result(data, lambda: _print_predictions(query, predictions))
-
-
-def load_predictor(path: Path, *, device: str | None, calibrate: bool, index: Path | None = None) -> Predictor:
-    """The predictor of a run, with probabilities if the run is calibrated; `calibrate` calibrates it if necessary."""
-    from dualkg.inference.index_build import load_index
-    from dualkg.inference.predictor import Predictor
-
-    run = cli.load_on_device(path, device)
-    return Predictor.of(run, calibrated=calibrate, index=load_index(index) if index else None)
 
 
 def predict_queries(
@@ -111,10 +104,6 @@ def predict_queries(
                     predictions = [one for one in predictions if one.id != entity or one.known]
             found[row] = predictions[:top]
     return found
-
-
-def _format_query(given: Given) -> str:
-    return f"({', '.join('?' if one is None else str(one) for one in given)})"
 
 
 # -- a file of queries ----------------------------------------------------------------------------------------
@@ -185,24 +174,20 @@ def _predict_file(predictor: Predictor, path: Path, out: Path | None, *, top: in
 
     def as_tsv() -> Iterator[str]:
         labelled = any(names.labels is not None for names in (graph.entities, graph.relations))
-        numbers = ["score", "probability", "split"]
-        yield "\t".join(["line", "rank", *PARTS, *(["label"] if labelled else []), *numbers])
+        yield "\t".join(["line", "rank", *PARTS, *["label"] * labelled, "score", "probability", "split"])
         for number, given, predictions in answered():
             for rank, one in enumerate(predictions, start=1):
                 names = [one.name if name is None else name for name in _names(given, graph)]
-                label = [" ".join(one.label.split())] if labelled else []
+                label = [" ".join(one.label.split())] * labelled
                 probability = "" if one.probability is None else f"{one.probability:.6g}"
                 cells = [str(number), str(rank), *names, *label, f"{one.score:.6g}", probability, one.split or ""]
-                if any(separator in cell for cell in cells for separator in "\t\n\r"):
-                    raise RequestError(
-                        f"A name in {cells[2:5]} has a tab or a line end. Use --json, or --out with .jsonl."
-                    )
+                if re.search(r"[\t\n\r]", "".join(cells)):
+                    message = f"A name in {cells[2:5]} has a tab or a line end."
+                    raise RequestError(f"{message} Use --json, or --out with .jsonl.")
                 yield "\t".join(cells)
 
     if out is None:
-        return cli.Result(
-            as_objects(), lambda: sys.stdout.writelines(f"{line}\n" for line in as_tsv()), json_lines=True
-        )
+        return cli.Result(as_objects(), lambda: sys.stdout.writelines(map("{}\n".format, as_tsv())), json_lines=True)
     lines = as_tsv() if out.suffix.lower() == ".tsv" else (json.dumps(one, ensure_ascii=False) for one in as_objects())
     with atomic_write(out) as fresh, fresh.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
@@ -238,10 +223,13 @@ def similar(
     top: Annotated[int, Option(min=1, help="Number of entities.")] = 10,
 ) -> cli.Result:
     """List the entities with the most similar embeddings (cosine similarity)."""
-    predictions = load_predictor(run, device="cpu", calibrate=False).similar(entity, k=top)
-    data = [prediction.as_dict() for prediction in predictions]
-    title = f"similar to {entity}"
-    return cli.Result(data, lambda: _print_predictions(title, predictions, score="cosine", show_known=False))
+    from dualkg.inference.predictor import Predictor
+
+    predictions = Predictor.of(cli.load_on_device(run, "cpu"), calibrated=False).similar(entity, k=top)
+    return cli.Result(
+        [prediction.as_dict() for prediction in predictions],
+        lambda: _print_predictions(f"similar to {entity}", predictions, score="cosine", show_known=False),
+    )
 
 
 @cli.command()

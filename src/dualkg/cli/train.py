@@ -13,13 +13,16 @@ from typer import Argument, Option
 
 from dualkg.cli import common as cli
 from dualkg.errors import DualkgError, RequestError, did_you_mean
+from dualkg.files import locked, write_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dualkg.data.graph import Graph
     from dualkg.training.recipe import Recipe
     from dualkg.training.run import Run
     from dualkg.tuning.fit import Search
-    from dualkg.tuning.space import TuningProgress, TuningResult
+    from dualkg.tuning.space import TuningProgress
 
 SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of a graph (see dualkg "
@@ -71,34 +74,28 @@ def train(
 
     The hyperparameters of a graph are first tuned on its validation split. A recipe is trained as it is.
     """
-    from dualkg.training.api import train_recipe
+    options = dict(locals())
+    from dualkg.training.api import choose_device, train_recipe
     from dualkg.training.recipe import parse_changes
+    from dualkg.tuning.fit import Search, parse_budget, starting_recipe
 
-    options = {
-        "model.name": model,
-        "loss.name": loss,
-        "regularizer.name": regularizer,
-        "regularizer.weight": weight,
-        "model.dim": dim,
-        "training.epochs": epochs,
-        "training.batch_size": batch_size,
-        "optimizer.name": optimizer,
-        "optimizer.learning_rate": lr,
-        "validation.patience": patience,
-        "training.seed": seed,
-        "training.engine": engine,
-        "data.split": split,
-        "data.labels": labels,
-        "data.delimiter": delimiter,
-        "data.max_size": max_size,
-        "data.columns": cli.parse_columns(columns) if columns else None,
-    }
-    given = {name: value for name, value in options.items() if value is not None} | parse_changes(changes or [])
+    settings = {key: options[option[2:].replace("-", "_")] for key, option in cli.SETTINGS.items()}
+    settings |= {f"data.{key}": options[key] for key in ("split", "labels", "delimiter", "max_size")}
+    settings["data.columns"] = cli.parse_columns(columns)
+    given = {key: value for key, value in settings.items() if value is not None} | parse_changes(changes or [])
     if _several_processes():
-        plain = seeds == 1 and tune is None
-        return _train_in_processes(
-            source, given, out, overwrite=overwrite, track=track, device=device, plain=plain, tuned=not no_tune
-        )
+        single = seeds == 1 and tune is None
+
+        def load() -> tuple[Recipe, Graph, str]:
+            recipe, graph, name, is_recipe = load_source(source, given)
+            if not single or not (no_tune or is_recipe):
+                raise RequestError(
+                    "Several processes train one recipe, with one seed and without tuning. Use --no-tune or a recipe "
+                    "file, such as that of a run that one process has tuned."
+                )
+            return recipe, graph, name
+
+        return _train_in_processes(load, out, device=device, overwrite=overwrite, track=track)
     recipe, graph, name, is_recipe = load_source(source, given)
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
@@ -110,7 +107,8 @@ def train(
         raise RequestError("--tune and --no-tune exclude each other.")
     if tune or not (no_tune or is_recipe):
         if len(graph.valid):
-            search = _search(recipe, graph, given, tune=tune, is_recipe=is_recipe, device=device)
+            start = recipe if is_recipe else starting_recipe(recipe.data, graph, choose_device(device), given)
+            search = Search(start, tuple(given), parse_budget(tune) if tune else None)
             return _tune_and_train(search, seeds, out=out, **arguments)
         cli.note(f"{graph.name} has no validation triples to tune on, so the default hyperparameters are used.")
     cli.note(describe(recipe, graph))
@@ -131,28 +129,11 @@ def _several_processes() -> bool:
 
 
 def _train_in_processes(
-    source: str,
-    given: dict[str, Any],
-    out: Path | None,
-    *,
-    overwrite: bool,
-    track: Any,
-    device: str | None,
-    plain: bool,
-    tuned: bool,
+    load: Callable[[], tuple[Recipe, Graph, str]], out: Path | None, *, device: str | None, overwrite: bool, track: Any
 ) -> cli.Result | None:
     """Train under torchrun; process 0 returns the result."""
     from dualkg.training.callbacks import find_callbacks
     from dualkg.training.distributed import processes, train_in_processes
-
-    def load() -> tuple[Recipe, Graph, str]:
-        recipe, graph, name, is_recipe = load_source(source, given)
-        if not plain or (tuned and not is_recipe):
-            raise RequestError(
-                "Several processes train one recipe, with one seed and without tuning. Use --no-tune or a recipe file, "
-                "such as that of a run that one process has tuned."
-            )
-        return recipe, graph, name
 
     with processes(device) as group:
         if not group.first:
@@ -160,17 +141,10 @@ def _train_in_processes(
         recipe, graph, name = group.first_then_all(load)
         folder = out or Path("runs") / name
         cli.note(f"{describe(recipe, graph)} Processes: {group.world_size}.")
+        callbacks = find_callbacks(track) if group.first else []
         with cli.training_progress(f"{graph.name} {recipe.model.name}", folder) as on_progress:
-            run = train_in_processes(
-                recipe,
-                graph,
-                group,
-                out=folder,
-                overwrite=overwrite,
-                on_progress=on_progress,
-                callbacks=find_callbacks(track) if group.first else (),
-                on_start=cli.note,
-            )
+            arguments: dict[str, Any] = {"overwrite": overwrite, "on_progress": on_progress, "on_start": cli.note}
+            run = train_in_processes(recipe, graph, group, out=folder, callbacks=callbacks, **arguments)
         return _trained(run) if group.first else None
 
 
@@ -228,10 +202,8 @@ def check(run: cli.RunPath) -> cli.Result:
             if one.written_by:
                 cli.note(f"{one.run} is being written by {one.written_by}.")
             if one.temporary:
-                cli.note(
-                    f"Temporary files of killed processes, removed by the next training or calibration here: "
-                    f"{', '.join(one.temporary)}."
-                )
+                killed = "Temporary files of killed processes, removed by the next training or calibration here"
+                cli.note(f"{killed}: {', '.join(one.temporary)}.")
             if not one.finished:
                 cli.note(f"The run {one.run} is not finished.")
         cli.note("All files are good." if ok else "Files are damaged.", style=None)
@@ -284,44 +256,23 @@ def _other_defaults(recipe: Recipe, graph: Graph) -> list[tuple[str, str]]:
     return found
 
 
-def _search(
-    recipe: Recipe, graph: Graph, given: dict[str, Any], *, tune: str | None, is_recipe: bool, device: str | None
-) -> Search:
-    """The search for the hyperparameters that were not given."""
-    from dualkg.training.api import choose_device
-    from dualkg.tuning.fit import Search, parse_budget, starting_recipe
-
-    start = recipe if is_recipe else starting_recipe(recipe.data, graph, choose_device(device), given)
-    return Search(start, tuple(given), parse_budget(tune) if tune else None)
-
-
 def _tune_and_train(
     search: Search, seeds: int, *, graph: Graph, out: Path, device: str | None, overwrite: bool, **arguments: Any
 ) -> cli.Result:
     """Tune once, and train the chosen recipe with one or several seeds."""
-    from dualkg.files import locked
     from dualkg.training.api import choose_device
     from dualkg.training.trainer import InterruptedRunError
     from dualkg.tuning.fit import Search, tune_and_train
 
-    training, name = search.start.training, f"{graph.name} {search.start.model.name}"
+    model, chosen, name = search.start.model, choose_device(device), f"{graph.name} {search.start.model.name}"
     announce = (
-        f"Tuning {search.start.model.name} (dim {search.start.model.dim}) on the {len(graph.train):,} triples of "
-        f"{graph.name}, then training for {training.epochs} epochs."
+        f"Tuning {model.name} (dim {model.dim}) on the {len(graph.train):,} triples of {graph.name}, then training for "
+        f"{search.start.training.epochs} epochs."
     )
     if seeds == 1:
         with cli.tuning_progress(name, out, announce=announce) as (on_tuning, on_progress):
-            run = tune_and_train(
-                search,
-                graph,
-                device=choose_device(device),
-                out=out,
-                overwrite=overwrite,
-                on_tuning=on_tuning,
-                on_progress=on_progress,
-                **arguments,
-            )
-        return _trained(run)
+            arguments |= {"overwrite": overwrite, "on_tuning": on_tuning, "on_progress": on_progress}
+            return _trained(tune_and_train(search, graph, device=chosen, out=out, **arguments))
     path = out / "tuning.json"
     saved = Search.load(path) if path.exists() and not overwrite else search
     if (saved.start, saved.fixed, saved.seconds) != (search.start, search.fixed, search.seconds):
@@ -329,7 +280,7 @@ def _tune_and_train(
     with locked(out):
         with cli.tuning_progress(name, out, announce=announce) as (on_tuning, _):
             try:
-                recipe, done = saved.run(graph, choose_device(device), path=path, on_tuning=on_tuning)
+                recipe, done = saved.run(graph, chosen, path=path, on_tuning=on_tuning)
             except InterruptedRunError as error:
                 raise InterruptedRunError(f"{error} Resume with: {shlex.join(['dualkg', *sys.argv[1:]])}") from None
         cli.note(done.summary)
@@ -364,7 +315,6 @@ def _trained(run: Run) -> cli.Result:
 def _train_seeds(recipe: Recipe, seeds: int, *, out: Path, graph: Graph, **arguments: Any) -> cli.Result:
     """Train with several seeds; write summary.json with mean and standard deviation."""
     from dualkg.evaluation.report import COLUMNS
-    from dualkg.files import write_text
     from dualkg.training.api import spread, train_seeds
 
     with cli.training_progress(f"{graph.name} {recipe.model.name}") as on_progress:
@@ -373,16 +323,12 @@ def _train_seeds(recipe: Recipe, seeds: int, *, out: Path, graph: Graph, **argum
         raise RequestError(f"{graph.name} has no test triples to report on; the runs are saved in {out}.")
     tests = {seed: report["test"]["metrics"] for seed, report in reports.items()}
     spreads = {key: spread([metrics[key] for metrics in tests.values()]) for key in COLUMNS.values()}
-    summary = {
-        "graph": graph.name,
-        "split": "test",
-        "seeds": list(tests),
-        **{key: {"mean": mean, "sd": sd} for key, (mean, sd) in spreads.items()},
-    }
+    summary: dict[str, Any] = {"graph": graph.name, "split": "test", "seeds": list(tests)}
+    summary |= {key: {"mean": mean, "sd": sd} for key, (mean, sd) in spreads.items()}
     write_text(out / "summary.json", json.dumps(summary, indent=1))
 
     def show() -> None:
-        rows = [[str(seed), *(f"{metrics[key]:.4f}" for key in spreads)] for seed, metrics in tests.items()]
+        rows = [[str(seed), *(metrics[key] for key in spreads)] for seed, metrics in tests.items()]
         total = ["mean ± sd", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in spreads.values())]
         cli.print_table(["seed", *COLUMNS], [*rows, total], bold=[len(rows)])
         cli.note_saved(out, next_command=["evaluate", str(out)], purpose="Evaluate the ensemble of the seeds:")
@@ -419,38 +365,33 @@ def tune(
                     text += f"  epoch {event.training.epoch}/{event.training.epochs}  loss {event.training.loss:.3f}"
                 update(event.num_done, event.num_trials, text)
 
-            arguments: dict[str, Any] = {
-                "device": device,
-                "storage": storage,
-                "jobs": jobs,
-                "launcher": shlex.split(launcher or ""),
-            }
-            result = run_search(search, out=folder, on_progress=on_progress, **arguments)
+            options: dict[str, Any] = {"device": device, "storage": storage, "jobs": jobs, "on_progress": on_progress}
+            result = run_search(search, out=folder, launcher=shlex.split(launcher or ""), **options)
     except InterruptedRunError as error:
         raise InterruptedRunError(f"{error} Resume with: {shlex.join(['dualkg', *sys.argv[1:]])}") from None
     if result.best is None:
         reason = next((trial.error for trial in result.trials if trial.error), "all were pruned")
         raise DualkgError(f"No trial finished; see {folder / 'trials.csv'}. The first error: {reason}")
-    return cli.Result({"folder": str(folder), **result.as_dict()}, lambda: _print_tuning(result, folder))
+    data = result.as_dict()
 
+    def show() -> None:
+        names = list(result.space.dimensions)
+        ends = [name.rpartition(".")[2] for name in names]  # regularizer.weight is shown as weight if that is unique
+        columns = [end if ends.count(end) == 1 else name for name, end in zip(names, ends, strict=True)]
+        rows = []
+        for trial in result.ranked[:10]:
+            values = map(trial.params.get, names)
+            texts = (f"{value:g}" if type(value) in (int, float) else str(value) for value in values)
+            rows.append([str(trial.number), trial.mrr, *texts])
+        cli.print_table(["trial", "valid MRR", *columns], rows)
+        cli.stdout.print()
+        if result.importance is None:
+            cli.stdout.print("[dim]Hyperparameter importances need 8 finished trials with different values.[/dim]")
+        else:
+            shares = [[name, f"{share:.2f}"] for name, share in result.importance.items()]
+            cli.print_table(["hyperparameter", "importance"], shares)
+        counts = f"{data['finished']} trials finished, {data['pruned']} pruned, {data['failed']} failed."
+        cli.note(f"\n{counts}", style=None)
+        cli.note_saved(folder, next_command=["train", str(folder / "best.toml")], purpose="Train the best recipe:")
 
-def _print_tuning(result: TuningResult, folder: Path) -> None:
-    names = list(result.space.dimensions)
-    ends = [name.rpartition(".")[2] for name in names]  # regularizer.weight is shown as weight if that is unique
-    columns = [end if ends.count(end) == 1 else name for name, end in zip(names, ends, strict=True)]
-    rows = []
-    for trial in result.ranked[:10]:
-        values = [f"{value:g}" if type(value) in (int, float) else str(value) for value in map(trial.params.get, names)]
-        rows.append([str(trial.number), f"{trial.mrr:.4f}", *values])
-    cli.print_table(["trial", "valid MRR", *columns], rows)
-    cli.stdout.print()
-    if result.importance is None:
-        cli.stdout.print("[dim]Hyperparameter importances need 8 finished trials with different values.[/dim]")
-    else:
-        shares = [[name, f"{share:.2f}"] for name, share in result.importance.items()]
-        cli.print_table(["hyperparameter", "importance"], shares)
-    counts = result.as_dict()
-    cli.note(
-        f"\n{counts['finished']} trials finished, {counts['pruned']} pruned, {counts['failed']} failed.", style=None
-    )
-    cli.note_saved(folder, next_command=["train", str(folder / "best.toml")], purpose="Train the best recipe:")
+    return cli.Result({"folder": str(folder), **data}, show)

@@ -160,7 +160,8 @@ async def decide(context: Context, new: schemas.NewDecisions) -> schemas.Decisio
     by_triple = dict(await asyncio.gather(*(_decision(context, one) for one in new.decisions)))
     made = [one for one in by_triple.values() if one is not None]
     undone = [triple for triple, one in by_triple.items() if one is None]
-    found = await _in_store(context, lambda store: store.update(made, removed=undone))
+    service, run = context.service, context.run
+    found = await context.in_thread(lambda: service.decisions(run, lambda store: store.update(made, removed=undone)))
     return schemas.DecisionCounts(**_counts(context, found))
 
 
@@ -177,17 +178,9 @@ async def _decision(context: RequestContext, new: schemas.NewDecision) -> tuple[
 
 
 async def _load_decisions(context: RequestContext) -> ByTriple:
-    return {} if context.run.run.folder is None else await _in_store(context, DecisionStore.load)
-
-
-async def _in_store(context: RequestContext, work: Callable[[DecisionStore], ByTriple]) -> ByTriple:
-    store = context.service.decisions(context.run)
-
-    def locked() -> ByTriple:
-        with context.service.deciding:
-            return work(store)
-
-    return await context.in_thread(locked)
+    if context.run.run.folder is None:
+        return {}
+    return await context.in_thread(lambda: context.service.decisions(context.run, DecisionStore.load))
 
 
 def _counts(context: RequestContext, found: ByTriple) -> dict[str, Any]:

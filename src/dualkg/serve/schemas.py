@@ -24,6 +24,10 @@ class Schema(BaseModel):
     model_config = ConfigDict(from_attributes=True)
 
 
+class OfRun(Schema):
+    run: str
+
+
 class Error(Schema):
     """The message that the command line would print."""
 
@@ -80,18 +84,16 @@ class Query(Schema):
         return cls(**{part: Item.of(vocabulary_of(graph, part), id) for part, id in ids.items()})
 
 
-class Predictions(Schema):
+class Predictions(OfRun):
     """A query and its predictions, best first."""
 
-    run: str
     query: Query
     predictions: list[Prediction]
 
 
-class SimilarEntities(Schema):
+class SimilarEntities(OfRun):
     """The entities most similar to another; the score is the cosine."""
 
-    run: str
     entity: Item
     predictions: list[Prediction]
 
@@ -107,10 +109,9 @@ class Score(Scored, Triple):
     """A triple and what the model says about it."""
 
 
-class Scores(Schema):
+class Scores(OfRun):
     """Triples in the order of the request."""
 
-    run: str
     scores: list[Score]
 
 
@@ -130,10 +131,9 @@ class MatchedEntity(Item):
     note: str | None = Field(description="The name as pages display it, where it is not the label.")
 
 
-class MatchedEntities(Schema):
+class MatchedEntities(OfRun):
     """Entities found by a part of their name, best first."""
 
-    run: str
     q: str
     entities: list[MatchedEntity]
 
@@ -145,10 +145,9 @@ class SetSize(Schema):
     size: int
 
 
-class QueryPage(Schema):
+class QueryPage(OfRun):
     """A query with its new predictions, best first, and its known answers."""
 
-    run: str
     find: Part
     query: Query
     known: list[Prediction]
@@ -166,10 +165,9 @@ class Fact(Triple):
     )
 
 
-class Entity(Schema):
+class Entity(OfRun):
     """The known facts, predicted facts and similar entities of an entity."""
 
-    run: str
     entity: Item
     num_known: int = Field(description="Number of known triples; `known` has the first of them.")
     known: list[Fact]
@@ -198,10 +196,9 @@ class SimilarEntity(Schema):
     sentence: Sentence
 
 
-class Explanation(Schema):
+class Explanation(OfRun):
     """The training triples that support a triple, strongest first."""
 
-    run: str
     triple: explanation.NamedTriple
     score: float | None
     split: str | None
@@ -245,8 +242,7 @@ class NewDecisions(Schema):
     decisions: list[NewDecision] = Field(min_length=1, max_length=MAX_TRIPLES, examples=[[EXAMPLE]])
 
 
-class DecisionCounts(Schema):
-    run: str
+class DecisionCounts(OfRun):
     accepted: int
     rejected: int
 
@@ -264,10 +260,9 @@ class NewFact(Fact):
     verdict: decisions.Verdict | None = None
 
 
-class NewFacts(Schema):
+class NewFacts(OfRun):
     """The most plausible triples that the graph does not have, best first."""
 
-    run: str
     facts: list[NewFact]
 
 
@@ -277,10 +272,9 @@ class GraphSummary(Schema):
     notes: list[str] = Field(description="Remarks of the reader that loaded the graph.")
 
 
-class RunDetails(Schema):
+class RunDetails(OfRun):
     """Everything stored with a run."""
 
-    run: str
     model: str
     engine: str | None = Field(description="Engine, precision and device of the training.")
     graph: GraphSummary
@@ -331,10 +325,9 @@ class RunPage(Schema):
     problem: str | None = Field(None, description="Why the two cannot be compared.")
 
 
-class EntityMap(Schema):
+class EntityMap(OfRun):
     """All entities in the plane, by id; both axes range from −1 to 1."""
 
-    run: str
     x: list[float]
     y: list[float]
     names: list[str]
