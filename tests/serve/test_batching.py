@@ -8,8 +8,7 @@ import pytest
 import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.inference.predictor import QUERY_TYPES, Query
-from dualkg.serve.batching import BusyError, MicroBatcher
-from dualkg.serve.service import Metrics
+from dualkg.serve.service import BusyError, Metrics, MicroBatcher
 
 SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from dualkg.cli import common as cli
 from dualkg.errors import RequestError
-
-if TYPE_CHECKING:
-    from dualkg.data.inspection import Inspection
-    from dualkg.data.vocabulary import Vocabulary
 
 NUM_ROWS = 15  # relations, and redundant relations, that a table lists
 COUNTS = ("triples", "duplicates", "self_loops", "entities", "relations")
@@ -56,63 +52,59 @@ def inspect(
         figures = draw_inspection(found).save(picture)
 
     def show() -> None:
-        _print_inspection(found)
+        """Tables of splits, cardinalities, relations and redundant relations; names are printed as labels."""
+
+        def label(names: Any, name: str) -> str:
+            return str(names.label(names.id(name)))
+
+        def share(number: int, split: str) -> str:
+            return f"{number:,} ({number / len(found.triples[split]):.1%})" if number else "0"
+
+        splits, degrees, components = list(found.counts), found.degrees, found.components
+        rows: list[Any] = [[name.replace("_", "-"), *(each[name] for each in found.counts.values())] for name in COUNTS]
+        for name, title in HELD_OUT.items():
+            numbers = {split: getattr(facts, name) for split, facts in found.held_out.items()}
+            if any(numbers.values()) or not title.startswith(" "):
+                of_triples = name not in ("unseen_entities", "unseen_relations")
+                rows.append([title, "", *(share(n, split) if of_triples else n for split, n in numbers.items())])
+        cli.print_table([found.graph, *splits], rows)
+
+        hubs = ", ".join(f"{label(found.entities, hub['entity'])} ({hub['degree']:,})" for hub in degrees.hubs)
+        lines = [
+            f"Degrees in train: mean {degrees.mean:.1f}, median {degrees.median:g}, maximum {degrees.max:,}.",
+            f"Highest degrees: {hubs}.",
+            f"Connected components of train: {components.number:,}; the largest has {components.largest:,} entities "
+            f"({components.share:.1%}).",
+        ]
+        cli.stdout.print("", *lines, "", sep="\n", markup=False, soft_wrap=True)
+        rows = [[kind, *numbers.values()] for kind, numbers in found.by_cardinality.items()]
+        cli.print_table(["cardinality", "relations", *splits], rows)
+
+        rows = []
+        for name, row in sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_ROWS]:
+            means = (f"{row.tails_per_head:.1f}", f"{row.heads_per_tail:.1f}", f"{row.symmetry:.0%}")
+            rows.append([label(found.relations, name), row.train, row.test, row.cardinality, *means])
+        cli.stdout.print()
+        cli.print_table(["relation", "train", "test", "cardinality", "tails/head", "heads/tail", "symmetry"], rows)
+        _note_more(len(found.relations), "relations")
+        rows = []
+        for pair in found.redundant[:NUM_ROWS]:
+            names = " / ".join(label(found.relations, name) for name in dict.fromkeys((pair.relation, pair.other)))
+            rows.append([names, pair.kind, f"{min(pair.overlap):.0%}", *pair.leaked.values()])
+        if rows:
+            cli.stdout.print()
+            titles = (f"leaked {split}" for split in found.held_out)
+            cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
+            _note_more(len(found.redundant), "redundant relations")
+        for sentence in found.notes:
+            cli.note(sentence)
+        for sentence in found.warnings():
+            cli.note(sentence, style="yellow")
         for path in figures:
             cli.note(f"Figure: {path}", style=None)
 
     facts = {**found.as_dict(), "fingerprint": graph.fingerprint, "figures": [str(path) for path in figures]}
     return cli.Result(facts, show)
-
-
-def _print_inspection(found: Inspection) -> None:
-    """Tables of splits, cardinalities, relations and redundant relations; names are printed as labels."""
-
-    def label(names: Vocabulary, name: str) -> str:
-        return names.label(names.id(name))
-
-    def share(number: int, split: str) -> str:
-        return f"{number:,} ({number / len(found.triples[split]):.1%})" if number else "0"
-
-    splits, degrees, components = list(found.counts), found.degrees, found.components
-    rows = [[name.replace("_", "-"), *(f"{counts[name]:,}" for counts in found.counts.values())] for name in COUNTS]
-    for name, title in HELD_OUT.items():
-        numbers = {split: getattr(facts, name) for split, facts in found.held_out.items()}
-        if any(numbers.values()) or not title.startswith(" "):
-            of_triples = name not in ("unseen_entities", "unseen_relations")
-            rows.append([title, "", *(share(n, split) if of_triples else f"{n:,}" for split, n in numbers.items())])
-    cli.print_table([found.graph, *splits], rows)
-
-    hubs = ", ".join(f"{label(found.entities, hub['entity'])} ({hub['degree']:,})" for hub in degrees.hubs)
-    lines = [
-        f"Degrees in train: mean {degrees.mean:.1f}, median {degrees.median:g}, maximum {degrees.max:,}.",
-        f"Highest degrees: {hubs}.",
-        f"Connected components of train: {components.number:,}; the largest has {components.largest:,} entities "
-        f"({components.share:.1%}).",
-    ]
-    cli.stdout.print("", *lines, "", sep="\n", markup=False, soft_wrap=True)
-    rows = [[kind, *(f"{number:,}" for number in numbers.values())] for kind, numbers in found.by_cardinality.items()]
-    cli.print_table(["cardinality", "relations", *splits], rows)
-
-    rows = []
-    for name, row in sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_ROWS]:
-        means = (f"{row.tails_per_head:.1f}", f"{row.heads_per_tail:.1f}", f"{row.symmetry:.0%}")
-        rows.append([label(found.relations, name), f"{row.train:,}", f"{row.test:,}", row.cardinality, *means])
-    cli.stdout.print()
-    cli.print_table(["relation", "train", "test", "cardinality", "tails/head", "heads/tail", "symmetry"], rows)
-    _note_more(len(found.relations), "relations")
-    rows = []
-    for pair in found.redundant[:NUM_ROWS]:
-        names = " / ".join(label(found.relations, name) for name in dict.fromkeys((pair.relation, pair.other)))
-        rows.append([names, pair.kind, f"{min(pair.overlap):.0%}", *(f"{number:,}" for number in pair.leaked.values())])
-    if rows:
-        cli.stdout.print()
-        titles = (f"leaked {split}" for split in found.held_out)
-        cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
-        _note_more(len(found.redundant), "redundant relations")
-    for sentence in found.notes:
-        cli.note(sentence)
-    for sentence in found.warnings():
-        cli.note(sentence, style="yellow")
 
 
 def _note_more(number: int, kind: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -11,9 +11,6 @@ from typer import Argument, Option
 from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 from dualkg.files import check_new_folder, locked
-
-if TYPE_CHECKING:
-    from dualkg.inference.completion import CompletionCheck
 
 NUM_PRINTED = 10
 TOP = "Number of triples (default: 20; 10,000 with --out; 100,000 with --check)."
@@ -50,7 +47,18 @@ def complete(
             checked = check_completion(
                 loaded.model, loaded.graph, sizes=sizes_up_to(100_000 if top is None else top), **arguments
             )
-            return cli.Result(checked.as_dict(), lambda: _print_check(checked))
+
+            def show_check() -> None:
+                numbers = (checked.sizes, checked.found, checked.expected or (), checked.by_degree, checked.at_random)
+                rows = [
+                    [size, found, f"{expected:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
+                    for size, found, expected, degree, chance in zip(*numbers, strict=True)
+                ]
+                cli.print_table(["top", "test triples found", "expected", "by degree", "at random"], rows, left=0)
+                counts = f"{checked.num_test:,} test triples among {checked.num_triples:,} candidates"
+                cli.stdout.print(f"\n[dim]{counts}[/dim]")
+
+            return cli.Result(checked.as_dict(), show_check)
         try:
             top = (20 if out is None else 10_000) if top is None else top
             made = complete_run(loaded, top=top, out=out, min_probability=min_probability, **arguments)
@@ -69,16 +77,6 @@ def complete(
             cli.note(f"\n{len(made):,} new triples are saved in {out}.", style=None)
 
     return cli.Result({"out": None if out is None else str(out), "triples": len(made), "best": best}, show)
-
-
-def _print_check(check: CompletionCheck) -> None:
-    columns = zip(check.sizes, check.found, check.expected or (), check.by_degree, check.at_random, strict=True)
-    rows = [
-        [size, found, f"{expected:,.1f}", f"{degree:,.1f}", f"{chance:,.3g}"]
-        for size, found, expected, degree, chance in columns
-    ]
-    cli.print_table(["top", "test triples found", "expected", "by degree", "at random"], rows, left=0)
-    cli.stdout.print(f"\n[dim]{check.num_test:,} test triples among {check.num_triples:,} candidates[/dim]")
 
 
 @cli.command()

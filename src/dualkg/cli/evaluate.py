@@ -13,9 +13,8 @@ from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
 if TYPE_CHECKING:
-    from dualkg.data.graph import Graph, Split
-    from dualkg.evaluation.comparison import Difference, QueryDifference
-    from dualkg.evaluation.report import Report
+    from dualkg.data.graph import Split
+    from dualkg.evaluation.comparison import Difference
     from dualkg.inference.index import StorageFormat
     from dualkg.training.run import Run
 
@@ -75,23 +74,23 @@ def evaluate(
     report = rank(
         loaded.model, loaded.graph, split=split, hits=ks, candidates=candidates, type_constrained=type_constrained
     )
-    return cli.Result(report.as_dict(), lambda: _print_report(report, by, ks))
 
+    def show() -> None:
+        """All queries, then the bounds if ties make them differ, then a row for each group."""
+        rows = {f"{report.graph} {report.split}": report.metrics}
+        if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
+            rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
+        if report.num_unseen_triples:
+            rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = report.without_unseen
+        cli.print_metrics(rows, hits=ks, adjusted=True)
+        if by:
+            groups = dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries))
+            cli.stdout.print()
+            cli.print_metrics(groups, title=by, hits=ks, adjusted=True)
+        if report.candidates != "all entities":
+            cli.stdout.print(f"[dim]Candidates: {report.candidates}, without known answers.[/dim]")
 
-def _print_report(report: Report, by: str | None, hits: tuple[int, ...]) -> None:
-    """All queries, then the bounds if ties make them differ, then a row for each group."""
-    rows = {f"{report.graph} {report.split}": report.metrics}
-    if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
-        rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
-    if report.num_unseen_triples:
-        rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = report.without_unseen
-    cli.print_metrics(rows, hits=hits, adjusted=True)
-    if by:
-        groups = dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries))
-        cli.stdout.print()
-        cli.print_metrics(groups, title=by, hits=hits, adjusted=True)
-    if report.candidates != "all entities":
-        cli.stdout.print(f"[dim]Candidates: {report.candidates}, without known answers.[/dim]")
+    return cli.Result(report.as_dict(), show)
 
 
 def _classify(run: Run, split: Split, by: str | None, negatives: Path | None, max_size: str | None) -> cli.Result:
@@ -215,8 +214,10 @@ def compare(
         a, b = replace(a, name=str(run_a)), replace(b, name=str(run_b))
     comparison = compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
     groups = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed) if by else {}
-    largest = largest_differences(a.ranks, b.ranks, a.triples, most=differences)
-    named = [_with_names(query, a.graph) for query in largest]
+    named: list[dict[str, Any]] = []
+    for query in largest_differences(a.ranks, b.ranks, a.triples, most=differences):
+        ends = {key: a.graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
+        named.append({**asdict(query), **ends, "relation": a.graph.relations.label(query.relation)})
 
     def show() -> None:
         columns = [a.name, b.name, "difference", "95 %", "p"]
@@ -256,12 +257,6 @@ def compare(
     if differences:
         data["differences"] = named
     return cli.Result(data, show)
-
-
-def _with_names(query: QueryDifference, graph: Graph) -> dict[str, Any]:
-    """A query with the labels of its entities and its relation."""
-    names = {key: graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
-    return {**asdict(query), **names, "relation": graph.relations.label(query.relation)}
 
 
 def _cells(difference: Difference, p_value: float) -> list[Any]:

@@ -9,9 +9,8 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from dualkg.errors import RequestError
-from dualkg.serve.batching import BusyError
 from dualkg.serve.schemas import Error
-from dualkg.serve.service import UnknownNameError
+from dualkg.serve.service import BusyError, UnknownNameError
 
 MAX_QUOTED = 100  # characters of a quoted value
 RESPONSES: dict[int | str, dict[str, Any]] = {

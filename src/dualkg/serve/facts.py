@@ -18,10 +18,9 @@ from dualkg.errors import DualkgError
 from dualkg.inference.completion import Completion, complete
 from dualkg.inference.decisions import Decision, DecisionStore, Triple, as_csv, as_tsv
 from dualkg.serve import schemas
-from dualkg.serve.batching import BusyError
 from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_NEW_TRIPLES
 from dualkg.serve.schemas import CompletionLine
-from dualkg.serve.service import Context, RequestContext
+from dualkg.serve.service import BusyError, Context, RequestContext
 from dualkg.serve.templating import api_router, fill, page, page_router, page_url, relation_text
 
 routes, decision_routes, pages = api_router("completion"), api_router("decisions"), page_router()

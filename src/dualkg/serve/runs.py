@@ -19,7 +19,7 @@ from dualkg.serve.limits import MAX_NAME_LENGTH
 from dualkg.serve.schemas import Comparison, DifferingQuery, RunDetails, RunPage
 from dualkg.serve.service import Context, ServedRun, Service, service_of
 from dualkg.serve.templating import TEMPLATES, api_router, minus, page, page_router, page_url
-from dualkg.training.run import Run, RunFolder
+from dualkg.training.run import RunFolder
 
 routes, pages = api_router("runs"), page_router()
 BOOTSTRAP_SAMPLES = 2000  # enough for a page, and fast
@@ -92,6 +92,12 @@ def _details(served: ServedRun) -> RunDetails:
     run, graph = served.run, served.graph
     folder = RunFolder(run.folder) if run.folder else None
     checks = load_calibration(folder.path, graph).checks if folder and folder.calibration.exists() else {}
+    if folder and folder.report.exists():
+        reports = folder.saved_reports()
+    else:
+        if folder and len(graph.test):  # of several seeds, which has no report of its own
+            run.report_on("test")
+        reports = {name: one.as_dict() for name, one in run.reports.items()}
     try:
         storage = storage_of(run.model)
         sparsity = {"share": storage.share, "storage": storage.as_dict(), "pruning": run.sparsity}
@@ -106,21 +112,13 @@ def _details(served: ServedRun) -> RunDetails:
         recipe=run.settings,
         recipe_toml=run.settings_text,
         history=run.history,
-        reports=_reports(run, folder),
+        reports=reports,
         costs=run.costs,
         calibrated=served.predictor.calibration is not None,
         reliability=checks.get("calibration"),
         coverage=checks.get("coverage"),
         sparsity=sparsity,
     )
-
-
-def _reports(run: Run, folder: RunFolder | None) -> dict[str, Any]:
-    if folder and folder.report.exists():
-        return folder.saved_reports()
-    if folder and len(run.graph.test):  # of several seeds, which has no report of its own
-        run.report_on("test")
-    return {name: one.as_dict() for name, one in run.reports.items()}
 
 
 def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:

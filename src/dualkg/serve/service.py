@@ -1,6 +1,7 @@
-"""The served runs and everything that requests share."""
+"""The served runs and everything that requests share: micro-batching of queries, metrics, threads."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,18 +16,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from dualkg.analysis.projection import Vectors, entity_map
 from dualkg.data.graph import Graph, relations_with_self_loops
-from dualkg.errors import RequestError
+from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.inductive import with_adjoint
 from dualkg.inference.name_search import NameSearch
 from dualkg.inference.predictor import Known, Prediction, Predictor, Query, QueryType
-from dualkg.serve.batching import MAX_BATCH_PREDICTIONS, MicroBatcher
 from dualkg.serve.limits import MAX_NAME_LENGTH, Limits
 from dualkg.serve.schemas import PARTS, Item, Part, vocabulary_of
 from dualkg.training.api import choose_device
 from dualkg.training.run import Run, RunFolder, load_run
 
 Result = TypeVar("Result")
+MAX_BATCH_PREDICTIONS = 4000  # a batch with more would make all other requests wait for it
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)  # seconds
 
 
@@ -149,6 +150,88 @@ class Metrics:
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class BusyError(DualkgError):
+    """The server has more to do than it accepts; the same request may succeed later."""
+
+
+@dataclass(frozen=True, eq=False)
+class PendingQuery:
+    """A query and the future of its predictions."""
+
+    predictor: Predictor
+    kind: QueryType
+    query: Query
+    future: asyncio.Future[list[Prediction]]
+
+
+class MicroBatcher:
+    """Answers pending queries of one run and kind by one call in a thread; with `max_predictions=1`, one by one."""
+
+    def __init__(
+        self, *, max_pending: int, on_batch: Callable[[int], None], max_predictions: int = MAX_BATCH_PREDICTIONS
+    ) -> None:
+        self._max_pending, self._on_batch, self._max_predictions = max_pending, on_batch, max_predictions
+        self._pending: deque[PendingQuery] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="predictions")
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.create_task(self._work())
+
+    async def stop(self) -> None:
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def predict(self, predictor: Predictor, kind: QueryType, query: Query) -> list[Prediction]:
+        """The predictions for one query; a wrong query raises a DualkgError."""
+        if len(self._pending) >= self._max_pending:
+            raise BusyError(f"{len(self._pending):,} queries are waiting already. Try again in a moment.")
+        future: asyncio.Future[list[Prediction]] = asyncio.get_running_loop().create_future()
+        self._pending.append(PendingQuery(predictor, kind, query, future))
+        self._arrived.set()
+        return await future
+
+    async def _work(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            for batch in self._next_batches():
+                self._on_batch(len(batch))
+                results = await loop.run_in_executor(self._thread, predict_batch, batch)
+                for pending, result in zip(batch, results, strict=True):
+                    if pending.future.done():  # its request was cancelled
+                        continue
+                    if isinstance(result, Exception):
+                        pending.future.set_exception(result)
+                    else:
+                        pending.future.set_result(result)
+
+    def _next_batches(self) -> list[list[PendingQuery]]:
+        """The pending queries by run and kind, in the order of arrival; the excess stays for the next round."""
+        batches: dict[tuple[Predictor, QueryType], list[PendingQuery]] = {}
+        num_predictions = 0
+        while self._pending and num_predictions < self._max_predictions:
+            pending = self._pending.popleft()
+            if not pending.future.done():
+                batches.setdefault((pending.predictor, pending.kind), []).append(pending)
+                num_predictions += pending.query.k
+        if not self._pending:
+            self._arrived.clear()
+        return list(batches.values())
+
+
+def predict_batch(batch: list[PendingQuery]) -> list[list[Prediction] | Exception]:
+    """The predictions for each query; if the batch fails, each query alone, so that one cannot fail the others."""
+    first = batch[0]
+    try:
+        return list(first.predictor.predict(first.kind, [pending.query for pending in batch]))
+    except Exception as error:
+        return [error] if len(batch) == 1 else [predict_batch([pending])[0] for pending in batch]
 
 
 class Service:
