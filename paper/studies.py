@@ -7,7 +7,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import cycle, islice
 from math import inf
 from pathlib import Path
@@ -580,8 +579,6 @@ def ensemble_tables(results: Results, graph: str) -> list[Table]:
     return [Table(f"Ensemble: {graph}", ("", "weight", "valid MRR", "test MRR", "seeds"), rows, results)]
 
 
-DRAW_EXPLANATIONS = partial(figures.draw_explanations, title=STUDIED.name)
-DRAW_QUANTIZATION = partial(figures.draw_quantization, title=STUDIED.name)
 _STUDIES = (
     Study("cost", measure_cost, cost_tables),
     Study("duality", measure_duality, duality_tables, several_seeds=True),
@@ -594,8 +591,15 @@ _STUDIES = (
     Study("sparsity", measure_sparsity, sparsity_tables, draw_sparsity, FB15K237, several_seeds=True),
     Study("completion", measure_completion, completion_tables),
     Study("calibration", measure_calibration, calibration_tables, draw_calibration),
-    Study("quantization", measure_quantization, quantization_tables, DRAW_QUANTIZATION, graphs=FB15K237),
+    Study("quantization", measure_quantization, quantization_tables, figures.draw_quantization, graphs=FB15K237),
     Study("inductive", measure_inductive, inductive_tables, figures.draw_inductive, FB15K237, several_seeds=True),
-    Study("explanations", measure_explanations, explanations_tables, DRAW_EXPLANATIONS, ("world",), several_seeds=True),
+    Study(
+        "explanations",
+        measure_explanations,
+        explanations_tables,
+        figures.draw_explanations,
+        ("world",),
+        several_seeds=True,
+    ),
 )
 STUDIES = {study.name: study for study in _STUDIES}
