@@ -1,9 +1,8 @@
 """Answers of queries in the plane: t-SNE of ten queries (Figure 2), and one query in a model of dim 2 (Figure 1)."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -15,11 +14,9 @@ from dualkg.data.graph import Graph
 from dualkg.errors import RequestError
 from dualkg.extras import optional_import
 from dualkg.models.base import Model
-from dualkg.models.bilinear import BilinearModel
 from dualkg.models.diagonal import RealDiagonalModel
 
-Metric = Literal["euclidean", "cosine"]
-METRICS: tuple[Metric, ...] = ("euclidean", "cosine")
+METRICS = ("euclidean", "cosine")
 SHARED = -1  # the group of an entity that answers several of the queries
 TAILS = (5, 20)  # fewest and most tails of a query for Figure 1
 
@@ -51,36 +48,34 @@ class Projection:
     groups: Ids
     positions: Vectors
     perplexity: float
-    silhouettes: dict[Metric, Silhouette]
+    silhouettes: dict[str, Silhouette]
 
     @property
     def num_shared(self) -> int:
         return int((self.groups == SHARED).sum())
 
     def as_dict(self) -> dict[str, Any]:
-        by_query = []
-        for number, query in enumerate(self.queries):
-            silhouettes = {metric: one.by_group.get(number) for metric, one in self.silhouettes.items()}
-            about = {"head": query.head, "relation": query.relation, "name": query.name}
-            by_query.append({**about, "num_answers": len(query.answers), "silhouettes": silhouettes})
+        queries = [
+            {"head": query.head, "relation": query.relation, "name": query.name, "num_answers": len(query.answers)}
+            | {"silhouettes": {metric: one.by_group.get(number) for metric, one in self.silhouettes.items()}}
+            for number, query in enumerate(self.queries)
+        ]
         means = {metric: one.mean for metric, one in self.silhouettes.items()}
         about = {"num_entities": len(self.entities), "num_shared": self.num_shared, "perplexity": self.perplexity}
-        return {**about, "silhouettes": means, "queries": by_query}
+        return {**about, "silhouettes": means, "queries": queries}
 
 
 # -- Figure 2 ---------------------------------------------------------------------------------------------
 
 
 def find_queries(graph: Graph, pairs: Iterable[Sequence[str]]) -> list[NamedQuery]:
-    """Look up queries given as (head, relation), the head by its label or name, and their answers in all splits.
-
-    A label of several entities stands for the one with the most answers.
-    """
+    """Look up queries given as (head, relation), the head by its label or name, and their answers in all splits."""
     known = KnownAnswers.of(graph)
     return [_find_query(graph, known, *pair) for pair in pairs]
 
 
 def _find_query(graph: Graph, known: KnownAnswers, head: str, relation: str) -> NamedQuery:
+    """A label of several entities stands for the one with the most answers."""
     relation_id = graph.relations.id(relation)
     heads = _entities_called(graph, head)
     owners, answers = known(heads, np.full(len(heads), relation_id))
@@ -103,12 +98,9 @@ def _entities_called(graph: Graph, head: str) -> Ids:
     """All entities with this name or label."""
     entities = graph.entities
     columns = [column for column in (entities.names, entities.labels) if column is not None]
-    equal = [pc.equal(column, head).fill_null(False).to_numpy(zero_copy_only=False) for column in columns]
-    ids: Ids = np.flatnonzero(np.any(equal, axis=0))
-    if len(ids):
-        return ids
+    ids = np.unique(np.concatenate([pc.indices_nonzero(pc.equal(column, head)).to_numpy() for column in columns]))
     try:
-        return np.array([entities.id(head)])
+        return ids.astype(np.int64) if len(ids) else np.array([entities.id(head)])
     except RequestError as error:
         hint = f" {graph.name} was read without labels; load_graph(…, labels=…) reads a file of them."
         raise RequestError(f"{error}{hint if entities.labels is None else ''}") from None
@@ -132,12 +124,11 @@ def project(model: Model, queries: Sequence[NamedQuery]) -> Projection:
     entities, groups = group_answers(queries)
     vectors = tail_embeddings(model, entities)
     perplexity = default_perplexity(len(entities))
-    silhouettes: dict[Metric, Silhouette] = {metric: silhouette(vectors, groups, metric=metric) for metric in METRICS}
-    positions = tsne(vectors, perplexity=perplexity)
-    return Projection(tuple(queries), entities, groups, positions, perplexity, silhouettes)
+    silhouettes = {metric: silhouette(vectors, groups, metric=metric) for metric in METRICS}
+    return Projection(tuple(queries), entities, groups, tsne(vectors, perplexity=perplexity), perplexity, silhouettes)
 
 
-def silhouette(vectors: Vectors, groups: Ids, *, metric: Metric = "euclidean") -> Silhouette:
+def silhouette(vectors: Vectors, groups: Ids, *, metric: str = "euclidean") -> Silhouette:
     """How well groups are separated; vectors of SHARED have no single group and are left out."""
     with optional_import("scikit-learn", purpose="A silhouette"):
         from sklearn.metrics import silhouette_samples
@@ -159,18 +150,14 @@ def silhouette(vectors: Vectors, groups: Ids, *, metric: Metric = "euclidean") -
 
 @dataclass(frozen=True, eq=False)
 class Plane:
-    """One query in a model of dim 2, in units of the mean distance of all entities from their centroid.
-
-    `distances` are the mean distances of the tails from their centroid and from h R; `medians` are the medians of the
-    same over all `num_queries` queries of train with 5 to 20 tails.
-    """
+    """One query in a model of dim 2, in units of the mean distance of all entities from their centroid."""
 
     query: NamedQuery
     mapped_head: Vectors
     tails: Vectors
     others: Vectors
-    distances: dict[str, float]
-    medians: dict[str, float]
+    distances: dict[str, float]  # the means of the tails from their "centroid" and from "hR"
+    medians: dict[str, float]  # of the same over all queries of train with 5 to 20 tails
     num_queries: int
 
     def as_dict(self) -> dict[str, Any]:
@@ -178,6 +165,7 @@ class Plane:
         return {"query": self.query.name, "num_tails": len(self.tails), **measured}
 
 
+@torch.no_grad()
 def compute_plane(model: Model, graph: Graph, query: NamedQuery) -> Plane:
     """The mapped head, the tails of a query and all other entities in a model of dim 2."""
     model.check_shape(graph.shape)
@@ -193,18 +181,12 @@ def compute_plane(model: Model, graph: Graph, query: NamedQuery) -> Plane:
         raise RequestError("All entities are at one point, so distances have no unit. Train the model first.")
     entities = entities / spread
     heads, relations, answers = zip(*_queries_for_figure(graph), strict=True)
-    mapped = _mapped_heads(bilinear, [query.head, *heads], [query.relation, *relations]) / spread
+    ids = torch.tensor([(query.head, *heads), (query.relation, *relations)], device=bilinear.device)
+    mapped = bilinear.factors(*ids, None).mapped_head.double().cpu().numpy() / spread
     all_distances = [_distances(entities[tails], head) for tails, head in zip(answers, mapped[1:], strict=True)]
-    others = np.setdiff1d(np.arange(len(entities)), query.answers)
-    return Plane(
-        query=query,
-        mapped_head=mapped[0],
-        tails=entities[query.answers],
-        others=entities[others],
-        distances=_distances(entities[query.answers], mapped[0]),
-        medians={key: float(np.median([one[key] for one in all_distances])) for key in ("centroid", "hR")},
-        num_queries=len(all_distances),
-    )
+    medians = {key: float(np.median([one[key] for one in all_distances])) for key in ("centroid", "hR")}
+    tails, others = entities[query.answers], np.delete(entities, query.answers, axis=0)
+    return Plane(query, mapped[0], tails, others, _distances(tails, mapped[0]), medians, len(all_distances))
 
 
 def pick_query(graph: Graph) -> NamedQuery:
@@ -212,15 +194,14 @@ def pick_query(graph: Graph) -> NamedQuery:
 
     For every query that any of the tails answers, count how many of the tails answer it; the mean count is largest.
     """
-    answered: dict[int, list[int]] = defaultdict(list)
     known = KnownAnswers.of(graph, ["train"])
-    keys = np.repeat(known.queries, np.diff(known.offsets))
-    for key, answer in zip(keys.tolist(), known.answers.tolist(), strict=True):
-        answered[answer].append(key)
+    keys = np.repeat(known.queries, np.diff(known.offsets))[np.argsort(known.answers, kind="stable")]
+    ends = np.cumsum(np.bincount(known.answers, minlength=len(graph.entities)))
+    answered = np.split(keys, ends[:-1])  # the queries that an entity answers
 
     def overlap(query: tuple[int, int, Ids]) -> float:
-        lists = [answered[tail] for tail in query[2].tolist()]
-        return sum(map(len, lists)) / len(set().union(*lists))
+        queries = np.concatenate([answered[tail] for tail in query[2]])
+        return len(queries) / len(np.unique(queries))
 
     head, relation, answers = max(_queries_for_figure(graph), key=overlap)
     name = f"{graph.entities.label(head)} · {short_relation(graph.relations.label(relation))}"
@@ -235,19 +216,11 @@ def _queries_for_figure(graph: Graph) -> Iterator[tuple[int, int, Ids]]:
     chosen = (relations < graph.shape.num_relations) & (counts >= TAILS[0]) & (counts <= TAILS[1])
     if not chosen.any():
         raise RequestError(
-            f"Figure 1 needs a query with {TAILS[0]} to {TAILS[1]} tails, and {graph.name} has none in train."
+            f"Figure 1 needs a query with {'{} to {}'.format(*TAILS)} tails, and {graph.name} has none in train."
         )
     for index in np.flatnonzero(chosen).tolist():
         tails = known.answers[known.offsets[index] : known.offsets[index + 1]]
         yield int(heads[index]), int(relations[index]), tails.astype(np.int64)
-
-
-@torch.no_grad()
-def _mapped_heads(model: BilinearModel, heads: list[int], relations: list[int]) -> Vectors:
-    """h R of each query, `(batch, 2)`."""
-    device = model.device
-    factors = model.factors(torch.tensor(heads, device=device), torch.tensor(relations, device=device), None)
-    return factors.mapped_head.double().cpu().numpy()
 
 
 def _distances(tails: Vectors, mapped_head: Vectors) -> dict[str, float]:
