@@ -153,8 +153,8 @@ def check_new_folder(path: Path) -> None:
 
 def contents(folder: Path) -> list[str]:
     """Names of the files in a folder, without a lock and temporary files."""
-    names = sorted(one.name for one in folder.iterdir())
-    return [name for name in names if name != INNER_LOCK and not TEMPORARY.fullmatch(name)]
+    names = sorted(one.name for one in folder.iterdir() if not TEMPORARY.fullmatch(one.name))
+    return [name for name in names if name != INNER_LOCK]
 
 
 def link_or_copy(source: Path, target: Path) -> None:
@@ -298,8 +298,8 @@ def recover(path: Path) -> None:
 
 def strays(path: Path, *, inside: bool = True) -> list[Path]:
     """Temporary files and folders that killed processes left beside a file or folder, or in it."""
-    found = [one for one in _children(path.parent) if one.name.startswith(f".{_short(path)}.")]
-    found = [one for one in found if len(one.name) == len(_short(path)) + len("..12345678.tmp")]
+    begin, length = f".{_short(path)}.", len(_short(path)) + len("..12345678.tmp")
+    found = [one for one in _children(path.parent) if one.name.startswith(begin) and len(one.name) == length]
     found += _children(path) if inside else []
     return [one for one in found if one.suffix == ".tmp" and TEMPORARY.fullmatch(one.name) and _is_left(one)]
 
@@ -378,25 +378,23 @@ def locked(path: str | Path | None, *, wait: bool = False) -> Iterator[None]:
                 raise
             if file.exists():
                 raise LockedError(_refusal(given, file)) from None
-    if lock is None or nested:
-        try:
-            yield
-        finally:
-            if lock is not None:
-                lock.release()
+    if lock is None:
+        yield
         return
+    named = not nested and isinstance(lock, FileLock)
     try:
-        if not isinstance(lock, SoftFileLock):
+        if named:
             with suppress(OSError):
                 now = datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
                 file.write_text(f"{os.getpid()}\n{socket.gethostname()}\n{now}\n", encoding="utf-8")
-        recover(path)
-        remove_strays(path)
-        if path.exists():
-            _remove(_hidden(path, "old"))
+        if not nested:
+            recover(path)
+            remove_strays(path)
+            if path.exists():
+                _remove(_hidden(path, "old"))
         yield
     finally:
-        if not isinstance(lock, SoftFileLock):
+        if named:
             _remove(file)  # while it is held: filelock tries again where it has locked a file without a name
         lock.release()
         for parent in missing:
@@ -447,30 +445,21 @@ def lock_holder(path: str | Path) -> str | None:
     for file in (_hidden(path, "lock"), path / INNER_LOCK):
         with suppress(OSError, ValueError):
             pid, host, *since = file.read_text(encoding="utf-8").splitlines()
-            if host != socket.gethostname() or _is_alive(int(pid)):
-                time = f" since {since[0]}" if since and ":" in since[0] else ""  # else a mark of filelock's
-                return f"process {int(pid)} on {host}{time}"
+            if host == socket.gethostname():
+                with suppress(PermissionError):  # a process of another user
+                    os.kill(int(pid), 0)  # raises ProcessLookupError, an OSError, if it has ended
+            time = f" since {since[0]}" if since and ":" in since[0] else ""  # else a mark of filelock's
+            return f"process {int(pid)} on {host}{time}"
     return None
 
 
 def _refusal(path: str | Path, file: Path) -> str:
-    holder = None
     for _ in range(40):  # the holder writes its name just after it has the lock
         holder = lock_holder(path)
         if holder or not file.exists():
             break
         time.sleep(0.005)
     return f"{path} is being written by {holder or 'another process'}. Try again when that has ended."
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # of another user
-        return True
-    return True
 
 
 @contextmanager
@@ -522,8 +511,8 @@ def file_damage(path: Path, record: dict[str, Any], *, memory: Path | None = Non
     if remembered:
         with suppress(OSError):
             remembered.parent.mkdir(parents=True, exist_ok=True)
-            mode = "a" if remembered.exists() and remembered.stat().st_size < 10**5 else "w"
-            with remembered.open(mode, encoding="utf-8") as file:
+            keep = remembered.exists() and remembered.stat().st_size < 10**5
+            with remembered.open("a" if keep else "w", encoding="utf-8") as file:
                 file.write(f"{line}\n")
     return None
 
