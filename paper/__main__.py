@@ -1,51 +1,59 @@
 """`python -m paper`: reproduce the tables and figures of the paper, run the studies, and record runs."""
 
 import json
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.markup import escape
 from typer import Argument, Option
 
 from dualkg.cli import common as cli
 from dualkg.cli import main
+from dualkg.data.filters import KnownAnswers
+from dualkg.data.graph import Graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import DualkgError, RequestError
+from dualkg.evaluation.report import evaluate
 from dualkg.files import write_text
-from paper.config import RECORDS, RUNS, Config, check_committed
+from dualkg.training.api import choose_device
+from dualkg.training.recipe import recipe_from
+from dualkg.training.trainer import InterruptedRunError, Trainer
+from paper.config import RECORDS, RUNS, Config, Study, check_committed
 from paper.records import load_records, record_runs
 from paper.registry import GRAPHS, PUBLISHED_GRAPHS, TABLES, ResultTable
 from paper.results_page import DATASETS, README, write_pages
-from paper.studies import STUDIES, Study
+from paper.studies import STUDIES
 from paper.tables import Table, datasets_table, hyperparameters_table, results_table
-from paper.trials import run_trials
 
+VALIDATIONS = 4  # of a trial, the last one at its end
+TRAIN_SAMPLE = 2000  # training triples that a trial ranks too, to see how far they are memorized
 app = typer.Typer(name="python -m paper", add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 Dataset = Annotated[str | None, Option(help="One graph (default: the graphs of the paper).")]
 Rows = Annotated[list[str] | None, Option("--row", help="Only this row of the table; repeatable.")]
 Records = Annotated[Path, Option(help="Folder of the records.", show_default=False)]
 Runs = Annotated[Path, Option(help="Folder of the runs, with their weights.")]
-SharedDevice = Annotated[
-    bool, Option("--shared-device", help="Other work runs on the device: record times as upper bounds.")
-]
+SHARED_DEVICE = Option("--shared-device", help="Other work runs on the device: record times as upper bounds.")
+SEEDS = Option(min=1, help="Number of seeds.")
 
 
 def table_command(table: ResultTable) -> Callable[..., None]:
     @cli.command()
     def command(
         dataset: Dataset = None,
-        seeds: Annotated[int, Option(min=1, help="Number of seeds.")] = 3,
+        seeds: Annotated[int, SEEDS] = 3,
         row: Rows = None,
         records: Records = RECORDS,
         runs: Runs = RUNS,
-        shared_device: SharedDevice = False,
+        shared_device: Annotated[bool, SHARED_DEVICE] = False,
         device: cli.Device = None,
     ) -> cli.Result:
-        rows = tuple(row or ())
         with cli.training_progress(table.name) as on_progress:
-            config = Config(dataset, seeds, rows, records, runs, device, shared_device, cli.note, on_progress)
+            config = Config(dataset, seeds, row or (), records, runs, device, shared_device, cli.note, on_progress)
             graphs = config.graphs(PUBLISHED_GRAPHS)
             for graph in graphs:
                 config.train_table(table, graph)
@@ -60,7 +68,7 @@ def study_command(study: Study) -> Callable[..., None]:
     @cli.command()
     def command(
         dataset: Dataset = None,
-        seeds: Annotated[int, Option(min=1, help="Number of seeds.")] = 3 if study.several_seeds else 1,
+        seeds: Annotated[int, SEEDS] = 3 if study.several_seeds else 1,
         records: Records = RECORDS,
         runs: Runs = RUNS,
         device: cli.Device = None,
@@ -111,7 +119,7 @@ def record(
     runs: Annotated[list[Path], Argument(metavar="RUN...", help="Finished runs of one recipe.", show_default=False)],
     name: Annotated[str, Option(help="Folder of the record, such as umls/complex-dura.", show_default=False)],
     records: Records = RECORDS,
-    shared_device: SharedDevice = False,
+    shared_device: Annotated[bool, SHARED_DEVICE] = False,
 ) -> None:
     """Record finished runs, and update the results pages."""
     cli.note_saved(record_runs(runs, records / name, shared_device=shared_device).folder)
@@ -143,7 +151,47 @@ def trials(
         chosen = [one for one in json.loads(file.read_text(encoding="utf-8")) if only in one["name"]]
     except (ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
-    run_trials(chosen, out, device=device, seconds=seconds, log=lambda text: print(text, flush=True))
+    started, results = time.monotonic(), []
+    graphs: dict[str, Graph] = {}
+    for trial in chosen:
+        name, recipe = trial["name"], trial["recipe"]
+        if time.monotonic() - started > seconds:
+            print(f"{name}: not started.", flush=True)
+            continue
+        try:
+            if (data := recipe["data"]["graph"]) not in graphs:
+                graph = load_graph(data)
+                graphs[data] = replace(graph, test=graph.test[:0])
+            result = train_trial(recipe, graphs[data], device=device)
+        except InterruptedRunError:
+            print(f"{name}: interrupted; the trials after it were not started.", flush=True)
+            return
+        except DualkgError as error:
+            print(f"{name}: {error}", flush=True)
+            continue
+        print(f"{name}: {result['seconds']} s, {result['engine']}, {result['valid_mrr']}", flush=True)
+        results.append(json.dumps({"name": name, **result}, ensure_ascii=False))
+        write_text(out, "[\n" + ",\n".join(results) + "\n]\n")  # after every trial
+
+
+def train_trial(tables: dict[str, Any], graph: Graph, *, device: str | None) -> dict[str, Any]:
+    """Train a recipe; validation MRR by epoch, filtered by train and valid, and MRR of a sample of train."""
+    recipe = recipe_from(tables, source="a trial")
+    every = max(1, -(-recipe.training.epochs // VALIDATIONS))
+    validated = recipe.with_changes({"validation.every": every, "validation.keep": "last", "validation.patience": 0})
+    trainer = Trainer.of_recipe(validated, graph, device=choose_device(device))
+    trainer.run()
+    history = trainer.progress.history
+    sample = np.random.default_rng(0).choice(len(graph.train), min(TRAIN_SAMPLE, len(graph.train)), replace=False)
+    sampled = replace(graph, valid=graph.train[sample])
+    train = evaluate(trainer.model, sampled, split="valid", known=KnownAnswers.of(graph))
+    return {
+        "recipe": recipe.model_dump(exclude_none=True),
+        "engine": str(trainer.engine),
+        "seconds": round(sum(entry["seconds"] for entry in history), 1),
+        "valid_mrr": {entry["epoch"]: round(entry["valid_mrr"], 5) for entry in history if "valid_mrr" in entry},
+        "train_mrr": round(train.mrr, 4),
+    }
 
 
 def show(tables: Sequence[Table]) -> cli.Result:

@@ -1,17 +1,26 @@
-"""Options of a reproduction, and the runs that it trains where they are missing."""
+"""Options of a reproduction, the runs that it trains where they are missing, and the studies of these runs."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from dualkg.analysis.figures import Drawing
 from dualkg.data.graph import Graph
+from dualkg.data.loading import load_graph
 from dualkg.errors import RequestError
+from dualkg.extras import optional_import
+from dualkg.files import read_json, write_text
 from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, train_seeds
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import Run, RunFolder, environment, load_run
 from paper.records import Record, is_uncommitted, load_record, recipe_without_seed, record_runs
-from paper.registry import FOLDER, ResultTable, Row, graph_named, recipe_of, rows_with_recipes
+from paper.registry import FOLDER, GRAPHS, PUBLISHED_GRAPHS, ResultTable, Row, graph_named, recipe_of, rows_with_recipes
+from paper.tables import Table
 
+Results = Any  # whatever JSON holds
+FB15K237 = ("FB15k-237",)
 RECORDS = FOLDER / "records"
 RUNS = Path("runs/paper")
 
@@ -91,3 +100,65 @@ def check_committed() -> None:
             f"The source tree has uncommitted changes ({found['commit']}), so its numbers could not be reproduced. "
             f"Commit or stash them first."
         )
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study: a function that measures it on a graph, and functions that make its tables and its figure.
+
+    The docstring of `measure` is the help of its command. A figure of data that the results do not contain, such as
+    positions in the plane, is returned by `measure`.
+    """
+
+    name: str
+    measure: Callable[[Config, Graph], tuple[Results, Drawing | None]]
+    tables: Callable[[Results, str], list[Table]]
+    draw: Callable[[Results, str], Drawing] | None = None
+    graphs: tuple[str, ...] = PUBLISHED_GRAPHS
+    several_seeds: bool = False
+
+    def run(self, config: Config) -> list[Table]:
+        """Measure it on the graphs of the configuration, and save results and figure."""
+        with optional_import("matplotlib", purpose="A figure"):  # before a long computation
+            import matplotlib.figure  # noqa: F401
+        with optional_import("scikit-learn", purpose="A figure"):
+            import sklearn.manifold  # noqa: F401
+        tables = []
+        for name in config.graphs(self.graphs):
+            graph = load_graph(name)
+            results, drawing = self.measure(config, graph)
+            made = environment(choose_device(config.device), fingerprint=graph.fingerprint)
+            self.save(self.path(config.records, graph.name), graph.name, made, results, drawing)
+            tables += self.tables(results, graph.name)
+        return tables
+
+    def path(self, records: Path, graph: str) -> Path:
+        return records / "figures" / f"{self.name}-{graph.lower()}.json"
+
+    def saved(self, records: Path) -> list[Path]:
+        """The files of saved results, by graph."""
+        paths = [self.path(records, graph) for graph in dict.fromkeys((*GRAPHS, *self.graphs))]
+        return [path for path in paths if path.exists()]
+
+    def save(
+        self, path: Path, graph: str, environment: dict[str, Any], results: Results, drawing: Drawing | None = None
+    ) -> None:
+        drawing = self.draw(results, graph) if self.draw else drawing
+        if drawing:
+            drawing.save(path.with_suffix(""))
+        caption = {"caption": drawing.caption} if drawing else {}
+        saved = {"graph": graph, "environment": environment, **caption, "results": results}
+        write_text(path, json.dumps(saved, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def redraw(self, path: Path) -> None:
+        """Draw the figure of saved results again."""
+        saved = read_json(path)
+        if self.draw:
+            self.save(path, saved["graph"], saved["environment"], saved["results"])
+
+    def page(self, path: Path) -> str:
+        """Tables, figure and caption of saved results as Markdown."""
+        saved = read_json(path)
+        first, *others = self.tables(saved["results"], saved["graph"])
+        figure = [f"![{first.title}](figures/{path.stem}.png)", saved["caption"]] if "caption" in saved else []
+        return "\n\n".join([first.as_markdown(), *figure, *(table.as_markdown() for table in others)])

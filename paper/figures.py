@@ -43,17 +43,6 @@ def set_levels(axes: Axes, **options: Any) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def label_positions(targets: list[float], gap: float, *, minimum: float) -> list[float]:
-    """Positions at least `gap` apart and not below `minimum`, in the order of the targets and close to them."""
-    from scipy.optimize import isotonic_regression
-
-    order, steps = np.argsort(targets, kind="stable"), gap * np.arange(len(targets))
-    positions = np.empty(len(targets))
-    positions[order] = isotonic_regression(np.array(targets)[order] - steps).x + steps
-    positions[order] = np.maximum(positions[order], minimum + steps)
-    return positions.tolist()
-
-
 @figure_style()
 def draw_dura_weights(
     mrr: Mapping[tuple[float, float], float], *, chosen: tuple[float, float] | None = None, title: str = ""
@@ -220,23 +209,16 @@ def draw_sparsity(panels: Panels, *, published: Mapping[str, Curve] | None = Non
         axes.xaxis.set_major_formatter("{x:.0%}")
         axes.locator_params(axis="y", nbins=5)
         diamonds = {"marker": "D", "s": 30, "linewidths": 1.3, "zorder": 4, "clip_on": False, "facecolors": PAPER}
-        ends = []
-        for name, curves in lines.items():
+        for name, curves in sorted(lines.items(), key=lambda item: -sum(curve[max(curve)] for curve in item[1])):
             colour, shares = colours[name], sorted(curves[0])
             values = np.array([[curve[share] for share in shares] for curve in curves])
-            axes.plot(shares, values.mean(0), color=colour, linewidth=1.8, clip_on=False, zorder=3)
+            axes.plot(shares, values.mean(0), color=colour, linewidth=1.8, clip_on=False, zorder=3, label=name)
             axes.fill_between(shares, values.min(0), values.max(0), color=colour, alpha=0.18, linewidth=0)
             points = published.get(name, {})
             axes.scatter(list(points), list(points.values()), edgecolors=colour, **diamonds)
-            ends.append(float(values.mean(0)[-1]))
         if set(published) & set(lines):
             axes.scatter([], [], edgecolors=QUIET, label="published", **diamonds)
-            axes.legend(loc="lower left", labelcolor=QUIET, handletextpad=0.2)
-        labels = label_positions(ends, 0.068 * top, minimum=0.034 * top)
-        for name, end, label in zip(lines, ends, labels, strict=True):
-            axes.plot([0.95, 0.985], [end, label], color=colours[name], linewidth=0.7, clip_on=False)
-            bold = {"fontweight": "bold", "fontsize": 8.5, "verticalalignment": "center"}
-            axes.text(0.995, label, name, color=colours[name], **bold)
+        axes.legend(loc="lower left", handlelength=1.2)
     all_axes[0].set_ylabel("MRR")
     counts = {len(curves) for curves in curves_by_line.values()}
     seeds = f"{'up to ' * (len(counts) > 1)}{max(counts)}"

@@ -69,29 +69,31 @@ class Projection:
 
 
 def find_queries(graph: Graph, pairs: Iterable[Sequence[str]]) -> list[NamedQuery]:
-    """Look up queries given as (head, relation), the head by its label or name, and their answers in all splits."""
-    known = KnownAnswers.of(graph)
-    return [_find_query(graph, known, *pair) for pair in pairs]
+    """Look up queries given as (head, relation), the head by its label or name, and their answers in all splits.
 
-
-def _find_query(graph: Graph, known: KnownAnswers, head: str, relation: str) -> NamedQuery:
-    """A label of several entities stands for the one with the most answers."""
-    relation_id = graph.relations.id(relation)
-    heads = _entities_called(graph, head)
-    owners, answers = known(heads, np.full(len(heads), relation_id))
-    counts = np.bincount(owners, minlength=len(heads))
-    best = np.flatnonzero(counts == counts.max())
-    if not counts.any():
-        subject = f"'{head}' has no" if len(heads) == 1 else f"None of the {len(heads)} entities called '{head}' has an"
-        raise RequestError(f"{subject} answer to '{relation}' in {graph.name}.")
-    if len(best) > 1:
-        names = ", ".join(f"'{graph.entities[int(heads[index])]}'" for index in best[:5])
-        raise RequestError(
-            f"'{head}' matches {len(best)} entities of {graph.name} with {counts.max():,} answers each to "
-            f"'{relation}': {names}. Use one of these names."
-        )
-    name = f"{head} · {short_relation(graph.relations.label(relation_id))}"
-    return NamedQuery(int(heads[best[0]]), relation_id, name, answers[owners == best[0]])
+    A label of several entities stands for the one with the most answers.
+    """
+    known, found = KnownAnswers.of(graph), []
+    for head, relation in pairs:
+        relation_id = graph.relations.id(relation)
+        heads = _entities_called(graph, head)
+        owners, answers = known(heads, np.full(len(heads), relation_id))
+        counts = np.bincount(owners, minlength=len(heads))
+        best = np.flatnonzero(counts == counts.max())
+        if not counts.any():
+            subject = (
+                f"'{head}' has no" if len(heads) == 1 else f"None of the {len(heads)} entities called '{head}' has an"
+            )
+            raise RequestError(f"{subject} answer to '{relation}' in {graph.name}.")
+        if len(best) > 1:
+            names = ", ".join(f"'{graph.entities[int(heads[index])]}'" for index in best[:5])
+            raise RequestError(
+                f"'{head}' matches {len(best)} entities of {graph.name} with {counts.max():,} answers each to "
+                f"'{relation}': {names}. Use one of these names."
+            )
+        name = f"{head} · {short_relation(graph.relations.label(relation_id))}"
+        found.append(NamedQuery(int(heads[best[0]]), relation_id, name, answers[owners == best[0]]))
+    return found
 
 
 def _entities_called(graph: Graph, head: str) -> Ids:

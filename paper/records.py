@@ -49,14 +49,18 @@ class Record:
             return [Metrics(**run["test"]) for run in self.runs]
         return [Metrics.of(ranks) for ranks in self.ranks]
 
+    def values(self, name: str) -> list[float]:
+        """A test metric, one per seed."""
+        return [getattr(metrics, name) for metrics in self.test_metrics]
+
     def metric(self, name: str) -> tuple[float, float]:
         """Mean and standard deviation of a test metric over the seeds."""
-        return spread([getattr(metrics, name) for metrics in self.test_metrics])
+        return spread(self.values(name))
 
     def cost(self, name: str) -> float | None:
         """The mean of a cost over the seeds that were trained alone on their device; over all if none was."""
-        alone = [run["costs"] for run in self.runs if not run["costs"].get("shared_device")]
-        values = [costs[name] for costs in alone or (run["costs"] for run in self.runs) if costs.get(name) is not None]
+        runs = [run for run in self.runs if not run["costs"].get("shared_device")] or self.runs
+        values = [run["costs"][name] for run in runs if run["costs"].get(name) is not None]
         return spread(values)[0] if values else None
 
     @property
@@ -66,7 +70,7 @@ class Record:
 
 
 def load_record(folder: Path) -> Record:
-    record = read_record(folder)
+    record = read_record(folder)  # before the recipe, whose absence says less
     return Record(folder, load_recipe(folder / "recipe.toml"), **record)
 
 
@@ -74,17 +78,19 @@ def load_record(folder: Path) -> Record:
 def record_runs(
     runs: Sequence[Path], folder: Path, *, earlier: Record | None = None, shared_device: bool = False
 ) -> Record:
-    """Write a record of runs of one recipe, one per seed.
+    """Write a record of runs of one recipe, one per seed; those of an `earlier` record of it are taken over.
 
-    Seeds of an `earlier` record of the same recipe and data are taken over. `shared_device` marks the times as upper
-    bounds, because other work ran on the same device.
+    `shared_device` marks the times as upper bounds, because other work ran on the same device.
     """
     folders = [run for path in runs for run in run_folders(path) if run.finished]
     if not folders:
         raise RequestError("There is no finished run to record.")
     recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
-    _check(folders, seeds)
+    if len(set(seeds)) < len(seeds):
+        raise RequestError(f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}.")
+    for run in folders:
+        _check_unchanged(run)
     by_seed = dict(zip(seeds, folders, strict=True))
     ranks = {seed: run.load_ranks("test").mean for seed, run in by_seed.items()}
     summaries = {seed: _summary(run, seed, shared_device=shared_device) for seed, run in by_seed.items()}
@@ -106,20 +112,14 @@ def record_runs(
     return load_record(folder)
 
 
-def _check(folders: Sequence[RunFolder], seeds: Sequence[int]) -> None:
-    if len(set(seeds)) < len(seeds):
-        raise RequestError(f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}.")
-    for run in folders:
-        if run.sparsity.exists():
-            raise RequestError(
-                f"{run.path} was sparsified after training; only runs as they were trained are recorded."
-            )
-        if is_uncommitted(run.saved_environment):
-            raise RequestError(
-                f"{run.path} was trained from a source tree with uncommitted changes "
-                f"({run.saved_environment['commit']}), so nobody could train it again. Commit the changes, train "
-                f"again, and record that run."
-            )
+def _check_unchanged(run: RunFolder) -> None:
+    if run.sparsity.exists():
+        raise RequestError(f"{run.path} was sparsified after training; only runs as they were trained are recorded.")
+    if is_uncommitted(run.saved_environment):
+        raise RequestError(
+            f"{run.path} was trained from a source tree with uncommitted changes ({run.saved_environment['commit']}), "
+            f"so nobody could train it again. Commit the changes, train again, and record that run."
+        )
 
 
 def _summary(run: RunFolder, seed: int, *, shared_device: bool) -> dict[str, Any]:

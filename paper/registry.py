@@ -19,7 +19,6 @@ SPACES = FOLDER / "spaces"
 GRAPHS = ("WN18RR", "FB15k-237", "YAGO3-10", "YAGO3-10-quarter", "world")
 PUBLISHED_GRAPHS = GRAPHS[:2]
 MODELS = ("CP", "RESCAL", "ComplEx")
-COMPARED_MODELS = ("RotatE", "MuRP", "HAKE", "TuckER")
 REGULARIZERS = {"": "", "DURA": "-dura", "FRO": "-frobenius", "N3": "-n3", "Reg_p1": "-regp1"}
 METRICS = {"MRR": "mrr", "H@1": "hits_at_1", "H@10": "hits_at_10"}
 """Column titles of the paper's tables, and the metrics they show."""
@@ -27,13 +26,10 @@ METRICS = {"MRR": "mrr", "H@1": "hits_at_1", "H@10": "hits_at_10"}
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table: its name in the paper and the file name of its recipe, which is the same on every graph.
-
-    A row without a recipe only shows published numbers.
-    """
+    """A row of a table: its name in the paper and the file name of its recipe, which is the same on every graph."""
 
     name: str
-    recipe: str = ""
+    recipe: str = ""  # without one, it only shows published numbers
 
     def record_name(self, graph: str) -> str:
         """The path of its recipe and its record below `recipes` and `records`."""
@@ -57,12 +53,12 @@ class ResultTable:
 
     def row(self, name: str) -> Row:
         """Look up a row by its name, ignoring case."""
-        found = next((row for row in self.rows if row.name.casefold() == name.casefold()), None)
-        if found is None:
+        rows = {row.name.casefold(): row for row in self.rows}
+        if name.casefold() not in rows:
             names = [row.name for row in self.rows]
             hint = did_you_mean(name, names) or f" Its rows are {', '.join(names)}."
             raise RequestError(f"The table {self.name} has no row '{name}'.{hint}")
-        return found
+        return rows[name.casefold()]
 
 
 def model_row(name: str) -> Row:
@@ -71,16 +67,13 @@ def model_row(name: str) -> Row:
     return Row(name, model.lower() + REGULARIZERS[regularizer])
 
 
-def _row(entry: str | dict[str, str]) -> Row:
-    return model_row(entry) if isinstance(entry, str) else Row(**entry)
+def _table(name: str, title: str, about: str, rows: list[str | dict[str, str]], pairs: list[list[str]]) -> ResultTable:
+    made = tuple(model_row(row) if isinstance(row, str) else Row(**row) for row in rows)
+    return ResultTable(name, title, about, made, tuple(map(tuple, pairs)))
 
 
-TABLES = {
-    name: ResultTable(
-        name, made["title"], made["about"], tuple(map(_row, made["rows"])), tuple(map(tuple, made["pairs"]))
-    )
-    for name, made in tomllib.loads((FOLDER / "tables.toml").read_text(encoding="utf-8")).items()
-}
+_TOML = tomllib.loads((FOLDER / "tables.toml").read_text(encoding="utf-8"))
+TABLES = {name: _table(name, **table) for name, table in _TOML.items()}
 MAIN = TABLES["main"]
 
 
@@ -103,19 +96,17 @@ def rows_with_recipes(rows: Iterable[Row], graph: str) -> list[Row]:
 
 def graph_named(name: str, also: Iterable[str] = ()) -> str:
     """The name of one of `GRAPHS` or the others as it is written, ignoring case."""
-    graphs = list(dict.fromkeys((*GRAPHS, *also)))
-    found = next((graph for graph in graphs if graph.casefold() == name.casefold()), None)
-    if found is None:
-        hint = did_you_mean(name, graphs) or f" The graphs are {', '.join(graphs)}."
+    graphs = {graph.casefold(): graph for graph in (*GRAPHS, *also)}
+    if name.casefold() not in graphs:
+        hint = did_you_mean(name, graphs.values()) or f" The graphs are {', '.join(graphs.values())}."
         raise RequestError(f"'{name}' is not a graph of these tables.{hint}")
-    return found
+    return graphs[name.casefold()]
 
 
 @cache
 def published() -> dict[str, Any]:
     """The numbers of the paper, and of work published since."""
-    numbers: dict[str, Any] = json.loads((FOLDER / "published.json").read_text(encoding="utf-8"))
-    return numbers
+    return json.loads((FOLDER / "published.json").read_text(encoding="utf-8"))
 
 
 def published_metrics(row: str, graph: str) -> dict[str, float]:

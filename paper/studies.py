@@ -2,128 +2,34 @@
 
 A study's results are plain data, saved as `records/figures/NAME-GRAPH.json`; its tables are made from them."""
 
-import json
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from itertools import cycle, islice
-from math import inf
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from dualkg.analysis.figures import Drawing, draw_reliability
+from dualkg.analysis.figures import Drawing
 from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph
-from dualkg.data.loading import load_graph
+from dualkg.errors import RequestError
 from dualkg.evaluation.report import evaluate
-from dualkg.extras import optional_import
-from dualkg.files import read_json, write_text
-from dualkg.inference.calibration import calibration_for
-from dualkg.inference.completion import check_completion
-from dualkg.inference.index import measure_storage_formats
-from dualkg.inference.reliability import evaluate_calibration, evaluate_coverage
 from dualkg.models.base import Model
-from dualkg.models.bilinear import BilinearModel, Dual
+from dualkg.models.bilinear import Dual
 from dualkg.models.distance import ModE, RotatE
-from dualkg.training.api import choose_device, spread, train_recipe
+from dualkg.training.api import choose_device, data_of, default_recipe, spread, train_recipe
 from dualkg.training.ensemble import Ensemble
-from dualkg.training.recipe import Recipe, RegularizerConfig
-from dualkg.training.run import describe_device, environment
+from dualkg.training.recipe import Recipe, RegularizerConfig, list_recipes, load_recipe
+from dualkg.training.run import Run, describe_device
 from dualkg.training.trainer import Trainer
-from paper import figures
-from paper.config import Config
-from paper.defaults import DEFAULT_GRAPHS, defaults_tables, measure_defaults, run_facts
-from paper.explanations import study_explanations
-from paper.inductive import study_inductive
+from dualkg.tuning.fit import Search, starting_recipe
+from paper import figures, inference, registry
+from paper.config import FB15K237, Config, Results, Study, find_record
 from paper.projection import METRICS, Projection, compute_plane, find_queries, pick_query, project
-from paper.registry import (
-    GRAPHS,
-    MAIN,
-    PUBLISHED_GRAPHS,
-    SPACES,
-    Row,
-    model_row,
-    published,
-    recipe_of,
-    rows_with_recipes,
-)
-from paper.tables import MISSING, Table, grouped, over_seeds
-
-Results = Any  # whatever JSON holds
-FB15K237 = ("FB15k-237",)
-STUDIED = Row("ComplEx-DURA", "complex-dura-dim-500")
-
-
-@dataclass(frozen=True)
-class Study:
-    """A study: a function that measures it on a graph, and functions that make its tables and its figure.
-
-    The docstring of `measure` is the help of its command. A figure of data that the results do not contain, such as
-    positions in the plane, is returned by `measure`.
-    """
-
-    name: str
-    measure: Callable[[Config, Graph], tuple[Results, Drawing | None]]
-    tables: Callable[[Results, str], list[Table]]
-    draw: Callable[[Results, str], Drawing] | None = None
-    graphs: tuple[str, ...] = PUBLISHED_GRAPHS
-    several_seeds: bool = False
-
-    def run(self, config: Config) -> list[Table]:
-        """Measure it on the graphs of the configuration, and save results and figure."""
-        with optional_import("matplotlib", purpose="A figure"):  # before a long computation
-            import matplotlib.figure  # noqa: F401
-        with optional_import("scikit-learn", purpose="A figure"):
-            import sklearn.manifold  # noqa: F401
-        tables = []
-        for name in config.graphs(self.graphs):
-            graph = load_graph(name)
-            results, drawing = self.measure(config, graph)
-            made = environment(choose_device(config.device), fingerprint=graph.fingerprint)
-            self.save(config.records, graph.name, results, drawing=drawing, environment=made)
-            tables += self.tables(results, graph.name)
-        return tables
-
-    def path(self, records: Path, graph: str) -> Path:
-        return records / "figures" / f"{self.name}-{graph.lower()}.json"
-
-    def saved(self, records: Path) -> list[Path]:
-        """The files of saved results, by graph."""
-        graphs = dict.fromkeys((*GRAPHS, *self.graphs))
-        return [path for path in (self.path(records, graph) for graph in graphs) if path.exists()]
-
-    def save(
-        self, records: Path, graph: str, results: Results, *, drawing: Drawing | None, environment: dict[str, Any]
-    ) -> None:
-        path = self.path(records, graph)
-        drawing = self.draw(results, graph) if self.draw else drawing
-        saved: dict[str, Any] = {"graph": graph, "environment": environment}
-        if drawing:
-            drawing.save(path.with_suffix(""))
-            saved["caption"] = drawing.caption
-        saved["results"] = results
-        write_text(path, json.dumps(saved, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-    def redraw(self, path: Path) -> None:
-        """Draw the figure of saved results again."""
-        saved = read_json(path)
-        if self.draw:
-            about = saved["environment"]
-            self.save(path.parents[1], saved["graph"], saved["results"], drawing=None, environment=about)
-
-    def page(self, path: Path) -> str:
-        """Tables, figure and caption of saved results as Markdown."""
-        saved = read_json(path)
-        tables = self.tables(saved["results"], saved["graph"])
-        parts = [table.as_markdown() for table in tables]
-        if "caption" in saved:
-            parts[1:1] = [f"![{tables[0].title}](figures/{path.stem}.png)", saved["caption"]]
-        return "\n\n".join(parts)
-
+from paper.registry import GRAPHS, MAIN, Row, model_row, published, recipe_of, rows_with_recipes
+from paper.tables import MISSING, Table, duration, grouped, over_seeds
 
 # -- training cost ----------------------------------------------------------------------------------------
 
@@ -132,11 +38,10 @@ COMPARED = ("none", "Frobenius", "DURA")
 
 def measure_cost(config: Config, graph: Graph) -> tuple[Results, None]:
     """Time of a training step with DURA, the Frobenius norm, and no regularizer (Appendix C)."""
-    device = choose_device(config.device)
     results = []
     for row in MAIN.dura_rows:
         config.log(f"{row.name} on {graph.name}: steps with three regularizers.")
-        results.append(time_steps(recipe_of(row, graph.name), graph, device=device))
+        results.append(time_steps(recipe_of(row, graph.name), graph, device=choose_device(config.device)))
     return results, None
 
 
@@ -152,13 +57,11 @@ def time_steps(
         model = one.model.build(graph.shape, seed=one.training.seed).to(device)
         trainers[name] = Trainer(model, graph, one, one.regularizer.build())
         _seconds_per_step(trainers[name], steps=8)  # warm-up
-    times: dict[str, list[float]] = {name: [] for name in COMPARED}
-    for _ in range(rounds):
-        for name, trainer in trainers.items():
-            times[name].append(_seconds_per_step(trainer, steps))
+    times = [[_seconds_per_step(trainer, steps) for trainer in trainers.values()] for _ in range(rounds)]
+    medians = map(statistics.median, zip(*times, strict=True))
     about = {"model": recipe.model.name, "dim": recipe.model.dim, "batch": recipe.training.batch_size}
     about |= {"device": describe_device(device), "engine": str(trainers["DURA"].engine)}
-    return {**about, "seconds_per_step": {name: statistics.median(values) for name, values in times.items()}}
+    return {**about, "seconds_per_step": dict(zip(COMPARED, medians, strict=True))}
 
 
 def _seconds_per_step(trainer: Trainer, steps: int) -> float:
@@ -186,18 +89,98 @@ def cost_tables(results: Results, graph: str) -> list[Table]:
     return [Table(title, columns, rows, results)]
 
 
+# -- defaults --------------------------------------------------------------------------------------------
+
+DEFAULT_GRAPHS = ("UMLS", "Kinship", "Nations", "Countries-S1", "Countries-S2", "Countries-S3", "world")
+DEFAULT_GRAPHS += ("WN18RR", "FB15k-237", "YAGO3-10-quarter")
+WAYS = {"tuned": "default", "fixed": "--no-tune", "recipe": "best recipe"}
+
+
+def best_recipe(graph: str, dim: int) -> tuple[str, Recipe] | None:
+    """The ComplEx-DURA recipe of a graph with relation prediction if there is one, at the dimension of the default."""
+    for name in (f"{graph.lower()}/complex-dura{ending}" for ending in ("-relation-prediction", "")):
+        if name in list_recipes():
+            return name, load_recipe(name, changes={"model.dim": dim})
+    return None
+
+
+def _recorded(config: Config, name: str, recipe: Recipe, graph: Graph, device: str) -> dict[int, dict[str, float]]:
+    """What is recorded of a recipe on this kind of device, by seed."""
+    record = find_record(config.records / name, recipe, graph)
+    if record is None:
+        return {}
+    return {
+        run["seed"]: {"valid": run["valid"]["mrr"], "test": test.mrr, "seconds": _seconds(run["costs"])}
+        for run, test in zip(record.runs, record.test_metrics, strict=True)
+        if ("NVIDIA" in str(run["environment"]["device"])) == (device == "cuda")
+    }
+
+
+def measure_defaults(config: Config, graph: Graph) -> tuple[Results, None]:
+    """Test MRR of `dualkg train GRAPH` without options, of `--no-tune`, and of the best recipe of the same model."""
+    if not len(graph.test):
+        raise RequestError(f"{graph.name} has no test triples.")
+    device = choose_device(config.device)
+    results: list[dict[str, Any]] = []
+    for seed in range(config.seeds):
+        changes = {"model.name": "ComplEx", "training.seed": seed}
+        start = starting_recipe(data_of(graph), graph, device, changes)
+        began = time.perf_counter()
+        chosen, search = Search(start, tuple(changes), None).run(graph, device)
+        tuning_seconds = time.perf_counter() - began
+        config.log(f"{graph.name}, seed {seed}: {search.summary}")
+        recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, changes)}
+        runs = {}
+        if found := best_recipe(graph.name, start.model.dim):
+            recorded = _recorded(config, *found, graph, device.type)
+            if seed in recorded:
+                runs["recipe"] = recorded[seed]
+            else:
+                recipes["recipe"] = found[1].with_changes({"training.seed": seed})
+        runs |= {
+            way: run_facts(train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress))
+            for way, recipe in recipes.items()
+        }
+        tuned = {"tuning_seconds": round(tuning_seconds, 1), "trials": len(search.trials), "chosen": search.summary}
+        results.append({"seed": seed, **runs, "tuned": runs["tuned"] | tuned})
+    return {"dim": start.model.dim, "epochs": start.training.epochs, "seeds": results}, None
+
+
+def run_facts(run: Run) -> dict[str, float]:
+    return {"valid": run.reports["valid"].mrr, "test": run.report.mrr, "seconds": _seconds(run.costs or {})}
+
+
+def _seconds(costs: Mapping[str, float | None]) -> float:
+    return round(sum(costs.get(name) or 0.0 for name in ("warm_up_seconds", "training_seconds")), 1)
+
+
+def defaults_tables(results: Results, graph: str) -> list[Table]:
+    rows, facts = [], []
+    for way, title in WAYS.items():
+        runs = [seed[way] for seed in results["seeds"] if way in seed]
+        if runs:
+            mrr = [over_seeds([run[split] for run in runs]) for split in ("valid", "test")]
+            mean = {key: sum(run.get(key, 0.0) for run in runs) / len(runs) for key in ("tuning_seconds", "seconds")}
+            tuning = duration(mean["tuning_seconds"]) if way == "tuned" else MISSING
+            rows.append([title, *mrr, str(len(runs)), tuning, duration(mean["seconds"])])
+            facts += [{"graph": graph, "way": way, **run} for run in runs]
+    columns = ("", "valid MRR", "test MRR", "seeds", "tuning", "training")
+    notes = [f"Seed {seed['seed']}: {seed['tuned']['chosen']}" for seed in results["seeds"]]
+    if results.get("shared_device"):
+        notes.append("Times are upper bounds, because other work ran on the same device.")
+    title = f"Defaults: {graph}, ComplEx dim {results['dim']}, {results['epochs']} epochs"
+    return [Table(title, columns, rows, facts, notes)]
+
+
 # -- duality ----------------------------------------------------------------------------------------------
 
-DUALITY_ROWS = tuple(
-    map(model_row, ("CP", "CP-DURA", "RESCAL", "RESCAL-DURA", "ComplEx", "ComplEx-DURA", "RotatE", "ModE"))
-)
+DUALITY_ROWS = ("CP", "CP-DURA", "RESCAL", "RESCAL-DURA", "ComplEx", "ComplEx-DURA", "RotatE", "ModE")
 SCORES = ("as trained", "inner product", "distance, tail's side", "distance, head's side")
 
 
 def scoring_models(model: Model) -> dict[str, Model]:
     """The model as trained, and the primal and dual models with the same embeddings."""
     primal = model.primal() if isinstance(model, RotatE | ModE) else model
-    assert isinstance(primal, BilinearModel), "each of DUALITY_ROWS has a bilinear primal"
     return dict(zip(SCORES, (model, primal, Dual(primal, "tail"), Dual(primal, "head")), strict=True))
 
 
@@ -205,7 +188,7 @@ def measure_duality(config: Config, graph: Graph) -> tuple[Results, None]:
     """Test MRR of the same embeddings scored by inner product and by both distances."""
     known = KnownAnswers.of(graph)
     results = []
-    for row in rows_with_recipes(DUALITY_ROWS, graph.name):
+    for row in rows_with_recipes(map(model_row, DUALITY_ROWS), graph.name):
         mrr: dict[str, list[float]] = {name: [] for name in SCORES}
         for seed in range(config.seeds):
             for name, model in scoring_models(config.load_trained(row, graph, seed).model).items():
@@ -236,7 +219,7 @@ def measure_dura_weights(config: Config, graph: Graph) -> tuple[Results, None]:
     from dualkg.tuning.tune import tune
 
     name = f"{graph.name.lower()}-complex-dura-weights"
-    space = load_space(SPACES / f"{name}.toml")
+    space = load_space(registry.SPACES / f"{name}.toml")
     config.log(f"{space.num_trials} trainings of {space.base.model.name} on {graph.name}.")
     result = tune(space, out=config.runs / "searches" / name, device=config.device)
     result.write(config.records / "searches" / name)
@@ -266,18 +249,15 @@ def dura_weights_tables(results: Results, graph: str) -> list[Table]:
 
 
 def draw_dura_weights(results: Results, graph: str) -> Drawing:
-    plain, mapped = results["chosen"]
-    chosen = None if plain is None or mapped is None else (plain, mapped)
     title = f"λ1 and λ2 of DURA: {results['model']} on {graph}"
-    return figures.draw_dura_weights(_mrr_by_weights(results), chosen=chosen, title=title)
+    return figures.draw_dura_weights(_mrr_by_weights(results), chosen=tuple(results["chosen"]), title=title)
 
 
 # -- Figures 1, 2 and 3 -----------------------------------------------------------------------------------
 
 FIGURE1_ROWS = (Row("CP", "cp-dim-2"), Row("CP-DURA", "cp-dura-dim-2"))
-SPARSITY_PANELS = {"CP": ("CP", "CP-N3", "CP-DURA"), "RESCAL": ("RESCAL", "RESCAL-DURA")}
 ROTATED, ROTATION_SHARE = "RESCAL-DURA, rotated", 0.8
-DRAWN_PANELS = {**SPARSITY_PANELS, "RESCAL": (*SPARSITY_PANELS["RESCAL"], ROTATED)}
+SPARSITY_PANELS = {"CP": ("CP", "CP-N3", "CP-DURA"), "RESCAL": ("RESCAL", "RESCAL-DURA", ROTATED)}
 STORAGE_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
@@ -325,17 +305,13 @@ def figure1_tables(results: Results, graph: str) -> list[Table]:
 def measure_sparsity(config: Config, graph: Graph) -> tuple[Results, None]:
     """MRR against the sparsity of entity embeddings (Figure 3), and the storage it saves."""
     results = []
-    for row in map(model_row, sum(SPARSITY_PANELS.values(), ())):
+    for name in sum(SPARSITY_PANELS.values(), ()):
         for seed in range(config.seeds):
-            model = config.load_trained(row, graph, seed).model
-            models = {row.name: model}
-            if row.name == "RESCAL-DURA":
-                models[ROTATED] = rotated(model, share=ROTATION_SHARE)
-            for name, one in models.items():
-                points = [_sparsity_point(point) for point in sparsity_curve(one, graph)]
-                results.append({"row": name, "seed": seed, "points": points})
-    names = sum(DRAWN_PANELS.values(), ())
-    return sorted(results, key=lambda one: (names.index(one["row"]), one["seed"])), None
+            model = config.load_trained(model_row(name.removesuffix(", rotated")), graph, seed).model
+            model = rotated(model, share=ROTATION_SHARE) if name == ROTATED else model
+            points = [_sparsity_point(point) for point in sparsity_curve(model, graph)]
+            results.append({"row": name, "seed": seed, "points": points})
+    return results, None
 
 
 def _sparsity_point(point: CurvePoint) -> dict[str, Any]:
@@ -384,7 +360,8 @@ def draw_sparsity(results: Results, graph: str) -> Drawing:
         name: [{point["target_share"]: point["metrics"]["mrr"] for point in one["points"]} for one in ones]
         for (name,), ones in grouped(results, "row").items()
     }
-    panels = {panel: {name: curves[name] for name in names if name in curves} for panel, names in DRAWN_PANELS.items()}
+    lines = {panel: [name for name in names if name in curves] for panel, names in SPARSITY_PANELS.items()}
+    panels = {panel: {name: curves[name] for name in names} for panel, names in lines.items()}
     return figures.draw_sparsity(panels, published=published_sparsity(graph), graph=graph)
 
 
@@ -400,138 +377,12 @@ def published_sparsity(graph: str) -> dict[str, dict[float, float]]:
     }
 
 
-# -- inference --------------------------------------------------------------------------------------------
-
-
-def measure_completion(config: Config, graph: Graph) -> tuple[Results, None]:
-    """How many held-out test triples are among the most probable new triples."""
-    run = config.load_trained(STUDIED, graph, 0)
-    check = check_completion(run.model, graph, calibration=calibration_for(run).calibration)
-    keys = ("sizes", "found", "expected", "by_degree", "at_random", "num_test", "num_triples")
-    return {key: getattr(check, key) for key in keys}, None
-
-
-def completion_tables(results: Results, graph: str) -> list[Table]:
-    columns = {"sizes": ",", "found": ",", "expected": ",.1f", "by_degree": ",.1f", "at_random": ",.3g"}
-    values = zip(*(results[key] for key in columns), strict=True)
-    rows = [[format(value, spec) for value, spec in zip(row, columns.values(), strict=True)] for row in values]
-    note = (
-        f"{STUDIED.name}. {results['num_test']:,} test triples are among the {results['num_triples']:,} candidates. "
-        f"Expected: the sum of the predicted probabilities."
-    )
-    titles = ("top", "test triples", "expected", "by degree", "at random")
-    return [Table(f"Test triples among new triples: {graph}", titles, rows, [results], [note])]
-
-
-def measure_calibration(config: Config, graph: Graph) -> tuple[Results, None]:
-    """Calibration of probabilities and coverage of prediction sets on test, both fitted on valid."""
-    run = config.load_trained(STUDIED, graph, 0)
-    fitted = calibration_for(run)
-    report = evaluate_calibration(fitted.calibration, run.model, graph)
-    coverage = evaluate_coverage(fitted.prediction_sets, run.model, graph, coverage=0.9)
-    overall = coverage.overall
-    sets = {"target": coverage.target_coverage, "coverage": overall.coverage, "num_queries": overall.num_queries}
-    results: Results = {"calibration": {}, "coverage": {**sets, "median_size": overall.median_size}}
-    for name, part in {"all candidates": report.overall, "with p ≥ .01": report.likely}.items():
-        bins = [{"predicted": b.predicted, "observed": b.observed, "noise": b.noise} for b in part.bins]
-        counts = {"num_candidates": part.num_candidates, "num_true": part.num_true}
-        results["calibration"][name] = {"ece": part.ece, "noise": part.noise, **counts, "bins": bins}
-    return results, None
-
-
-def calibration_tables(results: Results, graph: str) -> list[Table]:
-    rows = [
-        [name, f"{part['ece']:.2g}", f"{part['noise']:.2g}", f"{part['num_candidates']:,.0f}", f"{part['num_true']:,}"]
-        for name, part in results["calibration"].items()
-    ]
-    sets = results["coverage"]
-    note = (
-        f"{STUDIED.name}. Prediction sets for {sets['target']:.0%} coverage contain the answer of "
-        f"{sets['coverage']:.1%} of {sets['num_queries']:,} queries; their median size is {sets['median_size']:,.0f} "
-        f"entities."
-    )
-    columns = ("", "ECE", "ECE by chance", "candidates", "true")
-    return [Table(f"Calibration: {graph}", columns, rows, [results], [note])]
-
-
-def draw_calibration(results: Results, graph: str) -> Drawing:
-    likely = results["calibration"]["with p ≥ .01"]
-    bins = [(one["predicted"], one["observed"], one["noise"]) for one in likely["bins"]]
-    return draw_reliability({f"{graph} test": bins}, graph=f"{graph} test", ece=likely["ece"])
-
-
-def measure_quantization(config: Config, graph: Graph) -> tuple[Results, None]:
-    """MRR with entity embeddings in storage formats of fewer bytes."""
-    points = measure_storage_formats(config.load_trained(STUDIED, graph, 0).model, graph)
-    return [{**asdict(point), "metrics": point.metrics.as_dict()} for point in points], None
-
-
-def quantization_tables(results: Results, graph: str) -> list[Table]:
-    rows = []
-    for one in results:
-        name = f"sparse {one['share']:.0%}" if one["storage"] == "sparse" else one["storage"]
-        metrics = [f"{one['metrics'][key]:.4f}" for key in ("mrr", "hits_at_1", "hits_at_3")]
-        rows.append([name, figures.format_bytes(one["bytes"]), *metrics])
-    columns = ("storage format", "bytes", "MRR", "H@1", "H@3")
-    return [Table(f"Quantized entity embeddings: {graph}", columns, rows, results, [f"{STUDIED.name}."])]
-
-
-def measure_inductive(config: Config, graph: Graph) -> tuple[Results, None]:
-    """Held-out entities embedded from a few of their triples, against training again with these triples."""
-    config.log(f"{STUDIED.name} on {graph.name}: trained with and without 5 % of the entities.")
-    recipe, seeds = recipe_of(STUDIED, graph.name), range(config.seeds)
-    return study_inductive(graph, recipe, seeds=seeds, device=choose_device(config.device)), None
-
-
-def inductive_tables(results: Results, graph: str) -> list[Table]:
-    def key(one: dict[str, Any]) -> tuple[str, float]:
-        return one["method"], inf if one["triples_given"] is None else one["triples_given"]
-
-    rows = []
-    for (method, count), ones in grouped(sorted(results, key=key), "method", "triples_given").items():
-        metrics = [over_seeds([one[kind]["mrr"] for one in ones]) for kind in ("all_queries", *figures.QUERY_PANELS)]
-        seconds = sum(one["seconds"] for one in ones) / len(ones)
-        number = "all" if count is None else f"{count:.0f}"
-        rows.append([method, number, *metrics, f"{seconds:.1f}" if seconds else "–", str(len(ones))])
-    note = (
-        f"{STUDIED.name}. MRR of the held-out triples of {figures.num_entities(results)}: of all queries, of those "
-        f"that contain the unseen entity, and of those that it answers; and of the test triples of known entities. "
-        f"Seconds: of training again, or of embedding all unseen entities."
-    )
-    columns = ("method", "triples per entity", "MRR", "in the query", "as the answer", "known entities", "seconds")
-    return [Table(f"Inductive entities: {graph}", (*columns, "seeds"), rows, results, [note], num_left=2)]
-
-
-def measure_explanations(config: Config, graph: Graph) -> tuple[Results, None]:
-    """Test triples after training without the training triples that support or oppose them most."""
-    row, *_ = rows_with_recipes((STUDIED, model_row("ComplEx-DURA")), graph.name)
-    config.log(f"{row.name} on {graph.name}: trained with and without the supporting triples of test triples.")
-    recipe, seeds = recipe_of(row, graph.name), range(config.seeds)
-    return study_explanations(graph, recipe, seeds=seeds, device=choose_device(config.device)), None
-
-
-def explanations_tables(results: Results, graph: str) -> list[Table]:
-    rows = []
-    for (removed, count), ones in grouped(results, "removed", "count").items():
-        cells = [over_seeds([one["metrics"][key] for one in ones]) for key in ("mrr", "hits_at_1")]
-        for key in ("score_drop", "expected_drop", "rank_correlation"):
-            cells.append(over_seeds([one[key] for one in ones], digits=2) if count else "–")
-        rows.append([removed, str(count), *cells, str(len(ones))])
-    note = (
-        f"{STUDIED.name}. {results[0]['num_triples']:,} test triples without a common entity, ranked after training "
-        f"without some training triples of their entities: the most supporting, the most opposing, or random ones. "
-        f"The expected score drop is that of influence functions; the rank correlation compares it with the actual one."
-    )
-    columns = ("removed from train", "per test triple", "MRR", "H@1", "score drop", "expected", "rank correlation")
-    return [Table(f"Explanations: {graph}", (*columns, "seeds"), rows, results, [note], num_left=2)]
-
-
 SAMPLES = [(0, ""), *((num, kind) for num in (500, 4000) for kind in ("uniform", "log-uniform"))]
 
 
 def measure_sampled(config: Config, graph: Graph) -> tuple[Results, None]:
     """Sampled softmax with DURA beside full softmax: the same recipe with another loss."""
-    row, *_ = rows_with_recipes((STUDIED, model_row("ComplEx-DURA")), graph.name)
+    row, *_ = rows_with_recipes((inference.STUDIED, model_row("ComplEx-DURA")), graph.name)
     device, results = choose_device(config.device), []
     for seed in range(config.seeds):
         recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed, "model.dim": 500})
@@ -589,17 +440,6 @@ _STUDIES = (
     Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
     Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237, several_seeds=True),
     Study("sparsity", measure_sparsity, sparsity_tables, draw_sparsity, FB15K237, several_seeds=True),
-    Study("completion", measure_completion, completion_tables),
-    Study("calibration", measure_calibration, calibration_tables, draw_calibration),
-    Study("quantization", measure_quantization, quantization_tables, figures.draw_quantization, graphs=FB15K237),
-    Study("inductive", measure_inductive, inductive_tables, figures.draw_inductive, FB15K237, several_seeds=True),
-    Study(
-        "explanations",
-        measure_explanations,
-        explanations_tables,
-        figures.draw_explanations,
-        ("world",),
-        several_seeds=True,
-    ),
+    *inference.STUDIES,
 )
 STUDIES = {study.name: study for study in _STUDIES}

@@ -1,7 +1,6 @@
 """Tables as text: measured against published results, data sets, hyper-parameters."""
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,25 +28,16 @@ class Table:
         return {"title": self.title, "rows": self.facts, "notes": self.notes}
 
     def as_markdown(self, *, level: int = 3) -> str:
-        title = [f"{'#' * level} {self.title}", ""] if level else []
-        ruler = ["---" if number < self.num_left else "--:" for number in range(len(self.columns))]
-        lines = [_line(self.columns), f"|{'|'.join(ruler)}|", *map(_line, self.rows)]
-        notes = [part for note in self.notes for part in ("", note)]
-        return "\n".join([*title, *lines, *notes])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def mean_and_sd(value: tuple[float, float], num_values: int, *, digits: int = 4) -> str:
-    """`0.4910 ± 0.0006`, or the mean alone for a single value."""
-    mean, sd = value
-    return f"{mean:.{digits}f}" if num_values == 1 else f"{mean:.{digits}f} ± {sd:.{digits}f}"
+        title = [f"{'#' * level} {self.title}\n"] if level else []
+        head, *rows = (f"| {' | '.join(cells)} |" for cells in (self.columns, *self.rows))
+        ruler = "|---" * self.num_left + "|--:" * (len(self.columns) - self.num_left) + "|"
+        return "\n".join([*title, head, ruler, *rows, *(f"\n{note}" for note in self.notes)])
 
 
 def over_seeds(values: list[float], *, digits: int = 4) -> str:
-    return mean_and_sd(spread(values), len(values), digits=digits)
+    """`0.4910 ± 0.0006`, or the mean alone for a single value."""
+    mean, sd = spread(values)
+    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if len(values) > 1 else "")
 
 
 def grouped(results: Iterable[dict[str, Any]], *keys: str) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -82,8 +72,8 @@ def results_table(table: ResultTable, graph: str, records: Mapping[str, Record])
         if record is None and not reported:
             continue
         fact: dict[str, Any] = {"row": row.name, "graph": graph, "published": reported, "measured": None}
-        cells = {"MRR": MISSING, "published": MISSING, "difference": MISSING, "seeds": "0", "training": MISSING}
-        cells |= {"peak MiB": MISSING} | dict.fromkeys(hits, MISSING)
+        cells = dict.fromkeys(("MRR", "published", "difference", *hits, "training", "peak MiB"), MISSING)
+        cells |= {"seeds": str(len(record.runs)) if record else "0", "training": training_cell(record)}
         if record:
             measured = {key: dict(zip(("mean", "sd"), record.metric(key), strict=True)) for key in METRICS.values()}
             difference = measured["mrr"]["mean"] - reported["mrr"] if reported else None
@@ -91,15 +81,15 @@ def results_table(table: ResultTable, graph: str, records: Mapping[str, Record])
             fact |= {"measured": measured, "difference": difference, "seeds": record.seeds}
             fact |= {name: record.cost(name) for name in costs}
             cells |= {name: f"{measured[METRICS[name]]['mean']:.4f}" for name in hits}
-            cells |= {"MRR": mean_and_sd(record.metric("mrr"), len(record.runs)), "seeds": str(len(record.runs))}
-            cells["training"] = training_cell(record)
-            cells["peak MiB"] = MISSING if fact["peak_mib"] is None else f"{fact['peak_mib']:,.0f}"
-            cells["difference"] = MISSING if difference is None else f"{difference:+.4f}"
+            cells["MRR"] = over_seeds(record.values("mrr"))
+            if fact["peak_mib"] is not None:
+                cells["peak MiB"] = f"{fact['peak_mib']:,.0f}"
+            if difference is not None:
+                cells["difference"] = f"{difference:+.4f}"
         if reported:
             cells["published"] = f"{reported['mrr']:.3f}"
-            cells |= {
-                name: f"{cells[name]} ({reported[METRICS[name]]:.3f})" for name in hits if METRICS[name] in reported
-            }
+            shown = [name for name in hits if METRICS[name] in reported]
+            cells |= {name: f"{cells[name]} ({reported[METRICS[name]]:.3f})" for name in shown}
         facts.append(fact)
         rows.append([row.name, *(cells[column.removesuffix(" (published)")] for column in columns[1:])])
     return Table(f"{table.title}: {graph}", tuple(columns), rows, facts, notes=_comparisons(table, graph, records))
@@ -141,9 +131,7 @@ def hyperparameters_table() -> Table:
     rows, facts = [], []
     for row in MAIN.dura_rows:
         model = row.name.removesuffix("-DURA")
-        for graph in GRAPHS[:3]:
-            if recipe_path(row, graph) is None:
-                continue
+        for graph in (graph for graph in GRAPHS[:3] if recipe_path(row, graph)):
             recipe = recipe_of(row, graph)
             weights = recipe.regularizer
             ours = [recipe.model.dim, recipe.training.batch_size, weights.weight, weights.plain, weights.mapped]
@@ -156,18 +144,11 @@ def hyperparameters_table() -> Table:
     return Table("Hyper-parameters", columns, rows, facts, [note], num_left=2)
 
 
-def training_time(
-    table: ResultTable, graphs: tuple[str, ...], records: Mapping[str, Record]
-) -> dict[str, float] | None:
-    """Seconds of training, warm-up and ranking of one seed of every DURA row, summed.
-
-    None if a row is missing or all its runs shared their device.
-    """
+def training_time(table: ResultTable, graphs: Iterable[str], records: Mapping[str, Record]) -> dict[str, float] | None:
+    """Seconds of one seed of every DURA row, summed; None if a row is missing or all its runs shared their device."""
     found = [records.get(row.record_name(graph)) for graph in graphs for row in table.dura_rows]
-    total = dict.fromkeys(("training_seconds", "warm_up_seconds", "ranking_seconds"), 0.0)
-    for record, kind in itertools.product(found, total):
-        cost = None if record is None or record.times_are_bounds else record.cost(kind)
-        if cost is None:
-            return None
-        total[kind] += cost
-    return total
+    if not all(record and not record.times_are_bounds for record in found):
+        return None
+    kinds = ("training_seconds", "warm_up_seconds", "ranking_seconds")
+    costs = {kind: [record.cost(kind) for record in found] for kind in kinds}
+    return None if any(None in values for values in costs.values()) else {kind: sum(costs[kind]) for kind in kinds}

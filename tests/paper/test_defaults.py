@@ -7,8 +7,8 @@ import pytest
 from dualkg.training.recipe import load_recipe
 from dualkg.tuning.automatic import AutomaticTuner
 from paper.config import RECORDS, Config
-from paper.defaults import _recorded, best_recipe, defaults_tables, measure_defaults
 from paper.records import load_record
+from paper.studies import _recorded, best_recipe, defaults_tables, measure_defaults
 from tests.tuning.test_automatic import graph  # noqa: F401 - a fixture
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference.explanation import Influence
-from paper.explanations import disjoint_triples, rank_correlation, select_triples, study_explanations
+from paper.inference import disjoint_triples, rank_correlation, select_triples, study_explanations
 from tests.conftest import graph_of
 
 

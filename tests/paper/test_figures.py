@@ -19,7 +19,6 @@ from paper.figures import (
     draw_quantization,
     draw_sparsity,
     format_bytes,
-    label_positions,
 )
 from paper.projection import SHARED, NamedQuery, Plane, Projection, Silhouette
 from tests.processes import run_python
@@ -108,7 +107,7 @@ def test_a_projection_names_its_queries_and_explains_the_rings(tmp_path):
     assert "by cosine distance it is CP 0.500, CP-DURA 0.500" in drawing.caption
 
 
-def test_lines_are_labelled_where_they_end_and_published_points_marked(tmp_path):
+def test_lines_are_named_and_published_points_marked(tmp_path):
     drawing = DRAWINGS["sparsity"]()
     found = texts(drawing.save(tmp_path / "it")[1])
     assert {"CP", "CP-DURA", "CP-N3", "published", "MRR", "95%"} <= set(found)
@@ -117,19 +116,19 @@ def test_lines_are_labelled_where_they_end_and_published_points_marked(tmp_path)
     bare = draw_sparsity({"": {"CP": [CURVE]}})
     assert bare.caption == "MRR when the smallest entries of the entity embeddings are set to zero."
     [axes] = bare.figure.axes
-    [line, _] = axes.lines
+    [line] = axes.lines
     np.testing.assert_allclose(line.get_xydata(), list(CURVE.items()))
 
 
 def test_a_regularizer_has_one_colour_in_all_panels():
     one, other = {"CP": [CURVE], "CP-N3": [CURVE], "CP-DURA": [CURVE]}, {"RESCAL": [CURVE], "RESCAL-DURA": [CURVE]}
     left, right = draw_sparsity({"CP": one, "RESCAL": other}).figure.axes
-    by_name = {text.get_text(): text.get_color() for axes in (left, right) for text in axes.texts}
+    by_name = {line.get_label(): line.get_color() for axes in (left, right) for line in axes.lines}
     assert by_name["CP-DURA"] == by_name["RESCAL-DURA"]
     assert by_name["CP"] == by_name["RESCAL"]
     assert len({by_name[name] for name in one}) == 3
     [mixed] = draw_sparsity({"": {"CP-DURA": [CURVE], "RESCAL-DURA": [CURVE]}}).figure.axes
-    assert len({text.get_color() for text in mixed.texts}) == 2  # here the suffix does not differ
+    assert len({line.get_color() for line in mixed.lines}) == 2  # here the suffix does not differ
 
 
 def test_panels_of_the_plane_have_one_scale(tmp_path):
@@ -174,12 +173,6 @@ def test_a_heat_map_shows_numbers_and_a_dash_where_one_is_missing(tmp_path):
     found = texts(drawing.save(tmp_path / "it")[1])
     assert {"0.361", "0.366", "0.352", "–"} <= set(found)
     assert "Best is 0.366, at λ1 = 0.5 and λ2 = 1.5. Framed: λ1 = 0.5 and λ2 = 1.5." in drawing.caption
-
-
-def test_labels_keep_a_distance():
-    assert label_positions([0.5, 0.1, 0.9], 0.1, minimum=0.0) == pytest.approx([0.5, 0.1, 0.9])
-    assert label_positions([0.5, 0.5, 0.5], 0.1, minimum=0.0) == pytest.approx([0.4, 0.5, 0.6])
-    assert label_positions([0.02, 0.0], 0.1, minimum=0.05) == pytest.approx([0.15, 0.05])
 
 
 def test_matplotlib_settings_of_the_user_have_no_effect(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 import dualkg as kg
 from paper.figures import num_entities
-from paper.inductive import study_inductive
+from paper.inference import study_inductive
 from tests.inference.test_extension import train_beads
 
 

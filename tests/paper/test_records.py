@@ -12,7 +12,7 @@ from dualkg.files import lock_holder
 from dualkg.training.api import train_seeds
 from paper.config import RECORDS
 from paper.records import is_uncommitted, load_record, load_records, recipe_without_seed, record_runs
-from paper.registry import COMPARED_MODELS, FOLDER, MAIN, Row, published_metrics, recipe_of
+from paper.registry import FOLDER, MAIN, Row, published_metrics, recipe_of
 from paper.results_page import BEGIN, END, results_page, write_pages
 
 
@@ -197,7 +197,7 @@ def test_promised_numbers_are_recorded(committed):
 
 
 @pytest.mark.parametrize("graph", ["WN18RR", "FB15k-237"])
-@pytest.mark.parametrize("name", COMPARED_MODELS)
+@pytest.mark.parametrize("name", ["RotatE", "MuRP", "HAKE", "TuckER"])
 def test_compared_models_reach_their_published_numbers(committed, name, graph):
     """Within .005 of the published MRR, or above, with three seeds of under two minutes each."""
     record = committed[MAIN.row(name).record_name(graph)]
