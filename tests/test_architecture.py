@@ -33,7 +33,7 @@ PACKAGES = [
     "cli",
 ]
 # The last number is what the code has, rounded up: a change that adds much has to say so here.
-MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 150, 29_900
+MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 150, 27_400
 # Distributions whose import name differs from their own.
 IMPORT_NAMES = {
     "scikit-learn": "sklearn",

@@ -251,16 +251,14 @@ class Service:
         self.completing = Lock()  # one completion at a time, and in one thread: each would keep its own free memory
         self.completions = ThreadPoolExecutor(1, thread_name_prefix="completions")
         self._deciding = Lock()  # one thread reads or writes decisions at a time
-        self._decisions: dict[str, DecisionStore] = {}
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="slow")
 
     def decisions(self, run: ServedRun, work: Callable[[DecisionStore], Result]) -> Result:
         """The result of reading or changing the decisions on a run."""
         if run.run.folder is None:
             raise RequestError(f"The run {run.name} has no folder to store decisions in. Save it first.")
-        store = self._decisions.setdefault(run.name, DecisionStore(RunFolder(run.run.folder).decisions))
         with self._deciding:
-            return work(store)
+            return work(DecisionStore(RunFolder(run.run.folder).decisions))
 
     def entity_map(self, run: ServedRun) -> Future[Vectors]:
         """The map of a run: read, or computed by a daemon thread, which takes minutes; after a failure, again."""
