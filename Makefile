@@ -18,12 +18,13 @@ test: $(READY)
 	$(BIN)/ruff format --check --quiet .
 	@$(MAKE) --no-print-directory -j2 types unit
 
-# At the same time: mypy uses one core, and the last tests leave others free.
+# At the same time: mypy uses one core, and the last tests leave others free. Some tests wait for processes or a browser,
+# so there is one more worker than cores.
 types:
 	$(BIN)/mypy
 
 unit:
-	$(BIN)/pytest -n auto --dist worksteal --durations=15
+	$(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal --durations=15
 
 test-slow: $(READY)
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough

@@ -274,9 +274,9 @@ def test_the_first_bad_line_is_named(kit, write: Write, name: str, content: byte
 
 def test_a_bad_line_far_down_is_counted_exactly(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text, "BLOCK_SIZE", 4096)
-    good = b"".join(b"e%d\tr\te%d\n" % (i, i + 1) for i in range(12_344))
+    good = b"".join(b"e%d\tr\te%d\n" % (i, i + 1) for i in range(2_344))
     for bad in (b"x\tr\n", b"x\t\ty\n", b"x\tr\t\xc3\n", b"x\tr\ty\tz\n"):
-        assert ", line 12,345: " in sentence(kit, write("mine.tsv", good + bad + good))
+        assert ", line 2,345: " in sentence(kit, write("mine.tsv", good + bad + good))
 
 
 def test_invalid_text_in_an_unused_column_is_ignored(kit, write: Write) -> None:
