@@ -24,7 +24,7 @@ types:
 	$(BIN)/mypy
 
 unit:
-	$(BIN)/pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal --durations=15
+	$(BIN)/pytest -n $$(($$(nproc || getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal --durations=15
 
 test-slow: $(READY)
 	$(BIN)/pytest -m 'slow or hypothesis' --hypothesis-profile=thorough
