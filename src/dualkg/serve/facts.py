@@ -244,7 +244,8 @@ async def facts_page(
 @pages.get("/facts/rows")
 async def fact_rows(context: Context, options: Options) -> StreamingResponse:
     """The lines of `/api/complete`, with each triple as a row of the page."""
-    decided, status = await _load_decisions(context), await decisions(context)
+    status = await decisions(context)
+    decided = {one.triple: one for one in status.decisions}
 
     def dump(line: CompletionLine) -> str:
         if line.kind != "triple":
