@@ -8,7 +8,7 @@ import pytest
 import dualkg as kg
 from dualkg.errors import RequestError
 from dualkg.inference.predictor import QUERY_TYPES, Query
-from dualkg.serve.service import BusyError, Metrics, MicroBatcher
+from dualkg.serve.service import BusyError, MicroBatcher, ServerMetrics
 
 SIZES = {"tails": "er", "heads": "re", "relations": "ee", "triple": "ere", "similar": "e"}
 
@@ -60,7 +60,7 @@ def test_a_batch_for_models_without_inverse_relations(small_graph, model):
 
 
 def test_pending_queries_are_one_batch_per_kind(served):
-    run, metrics = served.get("calibrated"), Metrics({})
+    run, metrics = served.get("calibrated"), ServerMetrics({})
     given = [(kind, query) for kind in QUERY_TYPES for query in queries(kind, run.run.graph, 20)]
 
     async def all_at_once(batcher):
@@ -72,7 +72,8 @@ def test_pending_queries_are_one_batch_per_kind(served):
 
     found = asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=metrics.batch)))
     assert_same(
-        found, asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=Metrics({}).batch, max_predictions=1)))
+        found,
+        asyncio.run(all_at_once(MicroBatcher(max_pending=1000, on_batch=ServerMetrics({}).batch, max_predictions=1))),
     )
     assert sizes(metrics) == (100, len(QUERY_TYPES), 20)
 
@@ -82,7 +83,7 @@ def test_a_query_that_fails_does_not_fail_the_others(served):
     given = [Query((0, 0), k=3), Query((0, 0), k=-1), Query((1, 0), k=3)]
 
     async def ask():
-        batcher = MicroBatcher(max_pending=10, on_batch=Metrics({}).batch)
+        batcher = MicroBatcher(max_pending=10, on_batch=ServerMetrics({}).batch)
         await batcher.start()
         found = await asyncio.gather(
             *(batcher.predict(run.predictor, "tails", one) for one in given), return_exceptions=True
@@ -100,7 +101,7 @@ def test_a_full_queue_refuses_queries(served):
     run = served.get("plain")
 
     async def ask():
-        batcher = MicroBatcher(max_pending=2, on_batch=Metrics({}).batch)
+        batcher = MicroBatcher(max_pending=2, on_batch=ServerMetrics({}).batch)
         asks = [asyncio.ensure_future(batcher.predict(run.predictor, "tails", Query((0, 0)))) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(BusyError, match="2 queries are waiting already"):
@@ -116,7 +117,7 @@ def test_a_full_queue_refuses_queries(served):
 
 
 def test_a_large_batch_leaves_the_rest_for_the_next_one(served):
-    run, metrics = served.get("plain"), Metrics({})
+    run, metrics = served.get("plain"), ServerMetrics({})
 
     async def ask():
         batcher = MicroBatcher(max_pending=100, on_batch=metrics.batch, max_predictions=30)

@@ -83,5 +83,5 @@ def test_explanation(client, predictor):
     wanted = predictor.explain("thing 30", "likes", "thing 31", k=2)
     assert reply.json()["sentences"] == wanted.sentences()
     assert [reason["sentence"] for reason in reply.json()["supporting_triples"]] == [
-        one.sentence() for one in wanted.supporting_triples
+        one.sentence for one in wanted.supporting_triples
     ]

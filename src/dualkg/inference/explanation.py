@@ -129,10 +129,7 @@ class SupportingTriple:
     by_head: float
     by_tail: float
     same_triple: bool  # whether it is the explained triple
-
-    def sentence(self) -> str:
-        itself = " itself" if self.same_triple else ""
-        return f"{self.triple.text}{itself} is known: without it the score drops by about {self.score_drop:.2g}."
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -143,10 +140,7 @@ class SimilarEntity:
     side: Side
     cosine: float
     triple: NamedTriple
-    text: str
-
-    def sentence(self) -> str:
-        return f"{self.text} (cosine {self.cosine:.2f}), and {self.triple.text} is known."
+    sentence: str
 
 
 @dataclass(frozen=True)
@@ -166,8 +160,8 @@ class Explanation:
         """The score first, then a sentence for each supporting triple and each similar entity."""
         known = f"; it is known ({self.split})" if self.split else ""
         none = ["No training triple of its two entities supports it."]
-        supporting = [one.sentence() for one in self.supporting_triples] or none
-        similar = [one.sentence() for one in self.similar_entities]
+        supporting = [one.sentence for one in self.supporting_triples] or none
+        similar = [one.sentence for one in self.similar_entities]
         return [f"{self.triple.text} has score {self.score:.3f}{known}.", *supporting, *similar]
 
 
@@ -191,8 +185,10 @@ def supporting_triples(triple: Ids, context: FrozenContext, *, k: int) -> tuple[
     supporting = []
     for place, known in zip(best, graph.train[found.rows[best]].tolist(), strict=True):
         drop, by_head, by_tail = (float(of[place]) for of in (drops, found.by_head, found.by_tail))
-        same = known == list(triple)
-        supporting.append(SupportingTriple(NamedTriple.of(known, graph), drop, by_head, by_tail, same))
+        named, same = NamedTriple.of(known, graph), known == list(triple)
+        itself = " itself" if same else ""
+        sentence = f"{named.text}{itself} is known: without it the score drops by about {drop:.2g}."
+        supporting.append(SupportingTriple(named, drop, by_head, by_tail, same, sentence))
     return tuple(supporting)
 
 
@@ -209,7 +205,8 @@ def similar_entities(triple: Ids, context: FrozenContext, *, k: int) -> tuple[Si
         best = (unit[others] @ unit[entity]).topk(min(k, len(others)))
         for cosine, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             other = int(others[place])
-            text = f"{graph.entities.text(other)} is similar to {graph.entities.text(entity)}"
+            names = f"{graph.entities.text(other)} is similar to {graph.entities.text(entity)}"
             known = NamedTriple.of(triples[place].tolist(), graph)
-            found.append(SimilarEntity(graph.entities[other], side, cosine, known, text))
+            sentence = f"{names} (cosine {cosine:.2f}), and {known.text} is known."
+            found.append(SimilarEntity(graph.entities[other], side, cosine, known, sentence))
     return tuple(sorted((one for one in found if one.cosine > 0), key=lambda one: -one.cosine)[:k])

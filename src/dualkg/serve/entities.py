@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from dualkg.inference.predictor import known_facts, predicted_facts
 from dualkg.serve.limits import MAX_MATCHES, MAX_NAME_LENGTH
 from dualkg.serve.queries import EntityName, page_query, query_results
-from dualkg.serve.schemas import Entity, EntityMap, Fact, Item, MatchedEntities, MatchedEntity
+from dualkg.serve.schemas import Entity, EntityMap, Item, LabelledFact, MatchedEntities, MatchedEntity
 from dualkg.serve.service import Context, ServedRun, UnknownNameError
 from dualkg.serve.templating import api_router, links, page, page_router, page_url, short, visible
 
@@ -58,8 +58,8 @@ async def entity(context: Context, name: EntityName) -> Entity:
         run=run.name,
         entity=Item.of(graph.entities, id),
         num_known=num_known,
-        known=[Fact.of(graph, **vars(fact)) for fact in known],
-        predicted=[Fact.of(graph, **vars(fact)) for fact in predicted],
+        known=[LabelledFact.of(graph, **vars(fact)) for fact in known],
+        predicted=[LabelledFact.of(graph, **vars(fact)) for fact in predicted],
         similar=similar,
     )
 
@@ -91,8 +91,8 @@ class Group:
 
     relation: Item
     outwards: bool
-    known: list[Fact] = field(default_factory=list)
-    predicted: list[Fact] = field(default_factory=list)
+    known: list[LabelledFact] = field(default_factory=list)
+    predicted: list[LabelledFact] = field(default_factory=list)
     num_omitted: int = 0
 
     @property
@@ -101,11 +101,11 @@ class Group:
         return f"{'to' if self.outwards else 'from'}-{self.relation.id}"
 
     @property
-    def rows(self) -> list[Fact | None]:
+    def rows(self) -> list[LabelledFact | None]:
         """The rows of a drawing; None is the number of omitted neighbours."""
         return [*self.known, *self.predicted, *([None] if self.num_omitted else [])]
 
-    def neighbour(self, fact: Fact) -> Item:
+    def neighbour(self, fact: LabelledFact) -> Item:
         return fact.tail if self.outwards else fact.head
 
     def shortened(self, num_known: int, num_predicted: int) -> "Group":
@@ -119,7 +119,7 @@ class Group:
 def groups_of(found: Entity) -> list[Group]:
     """Facts by relation and direction: outward ones first, then by size. A triple of two splits counts once."""
     groups: dict[tuple[bool, int], Group] = {}
-    facts: dict[tuple[int, int, int], Fact] = {}
+    facts: dict[tuple[int, int, int], LabelledFact] = {}
     for fact in [*found.known, *found.predicted]:
         facts.setdefault((fact.head.id, fact.relation.id, fact.tail.id), fact)
     for fact in facts.values():

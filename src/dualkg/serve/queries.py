@@ -72,7 +72,7 @@ async def _predictions(
     context: RequestContext, kind: QueryType, ids: dict[Part, int], k: int, known: Known
 ) -> Predictions:
     found = await context.predict(kind, *ids.values(), k=k, known=known)
-    return Predictions(run=context.run.name, query=schemas.Query.of(context.run.graph, ids), predictions=found)
+    return Predictions(run=context.run.name, query=schemas.QueryParts.of(context.run.graph, ids), predictions=found)
 
 
 @routes.get("/api/similar")
@@ -91,14 +91,18 @@ async def prediction_set(
     side: Annotated[Literal["tail", "head"], Query(description="The missing part; the entity is the other.")] = "tail",
     coverage: Annotated[float, Query(gt=0, lt=1, description="Probability that the set has the answer.")] = 0.9,
     k: K = 100,
-) -> schemas.PredictionSet:
+) -> schemas.PredictionSetResponse:
     """The smallest set of new answers that contains the missing one with a given probability (conformal)."""
     ids, run = await context.ids(**{OTHER_END[side]: entity}, relation=relation), context.run
     found = await context.in_thread(
         lambda: run.predictor.prediction_set(ids.get("head"), ids["relation"], ids.get("tail"), coverage=coverage)
     )
-    return schemas.PredictionSet(
-        run=run.name, query=schemas.Query.of(run.graph, ids), predictions=found[:k], coverage=coverage, size=len(found)
+    return schemas.PredictionSetResponse(
+        run=run.name,
+        query=schemas.QueryParts.of(run.graph, ids),
+        predictions=found[:k],
+        coverage=coverage,
+        size=len(found),
     )
 
 
@@ -130,11 +134,11 @@ async def explain(
     relation: Relation,
     tail: Tail,
     k: Annotated[int, Query(ge=1, le=50, description="Number of supporting triples.")] = 5,
-) -> schemas.Explanation:
+) -> schemas.ExplanationResponse:
     """The training triples that support a triple's score, and similar entities that have the same triple."""
     ids = await context.ids(head=head, relation=relation, tail=tail)
     found = await context.in_thread(lambda: context.run.predictor.explain(**ids, k=k))
-    return schemas.Explanation(run=context.run.name, sentences=found.sentences(), **vars(found))
+    return schemas.ExplanationResponse(run=context.run.name, sentences=found.sentences(), **vars(found))
 
 
 @pages.get("/explain")
@@ -228,7 +232,7 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     return QueryPage(
         run=context.run.name,
         find=query.find,
-        query=schemas.Query.of(context.run.graph, ids),
+        query=schemas.QueryParts.of(context.run.graph, ids),
         known=_known_answers(context, query, ids, {found.id: found for found in marked}),
         predictions=[found for found in new if found.id != excluded][:k],
         prediction_set=await _set_size(context, query, ids, excluded),
@@ -249,7 +253,7 @@ def _known_answers(
     vocabulary = schemas.vocabulary_of(graph, query.find)
     unranked = {"score": None, "probability": None, "known": True}
     rest = [
-        schemas.Prediction(**dict(Item.of(vocabulary, id)), **unranked, split=splits[id])
+        schemas.ScoredItem(**dict(Item.of(vocabulary, id)), **unranked, split=splits[id])
         for id in list(splits)[: MAX_KNOWN + len(first)]
         if id not in ranked
     ]

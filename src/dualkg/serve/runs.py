@@ -16,7 +16,7 @@ from dualkg.evaluation.comparison import check_comparable, compare_ranks, larges
 from dualkg.inference.calibration import load_calibration
 from dualkg.serve import schemas
 from dualkg.serve.limits import MAX_NAME_LENGTH
-from dualkg.serve.schemas import Comparison, DifferingQuery, RunDetails, RunPage
+from dualkg.serve.schemas import ComparisonResponse, DifferingQuery, RunDetails, RunPage
 from dualkg.serve.service import Context, ServedRun, Service, service_of
 from dualkg.serve.templating import TEMPLATES, api_router, minus, page, page_router, page_url
 from dualkg.training.run import RunFolder
@@ -61,7 +61,7 @@ async def compare(
     a: RunName = None,
     b: RunName = None,
     most: Annotated[int, Query(ge=0, le=1000, description="Number of queries.")] = 20,
-) -> Comparison:
+) -> ComparisonResponse:
     """Two runs on test: whether one is better, and the queries on which they differ most.
 
     By default the first two runs are compared.
@@ -121,13 +121,13 @@ def _details(served: ServedRun) -> RunDetails:
     )
 
 
-def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> Comparison:
+def _comparison(a: ServedRun, b: ServedRun, *, most: int) -> ComparisonResponse:
     report_a, report_b = (side.run.report_on("test").ranks for side in (a, b))
     check_comparable((a.name, a.graph, report_a.triples), (b.name, b.graph, report_b.triples))
     ranks_a, ranks_b = stack_mean_ranks([report_a]), stack_mean_ranks([report_b])
     found = compare_ranks(ranks_a, ranks_b, samples=BOOTSTRAP_SAMPLES)
     differing = largest_differences(ranks_a, ranks_b, report_a.triples, most=most)
-    return Comparison(
+    return ComparisonResponse(
         a=a.name,
         b=b.name,
         graph=a.graph.name,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 
 from dualkg.data.graph import Graph
 from dualkg.data.vocabulary import Vocabulary
@@ -12,7 +12,6 @@ from dualkg.serve.limits import MAX_NAME_LENGTH, MAX_TRIPLES
 
 Part = Literal["head", "relation", "tail"]
 PARTS: tuple[Part, ...] = ("head", "relation", "tail")
-Sentence = Annotated[str, BeforeValidator(lambda method: method())]  # of an object that has a method for it
 NameOrId = Annotated[StrictStr, Field(max_length=MAX_NAME_LENGTH)] | StrictInt
 
 
@@ -56,7 +55,7 @@ class Scored(Schema):
     split: str | None = Field(description="The split that has the triple.")
 
 
-class Prediction(Scored, Item):
+class ScoredItem(Scored, Item):
     """One prediction; scores compare within one query only."""
 
 
@@ -72,7 +71,7 @@ class Triple(Schema):
         return cls(**ends, relation=Item.of(graph.relations, relation), **values)
 
 
-class Query(Schema):
+class QueryParts(Schema):
     """The given parts; the missing one is null."""
 
     head: Item | None = None
@@ -87,18 +86,18 @@ class Query(Schema):
 class Predictions(OfRun):
     """A query and its predictions, best first."""
 
-    query: Query
-    predictions: list[Prediction]
+    query: QueryParts
+    predictions: list[ScoredItem]
 
 
 class SimilarEntities(OfRun):
     """The entities most similar to another; the score is the cosine."""
 
     entity: Item
-    predictions: list[Prediction]
+    predictions: list[ScoredItem]
 
 
-class PredictionSet(Predictions):
+class PredictionSetResponse(Predictions):
     """The smallest set of predictions that contains the missing answer with a given probability."""
 
     coverage: float
@@ -149,13 +148,13 @@ class QueryPage(OfRun):
     """A query with its new predictions, best first, and its known answers."""
 
     find: Part
-    query: Query
-    known: list[Prediction]
-    predictions: list[Prediction]
+    query: QueryParts
+    known: list[ScoredItem]
+    predictions: list[ScoredItem]
     prediction_set: SetSize | None = Field(description="Null for relations and for a run without calibration.")
 
 
-class Fact(Triple):
+class LabelledFact(Triple):
     """A triple; the split that has it, or its probability."""
 
     split: str | None = None
@@ -170,40 +169,19 @@ class Entity(OfRun):
 
     entity: Item
     num_known: int = Field(description="Number of known triples; `known` has the first of them.")
-    known: list[Fact]
-    predicted: list[Fact]
-    similar: list[Prediction]
+    known: list[LabelledFact]
+    predicted: list[LabelledFact]
+    similar: list[ScoredItem]
 
 
-class SupportingTriple(Schema):
-    """A training triple, and how much the score drops without it."""
-
-    triple: explanation.NamedTriple
-    score_drop: float
-    by_head: float
-    by_tail: float
-    same_triple: bool
-    sentence: Sentence
-
-
-class SimilarEntity(Schema):
-    """An entity similar to the head or the tail that has the same triple."""
-
-    entity: str
-    side: Literal["head", "tail"]
-    cosine: float
-    triple: explanation.NamedTriple
-    sentence: Sentence
-
-
-class Explanation(OfRun):
+class ExplanationResponse(OfRun):
     """The training triples that support a triple, strongest first."""
 
     triple: explanation.NamedTriple
     score: float | None
     split: str | None
-    supporting_triples: list[SupportingTriple]
-    similar_entities: list[SimilarEntity]
+    supporting_triples: list[explanation.SupportingTriple]
+    similar_entities: list[explanation.SimilarEntity]
     sentences: list[str]
 
 
@@ -254,7 +232,7 @@ class DecisionList(DecisionCounts):
     decisions: list[decisions.Decision]
 
 
-class NewFact(Fact):
+class NewFact(LabelledFact):
     """A new fact and the decision on it."""
 
     verdict: decisions.Verdict | None = None
@@ -301,7 +279,7 @@ class DifferingQuery(Triple):
     difference: float = Field(description="1/rank_a − 1/rank_b.")
 
 
-class Comparison(Schema):
+class ComparisonResponse(Schema):
     """Two runs on the test queries."""
 
     a: str
@@ -321,7 +299,7 @@ class RunPage(Schema):
     """One run, or two with their comparison."""
 
     runs: list[RunDetails]
-    comparison: Comparison | None = None
+    comparison: ComparisonResponse | None = None
     problem: str | None = Field(None, description="Why the two cannot be compared.")
 
 

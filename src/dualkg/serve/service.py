@@ -118,7 +118,7 @@ class ServedRuns:
         return self._runs[name]
 
 
-class Metrics:
+class ServerMetrics:
     """Requests and latency by route, never by address, so that the number of labels is bounded; and micro-batches."""
 
     def __init__(self, num_entities: dict[str, int]) -> None:
@@ -241,7 +241,7 @@ class Service:
         self, runs: ServedRuns, *, limits: Limits, log: bool, read_only: bool, micro_batching: bool = True
     ) -> None:
         self.runs, self.limits, self.access_log, self.read_only = runs, limits, log, read_only
-        self.metrics = Metrics({run.name: len(run.graph.entities) for run in runs})
+        self.metrics = ServerMetrics({run.name: len(run.graph.entities) for run in runs})
         most = MAX_BATCH_PREDICTIONS if micro_batching else 1
         self.batcher = MicroBatcher(
             max_pending=limits.queued_queries, on_batch=self.metrics.batch, max_predictions=most
