@@ -121,11 +121,11 @@ def version(name: str) -> str | None:
         return None
 
 
-def git_commit() -> str | None:
-    """The commit of this tree, marked where files differ from it."""
+def git_commit(folder: Path = HERE) -> str | None:
+    """The commit of a tree, by default this one, marked where files differ from it."""
     words = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        found = subprocess.run(words, cwd=HERE, capture_output=True, text=True, timeout=10, check=False)
+        found = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() or None

@@ -31,6 +31,7 @@ SCRIPTS = (
     "startup",
     "contention",
     "tuning",
+    "versions",
     "measurement",
     "training",
     "ranking",
