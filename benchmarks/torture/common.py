@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
+PATHS = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+ON_CPU = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}  # memory and times are those of one thread
+ENVIRONMENT = {**os.environ, **ON_CPU, "PYTHONPATH": os.pathsep.join(PATHS)}
 TRACEBACK = "Traceback (most recent call last)"
 MAX_FAILURES = 20  # that are saved with all details
 SPACE = """

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.torture.common import TRACEBACK, failure, rounds, write_triples
+from benchmarks.torture.common import ON_CPU, TRACEBACK, failure, rounds, write_triples
 from benchmarks.torture.inputs import run_command
 
 SECONDS = 60  # of a case
@@ -285,7 +285,7 @@ def _repeat(name: str, words: list[str]) -> str | None:
 
 def worker(pipe: Connection, home: str, library: str) -> None:
     """Run cases, (command, fault, seed) each, in a process with the shim."""
-    os.environ |= {"DUALKG_CACHE": str(Path(home) / "cache"), "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"DUALKG_CACHE": str(Path(home) / "cache"), "COLUMNS": "200", **ON_CPU}
     os.environ.pop("DUALKG_DATA", None)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     import torch

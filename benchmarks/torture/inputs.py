@@ -31,7 +31,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.torture.common import MAX_FAILURES, TRACEBACK
+from benchmarks.torture.common import MAX_FAILURES, ON_CPU, TRACEBACK
 from dualkg.files import NO_CHECKSUM
 
 MAX_SECONDS, MAX_MIB, MAX_MESSAGE = 10.0, 1024, 4000
@@ -719,7 +719,7 @@ def peak_mib(*, reset: bool = False) -> int:
 
 def worker(pipe: Connection, home: str, seed: int) -> None:
     """Run the cases whose numbers arrive; answer with family, whether it was parsed, peak memory and what is wrong."""
-    os.environ |= {"DUALKG_CACHE": str(Path(home) / "cache"), "COLUMNS": "120", "OMP_NUM_THREADS": "1"}
+    os.environ |= {"DUALKG_CACHE": str(Path(home) / "cache"), "COLUMNS": "120", **ON_CPU}
     os.environ.pop("DUALKG_DATA", None)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # of libraries
     import torch

@@ -225,7 +225,7 @@ def test_a_journal_survives_an_incomplete_line_and_refuses_other_files(small_gra
         tune(one, out=tmp_path / "three", **{**options, "storage": f"journal:{tmp_path}/nowhere/x.log"})
 
 
-SEEDS = {"training": {"epochs": 2}, "model": {"dim": 2}, "space": {"training.seed": [0, 1]}}
+SEEDS = {"training": {"epochs": 2, "precision": "float32"}, "model": {"dim": 2}, "space": {"training.seed": [0, 1]}}
 # `sh -c` calls these with the words `resume FOLDER`.
 TRAIN = """echo '[{"epoch": 1, "loss": 1, "seconds": 1, "valid_mrr": 0.25},' >$2/history.json
 grep -q 'seed = 1' $2/recipe.toml && best=0.5 || best=0.75
