@@ -32,7 +32,7 @@ FIGURES = {  # what the page shows of a campaign
     "power": ("states", "different_states", "cuts", "events"),
     "faults": ("cases",),
     "inputs": ("inputs", "past_the_first_parser", "longest_seconds", "most_mib"),
-    "races": ("races", "processes", "told"),
+    "races": ("races", "processes", "refused with a message"),
     "server": ("num_requests", "num_abusive_connections", "p99_ratio", "p99_worst_ratio", "memory_growth"),
     "api": ("num_operations", "num_requests"),
 }

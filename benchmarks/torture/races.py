@@ -141,7 +141,7 @@ def derive(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Che
 
 
 def read_and_write(arena: Arena, number: int, chance: random.Random) -> tuple[Lines, Check]:
-    """Readers see the old run or the new one, or are told that it is not finished."""
+    """Readers see the old run or the new one, or the message that it is not finished."""
     _copy(arena, "good-0", "run")
     readers: Lines = [
         ("check", "run"),
@@ -238,7 +238,7 @@ def _decide(words: list[str]) -> int:
 
 
 def _common(arena: Arena, done: list[Command]) -> list[str]:
-    """Each loser is told, without a traceback, and nothing is left."""
+    """Each loser gets a message, without a traceback, and nothing is left."""
     wrong = []
     for one in done:
         text = one.output.read_text(encoding="utf-8", errors="replace")
@@ -274,7 +274,7 @@ def campaign(*, minutes: float, seed: int) -> dict[str, Any]:
     return {
         "races": sum(counts.values()),
         "processes": processes,
-        "told": losers,
+        "refused with a message": losers,
         "by_race": dict(counts),
         "failures": failures,
     }

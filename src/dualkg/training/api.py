@@ -294,7 +294,7 @@ def _start(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwri
 
 
 def _finish(trainer: Trainer, folder: RunFolder | None) -> Run:
-    """Train to the end, evaluate and save the results; callbacks are told of the start and of either end."""
+    """Train to the end, evaluate and save the results; callbacks get the start and either end."""
     path, done, engine = folder.path if folder else None, trainer.progress.epoch, str(trainer.engine)
     trainer.checkpoint_path = folder.checkpoint if folder else None
     try:

@@ -52,10 +52,10 @@ function paint() {
   context.clearRect(0, 0, width, height);
   if (!points) return;
   const frame = [...view.position(0, 0), ...view.position(width, height)];
-  const crowd = Math.min(1.4, Math.sqrt(2000 / Math.max(points.length, 200)));
+  const shrink = Math.min(1.4, Math.sqrt(2000 / Math.max(points.length, 200)));
   const number = points.count(...frame);
   const least = number > MANY ? 1.6 : 2.6;
-  const size = Math.max(least, Math.min(7, 3.2 * crowd * Math.sqrt(scale / view.fitting)));
+  const size = Math.max(least, Math.min(7, 3.2 * shrink * Math.sqrt(scale / view.fitting)));
   if (number > MANY) paintDust(frame, size);
   else paintDots(frame, size);
   paintPredictions(size);
