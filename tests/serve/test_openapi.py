@@ -80,5 +80,5 @@ def test_the_description_is_complete(served):
     links = described["paths"]["/api/entities"]["get"]["responses"]["200"]["links"]
     name = {"name": "$response.body#/entities/0/name"}
     assert links["entity"] == {"operationRef": "#/paths/~1api~1entity~1{name}/get", "parameters": name}
-    prediction = described["components"]["schemas"]["Prediction"]
+    prediction = described["components"]["schemas"]["ScoredItem"]
     assert {"id", "name", "label", "score", "probability", "known", "split"} == set(prediction["required"])
