@@ -24,7 +24,7 @@ from dualkg.training.ensemble import Ensemble
 from dualkg.training.recipe import Recipe, RegularizerConfig, list_recipes, load_recipe
 from dualkg.training.run import Run, describe_device
 from dualkg.training.trainer import Trainer
-from dualkg.tuning.fit import Search, starting_recipe
+from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
 from paper import figures, inference, registry
 from paper.config import FB15K237, Config, Results, Study, find_record
 from paper.projection import METRICS, Projection, compute_plane, find_queries, pick_query, project
@@ -126,9 +126,10 @@ def measure_defaults(config: Config, graph: Graph) -> tuple[Results, None]:
         changes = {"model.name": "ComplEx", "training.seed": seed}
         start = starting_recipe(data_of(graph), graph, device, changes)
         began = time.perf_counter()
-        chosen, search = Search(start, tuple(changes), None).run(graph, device)
+        tuner = AutomaticTuner(start, graph, device=device, fixed=tuple(changes))
+        chosen = tuner.run()
         tuning_seconds = time.perf_counter() - began
-        config.log(f"{graph.name}, seed {seed}: {search.summary}")
+        config.log(f"{graph.name}, seed {seed}: {tuner.summary()}")
         recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, changes)}
         runs = {}
         if found := best_recipe(graph.name, start.model.dim):
@@ -141,7 +142,7 @@ def measure_defaults(config: Config, graph: Graph) -> tuple[Results, None]:
             way: run_facts(train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress))
             for way, recipe in recipes.items()
         }
-        tuned = {"tuning_seconds": round(tuning_seconds, 1), "trials": len(search.trials), "chosen": search.summary}
+        tuned = {"tuning_seconds": round(tuning_seconds, 1), "trials": len(tuner.trials), "chosen": tuner.summary()}
         results.append({"seed": seed, **runs, "tuned": runs["tuned"] | tuned})
     return {"dim": start.model.dim, "epochs": start.training.epochs, "seeds": results}, None
 

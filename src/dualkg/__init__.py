@@ -11,6 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import dualkg.analysis
+    import dualkg.evaluation
+    import dualkg.inference
+    import dualkg.tuning  # noqa: F401
     from dualkg.data.filters import KnownAnswers
     from dualkg.data.graph import Graph, GraphShape
     from dualkg.data.loading import load_graph
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from dualkg.training.importing import from_arrays, from_libkge, from_pykeen
     from dualkg.training.recipe import Optimizer, Recipe, Validation, list_recipes, load_recipe
     from dualkg.training.run import Run, load_run
-    from dualkg.tuning.fit import fit, resume
+    from dualkg.tuning.automatic import fit, resume
     from dualkg.tuning.tune import search
 
 __version__ = "0.2.0"
@@ -53,7 +57,8 @@ __all__ += ["fit", "resume", "search", "train", "train_recipe"]
 __all__ += ["Callback", "MLflow", "StopTraining", "TensorBoard", "WandB"]
 __all__ += ["Prediction", "Predictor", "calibrate", "complete"]
 
-_PACKAGES = ("data", "errors", "evaluation", "inference", "losses", "models", "regularizers", "training", "tuning")
+_PACKAGES = ["data", "errors", "models", "regularizers", "losses", "evaluation", "training", "tuning", "analysis"]
+_PACKAGES += ["inference"]
 
 if not TYPE_CHECKING:
 

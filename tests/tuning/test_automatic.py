@@ -15,8 +15,16 @@ from dualkg.training.api import default_recipe
 from dualkg.training.recipe import Data
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import InterruptedRunError
-from dualkg.tuning.automatic import AutomaticTrial, AutomaticTuner, dimensions_of
-from dualkg.tuning.fit import fit, other_start, parse_budget, resume, starting_recipe
+from dualkg.tuning.automatic import (
+    AutomaticTrial,
+    AutomaticTuner,
+    dimensions_of,
+    fit,
+    other_start,
+    parse_budget,
+    resume,
+    starting_recipe,
+)
 
 CPU = torch.device("cpu")
 
@@ -41,9 +49,9 @@ def recipe_of(graph, **changes):
 class OfSurface(AutomaticTuner):
     """A tuner whose trials are looked up on a surface instead of trained."""
 
-    def __init__(self, recipe, graph, surface, *, seconds_per_epoch=1.0, small=False, **options):
+    def __init__(self, recipe, graph, surface, *, seconds_per_epoch=1.0, small=False, other=None, **options):
         super().__init__(recipe, graph, device=CPU, **options)
-        self.is_small = small
+        self.is_small, self.other = small, other
         self.surface, self.seconds_per_epoch = surface, seconds_per_epoch
 
     def _train(self, params, rung):
@@ -239,7 +247,7 @@ def test_far_worse_trials_stop_half_way(graph):
     good = tuner._train({}, 0)
     tuner.trials.append(dataclasses.replace(good, half_way=100.0))
     assert tuner._train({"regularizer.weight": 0.01}, 0).error == "stopped half-way"
-    tuner.other = tuner.recipe
+    tuner.other = tuner.start
     assert not tuner._train({"loss.name": "OneVsAll"}, 0).error  # with another loss, half of the time is another stage
 
 
@@ -352,8 +360,7 @@ def test_fit_refuses_what_it_cannot_train_with_the_right_call(graph):
 
 def test_a_budget_may_be_a_number_of_seconds(graph, monkeypatch):
     seconds = []
-    monkeypatch.setattr(AutomaticTuner, "run", lambda self: seconds.append(self.seconds) or self.recipe)
-    monkeypatch.setattr(AutomaticTuner, "summary", lambda self: "")
+    monkeypatch.setattr(AutomaticTuner, "run", lambda self: seconds.append(self.seconds) or self.start)
     for tune in (12, "12", "12s", True):
         fit(graph, tune=tune, changes={"model.dim": 2, "training.epochs": 1})
     assert seconds == [12, 12, 12, None]

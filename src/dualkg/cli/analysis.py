@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
+import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 
@@ -121,13 +122,9 @@ def sparsify(
     device: cli.Device = None,
 ) -> cli.Result:
     """Set the smallest entries of the entity table to zero and save the result as a run."""
-    from dualkg.analysis.sparsity import sparsify as make_sparse
-    from dualkg.analysis.sparsity import storage_of
-    from dualkg.training.run import RunFolder
-
-    made = make_sparse(run, share=share, rotate=rotate, out=out, device=device)
-    folder = RunFolder(made.folder or "")
-    storage = storage_of(made.model, weights=folder.weights)
+    made = kg.analysis.sparsity.sparsify(run, share=share, rotate=rotate, out=out, device=device)
+    folder = kg.training.RunFolder(made.folder or "")
+    storage = kg.analysis.sparsity.storage_of(made.model, weights=folder.weights)
 
     def show() -> None:
         """The reports; then numbers, as the paper counts them, and bytes, with the share saved compared to dense."""
@@ -155,19 +152,17 @@ def sparsity(
     device: cli.Device = None,
 ) -> cli.Result:
     """Evaluate a run with increasing shares of its entity table set to zero."""
-    from dualkg.analysis.sparsity import SHARES, rotated, sparsity_curve
-    from dualkg.evaluation.report import COLUMNS
-
-    wanted = SHARES if shares is None else cli.parse_numbers("--shares", shares)
+    analysis, metrics = kg.analysis.sparsity, kg.evaluation.report.COLUMNS
+    wanted = analysis.SHARES if shares is None else cli.parse_numbers("--shares", shares)
     loaded = cli.load_on_device(run, device)
-    model = loaded.model if rotate is None else rotated(loaded.model, share=rotate)
-    points = sparsity_curve(model, loaded.graph, shares=wanted, split=split)
+    model = loaded.model if rotate is None else analysis.rotated(loaded.model, share=rotate)
+    points = analysis.sparsity_curve(model, loaded.graph, shares=wanted, split=split)
     rows = []
     for point in points:
         size = point.storage.entity_tables["CSR"]
         saved = (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
-        rows.append([f"{point.share:.1%}", f"{point.threshold:.4g}", *point.metrics.row()[: len(COLUMNS)], *saved])
-    columns = ["zeros", "threshold", *COLUMNS, "numbers saved", "bytes saved"]
+        rows.append([f"{point.share:.1%}", f"{point.threshold:.4g}", *point.metrics.row()[: len(metrics)], *saved])
+    columns = ["zeros", "threshold", *metrics, "numbers saved", "bytes saved"]
     return cli.Result([point.as_dict() for point in points], lambda: cli.print_table(columns, rows))
 
 
@@ -178,10 +173,7 @@ def nuclear_norm(
     mapped: Annotated[float, Option(help="λ2, the weight of ‖hR‖² and ‖tRᵀ‖².")] = 1.0,
 ) -> cli.Result:
     """Bound the nuclear 2-norm of a run by DURA (Theorem 1 of the paper)."""
-    from dualkg.analysis.nuclear import bound_before_and_after
-    from dualkg.training.run import load_run
-
-    bounds = bound_before_and_after(load_run(run).model, plain=plain, mapped=mapped)
+    bounds = kg.analysis.nuclear.bound_before_and_after(kg.load_run(run).model, plain=plain, mapped=mapped)
     titles = {
         "dura": "DURA over all entities and relations",
         "bound": "bound on the nuclear 2-norm",

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,14 +22,10 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
+import dualkg as kg
 from dualkg.errors import JSON_ESCAPES, RequestError, visible
 from dualkg.extras import trusted_code
-
-if TYPE_CHECKING:
-    from dualkg.evaluation.report import Metrics
-    from dualkg.training.run import Run
-    from dualkg.training.trainer import ProgressEvent
-    from dualkg.tuning.automatic import AutomaticProgress
+from dualkg.files import read_json
 
 
 class SafeConsole(Console):
@@ -138,13 +134,10 @@ def set_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_on_device(path: Path, device: str | None) -> Run:
+def load_on_device(path: Path, device: str | None) -> kg.Run:
     """Load a run and move its model to a device."""
-    from dualkg.training.api import choose_device
-    from dualkg.training.run import load_run
-
-    run = load_run(path)
-    run.model.to(choose_device(device))
+    run = kg.load_run(path)
+    run.model.to(kg.training.api.choose_device(device))
     return run
 
 
@@ -225,14 +218,14 @@ def print_table(
 
 
 def print_metrics(
-    rows: dict[str, Metrics], *, title: str = "", hits: Sequence[int] = (1, 3, 10), adjusted: bool = False
+    rows: dict[str, kg.Metrics], *, title: str = "", hits: Sequence[int] = (1, 3, 10), adjusted: bool = False
 ) -> None:
     """Print MRR, Hits@k and mean ranks of each row; `adjusted` adds AMR and AMRI."""
     columns = [title, "MRR", *(f"H@{k}" for k in hits), "MR", *["AMR", "AMRI"] * adjusted, "queries"]
     print_table(columns, [[name, *metrics.row(hits=hits, adjusted=adjusted)] for name, metrics in rows.items()])
 
 
-def print_reports(run: Run) -> None:
+def print_reports(run: kg.Run) -> None:
     print_metrics({f"{run.graph.name} {split}": report.metrics for split, report in run.reports.items()})
 
 
@@ -260,53 +253,31 @@ def progress_bar(title: str) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def training_progress(title: str, run: Path | None = None) -> Iterator[Callable[[ProgressEvent], None]]:
-    """A progress bar of a training; its first step prints the engine that the folder `run` names."""
-    from dualkg.training.run import RunFolder
+def training_progress(title: str, run: Path | None = None, *, announce: str = "") -> Iterator[Callable[[Any], None]]:
+    """A progress bar of automatic tuning, if there is any, in seconds of its budget; then one of the training.
 
-    announced = run is None
-    with progress_bar(title) as update:
-
-        def on_progress(event: ProgressEvent) -> None:
-            nonlocal announced
-            if not announced:
-                announced = True
-                if engine := RunFolder(run or "").saved_environment.get("engine"):  # none of a launched trial
-                    note(f"Engine: {engine}.")
-            update((event.epoch - 1) * event.steps + event.step, event.epochs * event.steps, event.text)
-
-        yield on_progress
-
-
-@contextmanager
-def tuning_progress(
-    title: str, run: Path, *, announce: str = ""
-) -> Iterator[tuple[Callable[[AutomaticProgress], None], Callable[[ProgressEvent], None]]]:
-    """Progress bars of automatic tuning, in seconds of its budget, and of the training after it.
-
-    `announce` is printed when the first trial starts, after everything that may be refused.
+    `announce` is printed when the first trial starts, after everything that may be refused. The first step of the
+    training prints what was chosen and the engine, by the folder `run`.
     """
-    from dualkg.tuning.fit import Search
-
+    bars: dict[str, Callable[..., None]] = {}
     with ExitStack() as stack:
-        bars: dict[str, Any] = {}
 
-        def on_tuning(event: AutomaticProgress) -> None:
-            if "tuning" not in bars:
-                if announce:
-                    note(announce)
-                bars["tuning"] = stack.enter_context(progress_bar(f"Tuning {title}"))
-            best = "" if event.best is None else f"  best valid MRR {event.best:.4f}"
-            text = f"s  trial {event.num_trials + 1}: {event.trial}{best}"
-            bars["tuning"](round(event.spent_seconds), event.budget_seconds and round(event.budget_seconds), text)
-
-        def on_progress(event: ProgressEvent) -> None:
+        def on_progress(event: Any) -> None:
+            if isinstance(event, kg.tuning.automatic.AutomaticProgress):
+                if not bars:
+                    if announce:
+                        note(announce)
+                    bars["tuning"] = stack.enter_context(progress_bar(f"Tuning {title}"))
+                budget = event.budget_seconds and round(event.budget_seconds)
+                bars["tuning"](round(event.spent_seconds), budget, f"s  {event.text}")
+                return
             if "training" not in bars:
                 stack.close()  # two bars cannot be drawn at once
-                path = run / "tuning.json"
-                if path.exists() and "tuning" in bars:
-                    note(Search.load(path).summary)
-                bars["training"] = stack.enter_context(training_progress(title, run))
-            bars["training"](event)
+                if run and bars:
+                    note(read_json(run / "tuning.json")["summary"])
+                if run and (engine := kg.training.RunFolder(run).saved_environment.get("engine")):
+                    note(f"Engine: {engine}.")  # a launched trial has none
+                bars["training"] = stack.enter_context(progress_bar(title))
+            bars["training"]((event.epoch - 1) * event.steps + event.step, event.epochs * event.steps, event.text)
 
-        yield on_tuning, on_progress
+        yield on_progress

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.errors import RequestError
 from dualkg.files import check_new_folder, locked
@@ -33,20 +34,15 @@ def complete(
     device: cli.Device = None,
 ) -> cli.Result:
     """Print the most probable triples that the graph lacks, or write them; with --out, it resumes after Ctrl-C."""
-    from dualkg.inference.api import complete as complete_run
-    from dualkg.inference.calibration import calibration_for
-    from dualkg.inference.completion import check_completion, sizes_up_to
-
     if check and (out is not None or min_probability):
         raise RequestError("--check writes no file. Leave out --out and --min-probability.")
     loaded = cli.load_on_device(run, device)
     arguments: dict[str, Any] = {"relations": relation or None, "heads": head or None, "types": types, "loops": loops}
     with cli.progress_bar(f"Completing {loaded.graph.name}") as arguments["on_progress"]:
         if check:
-            arguments["calibration"] = calibration_for(loaded).calibration
-            checked = check_completion(
-                loaded.model, loaded.graph, sizes=sizes_up_to(100_000 if top is None else top), **arguments
-            )
+            arguments["calibration"] = kg.inference.calibration.calibration_for(loaded).calibration
+            sizes = kg.inference.completion.sizes_up_to(100_000 if top is None else top)
+            checked = kg.inference.completion.check_completion(loaded.model, loaded.graph, sizes=sizes, **arguments)
 
             def show_check() -> None:
                 numbers = (checked.sizes, checked.found, checked.expected or (), checked.by_degree, checked.at_random)
@@ -61,7 +57,7 @@ def complete(
             return cli.Result(checked.as_dict(), show_check)
         try:
             top = (20 if out is None else 10_000) if top is None else top
-            made = complete_run(loaded, top=top, out=out, min_probability=min_probability, **arguments)
+            made = kg.complete(loaded, top=top, out=out, min_probability=min_probability, **arguments)
         except KeyboardInterrupt:
             cli.note(f"dualkg: stopped.{' Run the same command again to resume.' * (out is not None)}", style=None)
             raise typer.Exit(130) from None
@@ -90,10 +86,8 @@ def extend(
     device: cli.Device = None,
 ) -> cli.Result:
     """Add unseen entities to a trained run by a few triples of each (inductive, without training)."""
-    from dualkg.inference.extension import extend_run
-
     read: dict[str, Any] = {"columns": cli.parse_columns(columns), "delimiter": delimiter, "max_size": max_size}
-    made, extension = extend_run(run, file, out=out, device=device, **read)
+    made, extension = kg.inference.extension.extend_run(run, file, out=out, device=device, **read)
 
     def show() -> None:
         for sentence in extension["remarks"]:
@@ -124,16 +118,13 @@ def ensemble(
     device: cli.Device = None,
 ) -> cli.Result:
     """Combine runs on one graph into one that scores by their weighted sum, and evaluate it."""
-    from dualkg.evaluation.report import COLUMNS
-    from dualkg.training.ensemble import Ensemble
-    from dualkg.training.run import RunFolder
-
+    columns = kg.evaluation.report.COLUMNS
     given: Any = None if weights == "fitted" else weights
     if weights not in ("fitted", "equal"):
         given = cli.parse_numbers("--weights, if not fitted or equal,", weights)
     with locked(out):
-        RunFolder(out).check_free(overwrite=overwrite)
-        made = Ensemble([cli.load_on_device(path, device) for path in runs], weights=given)
+        kg.training.RunFolder(out).check_free(overwrite=overwrite)
+        made = kg.Ensemble([cli.load_on_device(path, device) for path in runs], weights=given)
         if weights == "fitted" and not made.fit:
             cli.note(f"{made.graph.name} has no validation triples to fit weights on; they are equal.")
         made.save(out, overwrite=overwrite)
@@ -141,12 +132,12 @@ def ensemble(
     names, weights_of, members = [*made.names, "ensemble"], [*made.model.weights, None], [*made.members, made]
     for name, weight, run in zip(names, weights_of, members, strict=True):
         valid, test = (run.report_on(split).metrics for split in ("valid", "test"))
-        rows.append([name, "" if weight is None else f"{weight:.4g}", valid.row()[0], *test.row()[: len(COLUMNS)]])
+        rows.append([name, "" if weight is None else f"{weight:.4g}", valid.row()[0], *test.row()[: len(columns)]])
         data.append({"run": name, "weight": weight, "valid": valid.as_dict(), "test": test.as_dict()})
 
     def show() -> None:
-        columns = [made.graph.name, "weight", "valid MRR", *(f"test {name}" for name in COLUMNS)]
-        cli.print_table(columns, rows, bold=[len(rows) - 1])
+        titles = [made.graph.name, "weight", "valid MRR", *(f"test {name}" for name in columns)]
+        cli.print_table(titles, rows, bold=[len(rows) - 1])
         cli.note_saved(out, next_command=["calibrate", str(out)], purpose="Use it as a run:")
 
     return cli.Result({"run": str(out), "fit": made.fit, "members": data[:-1], "ensemble": data[-1]}, show)
@@ -162,12 +153,11 @@ def index(
 ) -> cli.Result:
     """Build a nearest-neighbour index of the entities of a run and measure its recall and speed."""
     from dualkg.inference.index_build import build_index, describe_index, save_index
-    from dualkg.training.run import load_run
 
     folder = out or run.resolve().with_name(f"{run.resolve().name}-index")
     with locked(folder):
         check_new_folder(folder)
-        loaded = load_run(run)
+        loaded = kg.load_run(run)
         storage = storage or ("sparse" if loaded.sparsity and kind == "exact" else "float32")
         built = build_index(loaded.model, loaded.graph, kind=kind, recall=recall, storage=storage)
         facts = describe_index(save_index(built, folder))
@@ -196,7 +186,6 @@ def export(
 ) -> cli.Result:
     """Write the embeddings to files for other programs, with a manifest that explains them."""
     from dualkg.inference.export import export as write
-    from dualkg.training.run import load_run
 
-    paths = [str(path) for path in write(load_run(run), out, format=format)]
+    paths = [str(path) for path in write(kg.load_run(run), out, format=format)]
     return cli.Result(paths, lambda: print(*paths, sep="\n"))

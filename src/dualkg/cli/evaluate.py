@@ -5,18 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from typer import Argument, Option
 
+import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.errors import RequestError
-
-if TYPE_CHECKING:
-    from dualkg.data.graph import Split
-    from dualkg.evaluation.comparison import Difference
-    from dualkg.inference.index import StorageFormat
-    from dualkg.training.run import Run
 
 Task = Literal["link", "relation", "classification"]
 TASK = "Rank heads and tails (link), rank relations, or classify triples as true or false."
@@ -41,9 +36,6 @@ def evaluate(
     device: cli.Device = None,
 ) -> cli.Result:
     """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another task."""
-    from dualkg.evaluation.report import evaluate as rank
-    from dualkg.evaluation.report import evaluate_relations
-
     if negatives is not None and task != "classification":
         raise RequestError("--negatives is for --task classification; the other tasks rank all candidates.")
     if (by and task == "relation") or (storage and (by or task != "link")):
@@ -67,11 +59,11 @@ def evaluate(
     if task == "classification":
         return _classify(loaded, split, by, negatives, max_size)
     if task == "relation":
-        metrics = evaluate_relations(loaded.model, loaded.graph, split=split, hits=ks)
+        metrics = kg.evaluate_relations(loaded.model, loaded.graph, split=split, hits=ks)
         data = {"graph": loaded.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
         rows = {f"{loaded.graph.name} {split}, (head, ?, tail)": metrics}
         return cli.Result(data, lambda: cli.print_metrics(rows, hits=ks))
-    report = rank(
+    report = kg.evaluate(
         loaded.model, loaded.graph, split=split, hits=ks, candidates=candidates, type_constrained=type_constrained
     )
 
@@ -93,7 +85,9 @@ def evaluate(
     return cli.Result(report.as_dict(), show)
 
 
-def _classify(run: Run, split: Split, by: str | None, negatives: Path | None, max_size: str | None) -> cli.Result:
+def _classify(
+    run: kg.Run, split: kg.data.graph.Split, by: str | None, negatives: Path | None, max_size: str | None
+) -> cli.Result:
     from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
 
     files = {"negatives": negatives, "valid_negatives": matching_valid_file(negatives, split) if negatives else None}
@@ -118,22 +112,20 @@ def _classify(run: Run, split: Split, by: str | None, negatives: Path | None, ma
     return cli.Result({"task": "classification", **report.as_dict()}, show)
 
 
-def _evaluate_storage(run: Run, split: Split, storage: str) -> cli.Result:
-    from dualkg.evaluation.report import COLUMNS
-    from dualkg.inference.index import SHARES, STORAGE_FORMATS, measure_storage_formats
-
-    dense: list[StorageFormat] = []
+def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> cli.Result:
+    index, metrics = kg.inference.index, kg.evaluation.report.COLUMNS
+    dense: list[kg.inference.index.StorageFormat] = []
     shares: list[float] = []
     for name, _, share in (text.strip().partition(":") for text in storage.split(",")):
-        if name not in STORAGE_FORMATS:
-            raise RequestError(f"--storage should be one of {', '.join(STORAGE_FORMATS)}; got '{name}'.")
+        if name not in index.STORAGE_FORMATS:
+            raise RequestError(f"--storage should be one of {', '.join(index.STORAGE_FORMATS)}; got '{name}'.")
         if name == "sparse":
-            shares += cli.parse_numbers("--storage sparse:SHARE", share) if share else SHARES
+            shares += cli.parse_numbers("--storage sparse:SHARE", share) if share else index.SHARES
         else:
-            dense.append(cast("StorageFormat", name))
-    points = measure_storage_formats(run.model, run.graph, formats=dense, shares=shares, split=split)
-    rows = [[point.name, point.bytes, *point.metrics.row()[: len(COLUMNS)]] for point in points]
-    columns = [f"{run.graph.name} {split}", "bytes", *COLUMNS]
+            dense.append(cast("kg.inference.index.StorageFormat", name))
+    points = index.measure_storage_formats(run.model, run.graph, formats=dense, shares=shares, split=split)
+    rows = [[point.name, point.bytes, *point.metrics.row()[: len(metrics)]] for point in points]
+    columns = [f"{run.graph.name} {split}", "bytes", *metrics]
     return cli.Result([point.as_dict() for point in points], lambda: cli.print_table(columns, rows))
 
 
@@ -146,9 +138,7 @@ def calibrate(
     device: cli.Device = None,
 ) -> cli.Result:
     """Fit probabilities and prediction sets on valid, save them with the run, and check them on test."""
-    from dualkg.inference.api import calibrate as calibrate_run
-
-    checked = calibrate_run(run, coverage=coverage, overwrite=overwrite, device=device)
+    checked = kg.calibrate(run, coverage=coverage, overwrite=overwrite, device=device)
     report, sets = checked.report, checked.coverage
     figures = []
     if figure:
@@ -202,20 +192,21 @@ def compare(
 ) -> cli.Result:
     """Test whether one run is better than another by a paired bootstrap over triples."""
     from dualkg.analysis.records import load_ranked_runs
-    from dualkg.evaluation.comparison import check_comparable, compare_by, compare_ranks, largest_differences
 
     a, b = load_ranked_runs(run_a, split), load_ranked_runs(run_b, split)
     for side in (a, b):
         if side.num_unfinished:
             total = side.num_unfinished + len(side.seeds)
             cli.note(f"{side.num_unfinished} of the {total} runs in {side.path} are not finished and are left out.")
-    check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
+    kg.evaluation.comparison.check_comparable((str(run_a), a.graph, a.triples), (str(run_b), b.graph, b.triples))
     if a.name == b.name:
         a, b = replace(a, name=str(run_a)), replace(b, name=str(run_b))
-    comparison = compare_ranks(a.ranks, b.ranks, samples=samples, seed=seed)
-    groups = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, samples=samples, seed=seed) if by else {}
+    bootstrap = {"samples": samples, "seed": seed}
+    comparison = kg.compare_ranks(a.ranks, b.ranks, **bootstrap)
+    compare_by = kg.evaluation.comparison.compare_by
+    groups = compare_by(a.ranks, b.ranks, a.triples, a.graph, view=by, **bootstrap) if by else {}
     named: list[dict[str, Any]] = []
-    for query in largest_differences(a.ranks, b.ranks, a.triples, most=differences):
+    for query in kg.evaluation.comparison.largest_differences(a.ranks, b.ranks, a.triples, most=differences):
         ends = {key: a.graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
         named.append({**asdict(query), **ends, "relation": a.graph.relations.label(query.relation)})
 
@@ -259,10 +250,9 @@ def compare(
     return cli.Result(data, show)
 
 
-def _cells(difference: Difference, p_value: float) -> list[Any]:
+def _cells(difference: kg.evaluation.comparison.Difference, p_value: float) -> list[Any]:
     """Both values, the difference, its interval and its p-value; dashes if there are too few triples."""
-    from dualkg.evaluation.comparison import short_decimal
-
+    short_decimal = kg.evaluation.comparison.short_decimal
     cells = [difference.a, difference.b, _signed(difference.difference)]
     if math.isnan(p_value):
         return [*cells, None, None]
@@ -271,6 +261,4 @@ def _cells(difference: Difference, p_value: float) -> list[Any]:
 
 
 def _signed(number: float) -> str:
-    from dualkg.evaluation.comparison import short_decimal
-
-    return ("+" if number > 0 else "") + short_decimal(number)
+    return ("+" if number > 0 else "") + kg.evaluation.comparison.short_decimal(number)

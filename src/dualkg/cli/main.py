@@ -17,7 +17,7 @@ from rich.text import Text
 from typer import Option
 from typer.core import TyperCommand
 
-from dualkg import __version__
+import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli.analysis import inspect, nuclear_norm, sparsify, sparsity
 from dualkg.cli.complete import complete, ensemble, export, extend, index
@@ -84,7 +84,7 @@ def _exit(sentence: str, status: int) -> None:
 @app.callback(invoke_without_command=True)
 def callback(version: Annotated[bool, Option("--version", help="Show the version and exit.")] = False) -> None:
     if version:
-        print(__version__)
+        print(kg.__version__)
         raise typer.Exit
 
 
@@ -94,13 +94,8 @@ def demo(
     device: cli.Device = None,
 ) -> None:
     """Train ComplEx with and without DURA on the bundled graph `world` and answer some queries."""
-    from dualkg.data.loading import load_graph
-    from dualkg.inference.predictor import Predictor
-    from dualkg.training.api import default_recipe, train_recipe
-    from dualkg.training.recipe import Data
-
     console = Console(highlight=False, record=picture is not None, width=96 if picture else None)
-    graph = load_graph("world")
+    graph = kg.load_graph("world")
     counts = graph.counts
     console.print(
         f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
@@ -110,10 +105,11 @@ def demo(
     rows: list[list[Any]] = []
     no_regularizer = {"regularizer.name": "none", "regularizer.weight": 0.0}
     for name, changes in {"with DURA": {}, "without": no_regularizer}.items():
-        recipe = default_recipe(Data(graph="world"), graph, {**changes, "training.epochs": 10})
+        data = kg.training.recipe.Data(graph="world")
+        recipe = kg.training.api.default_recipe(data, graph, {**changes, "training.epochs": 10})
         started = time.perf_counter()
         with cli.training_progress(f"ComplEx {name}") as on_progress:
-            run = train_recipe(recipe, graph=graph, device=device, on_progress=on_progress)
+            run = kg.train_recipe(recipe, graph=graph, device=device, on_progress=on_progress)
         models[name] = run.model
         rows.append([name, *run.report.metrics.row()[:4], f"{time.perf_counter() - started:.0f}"])
     cli.print_table(["ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds"], rows, console=console)
@@ -121,7 +117,7 @@ def demo(
         "\nPredictions with DURA: [green]✓[/green] in the training triples, [bold cyan]★[/bold cyan] in the validation "
         "or test triples, the others new\n"
     )
-    predictor, rows = Predictor(models["with DURA"], graph), []
+    predictor, rows = kg.Predictor(models["with DURA"], graph), []
     answers = predict_queries(predictor, DEMO_QUERIES, top=5)
     for (head, relation, tail), predictions in zip(DEMO_QUERIES, answers, strict=True):
         rows.append([f"({head or '?'}, {relation}, {tail or '?'})", Text(", ").join(map(_marked, predictions))])

@@ -6,23 +6,16 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
 
+import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.errors import DualkgError, RequestError, did_you_mean
 from dualkg.files import locked, write_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from dualkg.data.graph import Graph
-    from dualkg.training.recipe import Recipe
-    from dualkg.training.run import Run
-    from dualkg.tuning.fit import Search
-    from dualkg.tuning.space import TuningProgress
 
 SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of a graph (see dualkg "
@@ -75,18 +68,15 @@ def train(
     The hyperparameters of a graph are first tuned on its validation split. A recipe is trained as it is.
     """
     options = dict(locals())
-    from dualkg.training.api import choose_device, train_recipe
-    from dualkg.training.recipe import parse_changes
-    from dualkg.tuning.fit import Search, parse_budget, starting_recipe
-
     settings = {key: options[option[2:].replace("-", "_")] for key, option in cli.SETTINGS.items()}
     settings |= {f"data.{key}": options[key] for key in ("split", "labels", "delimiter", "max_size")}
     settings["data.columns"] = cli.parse_columns(columns)
-    given = {key: value for key, value in settings.items() if value is not None} | parse_changes(changes or [])
+    given = {key: value for key, value in settings.items() if value is not None}
+    given |= kg.training.recipe.parse_changes(changes or [])
     if _several_processes():
         single = seeds == 1 and tune is None
 
-        def load() -> tuple[Recipe, Graph, str]:
+        def load() -> tuple[kg.Recipe, kg.Graph, str]:
             recipe, graph, name, is_recipe = load_source(source, given)
             if not single or not (no_tune or is_recipe):
                 raise RequestError(
@@ -107,15 +97,17 @@ def train(
         raise RequestError("--tune and --no-tune exclude each other.")
     if tune or not (no_tune or is_recipe):
         if len(graph.valid):
-            start = recipe if is_recipe else starting_recipe(recipe.data, graph, choose_device(device), given)
-            search = Search(start, tuple(given), parse_budget(tune) if tune else None)
-            return _tune_and_train(search, seeds, out=out, **arguments)
+            automatic, chosen = kg.tuning.automatic, kg.training.api.choose_device(device)
+            start = recipe if is_recipe else automatic.starting_recipe(recipe.data, graph, chosen, given)
+            seconds = automatic.parse_budget(tune) if tune else None
+            tuner = automatic.AutomaticTuner(start, graph, device=chosen, fixed=tuple(given), seconds=seconds)
+            return _tune_and_train(tuner, seeds, out=out, overwrite=overwrite, callbacks=track)
         cli.note(f"{graph.name} has no validation triples to tune on, so the default hyperparameters are used.")
     cli.note(describe(recipe, graph))
     if seeds > 1:
         return _train_seeds(recipe, seeds, out=out, **arguments)
     with cli.training_progress(f"{graph.name} {recipe.model.name}", out) as on_progress:
-        run = train_recipe(recipe, out=out, on_progress=on_progress, **arguments)
+        run = kg.train_recipe(recipe, out=out, on_progress=on_progress, **arguments)
     return _trained(run)
 
 
@@ -129,10 +121,14 @@ def _several_processes() -> bool:
 
 
 def _train_in_processes(
-    load: Callable[[], tuple[Recipe, Graph, str]], out: Path | None, *, device: str | None, overwrite: bool, track: Any
+    load: Callable[[], tuple[kg.Recipe, kg.Graph, str]],
+    out: Path | None,
+    *,
+    device: str | None,
+    overwrite: bool,
+    track: Any,
 ) -> cli.Result | None:
     """Train under torchrun; process 0 returns the result."""
-    from dualkg.training.callbacks import find_callbacks
     from dualkg.training.distributed import processes, train_in_processes
 
     with processes(device) as group:
@@ -141,7 +137,7 @@ def _train_in_processes(
         recipe, graph, name = group.first_then_all(load)
         folder = out or Path("runs") / name
         cli.note(f"{describe(recipe, graph)} Processes: {group.world_size}.")
-        callbacks = find_callbacks(track) if group.first else []
+        callbacks = kg.training.callbacks.find_callbacks(track) if group.first else []
         with cli.training_progress(f"{graph.name} {recipe.model.name}", folder) as on_progress:
             arguments: dict[str, Any] = {"overwrite": overwrite, "on_progress": on_progress, "on_start": cli.note}
             run = train_in_processes(recipe, graph, group, out=folder, callbacks=callbacks, **arguments)
@@ -160,28 +156,22 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
         with cli.training_progress(run.name, run) as on_progress:
             trained = resume_in_processes(run, device=device, on_progress=on_progress, on_start=cli.note)
         return _trained(trained) if first else None
-    from dualkg.training.run import RunFolder
-    from dualkg.tuning.fit import resume as resume_run
-
-    folder = RunFolder(run)
+    folder = kg.training.RunFolder(run)
     if folder.seeds() or (folder.tuning.exists() and not folder.recipe.exists()):
         raise RequestError(
             f"{run} has several seeds. Type the same dualkg train command again: finished seeds are not repeated."
         )
     folder.check_is_run()
     cli.set_threads(threads or folder.saved_environment.get("threads"))  # as before, for the same weights bit for bit
-    with cli.tuning_progress(run.name, run) as (on_tuning, on_progress):
-        return _trained(resume_run(run, device=device, on_tuning=on_tuning, on_progress=on_progress))
+    with cli.training_progress(run.name, run) as on_progress:
+        return _trained(kg.resume(run, device=device, on_tuning=on_progress, on_progress=on_progress))
 
 
 @cli.command(threads=False)
 def gather(run: cli.RunPath) -> cli.Result:
     """Join the weight files of a run of several processes."""
-    from dualkg.training.run import RunFolder
-    from dualkg.training.run import gather as gather_run
-
-    gather_run(run)
-    weights = RunFolder(run).weights
+    kg.training.run.gather(run)
+    weights = kg.training.RunFolder(run).weights
     return cli.Result({"weights": str(weights)}, lambda: cli.note_saved(weights))
 
 
@@ -211,24 +201,20 @@ def check(run: cli.RunPath) -> cli.Result:
     return cli.Result({"ok": ok, "runs": [one.as_dict() for one in checks]}, show, status=0 if ok else 1)
 
 
-def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, str, bool]:
+def load_source(source: str, changes: dict[str, Any]) -> tuple[kg.Recipe, kg.Graph, str, bool]:
     """The recipe and the graph that SOURCE stands for, the name of its run, and whether SOURCE is a recipe."""
-    from dualkg.data.loading import stem
-    from dualkg.training.api import default_recipe, load_recipe_graph
-    from dualkg.training.recipe import Recipe, list_recipes, load_recipe
-
     path = Path(source)
     name = None
     if not path.exists() and path.suffix != ".toml":
-        shipped = {name.casefold(): name for name in list_recipes()}
+        shipped = {name.casefold(): name for name in kg.list_recipes()}
         name = shipped.get(source.casefold())
         if name is None and "/" in source and (hint := did_you_mean(source, shipped)):
             raise RequestError(f"There is no file, folder or recipe '{source}'.{hint}")
     if name or path.suffix == ".toml":
-        recipe = load_recipe(name or path, changes=changes)
+        recipe = kg.load_recipe(name or path, changes=changes)
         folder = path.resolve().parent  # recipes/umls/complex-dura.toml is named umls-complex-dura, as if shipped
         name = name or (f"{folder.name}/{path.stem}" if folder.parent.name == "recipes" else path.stem)
-        graph = load_recipe_graph(recipe)
+        graph = kg.training.api.load_recipe_graph(recipe)
         if defaults := _other_defaults(recipe, graph):
             here, there = (", ".join(texts) for texts in zip(*defaults, strict=True))
             cli.note(f"{source} leaves out {here}. Without a recipe the default is {there}.")
@@ -236,19 +222,16 @@ def load_source(source: str, changes: dict[str, Any]) -> tuple[Recipe, Graph, st
     data = {key: value for key, value in changes.items() if key.startswith("data.")}
     if "data.graph" in data:
         raise RequestError(f"data.graph cannot be set, because the graph is {source}. Name the other graph instead.")
-    base = Recipe().with_changes({**data, "data.graph": source})
-    graph = load_recipe_graph(base)
-    return default_recipe(base.data, graph, changes), graph, stem(path), False
+    base = kg.Recipe().with_changes({**data, "data.graph": source})
+    graph = kg.training.api.load_recipe_graph(base)
+    return kg.training.api.default_recipe(base.data, graph, changes), graph, kg.data.loading.stem(path), False
 
 
-def _other_defaults(recipe: Recipe, graph: Graph) -> list[tuple[str, str]]:
+def _other_defaults(recipe: kg.Recipe, graph: kg.Graph) -> list[tuple[str, str]]:
     """Settings that a recipe leaves to its defaults, with their values, and the other values without a recipe."""
-    from dualkg.losses import LOSSES
-    from dualkg.training.api import default_recipe
-    from dualkg.training.recipe import name_of
-
     names = {"model.name": recipe.model.name, "optimizer.name": recipe.optimizer.name}
-    usual, found = default_recipe(recipe.data, graph, {**names, "loss.name": name_of(recipe.loss, LOSSES)}), []
+    names["loss.name"] = kg.training.recipe.name_of(recipe.loss, kg.losses.LOSSES)
+    usual, found = kg.training.api.default_recipe(recipe.data, graph, names), []
     for section, key in GRAPH_DEFAULTS:
         table, value = getattr(recipe, section), getattr(getattr(usual, section), key)
         if key not in table.model_fields_set and getattr(table, key) != value:
@@ -257,37 +240,35 @@ def _other_defaults(recipe: Recipe, graph: Graph) -> list[tuple[str, str]]:
 
 
 def _tune_and_train(
-    search: Search, seeds: int, *, graph: Graph, out: Path, device: str | None, overwrite: bool, **arguments: Any
+    tuner: kg.tuning.automatic.AutomaticTuner, seeds: int, *, out: Path, overwrite: bool, callbacks: Any
 ) -> cli.Result:
     """Tune once, and train the chosen recipe with one or several seeds."""
-    from dualkg.training.api import choose_device
-    from dualkg.training.trainer import InterruptedRunError
-    from dualkg.tuning.fit import Search, tune_and_train
-
-    model, chosen, name = search.start.model, choose_device(device), f"{graph.name} {search.start.model.name}"
-    announce = (
-        f"Tuning {model.name} (dim {model.dim}) on the {len(graph.train):,} triples of {graph.name}, then training for "
-        f"{search.start.training.epochs} epochs."
-    )
+    graph, model, path = tuner.graph, tuner.start.model, out / "tuning.json"
+    options: dict[str, Any] = {"out": out, "overwrite": overwrite, "callbacks": callbacks}
+    name, epochs = f"{graph.name} {model.name}", tuner.start.training.epochs
+    of_graph = f"the {len(graph.train):,} triples of {graph.name}"
+    announce = f"Tuning {model.name} (dim {model.dim}) on {of_graph}, then training for {epochs} epochs."
     if seeds == 1:
-        with cli.tuning_progress(name, out, announce=announce) as (on_tuning, on_progress):
-            arguments |= {"overwrite": overwrite, "on_tuning": on_tuning, "on_progress": on_progress}
-            return _trained(tune_and_train(search, graph, device=chosen, out=out, **arguments))
-    path = out / "tuning.json"
-    saved = Search.load(path) if path.exists() and not overwrite else search
-    if (saved.start, saved.fixed, saved.seconds) != (search.start, search.fixed, search.seconds):
-        raise RequestError(f"{path} is of another search. Use --overwrite, or another folder with --out.")
+        with cli.training_progress(name, out, announce=announce) as tuner.on_progress:
+            return _trained(kg.tuning.automatic.tune_and_train(tuner, on_progress=tuner.on_progress, **options))
+    if path.exists() and not overwrite:
+        saved = tuner.load(path, graph, tuner.device)
+        if (saved.start, saved.fixed, saved.seconds) != (tuner.start, tuner.fixed, tuner.seconds):
+            raise RequestError(f"{path} is of another search. Use --overwrite, or another folder with --out.")
+        tuner = saved
+    tuner.path, tuner.command = path, _this_command()
     with locked(out):
-        with cli.tuning_progress(name, out, announce=announce) as (on_tuning, _):
-            try:
-                recipe, done = saved.run(graph, chosen, path=path, on_tuning=on_tuning)
-            except InterruptedRunError as error:
-                raise InterruptedRunError(f"{error} Resume with: {shlex.join(['dualkg', *sys.argv[1:]])}") from None
-        cli.note(done.summary)
-        return _train_seeds(recipe, seeds, out=out, graph=graph, device=device, overwrite=overwrite, **arguments)
+        with cli.training_progress(name, out, announce=announce) as tuner.on_progress:
+            recipe = tuner.run()
+        cli.note(tuner.summary())
+        return _train_seeds(recipe, seeds, graph=graph, device=tuner.device, **options)
 
 
-def describe(recipe: Recipe, graph: Graph) -> str:
+def _this_command() -> str:
+    return shlex.join(["dualkg", *sys.argv[1:]])
+
+
+def describe(recipe: kg.Recipe, graph: kg.Graph) -> str:
     """What is about to be trained, in a line."""
     model, regularizer, training = recipe.model, recipe.regularizer, recipe.training
     dual = "" if model.dual == "none" else f", dual of the {model.dual} side"
@@ -299,7 +280,7 @@ def describe(recipe: Recipe, graph: Graph) -> str:
     )
 
 
-def _trained(run: Run) -> cli.Result:
+def _trained(run: kg.Run) -> cli.Result:
     """The reports of a run, and a query to try."""
 
     def show() -> None:
@@ -312,17 +293,15 @@ def _trained(run: Run) -> cli.Result:
     return cli.Result({"run": str(run.folder), "reports": reports}, show)
 
 
-def _train_seeds(recipe: Recipe, seeds: int, *, out: Path, graph: Graph, **arguments: Any) -> cli.Result:
+def _train_seeds(recipe: kg.Recipe, seeds: int, *, out: Path, graph: kg.Graph, **arguments: Any) -> cli.Result:
     """Train with several seeds; write summary.json with mean and standard deviation."""
-    from dualkg.evaluation.report import COLUMNS
-    from dualkg.training.api import spread, train_seeds
-
+    columns, spread = kg.evaluation.report.COLUMNS, kg.training.api.spread
     with cli.training_progress(f"{graph.name} {recipe.model.name}") as on_progress:
-        reports = train_seeds(recipe, seeds, out=out, graph=graph, on_progress=on_progress, **arguments)
+        reports = kg.training.api.train_seeds(recipe, seeds, out=out, graph=graph, on_progress=on_progress, **arguments)
     if not len(graph.test):
         raise RequestError(f"{graph.name} has no test triples to report on; the runs are saved in {out}.")
     tests = {seed: report["test"]["metrics"] for seed, report in reports.items()}
-    spreads = {key: spread([metrics[key] for metrics in tests.values()]) for key in COLUMNS.values()}
+    spreads = {key: spread([metrics[key] for metrics in tests.values()]) for key in columns.values()}
     summary: dict[str, Any] = {"graph": graph.name, "split": "test", "seeds": list(tests)}
     summary |= {key: {"mean": mean, "sd": sd} for key, (mean, sd) in spreads.items()}
     write_text(out / "summary.json", json.dumps(summary, indent=1))
@@ -330,7 +309,7 @@ def _train_seeds(recipe: Recipe, seeds: int, *, out: Path, graph: Graph, **argum
     def show() -> None:
         rows = [[str(seed), *(metrics[key] for key in spreads)] for seed, metrics in tests.items()]
         total = ["mean ± sd", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in spreads.values())]
-        cli.print_table(["seed", *COLUMNS], [*rows, total], bold=[len(rows)])
+        cli.print_table(["seed", *columns], [*rows, total], bold=[len(rows)])
         cli.note_saved(out, next_command=["evaluate", str(out)], purpose="Evaluate the ensemble of the seeds:")
 
     return cli.Result({"run": str(out), **summary}, show)
@@ -346,11 +325,7 @@ def tune(
     device: cli.Device = None,
 ) -> cli.Result:
     """Search for the recipe with the best validation MRR; run again, it resumes."""
-    from dualkg.training.trainer import InterruptedRunError
-    from dualkg.tuning import load_space
-    from dualkg.tuning import tune as run_search
-
-    search = load_space(space)
+    search = kg.tuning.load_space(space)
     folder = out or search.folder
     cli.note(
         f"{search.num_trials:,} trials ({search.settings.method}) of {search.base.model.name} on "
@@ -359,16 +334,16 @@ def tune(
     try:
         with cli.progress_bar(search.name) as update:
 
-            def on_progress(event: TuningProgress) -> None:
+            def on_progress(event: kg.tuning.TuningProgress) -> None:
                 text = "" if event.best is None else f"best valid MRR {event.best:.4f}"
                 if event.training:
                     text += f"  epoch {event.training.epoch}/{event.training.epochs}  loss {event.training.loss:.3f}"
                 update(event.num_done, event.num_trials, text)
 
             options: dict[str, Any] = {"device": device, "storage": storage, "jobs": jobs, "on_progress": on_progress}
-            result = run_search(search, out=folder, launcher=shlex.split(launcher or ""), **options)
-    except InterruptedRunError as error:
-        raise InterruptedRunError(f"{error} Resume with: {shlex.join(['dualkg', *sys.argv[1:]])}") from None
+            result = kg.search(search, out=folder, launcher=shlex.split(launcher or ""), **options)
+    except kg.training.InterruptedRunError as error:
+        raise kg.training.InterruptedRunError(f"{error} Resume with: {_this_command()}") from None
     if result.best is None:
         reason = next((trial.error for trial in result.trials if trial.error), "all were pruned")
         raise DualkgError(f"No trial finished; see {folder / 'trials.csv'}. The first error: {reason}")

@@ -1,6 +1,6 @@
 """Hyperparameter tuning: automatic tuning before a training, and searches of a given space with Optuna."""
 
-from dualkg.tuning.fit import fit, resume
+from dualkg.tuning.automatic import fit, resume
 from dualkg.tuning.space import SearchSpace, TrialResult, TuningProgress, TuningResult, load_space, space_from
 from dualkg.tuning.tune import search, tune
 

@@ -1,27 +1,38 @@
-"""Automatic tuning: the search that `dualkg train DATA` and `kg.fit` make before the final training.
+"""Automatic tuning: `fit`, `dualkg train DATA`, from triples to an evaluated model with tuned hyperparameters.
 
 A coordinate search with short trainings finds good hyperparameters, one after the other. The best of these trials are
 trained longer, and the best of those is chosen (successive halving). If there is time, the best are trained with other
 seeds too. Trials are compared by the MRR on the validation split. The test split is not used, not even as a filter.
 """
 
-import dataclasses
+from __future__ import annotations
+
+import json
 import math
+import re
 import time
-from collections.abc import Callable, Collection
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from dualkg.data.graph import Graph
+from dualkg.data.loading import load_graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.logs import ProgressLog
+from dualkg.extras import check_trusted, trusted_code
+from dualkg.files import locks, read_json, write_text
+from dualkg.logs import ProgressLog, logger
 from dualkg.losses import KvsAll, OneVsAll, SampledSoftmax
 from dualkg.losses.negative_sampling import NegativeSampling
-from dualkg.training.recipe import Recipe
-from dualkg.training.trainer import ProgressEvent, Trainer
+from dualkg.models import MODELS
+from dualkg.training import api
+from dualkg.training.callbacks import Callbacks, check_folder, find_callbacks, save_trackers, saved_trackers
+from dualkg.training.recipe import Data, Recipe, known_name, named_classes, recipe_from
+from dualkg.training.run import Run, RunFolder
+from dualkg.training.trainer import InterruptedRunError, OnProgress, ProgressEvent, Trainer
 
 SMALL_GRAPH = 20_000  # training triples
 RUNGS = (1 / 9, 1 / 3)  # length of the trials of each rung, as a share of the final epochs
@@ -35,9 +46,29 @@ SEED, LOSS = "training.seed", "loss.name"
 HOPELESS = 0.8  # a trial stops half-way below this share of the best trial's MRR at that time
 MAX_VALIDATION_TRIPLES = 10_000
 
+CHEAP_PRODUCTS = {"cpu": 5e7, "cuda": 2e10}  # training triples × entities up to which large models are cheap
+MATRIX_MODELS = ("RESCAL", "TuckER", "SE")  # a relation has dim² parameters
+DISTANCE_LOSS = {
+    "regularizer.name": "none",
+    "loss.name": "NegativeSampling",
+    "loss.sampler": "shared",
+    "loss.margin": 6.0,
+    "loss.adversarial_temperature": 1.0,
+    "optimizer.name": "Adam",
+    "optimizer.learning_rate": 0.0005,
+    "optimizer.decay_from": 0.0,
+}
+STARTS: dict[str, dict[str, Any]] = {  # where the search begins, if not at the values of `default_recipe`
+    "RESCAL": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
+    "TuckER": {"regularizer.plain": 1.0, "regularizer.mapped": 1.0, "optimizer.learning_rate": 0.1},
+    "MuRP": {**DISTANCE_LOSS, "loss.margin": 0.0, "optimizer.learning_rate": 0.002, "optimizer.epsilon": 1e-4},
+    **dict.fromkeys(("TransE", "RotatE", "ModE", "HAKE"), DISTANCE_LOSS),
+}
+
 Value = bool | int | float | str
 Params = dict[str, Value]
 Dimensions = dict[str, tuple[Value, ...]]  # hyperparameters and their values; the search moves between neighbours
+OnTuning = Callable[["AutomaticProgress"], None]
 
 
 @dataclass(frozen=True)
@@ -64,6 +95,11 @@ class AutomaticProgress:
     spent_seconds: float
     budget_seconds: float | None
     training: ProgressEvent | None = None
+
+    @property
+    def text(self) -> str:
+        best = "" if self.best is None else f"  best valid MRR {self.best:.4f}"
+        return f"trial {self.num_trials + 1}: {self.trial}{best}"
 
 
 def dimensions_of(recipe: Recipe, fixed: Collection[str] = ()) -> Dimensions:
@@ -93,38 +129,70 @@ def _around(value: float, factor: float, *, below: int, above: int) -> tuple[flo
 
 @dataclass
 class AutomaticTuner:
-    """Searches for the hyperparameters of one training. Called with the trials of an interrupted search, it resumes.
+    """Searches for the hyperparameters of one training, but for the `fixed` ones, and saves its trials at `path`.
 
-    The search begins at `recipe`, or at the `other` with another loss if that is better in a short trial. The best with
-    each loss are compared in long trials.
+    The search begins at `start`, or at the `other` with another loss if that is better in a short trial. The best with
+    each loss are compared in long trials. The `saved` trials of an interrupted search are not repeated; `command`
+    resumes it.
     """
 
-    recipe: Recipe
+    start: Recipe
     graph: Graph
     _: KW_ONLY
     device: torch.device
-    fixed: Collection[str] = ()
-    other: Recipe | None = None
+    fixed: tuple[str, ...] = ()
     seconds: float | None = None
     saved: Collection[AutomaticTrial] = ()
-    on_trial: Callable[[list[AutomaticTrial]], None] = lambda trials: None
-    on_progress: Callable[[AutomaticProgress], None] | None = None
+    path: Path | None = None
+    command: str = ""
+    on_progress: OnTuning | None = None
 
     def __post_init__(self) -> None:
-        valid, name = self.graph.valid, self.graph.name
-        if not len(valid):
-            raise RequestError(f"{name} has no validation triples, and tuning selects by their MRR.")
+        valid = self.graph.valid
         if len(valid) > MAX_VALIDATION_TRIPLES:
-            random = np.random.default_rng(self.recipe.training.seed)
+            random = np.random.default_rng(self.start.training.seed)
             valid = valid[np.sort(random.choice(len(valid), MAX_VALIDATION_TRIPLES, replace=False))]
-        self.graph = dataclasses.replace(self.graph, valid=valid, test=self.graph.test[:0])
+        self.trial_graph = replace(self.graph, valid=valid, test=self.graph.test[:0])
         self.is_small = len(self.graph.train) < SMALL_GRAPH
-        self.dimensions = dimensions_of(self.recipe, self.fixed)
+        self.other = other_start(self.start, self.graph, self.device, self.fixed)
+        self.dimensions = dimensions_of(self.start, self.fixed)
         self.trials: list[AutomaticTrial] = []
-        self.log = ProgressLog(f"Tuning {self.recipe.model.name} on {name}")
+        self.log = ProgressLog(f"Tuning {self.start.model.name} on {self.graph.name}")
+
+    @classmethod
+    def load(cls, path: Path, graph: Graph, device: torch.device) -> AutomaticTuner:
+        """A search that was interrupted."""
+        saved = read_json(path)
+        try:
+            trials = [AutomaticTrial(**trial) for trial in saved["trials"]]
+            check_trusted(named_classes(saved["start"]), source=path)
+            start, fixed = recipe_from(saved["start"], source=str(path)), tuple(saved["fixed"])
+            return cls(start, graph, device=device, fixed=fixed, seconds=saved["seconds"], saved=trials, path=path)
+        except (KeyError, TypeError) as error:
+            reason = f"{type(error).__name__} {error}"
+            raise RequestError(f"{path} is damaged: {reason}. Train again with --overwrite.") from None
+
+    def save(self, path: Path | None = None, *, summary: str = "") -> None:
+        """Save what an interrupted search needs to resume."""
+        if path := path or self.path:
+            start, trials = self.start.model_dump(exclude_none=True), [asdict(trial) for trial in self.trials]
+            saved = {"start": start, "fixed": self.fixed, "seconds": self.seconds, "trials": trials, "summary": summary}
+            write_text(path, json.dumps(saved, indent=1))
 
     def run(self) -> Recipe:
         """Search, and return the recipe of the final training."""
+        try:
+            self._search()
+        except InterruptedRunError:
+            saved = ", which are saved" if self.path and self.trials else ""
+            advice = f" Resume with: {self.command}" if self.command else ""
+            message = f"Stopped while tuning, after {len(self.trials)} trials{saved}.{advice}"
+            raise InterruptedRunError(message) from None
+        recipe = self.chosen_recipe()
+        self.save(summary=self.summary())
+        return recipe
+
+    def _search(self) -> None:
         best = self._try({}, rung=0)
         if self.other is not None and self._has_time(rung=0):
             other = self._try({LOSS: type(self.other.loss).__name__}, rung=0)
@@ -144,7 +212,6 @@ class AutomaticTuner:
         if self._ranked(rung=1):
             self._polish()
             self._repeat()
-        return self.chosen_recipe()
 
     def _climb(self, best: AutomaticTrial, key: str, values: tuple[Value, ...], *, rung: int = 0) -> AutomaticTrial:
         """Move along one dimension while the MRR grows, upwards first."""
@@ -188,7 +255,7 @@ class AutomaticTuner:
     def _repeat(self) -> None:
         """Train the best with other seeds. Their mean counts, because MRRs of one seed differ by chance."""
         best = [trial.params for trial in self._ranked(rung=1)[:REPEATED]]
-        for seed in range(self.recipe.training.seed + 1, self.recipe.training.seed + SEEDS):
+        for seed in range(self.start.training.seed + 1, self.start.training.seed + SEEDS):
             if self._has_time(sum(self._epochs(1, params) for params in best), rung=1):
                 for params in best:
                     self._try({**params, SEED: seed}, rung=1)
@@ -212,7 +279,7 @@ class AutomaticTuner:
                 seeds.setdefault(describe_params(_without_seed(trial.params)), []).append(trial)
         means = [(len(same), float(np.mean([trial.mrr for trial in same])), same[0]) for same in seeds.values()]
         means.sort(key=lambda mean: (-mean[0], -mean[1]))
-        return [dataclasses.replace(first, mrr=mrr) for _, mrr, first in means]
+        return [replace(first, mrr=mrr) for _, mrr, first in means]
 
     @property
     def budget_seconds(self) -> float | None:
@@ -221,7 +288,7 @@ class AutomaticTuner:
             return self.seconds
         if not self.trials:
             return None
-        final = self.trials[0].seconds_per_epoch * self.recipe.training.epochs
+        final = self.trials[0].seconds_per_epoch * self.start.training.epochs
         return max(BUDGET * final, MIN_BUDGET_SECONDS)
 
     @property
@@ -252,7 +319,7 @@ class AutomaticTuner:
         if done is None:
             done = same(self.saved) or self._train(params, rung)
             self.trials.append(done)
-            self.on_trial(self.trials)
+            self.save()
         return done if done.mrr is not None else None
 
     def _train(self, params: Params, rung: int) -> AutomaticTrial:
@@ -262,7 +329,7 @@ class AutomaticTuner:
         changes = {"training.epochs": epochs, "validation.every": (epochs + 1) // 2, "validation.patience": 0}
         try:
             recipe = self._with(params).with_changes(changes)
-            trainer = Trainer.of_recipe(recipe, self.graph, device=self.device)
+            trainer = Trainer.of_recipe(recipe, self.trial_graph, device=self.device)
             history = trainer.progress.history
             trainer.on_progress = self._watch(history, epochs, params, rung)
             trainer.run()
@@ -290,24 +357,23 @@ class AutomaticTuner:
 
     def _start(self, params: Params) -> Recipe:
         """The recipe that these hyperparameters change."""
-        return self.other if self.other is not None and LOSS in params else self.recipe
+        return self.other if self.other is not None and LOSS in params else self.start
 
     def _watch(self, history: list[Any], epochs: int, params: Params, rung: int) -> Callable[[ProgressEvent], None]:
         """Report the progress of a trial, and stop it half-way if it is far behind the best."""
         ranked, text = self._ranked(rung=rung), describe_params(params)
         best = next((trial for trial in ranked if (LOSS in trial.params) == (LOSS in params)), None)
         top = ranked[0].mrr if ranked else None
-        found = "" if top is None else f"  best valid MRR {top:.4f}"
 
         def on_progress(event: ProgressEvent) -> None:
             mrr = history[-1].get("valid_mrr", math.inf) if 0 < len(history) < epochs else math.inf
             if best and best.half_way and mrr < HOPELESS * best.half_way:
                 raise _HopelessTrialError
             spent, budget = self.spent_seconds, self.budget_seconds
+            progress = AutomaticProgress(text, len(self.trials), top, spent, budget, event)
             if self.on_progress:
-                self.on_progress(AutomaticProgress(text, len(self.trials), top, spent, budget, event))
-            step = f"epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}"
-            self.log(lambda: f"trial {len(self.trials) + 1}: {text}{found}  {step}")
+                self.on_progress(progress)
+            self.log(lambda: f"{progress.text}  epoch {event.epoch}/{event.epochs}  loss {event.loss:.3f}")
 
         return on_progress
 
@@ -361,3 +427,177 @@ def _without_seed(params: Params) -> Params:
 
 def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
     return trial.mrr is not None and best.mrr is not None and trial.mrr > best.mrr
+
+
+# -- where the search begins ---
+
+
+def _default_size(graph: Graph, device: torch.device, model: str, *, of_distance: bool) -> dict[str, int]:
+    """`model.dim` and `training.epochs` for a graph: larger where training is cheap, as on a GPU."""
+    num_entities, num_triples = len(graph.entities), len(graph.train)
+    cheap, small = num_entities * num_triples <= CHEAP_PRODUCTS[device.type], num_triples < SMALL_GRAPH
+    if device.type == "cpu":
+        dim, epochs = (200, 50) if cheap else (100, 20)
+    elif small:
+        dim, epochs = 500, 50
+    else:
+        limits = {50_000: 2000, 250_000: 1000, 10**6: 400}
+        dim, epochs = next((dim for limit, dim in limits.items() if num_entities <= limit), 200), 100 if cheap else 50
+    if small and not of_distance:  # 1-vs-all overfits soon
+        epochs = 20
+    if model in STARTS:
+        dim = min(dim, 500)
+    return {"model.dim": min(dim, 256) if model in MATRIX_MODELS else dim, "training.epochs": epochs}
+
+
+def starting_recipe(
+    data: Data,
+    graph: Graph,
+    device: torch.device,
+    changes: Mapping[str, Any],
+    *,
+    starts: Mapping[str, Mapping[str, Any]] = STARTS,
+    source: str = "--set",
+) -> Recipe:
+    """The recipe at which automatic tuning begins."""
+    model, small = str(known_name(changes.get("model.name", "ComplEx"), MODELS)), len(graph.train) < SMALL_GRAPH
+    own = starts.get(model, {})
+    start: dict[str, Any] = {"optimizer.decay_from": 0.5}
+    start |= _default_size(graph, device, model, of_distance="loss.name" in own)
+    if not small and "optimizer.name" not in changes:
+        start["optimizer.learning_rate"] = 0.1
+    # A loss or a regularizer of the user's comes without our settings.
+    start |= {key: value for key, value in own.items() if f"{key.partition('.')[0]}.name" not in changes}
+    if small and start.get("optimizer.name") == "Adam":  # there are few steps
+        start["optimizer.learning_rate"] = 0.01
+    start |= changes
+    if start.get("loss.sampler") == "shared":
+        start.setdefault("loss.num_negatives", min(1024, len(graph.entities)))
+    if model in MODELS and "loss.margin" in start and model != "MuRP":
+        start.setdefault("model.init_scale", init_scale_of_margin(start["loss.margin"], start["model.dim"]))
+    return api.default_recipe(data, graph, start, source=source)
+
+
+def other_start(start: Recipe, graph: Graph, device: torch.device, fixed: Collection[str]) -> Recipe | None:
+    """Of a distance model on a small graph, where the search may also begin: 1-vs-all, as without tuning."""
+    model = start.model.name
+    if len(graph.train) >= SMALL_GRAPH or "loss.name" not in STARTS.get(model, {}):
+        return None
+    if any(key.startswith(("loss.", "regularizer.", "optimizer.")) for key in fixed):
+        return None
+    given = {key: start.value_of(key) for key in fixed}
+    if start != starting_recipe(start.data, graph, device, given):  # the search begins at a recipe of the user's
+        return None
+    return starting_recipe(start.data, graph, device, given, starts={})
+
+
+# -- fit ---
+
+
+def parse_budget(text: str) -> float:
+    """Seconds of `90`, `90s`, `10m`, `1.5h`."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smh]?)\s*", text)
+    if not found or float(found[1]) <= 0:
+        raise RequestError(f"A time is written 90s, 10m or 1.5h; '{text}' was given.")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def fit(
+    data: str | Path | Graph,
+    *,
+    model: str = "ComplEx",
+    tune: bool | float | str = True,
+    changes: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_tuning: OnTuning | None = None,
+    on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
+) -> Run:
+    """Read triples, tune the hyperparameters on the validation split, train, and evaluate.
+
+    `tune` is a time such as "10m", or seconds; by default tuning takes at most three times the final training, or two
+    minutes. Keys in `changes`, named as in a recipe ("model.dim"), are not tuned. With `out`, an interrupted run can be
+    resumed. Notes of the reader, leakage and unseen entities are warnings of the logger `dualkg`.
+    """
+    if not isinstance(model, str):
+        raise RequestError(
+            f"kg.fit takes a model by its name, such as 'ComplEx', and changes={{'model.dim': 200}}; "
+            f"{model!r} was given. kg.train(model, graph) trains an instance."
+        )
+    if not isinstance(changes, Mapping | None):
+        raise RequestError(f"changes are a mapping such as {{'model.dim': 200}}; {changes!r} was given.")
+    called = find_callbacks(callbacks)
+    graph = data if isinstance(data, Graph) else load_graph(data)
+    for sentence in (*graph.notes.sentences(), *graph.inspect().warnings()):
+        logger.warning("%s: %s", graph.name, sentence)
+    chosen, seconds = api.choose_device(device), None if isinstance(tune, bool) else parse_budget(str(tune))
+    given = {"model.name": model, "training.seed": seed, **(changes or {})}
+    options: dict[str, Any] = {"graph": graph, "device": chosen, "out": out, "overwrite": overwrite}
+    options |= {"on_progress": on_progress, "callbacks": called}
+    if not tune or not len(graph.valid):
+        return api.train_recipe(api.default_recipe(api.data_of(graph), graph, given, source="changes"), **options)
+    start = starting_recipe(api.data_of(graph), graph, chosen, given, source="changes")
+    tuner = AutomaticTuner(start, graph, device=chosen, fixed=tuple(given), seconds=seconds, on_progress=on_tuning)
+    return tune_and_train(tuner, out=out, overwrite=overwrite, on_progress=on_progress, callbacks=called)
+
+
+@locks("out")
+def tune_and_train(
+    tuner: AutomaticTuner,
+    *,
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
+) -> Run:
+    """Search, and train the chosen recipe in the same run folder."""
+    called = find_callbacks(callbacks)
+    for callback in called:
+        check_folder(callback, out)
+    folder = RunFolder(out) if out else None
+    if folder:
+        folder.check_free(overwrite=overwrite)
+        # Refuse what cannot be trained, before anything is written.
+        Trainer.of_recipe(tuner.start, tuner.graph, device=tuner.device)
+        with folder.create(tuner.start, tuner.graph, tuner.device, overwrite=overwrite) as fresh:
+            tuner.save(fresh.tuning)
+            save_trackers(fresh.path, called)
+    return _tune_and_train(tuner, folder, on_progress=on_progress, callbacks=called)
+
+
+@locks("path")
+def resume(
+    path: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    on_tuning: OnTuning | None = None,
+    on_progress: OnProgress | None = None,
+    callbacks: Callbacks = None,
+    trust_code: bool = False,
+) -> Run:
+    """Resume a run that was interrupted or killed: tuning from its last trial, training from its last checkpoint.
+
+    Classes that its recipe names and that are not part of dualkg are imported only with `trust_code`.
+    """
+    folder = RunFolder(path)
+    folder.check_is_run()
+    if folder.sharded_checkpoint.exists() and not folder.finished:  # of several processes, resumed in this one
+        from dualkg.training.distributed import resume_in_processes
+
+        return resume_in_processes(folder.path, device=device, on_progress=on_progress, trust_code=trust_code)
+    if folder.weights.exists() or folder.checkpoint.exists() or not folder.tuning.exists():
+        return api.resume(path, device=device, on_progress=on_progress, callbacks=callbacks, trust_code=trust_code)
+    with trusted_code(trust_code):
+        tuner = AutomaticTuner.load(folder.tuning, folder.load_graph(), api.choose_device(device))
+    tuner.on_progress = on_tuning
+    called = find_callbacks(saved_trackers(folder.path) if callbacks is None else callbacks)
+    return _tune_and_train(tuner, folder, on_progress=on_progress, callbacks=called)
+
+
+def _tune_and_train(tuner: AutomaticTuner, folder: RunFolder | None, **options: Any) -> Run:
+    if folder:
+        tuner.path, tuner.command = folder.tuning, f"dualkg resume {folder.path}"
+    return api.train_in_folder(tuner.run(), tuner.graph, tuner.device, folder, **options)
