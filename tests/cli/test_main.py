@@ -6,7 +6,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -258,7 +257,8 @@ def test_the_entity_of_a_query_is_not_predicted(dualkg, world_run, given):
 
 
 def test_self_loops_stay_for_relations_that_have_them():
-    predictor = SimpleNamespace(graph=graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)]))
+    graph = graph_of([(0, 0, 0), (1, 0, 2), (3, 1, 4)])
+    predictor = kg.Predictor(kg.ComplEx(graph, dim=2), graph)
     found = [Prediction("e0", "e0", 0, 1.0), Prediction("e1", "e1", 1, 0.5)]
     predictor.predict = lambda kind, queries: [found for _ in queries]
     assert predict_queries(predictor, [("e0", "r0", None)], top=2)[0] == found

@@ -49,7 +49,7 @@ def names(predictions):
 
 
 def test_relations_with_loops(places):
-    assert places.get(None).loops == {1}
+    assert places.get(None).predictor.relations_with_self_loops == {1}
 
 
 @pytest.mark.parametrize("query", [QUERIES["borders"], "relation=borders&tail=place+3"])

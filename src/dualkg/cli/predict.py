@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 from typer import Argument, Option
 
+import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.errors import DataError, RequestError, visible
 from dualkg.files import atomic_write, locks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from dualkg.data.graph import Graph
-    from dualkg.inference.predictor import Known, Prediction, Predictor, QueryType
+    from dualkg.inference.predictor import Known, QueryType
 
 QUERIES = "Tab-separated lines of head, relation and tail, with ? or nothing for one of them; - is the standard input."
 PARTS = ("head", "relation", "tail")
@@ -52,7 +51,6 @@ def predict(
 ) -> cli.Result:
     """Predict the missing one of head, relation and tail; score the triple if all three are given."""
     from dualkg.inference.index_build import load_index
-    from dualkg.inference.predictor import Predictor
 
     given = (head, relation, tail)
     if queries is None and out is not None:
@@ -64,7 +62,7 @@ def predict(
     if queries is None and sum(one is not None for one in given) < 2:
         raise RequestError("A query needs at least two of --head, --relation and --tail.")
     loaded = cli.load_on_device(run, device)
-    predictor = Predictor.of(loaded, calibrated=coverage is not None, index=load_index(index) if index else None)
+    predictor = kg.Predictor.of(loaded, calibrated=coverage is not None, index=load_index(index) if index else None)
     known: Known = "omit" if new else "mark"
     if queries is not None:
         return _predict_file(predictor, queries, out, top=top, known=known)
@@ -78,38 +76,32 @@ def predict(
 
 
 def predict_queries(
-    predictor: Predictor, queries: Sequence[Given], *, top: int, known: Known = "mark"
-) -> list[list[Prediction]]:
+    predictor: kg.Predictor, queries: Sequence[Given], *, top: int, known: Known = "mark"
+) -> list[list[kg.Prediction]]:
     """The best answers to queries (head, relation, tail) with None for what is missing; no None scores the triple.
 
     The entity of a query is no answer, unless the graph contains that triple or the relation often has self-loops.
     """
-    from dualkg.data.graph import relations_with_self_loops
-    from dualkg.inference.predictor import Query
-
-    graph = predictor.graph
-    vocabularies, with_loops = (graph.entities, graph.relations, graph.entities), relations_with_self_loops(graph)
-    by_kind: dict[QueryType, dict[int, Query]] = {}
+    graph, query = predictor.graph, kg.inference.predictor.Query
+    vocabularies = (graph.entities, graph.relations, graph.entities)
+    by_kind: dict[QueryType, dict[int, tuple[int, ...]]] = {}
     for row, given in enumerate(queries):
-        ids = [names.id(one) for names, one in zip(vocabularies, given, strict=True) if one is not None]
-        kind = KINDS[tuple(one is None for one in given)]
-        more = kind in ("tails", "heads")  # one may be dropped
-        by_kind.setdefault(kind, {})[row] = Query(tuple(ids), top + more, known)
-    found: list[list[Prediction]] = [[] for _ in queries]
+        ids = tuple(names.id(one) for names, one in zip(vocabularies, given, strict=True) if one is not None)
+        by_kind.setdefault(KINDS[tuple(one is None for one in given)], {})[row] = ids
+    found: list[list[kg.Prediction]] = [[] for _ in queries]
     for kind, asked in by_kind.items():
-        for (row, query), predictions in zip(asked.items(), predictor.predict(kind, list(asked.values())), strict=True):
-            if kind in ("tails", "heads"):
-                entity, relation = query.given if kind == "tails" else query.given[::-1]
-                if relation not in with_loops:
-                    predictions = [one for one in predictions if one.id != entity or one.known]
-            found[row] = predictions[:top]
+        k = top + (kind in ("tails", "heads"))  # one may be omitted
+        predicted = predictor.predict(kind, [query(ids, k, known) for ids in asked.values()])
+        for (row, ids), predictions in zip(asked.items(), predicted, strict=True):
+            omitted = predictor.entity_to_omit(kind, ids)
+            found[row] = [one for one in predictions if one.id != omitted or one.known][:top]
     return found
 
 
 # -- a file of queries ----------------------------------------------------------------------------------------
 
 
-def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
+def read_queries(path: Path, graph: kg.Graph) -> list[tuple[int, Given]]:
     """The queries of a file of tab-separated lines by ids, each with its line number; - is the standard input.
 
     Cells are head, relation and tail, or in the order of a header that names them; ? or nothing is what is missing.
@@ -152,7 +144,7 @@ def read_queries(path: Path, graph: Graph) -> list[tuple[int, Given]]:
 
 
 @locks("out")
-def _predict_file(predictor: Predictor, path: Path, out: Path | None, *, top: int, known: Known) -> cli.Result:
+def _predict_file(predictor: kg.Predictor, path: Path, out: Path | None, *, top: int, known: Known) -> cli.Result:
     """Predict for the queries of a file in blocks, and write lines of TSV or JSON."""
     graph = predictor.graph
     if out is not None and out.suffix.lower() not in (".tsv", ".jsonl"):
@@ -161,7 +153,7 @@ def _predict_file(predictor: Predictor, path: Path, out: Path | None, *, top: in
         raise RequestError(f"{out} exists already. Name another file, or remove it.")
     queries = read_queries(path, graph)
 
-    def answered() -> Iterator[tuple[int, Given, list[Prediction]]]:
+    def answered() -> Iterator[tuple[int, Given, list[kg.Prediction]]]:
         for start in range(0, len(queries), QUERIES_PER_BLOCK):
             block = queries[start : start + QUERIES_PER_BLOCK]
             found = predict_queries(predictor, [given for _, given in block], top=top, known=known)
@@ -195,13 +187,13 @@ def _predict_file(predictor: Predictor, path: Path, out: Path | None, *, top: in
     return cli.Result({"out": str(out), "queries": len(queries)}, lambda: cli.note(message, style=None))
 
 
-def _names(given: Given, graph: Graph) -> list[str | None]:
+def _names(given: Given, graph: kg.Graph) -> list[str | None]:
     vocabularies = (graph.entities, graph.relations, graph.entities)
     return [None if id is None else names[int(id)] for names, id in zip(vocabularies, given, strict=True)]
 
 
 def _print_predictions(
-    title: str, predictions: Sequence[Prediction], *, score: str = "score", show_known: bool = True
+    title: str, predictions: Sequence[kg.Prediction], *, score: str = "score", show_known: bool = True
 ) -> None:
     cli.stdout.print(Text(title, style="bold"))
     calibrated = any(prediction.probability is not None for prediction in predictions)
@@ -223,9 +215,7 @@ def similar(
     top: Annotated[int, Option(min=1, help="Number of entities.")] = 10,
 ) -> cli.Result:
     """List the entities with the most similar embeddings (cosine similarity)."""
-    from dualkg.inference.predictor import Predictor
-
-    predictions = Predictor.of(cli.load_on_device(run, "cpu"), calibrated=False).similar(entity, k=top)
+    predictions = kg.Predictor.of(cli.load_on_device(run, "cpu"), calibrated=False).similar(entity, k=top)
     return cli.Result(
         [prediction.as_dict() for prediction in predictions],
         lambda: _print_predictions(f"similar to {entity}", predictions, score="cosine", show_known=False),
@@ -242,11 +232,8 @@ def explain(
     device: cli.Device = None,
 ) -> cli.Result:
     """Explain a prediction by the training triples that support it most and by similar entities."""
-    from dualkg.inference.predictor import Predictor
-
     loaded = cli.load_on_device(run, device)
-    predictor = Predictor(loaded.model, loaded.graph, recipe=loaded.recipe)
-    explanation = predictor.explain(head, relation, tail, k=top)
+    explanation = kg.Predictor(loaded.model, loaded.graph, recipe=loaded.recipe).explain(head, relation, tail, k=top)
 
     def show() -> None:
         for number, sentence in enumerate(explanation.sentences()):

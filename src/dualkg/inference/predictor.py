@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import SPLITS, Graph
+from dualkg.data.graph import SPLITS, Graph, relations_with_self_loops
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
@@ -235,9 +235,20 @@ class Predictor:
             found |= {relation: split for relation in relations[first:last].tolist() if relation not in found}
         return found
 
+    @cached_property
+    def relations_with_self_loops(self) -> frozenset[int]:
+        return relations_with_self_loops(self.graph)
+
+    def entity_to_omit(self, kind: QueryType, given: Sequence[int]) -> int | None:
+        """The entity of a query, which is no new answer unless its relation often has self-loops."""
+        if kind not in ("tails", "heads"):
+            return None
+        entity, relation = given if kind == "tails" else reversed(given)
+        return None if relation in self.relations_with_self_loops else entity
+
     def warm_up(self) -> None:
         """Build the tables that the first queries would otherwise wait for."""
-        _ = self._known_by_split, self.all_known, self._unit_vectors
+        _ = self._known_by_split, self.all_known, self._unit_vectors, self.relations_with_self_loops
 
     # -- batches ------------------------------------------------------------------------------------------------
 

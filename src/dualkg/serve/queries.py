@@ -220,11 +220,8 @@ async def query_results(context: Context, query: GivenQuery) -> QueryPage:
     if query.missing:
         raise RequestError(query.instruction)
     ids = await context.ids(**{part: query.names[part] or "" for part in query.given})
-    # The given entity is no new answer, unless the relation often relates an entity to itself.
-    excluded = None
-    if query.find != "relation" and ids["relation"] not in context.run.loops:
-        excluded = ids[OTHER_END[query.find]]
     kind, k = KINDS[query.find], query.k
+    excluded = context.run.predictor.entity_to_omit(kind, list(ids.values()))
     new, marked = await asyncio.gather(
         context.predict(kind, *ids.values(), k=k + (excluded is not None), known="omit"),
         context.predict(kind, *ids.values(), k=k),

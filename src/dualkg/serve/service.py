@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from dualkg.analysis.projection import Vectors, entity_map
-from dualkg.data.graph import Graph, relations_with_self_loops
+from dualkg.data.graph import Graph
 from dualkg.errors import DualkgError, RequestError
 from dualkg.inference.decisions import DecisionStore
 from dualkg.inference.inductive import with_adjoint
@@ -62,11 +62,6 @@ class ServedRun:
         return NameSearch(self.graph.entities)
 
     @cached_property
-    def loops(self) -> frozenset[int]:
-        """The relations that often relate an entity to itself."""
-        return relations_with_self_loops(self.graph)
-
-    @cached_property
     def has_explanations(self) -> bool:
         """Whether predictions can be explained: not those of an ensemble or of a model without an adjoint."""
         try:
@@ -81,7 +76,7 @@ class ServedRun:
 
     def warm_up(self) -> None:
         """Compute everything that is cached, so that the first requests do not wait for it."""
-        _ = self.name_search, self.loops
+        _ = self.name_search
         self.predictor.warm_up()
         self.graph.entities.id(0)
         _ = "" in self.graph.entities, "" in self.graph.relations
