@@ -41,14 +41,14 @@ _HAS_LOCKS: dict[int, bool] = {}  # by device
 
 
 @contextmanager
-def atomic_write(path: Path, *, apart: bool = False) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary file that replaces `path` when the block succeeds, and is deleted when it fails.
 
-    `apart`: it is in a folder of its own, for a library that writes temporary files of its own beside it.
+    It is in a folder of its own, as some libraries write temporary files beside it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _temporary(path, path.parent, folder=apart) as place:
-        fresh = place / path.name if apart else place
+    with _temporary(path, path.parent) as folder:
+        fresh = folder / path.name
         yield fresh
         fresh.chmod(0o666 & ~_umask())
         if not _is_temporary(path.parent):  # whose files are written to disk together
@@ -75,7 +75,7 @@ def atomic_folder(
     parent.mkdir(parents=True, exist_ok=True)
     if existing == "keep":
         remove_strays(path, inside=False)
-    with _temporary(path, parent, folder=True) as fresh:
+    with _temporary(path, parent) as fresh:
         yield fresh
         fresh.chmod(0o777 & ~_umask())
         if not _is_temporary(parent):
@@ -104,17 +104,16 @@ def atomic_folder(
 
 
 @contextmanager
-def _temporary(path: Path, parent: Path, *, folder: bool) -> Iterator[Path]:
-    """A new file or folder, deleted at the end. It is locked, so that no other process takes it for a stray one."""
-    options: dict[str, Any] = {"prefix": f".{_short(path)}.", "suffix": ".tmp", "dir": parent}
+def _temporary(path: Path, parent: Path) -> Iterator[Path]:
+    """A new folder, deleted at the end. It is locked, so that no other process takes it for a stray one."""
     name = ""
     try:
         while not name or not Path(name).exists():  # it may have been removed before it was locked
-            if folder:
-                name = tempfile.mkdtemp(**options)
+            name = tempfile.mkdtemp(prefix=f".{_short(path)}.", suffix=".tmp", dir=parent)
+            try:
                 descriptor = os.open(name, os.O_RDONLY)
-            else:
-                descriptor, name = tempfile.mkstemp(**options)
+            except FileNotFoundError:
+                continue
             with suppress(OSError):  # a file system without locks
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
@@ -161,7 +160,6 @@ def link_or_copy(source: Path, target: Path) -> None:
     """A hard link, or a copy if the file system has none; the former target stays until there is one."""
     with atomic_write(target) as fresh:
         try:
-            fresh.unlink()
             fresh.hardlink_to(source)
         except OSError:
             shutil.copyfile(source, fresh)
@@ -298,8 +296,7 @@ def recover(path: Path) -> None:
 
 def strays(path: Path, *, inside: bool = True) -> list[Path]:
     """Temporary files and folders that killed processes left beside a file or folder, or in it."""
-    begin, length = f".{_short(path)}.", len(_short(path)) + len("..12345678.tmp")
-    found = [one for one in _children(path.parent) if one.name.startswith(begin) and len(one.name) == length]
+    found = [one for one in _children(path.parent) if TEMPORARY.sub(r"\1", one.name) == _short(path)]
     found += _children(path) if inside else []
     return [one for one in found if one.suffix == ".tmp" and TEMPORARY.fullmatch(one.name) and _is_left(one)]
 

@@ -554,7 +554,7 @@ def _save_state(path: Path, options: dict[str, Any], state: SearchState) -> None
     if state.cache is not None:
         tensors["cache"] = state.cache.cpu()
     metadata = {"num_done": str(state.num_done), "options": json.dumps(options)}
-    with atomic_write(path, apart=True) as file, writing(file, SafetensorError):
+    with atomic_write(path) as file, writing(file, SafetensorError):
         save_file(tensors, file, metadata=metadata)
 
 

@@ -48,7 +48,7 @@ def save_tensors(groups: dict[str, dict[str, Tensor]], path: Path, *, about: dic
             raise DivergedError(f"{name} contains NaN or infinity, so it was not saved; {path.name} is unchanged.")
     tensors = {name: value.cpu().contiguous() for name, value in found.items()}
     about = {**about, "sha256": _checksum(tensors, about)}
-    with atomic_write(path, apart=True) as fresh, writing(fresh, SafetensorError):
+    with atomic_write(path) as fresh, writing(fresh, SafetensorError):
         save_file(tensors, fresh, metadata={"about": json.dumps(about)})
 
 
