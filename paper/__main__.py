@@ -51,7 +51,7 @@ def table_command(table: ResultTable) -> Callable[..., None]:
         runs: Runs = RUNS,
         shared_device: Annotated[bool, SHARED_DEVICE] = False,
         device: cli.Device = None,
-    ) -> cli.Result:
+    ) -> cli.Output:
         with cli.training_progress(table.name) as on_progress:
             config = Config(dataset, seeds, row or (), records, runs, device, shared_device, cli.note, on_progress)
             graphs = config.graphs(PUBLISHED_GRAPHS)
@@ -72,7 +72,7 @@ def study_command(study: Study) -> Callable[..., None]:
         records: Records = RECORDS,
         runs: Runs = RUNS,
         device: cli.Device = None,
-    ) -> cli.Result:
+    ) -> cli.Output:
         if seeds > 1 and not study.several_seeds:
             raise RequestError(f"The study {study.name} uses one seed. Leave out --seeds.")
         check_committed()
@@ -94,7 +94,7 @@ for _study in STUDIES.values():
 
 @app.command()
 @cli.command(threads=False)
-def datasets(records: Records = RECORDS) -> cli.Result:
+def datasets(records: Records = RECORDS) -> cli.Output:
     """Statistics of the data sets that are available, against the published ones."""
     counts = {}
     for graph in GRAPHS:
@@ -109,7 +109,7 @@ def datasets(records: Records = RECORDS) -> cli.Result:
 
 @app.command()
 @cli.command(threads=False)
-def hyperparameters() -> cli.Result:
+def hyperparameters() -> cli.Output:
     """Hyper-parameters of the paper and of the recipes."""
     return show([hyperparameters_table()])
 
@@ -194,15 +194,13 @@ def train_trial(tables: dict[str, Any], graph: Graph, *, device: str | None) -> 
     }
 
 
-def show(tables: Sequence[Table]) -> cli.Result:
-    def print_tables() -> None:
-        for table in tables:
-            cli.stdout.print(f"\n[bold]{escape(table.title)}[/bold]")
-            cli.print_table(table.columns, table.rows, left=table.num_left)
-            for line in table.notes:
-                cli.stdout.print(f"[dim]{escape(line)}[/dim]")
-
-    return cli.Result([table.as_dict() for table in tables], print_tables)
+def show(tables: Sequence[Table]) -> cli.Output:
+    yield cli.Result([table.as_dict() for table in tables])
+    for table in tables:
+        cli.stdout.print(f"\n[bold]{escape(table.title)}[/bold]")
+        cli.print_table(table.columns, table.rows, left=table.num_left)
+        for line in table.notes:
+            cli.stdout.print(f"[dim]{escape(line)}[/dim]")
 
 
 def update_pages(records: Path) -> None:

@@ -37,7 +37,7 @@ def inspect(
     labels: Annotated[str | None, Option(help="File with a readable label for each entity name.")] = None,
     max_size: cli.MaxSize = None,
     picture: Annotated[Path | None, Option("--picture", "--figure", help="Draw a figure (PNG and SVG).")] = None,
-) -> cli.Result:
+) -> cli.Output:
     """Show counts, degrees, cardinalities, components, unseen entities and leakage of a graph."""
     from dualkg.data.loading import load_graph
 
@@ -51,61 +51,58 @@ def inspect(
         from dualkg.analysis.figures import draw_inspection
 
         figures = draw_inspection(found).save(picture)
-
-    def show() -> None:
-        """Tables of splits, cardinalities, relations and redundant relations; names are printed as labels."""
-
-        def label(names: Any, name: str) -> str:
-            return str(names.label(names.id(name)))
-
-        def share(number: int, split: str) -> str:
-            return f"{number:,} ({number / len(found.triples[split]):.1%})" if number else "0"
-
-        splits, degrees, components = list(found.counts), found.degrees, found.components
-        rows: list[Any] = [[name.replace("_", "-"), *(each[name] for each in found.counts.values())] for name in COUNTS]
-        for name, title in HELD_OUT.items():
-            numbers = {split: getattr(facts, name) for split, facts in found.held_out.items()}
-            if any(numbers.values()) or not title.startswith(" "):
-                of_triples = name not in ("unseen_entities", "unseen_relations")
-                rows.append([title, "", *(share(n, split) if of_triples else n for split, n in numbers.items())])
-        cli.print_table([found.graph, *splits], rows)
-
-        hubs = ", ".join(f"{label(found.entities, hub['entity'])} ({hub['degree']:,})" for hub in degrees.hubs)
-        lines = [
-            f"Degrees in train: mean {degrees.mean:.1f}, median {degrees.median:g}, maximum {degrees.max:,}.",
-            f"Highest degrees: {hubs}.",
-            f"Connected components of train: {components.number:,}; the largest has {components.largest:,} entities "
-            f"({components.share:.1%}).",
-        ]
-        cli.stdout.print("", *lines, "", sep="\n", markup=False, soft_wrap=True)
-        rows = [[kind, *numbers.values()] for kind, numbers in found.by_cardinality.items()]
-        cli.print_table(["cardinality", "relations", *splits], rows)
-
-        rows = []
-        for name, row in sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_ROWS]:
-            means = (f"{row.tails_per_head:.1f}", f"{row.heads_per_tail:.1f}", f"{row.symmetry:.0%}")
-            rows.append([label(found.relations, name), row.train, row.test, row.cardinality, *means])
-        cli.stdout.print()
-        cli.print_table(["relation", "train", "test", "cardinality", "tails/head", "heads/tail", "symmetry"], rows)
-        _note_more(len(found.relations), "relations")
-        rows = []
-        for pair in found.redundant[:NUM_ROWS]:
-            names = " / ".join(label(found.relations, name) for name in dict.fromkeys((pair.relation, pair.other)))
-            rows.append([names, pair.kind, f"{min(pair.overlap):.0%}", *pair.leaked.values()])
-        if rows:
-            cli.stdout.print()
-            titles = (f"leaked {split}" for split in found.held_out)
-            cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
-            _note_more(len(found.redundant), "redundant relations")
-        for sentence in found.notes:
-            cli.note(sentence)
-        for sentence in found.warnings():
-            cli.note(sentence, style="yellow")
-        for path in figures:
-            cli.note(f"Figure: {path}", style=None)
-
     facts = {**found.as_dict(), "fingerprint": graph.fingerprint, "figures": [str(path) for path in figures]}
-    return cli.Result(facts, show)
+    yield cli.Result(facts)
+    # Tables of splits, cardinalities, relations and redundant relations; names are printed as labels.
+
+    def label(names: Any, name: str) -> str:
+        return str(names.label(names.id(name)))
+
+    def share(number: int, split: str) -> str:
+        return f"{number:,} ({number / len(found.triples[split]):.1%})" if number else "0"
+
+    splits, degrees, components = list(found.counts), found.degrees, found.components
+    rows: list[Any] = [[name.replace("_", "-"), *(each[name] for each in found.counts.values())] for name in COUNTS]
+    for name, title in HELD_OUT.items():
+        numbers = {split: getattr(facts, name) for split, facts in found.held_out.items()}
+        if any(numbers.values()) or not title.startswith(" "):
+            of_triples = name not in ("unseen_entities", "unseen_relations")
+            rows.append([title, "", *(share(n, split) if of_triples else n for split, n in numbers.items())])
+    cli.print_table([found.graph, *splits], rows)
+
+    hubs = ", ".join(f"{label(found.entities, hub['entity'])} ({hub['degree']:,})" for hub in degrees.hubs)
+    lines = [
+        f"Degrees in train: mean {degrees.mean:.1f}, median {degrees.median:g}, maximum {degrees.max:,}.",
+        f"Highest degrees: {hubs}.",
+        f"Connected components of train: {components.number:,}; the largest has {components.largest:,} entities "
+        f"({components.share:.1%}).",
+    ]
+    cli.stdout.print("", *lines, "", sep="\n", markup=False, soft_wrap=True)
+    rows = [[kind, *numbers.values()] for kind, numbers in found.by_cardinality.items()]
+    cli.print_table(["cardinality", "relations", *splits], rows)
+
+    rows = []
+    for name, row in sorted(found.by_relation.items(), key=lambda item: -item[1].train)[:NUM_ROWS]:
+        means = (f"{row.tails_per_head:.1f}", f"{row.heads_per_tail:.1f}", f"{row.symmetry:.0%}")
+        rows.append([label(found.relations, name), row.train, row.test, row.cardinality, *means])
+    cli.stdout.print()
+    cli.print_table(["relation", "train", "test", "cardinality", "tails/head", "heads/tail", "symmetry"], rows)
+    _note_more(len(found.relations), "relations")
+    rows = []
+    for pair in found.redundant[:NUM_ROWS]:
+        names = " / ".join(label(found.relations, name) for name in dict.fromkeys((pair.relation, pair.other)))
+        rows.append([names, pair.kind, f"{min(pair.overlap):.0%}", *pair.leaked.values()])
+    if rows:
+        cli.stdout.print()
+        titles = (f"leaked {split}" for split in found.held_out)
+        cli.print_table(["redundant relations", "kind", "overlap", *titles], rows)
+        _note_more(len(found.redundant), "redundant relations")
+    for sentence in found.notes:
+        cli.note(sentence)
+    for sentence in found.warnings():
+        cli.note(sentence, style="yellow")
+    for path in figures:
+        cli.note(f"Figure: {path}", style=None)
 
 
 def _note_more(number: int, kind: str) -> None:
@@ -120,27 +117,24 @@ def sparsify(
     rotate: Annotated[bool, Option("--rotate", help="RESCAL only: first rotate the axes, to lose less.")] = False,
     out: Annotated[Path | None, Option(help="New folder (default: RUN-sparse-SHARE).")] = None,
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Output:
     """Set the smallest entries of the entity table to zero and save the result as a run."""
     made = kg.analysis.sparsity.sparsify(run, share=share, rotate=rotate, out=out, device=device)
     folder = kg.training.RunFolder(made.folder or "")
     storage = kg.analysis.sparsity.storage_of(made.model, weights=folder.weights)
-
-    def show() -> None:
-        """The reports; then numbers, as the paper counts them, and bytes, with the share saved compared to dense."""
-        cli.print_reports(made)
-        cli.stdout.print()
-        rows: list[Any] = []
-        for name, sizes in (("entity tables", storage.entity_tables), ("whole model", storage.whole_model)):
-            for form, size in sizes.items():
-                saved = ("", "") if form == "dense" else (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
-                disk = storage.on_disk[name.replace(" ", "_")] if storage.on_disk and form == "CSR" else ""
-                rows.append([f"{name}, {form}", size.numbers, saved[0], size.bytes, saved[1], disk])
-        cli.print_table([f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"], rows)
-        cli.note_saved(made.folder)
-
     facts = {"run": str(made.folder), "sparsity": made.sparsity, "storage": storage.as_dict()}
-    return cli.Result({**facts, "reports": folder.saved_reports()}, show)
+    yield cli.Result({**facts, "reports": folder.saved_reports()})
+    # The reports; then numbers, as the paper counts them, and bytes, with the share saved compared to dense.
+    cli.print_reports(made)
+    cli.stdout.print()
+    rows: list[Any] = []
+    for name, sizes in (("entity tables", storage.entity_tables), ("whole model", storage.whole_model)):
+        for form, size in sizes.items():
+            saved = ("", "") if form == "dense" else (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
+            disk = storage.on_disk[name.replace(" ", "_")] if storage.on_disk and form == "CSR" else ""
+            rows.append([f"{name}, {form}", size.numbers, saved[0], size.bytes, saved[1], disk])
+    cli.print_table([f"{storage.share:.1%} zeros", "numbers", "saved", "bytes", "saved", "on disk"], rows)
+    cli.note_saved(made.folder)
 
 
 @cli.command()
@@ -150,7 +144,7 @@ def sparsity(
     rotate: Annotated[float | None, Option(help="RESCAL only: first rotate the axes for this share of zeros.")] = None,
     split: cli.SplitName = "test",
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Output:
     """Evaluate a run with increasing shares of its entity table set to zero."""
     analysis, metrics = kg.analysis.sparsity, kg.evaluation.report.COLUMNS
     wanted = analysis.SHARES if shares is None else cli.parse_numbers("--shares", shares)
@@ -163,7 +157,8 @@ def sparsity(
         saved = (f"{size.numbers_saved:.1%}", f"{size.bytes_saved:.1%}")
         rows.append([f"{point.share:.1%}", f"{point.threshold:.4g}", *point.metrics.row()[: len(metrics)], *saved])
     columns = ["zeros", "threshold", *metrics, "numbers saved", "bytes saved"]
-    return cli.Result([point.as_dict() for point in points], lambda: cli.print_table(columns, rows))
+    yield cli.Result([point.as_dict() for point in points])
+    cli.print_table(columns, rows)
 
 
 @cli.command()
@@ -171,7 +166,7 @@ def nuclear_norm(
     run: cli.RunPath,
     plain: Annotated[float, Option(help="λ1, the weight of ‖h‖² and ‖t‖².")] = 1.0,
     mapped: Annotated[float, Option(help="λ2, the weight of ‖hR‖² and ‖tRᵀ‖².")] = 1.0,
-) -> cli.Result:
+) -> cli.Output:
     """Bound the nuclear 2-norm of a run by DURA (Theorem 1 of the paper)."""
     bounds = kg.analysis.nuclear.bound_before_and_after(kg.load_run(run).model, plain=plain, mapped=mapped)
     titles = {
@@ -181,4 +176,5 @@ def nuclear_norm(
     }
     rows = [[title, *(f"{getattr(bound, key):.6g}" for bound in bounds.values())] for key, title in titles.items()]
     data = {name: bound.as_dict() for name, bound in bounds.items()}
-    return cli.Result(data, lambda: cli.print_table(["", *bounds], rows))
+    yield cli.Result(data)
+    cli.print_table(["", *bounds], rows)

@@ -73,15 +73,15 @@ SETTINGS = {  # options of `train` by the keys of a recipe that they set
 
 
 class Result(NamedTuple):
-    """What a command returns: `data` for --json, one document or lines of it, and a function that prints tables."""
+    """What --json prints: `data` as one document, or as lines; and the status with which the command exits."""
 
     data: Any
-    show: Callable[[], None]
     json_lines: bool = False
-    status: int = 0  # with which the command exits
+    status: int = 0
 
 
-Command = Callable[..., Result | None]
+Output = Iterator[Result]  # of a command, which yields its result and then prints tables, unless --json is given
+Command = Callable[..., Output | None]
 
 
 def command(
@@ -103,13 +103,14 @@ def command(
             values = {parameter.name: options.pop(parameter.name, parameter.default) for parameter in added}
             set_threads(values.get("threads"))
             with trusted_code(bool(values.get("trust_code"))):
-                result = function(**options)
+                output = function(**options) or iter(())
+                result = next(output, None)
                 if result and values.get("as_json"):
                     for document in result.data if result.json_lines else [result.data]:
                         indent = None if result.json_lines else 1
                         print(json.dumps(document, indent=indent, ensure_ascii=False).translate(JSON_ESCAPES))
-                elif result:
-                    result.show()
+                else:
+                    next(output, None)
             if result and result.status:
                 raise typer.Exit(result.status)
 

@@ -34,7 +34,7 @@ def evaluate(
     storage: Annotated[str | None, Option(help=STORAGE)] = None,
     max_size: cli.MaxSize = None,
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Output:
     """Evaluate a run: filtered ranking in both directions, ties at their mean rank. Or another task."""
     if negatives is not None and task != "classification":
         raise RequestError("--negatives is for --task classification; the other tasks rank all candidates.")
@@ -59,60 +59,59 @@ def evaluate(
     if task == "classification":
         return _classify(loaded, split, by, negatives, max_size)
     if task == "relation":
-        metrics = kg.evaluate_relations(loaded.model, loaded.graph, split=split, hits=ks)
-        data = {"graph": loaded.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()}
-        rows = {f"{loaded.graph.name} {split}, (head, ?, tail)": metrics}
-        return cli.Result(data, lambda: cli.print_metrics(rows, hits=ks))
-    report = kg.evaluate(
-        loaded.model, loaded.graph, split=split, hits=ks, candidates=candidates, type_constrained=type_constrained
-    )
+        return _rank_relations(loaded, split, ks)
+    lists: dict[str, Any] = {"candidates": candidates, "type_constrained": type_constrained}
+    return _rank(kg.evaluate(loaded.model, loaded.graph, split=split, hits=ks, **lists), by, ks)
 
-    def show() -> None:
-        """All queries, then the bounds if ties make them differ, then a row for each group."""
-        rows = {f"{report.graph} {report.split}": report.metrics}
-        if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
-            rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
-        if report.num_unseen_triples:
-            rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = report.without_unseen
-        cli.print_metrics(rows, hits=ks, adjusted=True)
-        if by:
-            groups = dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries))
-            cli.stdout.print()
-            cli.print_metrics(groups, title=by, hits=ks, adjusted=True)
-        if report.candidates != "all entities":
-            cli.stdout.print(f"[dim]Candidates: {report.candidates}, without known answers.[/dim]")
 
-    return cli.Result(report.as_dict(), show)
+def _rank(report: kg.Report, by: str | None, ks: tuple[int, ...]) -> cli.Output:
+    """All queries, then the bounds if ties make them differ, then a row for each group."""
+    yield cli.Result(report.as_dict())
+    rows = {f"{report.graph} {report.split}": report.metrics}
+    if not math.isclose(report.optimistic.mrr, report.pessimistic.mrr):
+        rows |= {"  optimistic": report.optimistic, "  pessimistic": report.pessimistic}
+    if report.num_unseen_triples:
+        rows[f"  without {report.num_unseen_triples:,} triples of unseen entities"] = report.without_unseen
+    cli.print_metrics(rows, hits=ks, adjusted=True)
+    if by:
+        groups = dict(sorted(report.by(by).items(), key=lambda item: -item[1].num_queries))
+        cli.stdout.print()
+        cli.print_metrics(groups, title=by, hits=ks, adjusted=True)
+    if report.candidates != "all entities":
+        cli.stdout.print(f"[dim]Candidates: {report.candidates}, without known answers.[/dim]")
+
+
+def _rank_relations(run: kg.Run, split: kg.data.graph.Split, ks: tuple[int, ...]) -> cli.Output:
+    metrics = kg.evaluate_relations(run.model, run.graph, split=split, hits=ks)
+    yield cli.Result({"graph": run.graph.name, "split": split, "task": "relation", "metrics": metrics.as_dict()})
+    cli.print_metrics({f"{run.graph.name} {split}, (head, ?, tail)": metrics}, hits=ks)
 
 
 def _classify(
     run: kg.Run, split: kg.data.graph.Split, by: str | None, negatives: Path | None, max_size: str | None
-) -> cli.Result:
+) -> cli.Output:
     from dualkg.inference.classification import evaluate_classification, matching_valid_file, read_negatives
 
     files = {"negatives": negatives, "valid_negatives": matching_valid_file(negatives, split) if negatives else None}
     given: Any = {key: read_negatives(file, run.graph, max_size=max_size) for key, file in files.items() if file}
     report = evaluate_classification(run.model, run.graph, split=split, **given)
-
-    def show() -> None:
-        groups = {f"{report.graph} {report.split}": report.metrics}
-        if by:
-            groups |= dict(sorted(report.by_relation.items(), key=lambda item: -item[1].num_true))
-        cli.print_table(
-            ["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"],
-            [
-                [name, part.accuracy, part.f1, part.precision, part.recall, part.auc, part.num_true, part.num_false]
-                for name, part in groups.items()
-            ],
-        )
-        source = "given" if report.negatives == "given" else "sampled, one for each true triple"
-        thresholds = f"chosen on valid with {report.valid_negatives} false triples"
-        cli.stdout.print(f"[dim]False triples: {source}; thresholds: {thresholds}.[/dim]")
-
-    return cli.Result({"task": "classification", **report.as_dict()}, show)
+    yield cli.Result({"task": "classification", **report.as_dict()})
+    groups = {f"{report.graph} {report.split}": report.metrics}
+    if by:
+        groups |= dict(sorted(report.by_relation.items(), key=lambda item: -item[1].num_true))
+    cli.print_table(
+        ["", "accuracy", "F1", "precision", "recall", "AUC", "true", "false"],
+        [
+            [name, part.accuracy, part.f1, part.precision, part.recall, part.auc, part.num_true, part.num_false]
+            for name, part in groups.items()
+        ],
+    )
+    source = "given" if report.negatives == "given" else "sampled, one for each true triple"
+    thresholds = f"chosen on valid with {report.valid_negatives} false triples"
+    cli.stdout.print(f"[dim]False triples: {source}; thresholds: {thresholds}.[/dim]")
 
 
-def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> cli.Result:
+def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> cli.Output:
     index, metrics = kg.inference.index, kg.evaluation.report.COLUMNS
     dense: list[kg.inference.index.StorageFormat] = []
     shares: list[float] = []
@@ -126,7 +125,8 @@ def _evaluate_storage(run: kg.Run, split: kg.data.graph.Split, storage: str) -> 
     points = index.measure_storage_formats(run.model, run.graph, formats=dense, shares=shares, split=split)
     rows = [[point.name, point.bytes, *point.metrics.row()[: len(metrics)]] for point in points]
     columns = [f"{run.graph.name} {split}", "bytes", *metrics]
-    return cli.Result([point.as_dict() for point in points], lambda: cli.print_table(columns, rows))
+    yield cli.Result([point.as_dict() for point in points])
+    cli.print_table(columns, rows)
 
 
 @cli.command()
@@ -136,7 +136,7 @@ def calibrate(
     figure: Annotated[Path | None, Option(help="Draw the reliability diagram (PNG and SVG).")] = None,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing calibration.")] = False,
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Output:
     """Fit probabilities and prediction sets on valid, save them with the run, and check them on test."""
     checked = kg.calibrate(run, coverage=coverage, overwrite=overwrite, device=device)
     report, sets = checked.report, checked.coverage
@@ -147,34 +147,31 @@ def calibrate(
         points = [(one.predicted, one.observed, one.noise) for one in report.likely.bins]
         title = f"{report.graph} {report.split}"
         figures = draw_reliability({title: points}, graph=title, ece=report.likely.ece).save(figure)
-
-    def show() -> None:
-        rows: list[Any] = []
-        for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
-            errors = [f"{value:.2e}" if value < 1e-3 else value for value in (part.ece, part.noise, part.brier)]
-            rows.append([name, *(errors if part.bins else [None] * 3), round(part.num_candidates), part.num_true])
-        cli.print_table([f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows)
-        cli.stdout.print()
-        rows = [
-            [one.predicted, one.observed, f"± {one.noise:.4f}", round(one.num_candidates), one.num_true]
-            for one in report.likely.bins
-        ]
-        cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
-        cli.stdout.print()
-        groups = {"all queries": sets.overall}
-        groups |= {f"  for {side}s": sets.by_direction[side] for side in ("tail", "head")}
-        groups |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
-        rows = []
-        for name, size in groups.items():
-            own = "own threshold" if size.relation_specific else ""
-            numbers = f"{size.coverage:.1%}", f"{size.mean_size:,.1f}", f"{size.median_size:,.0f}", size.num_queries
-            rows.append([name, *numbers, own])
-        title = f"prediction sets for {sets.target_coverage:.0%}"
-        cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
-        for path in figures:
-            cli.note(f"Figure: {path}", style=None)
-
-    return cli.Result({"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]}, show)
+    yield cli.Result({"run": str(run), **checked.as_dict(), "figures": [str(path) for path in figures]})
+    rows: list[Any] = []
+    for name, part in (("all candidates", report.overall), ("with p ≥ .01", report.likely)):
+        errors = [f"{value:.2e}" if value < 1e-3 else value for value in (part.ece, part.noise, part.brier)]
+        rows.append([name, *(errors if part.bins else [None] * 3), round(part.num_candidates), part.num_true])
+    cli.print_table([f"{report.graph} {report.split}", "ECE", "by chance", "Brier", "candidates", "true"], rows)
+    cli.stdout.print()
+    rows = [
+        [one.predicted, one.observed, f"± {one.noise:.4f}", round(one.num_candidates), one.num_true]
+        for one in report.likely.bins
+    ]
+    cli.print_table(["predicted", "observed", "by chance", "candidates", "true"], rows, left=0)
+    cli.stdout.print()
+    groups = {"all queries": sets.overall}
+    groups |= {f"  for {side}s": sets.by_direction[side] for side in ("tail", "head")}
+    groups |= dict(sorted(sets.by_relation.items(), key=lambda item: -item[1].num_queries))
+    rows = []
+    for name, size in groups.items():
+        own = "own threshold" if size.relation_specific else ""
+        numbers = f"{size.coverage:.1%}", f"{size.mean_size:,.1f}", f"{size.median_size:,.0f}", size.num_queries
+        rows.append([name, *numbers, own])
+    title = f"prediction sets for {sets.target_coverage:.0%}"
+    cli.print_table([title, "coverage", "mean size", "median", "queries", ""], rows)
+    for path in figures:
+        cli.note(f"Figure: {path}", style=None)
 
 
 RUNS = "Folder of a run, an ensemble, runs with several seeds, or a record."
@@ -189,7 +186,7 @@ def compare(
     differences: Annotated[int, Option(min=0, help="Number of queries with the largest difference to print.")] = 0,
     samples: Annotated[int, Option(help="Number of bootstrap samples.")] = 10_000,
     seed: Annotated[int, Option(help="Random seed of the bootstrap.")] = 0,
-) -> cli.Result:
+) -> cli.Output:
     """Test whether one run is better than another by a paired bootstrap over triples."""
     from dualkg.analysis.records import load_ranked_runs
 
@@ -209,37 +206,6 @@ def compare(
     for query in kg.evaluation.comparison.largest_differences(a.ranks, b.ranks, a.triples, most=differences):
         ends = {key: a.graph.entities.label(getattr(query, key)) for key in ("head", "tail")}
         named.append({**asdict(query), **ends, "relation": a.graph.relations.label(query.relation)})
-
-    def show() -> None:
-        columns = [a.name, b.name, "difference", "95 %", "p"]
-        rows = [[metric, *_cells(one, one.p_value)] for metric, one in comparison.differences.items()]
-        cli.print_table([f"{a.graph.name} {split}", *columns], rows)
-        better, worse, equal = (f"{share:.0%}" for share in (comparison.better, comparison.worse, comparison.equal))
-        shares = f"{a.name} is better on {better}, worse on {worse} and equal on {equal} of the"
-        lines = ["", comparison.sentence(a.name, b.name), f"{shares} {comparison.num_triples:,} triples."]
-        lines += [f"{side.name} is the mean of {len(side.seeds)} seeds." for side in (a, b) if len(side.seeds) > 1]
-        cli.stdout.print(*lines, sep="\n", soft_wrap=True, markup=False)
-        if by:
-            rows = [
-                [name, *_cells(group.comparison.mrr, group.p_corrected), group.comparison.num_triples]
-                for name, group in groups.items()
-            ]
-            significant = [number for number, group in enumerate(groups.values()) if group.p_corrected < 0.05]
-            cli.stdout.print()
-            cli.print_table([by, *columns, "triples"], rows, bold=significant)
-            correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
-            cli.stdout.print(f"[dim]MRR by {by}; {correction}.[/dim]", soft_wrap=True)
-        if differences:
-            rows = []
-            for one in named:
-                text = ", ".join(
-                    "?" if part == one["direction"] else one[part] for part in ("head", "relation", "tail")
-                )
-                ranks = f"{one['rank_a']:,.4g}", f"{one['rank_b']:,.4g}"
-                rows.append([f"({text})", one[one["direction"]], *ranks, _signed(one["difference"])])
-            cli.stdout.print()
-            cli.print_table(["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2)
-
     data = {"graph": a.graph.name, "split": split, "seed": seed}
     data |= {key: {"run": str(one.path), "name": one.name, "seeds": one.seeds} for key, one in (("a", a), ("b", b))}
     data |= {"sentence": comparison.sentence(a.name, b.name), **comparison.as_dict()}
@@ -247,7 +213,33 @@ def compare(
         data[f"by_{by}"] = {name: group.as_dict() for name, group in groups.items()}
     if differences:
         data["differences"] = named
-    return cli.Result(data, show)
+    yield cli.Result(data)
+    columns = [a.name, b.name, "difference", "95 %", "p"]
+    rows = [[metric, *_cells(one, one.p_value)] for metric, one in comparison.differences.items()]
+    cli.print_table([f"{a.graph.name} {split}", *columns], rows)
+    better, worse, equal = (f"{share:.0%}" for share in (comparison.better, comparison.worse, comparison.equal))
+    shares = f"{a.name} is better on {better}, worse on {worse} and equal on {equal} of the"
+    lines = ["", comparison.sentence(a.name, b.name), f"{shares} {comparison.num_triples:,} triples."]
+    lines += [f"{side.name} is the mean of {len(side.seeds)} seeds." for side in (a, b) if len(side.seeds) > 1]
+    cli.stdout.print(*lines, sep="\n", soft_wrap=True, markup=False)
+    if by:
+        rows = [
+            [name, *_cells(group.comparison.mrr, group.p_corrected), group.comparison.num_triples]
+            for name, group in groups.items()
+        ]
+        significant = [number for number, group in enumerate(groups.values()) if group.p_corrected < 0.05]
+        cli.stdout.print()
+        cli.print_table([by, *columns, "triples"], rows, bold=significant)
+        correction = f"p is corrected for {len(groups)} tests (Holm), bold if below .05"
+        cli.stdout.print(f"[dim]MRR by {by}; {correction}.[/dim]", soft_wrap=True)
+    if differences:
+        rows = []
+        for one in named:
+            text = ", ".join("?" if part == one["direction"] else one[part] for part in ("head", "relation", "tail"))
+            ranks = f"{one['rank_a']:,.4g}", f"{one['rank_b']:,.4g}"
+            rows.append([f"({text})", one[one["direction"]], *ranks, _signed(one["difference"])])
+        cli.stdout.print()
+        cli.print_table(["query", "answer", f"rank {a.name}", f"rank {b.name}", "1/rank"], rows, left=2)
 
 
 def _cells(difference: kg.evaluation.comparison.Difference, p_value: float) -> list[Any]:

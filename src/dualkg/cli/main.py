@@ -143,7 +143,7 @@ def _marked(prediction: Any) -> Text:
 
 
 @cli.command(threads=False, trust_code=False)
-def datasets() -> cli.Result:
+def datasets() -> cli.Output:
     """List the graphs that can be loaded by name."""
     from dualkg.data.catalogue import catalogue
     from dualkg.data.loading import BUNDLED, data_folder, load_graph, names_in_data_folder
@@ -156,23 +156,20 @@ def datasets() -> cli.Result:
         facts = {"licence": entry.licence, "from": source, "about": entry.about, "address": entry.address}
         rows.append({"name": name, **entry.counts, **facts, "sha256": entry.sha256, "note": entry.note})
     rows += [{"name": name, "from": folder, "about": "not in the catalogue", "licence": ""} for name in local.values()]
-
-    def show() -> None:
-        counts = ("entities", "relations", "train", "valid", "test")
-        columns, cells = ["name", *counts, "from", "description"], []
-        for row in rows:
-            source = "DUALKG_DATA" if row["from"] == folder else row["from"]
-            numbers = [row.get(key, "") for key in counts]
-            cells.append([row["name"], *numbers, source, Text(row["about"], style="dim")])
-        wide = len(columns) if cli.stdout.width >= 105 else -1
-        cli.print_table(columns[:wide], [row[:wide] for row in cells])
-        cli.stdout.print("\n[dim]Licences, URLs and checksums: dualkg datasets --json[/dim]")
-
-    return cli.Result(rows, show)
+    yield cli.Result(rows)
+    counts = ("entities", "relations", "train", "valid", "test")
+    columns, cells = ["name", *counts, "from", "description"], []
+    for row in rows:
+        source = "DUALKG_DATA" if row["from"] == folder else row["from"]
+        numbers = [row.get(key, "") for key in counts]
+        cells.append([row["name"], *numbers, source, Text(row["about"], style="dim")])
+    wide = len(columns) if cli.stdout.width >= 105 else -1
+    cli.print_table(columns[:wide], [row[:wide] for row in cells])
+    cli.stdout.print("\n[dim]Licences, URLs and checksums: dualkg datasets --json[/dim]")
 
 
 @cli.command(threads=False, trust_code=False)
-def recipes() -> cli.Result:
+def recipes() -> cli.Output:
     """List the recipes that ship with dualkg; train one with: dualkg train fb15k-237/complex-dura."""
     from dualkg.training.recipe import list_recipes, load_recipe
 
@@ -184,7 +181,8 @@ def recipes() -> cli.Result:
         data.append({"name": name, **facts})
     columns = ["name", "graph", "model", "regularizer", "dim", "epochs"]
     rows = [[str(row[key]) for key in columns] for row in data]
-    return cli.Result(data, lambda: cli.print_table(columns, rows, left=4))
+    yield cli.Result(data)
+    cli.print_table(columns, rows, left=4)
 
 
 class SuggestingCommand(TyperCommand):

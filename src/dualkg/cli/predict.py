@@ -15,7 +15,7 @@ from typer import Argument, Option
 import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.errors import DataError, RequestError, visible
-from dualkg.files import atomic_write, locks
+from dualkg.files import atomic_write, locked
 
 if TYPE_CHECKING:
     from dualkg.inference.predictor import Known, QueryType
@@ -48,7 +48,7 @@ def predict(
     coverage: Annotated[float | None, Option(help="Return a prediction set with this coverage, such as 0.9.")] = None,
     index: Annotated[Path | None, Option(help="Search heads and tails in this index of the run.")] = None,
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Output:
     """Predict the missing one of head, relation and tail; score the triple if all three are given."""
     from dualkg.inference.index_build import load_index
 
@@ -65,14 +65,15 @@ def predict(
     predictor = kg.Predictor.of(loaded, calibrated=coverage is not None, index=load_index(index) if index else None)
     known: Known = "omit" if new else "mark"
     if queries is not None:
-        return _predict_file(predictor, queries, out, top=top, known=known)
+        yield from _predict_file(predictor, queries, out, top=top, known=known)
+        return
     if coverage is not None and relation is not None:
         predictions = predictor.prediction_set(head, relation, tail, coverage=coverage)
     else:
         predictions = predict_queries(predictor, [given], top=top, known=known)[0]
     query = f"({', '.join('?' if one is None else one for one in given)})"
-    data = {"query": query, "predictions": [prediction.as_dict() for prediction in predictions]}
-    return cli.Result(data, lambda: _print_predictions(query, predictions))
+    yield cli.Result({"query": query, "predictions": [prediction.as_dict() for prediction in predictions]})
+    _print_predictions(query, predictions)
 
 
 def predict_queries(
@@ -143,14 +144,11 @@ def read_queries(path: Path, graph: kg.Graph) -> list[tuple[int, Given]]:
     return queries
 
 
-@locks("out")
-def _predict_file(predictor: kg.Predictor, path: Path, out: Path | None, *, top: int, known: Known) -> cli.Result:
+def _predict_file(predictor: kg.Predictor, path: Path, out: Path | None, *, top: int, known: Known) -> cli.Output:
     """Predict for the queries of a file in blocks, and write lines of TSV or JSON."""
     graph = predictor.graph
     if out is not None and out.suffix.lower() not in (".tsv", ".jsonl"):
         raise RequestError(f"Predictions go to a file that ends with .tsv or .jsonl; '{out.name}' does not.")
-    if out is not None and out.exists():
-        raise RequestError(f"{out} exists already. Name another file, or remove it.")
     queries = read_queries(path, graph)
 
     def answered() -> Iterator[tuple[int, Given, list[kg.Prediction]]]:
@@ -179,12 +177,17 @@ def _predict_file(predictor: kg.Predictor, path: Path, out: Path | None, *, top:
                 yield "\t".join(cells)
 
     if out is None:
-        return cli.Result(as_objects(), lambda: sys.stdout.writelines(map("{}\n".format, as_tsv())), json_lines=True)
+        yield cli.Result(as_objects(), json_lines=True)
+        sys.stdout.writelines(f"{line}\n" for line in as_tsv())
+        return
     lines = as_tsv() if out.suffix.lower() == ".tsv" else (json.dumps(one, ensure_ascii=False) for one in as_objects())
-    with atomic_write(out) as fresh, fresh.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines(f"{line}\n" for line in lines)
-    message = f"The predictions for {len(queries):,} queries are saved in {out}."
-    return cli.Result({"out": str(out), "queries": len(queries)}, lambda: cli.note(message, style=None))
+    with locked(out):
+        if out.exists():
+            raise RequestError(f"{out} exists already. Name another file, or remove it.")
+        with atomic_write(out) as fresh, fresh.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    yield cli.Result({"out": str(out), "queries": len(queries)})
+    cli.note(f"The predictions for {len(queries):,} queries are saved in {out}.", style=None)
 
 
 def _names(given: Given, graph: kg.Graph) -> list[str | None]:
@@ -213,13 +216,11 @@ def similar(
     run: cli.RunPath,
     entity: Annotated[str, Argument(help="Name of the entity.")],
     top: Annotated[int, Option(min=1, help="Number of entities.")] = 10,
-) -> cli.Result:
+) -> cli.Output:
     """List the entities with the most similar embeddings (cosine similarity)."""
     predictions = kg.Predictor.of(cli.load_on_device(run, "cpu"), calibrated=False).similar(entity, k=top)
-    return cli.Result(
-        [prediction.as_dict() for prediction in predictions],
-        lambda: _print_predictions(f"similar to {entity}", predictions, score="cosine", show_known=False),
-    )
+    yield cli.Result([prediction.as_dict() for prediction in predictions])
+    _print_predictions(f"similar to {entity}", predictions, score="cosine", show_known=False)
 
 
 @cli.command()
@@ -230,16 +231,13 @@ def explain(
     tail: Annotated[str, Option(help="Name of the tail entity.")],
     top: Annotated[int, Option(min=1, help="Number of supporting triples.")] = 5,
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Output:
     """Explain a prediction by the training triples that support it most and by similar entities."""
     loaded = cli.load_on_device(run, device)
     explanation = kg.Predictor(loaded.model, loaded.graph, recipe=loaded.recipe).explain(head, relation, tail, k=top)
-
-    def show() -> None:
-        for number, sentence in enumerate(explanation.sentences()):
-            cli.stdout.print(Text(sentence, style="" if number else "bold"), soft_wrap=True)
-
-    return cli.Result(explanation.as_dict(), show)
+    yield cli.Result(explanation.as_dict())
+    for number, sentence in enumerate(explanation.sentences()):
+        cli.stdout.print(Text(sentence, style="" if number else "bold"), soft_wrap=True)
 
 
 @cli.command(as_json=False)

@@ -62,7 +62,7 @@ def train(
     no_tune: Annotated[bool, Option("--no-tune", help="Train with default hyperparameters, without tuning.")] = False,
     track: cli.Track = None,
     device: cli.Device = None,
-) -> cli.Result | None:
+) -> cli.Output | None:
     """Train a model, evaluate it, and save it as a run.
 
     The hyperparameters of a graph are first tuned on its validation split. A recipe is trained as it is.
@@ -127,7 +127,7 @@ def _train_in_processes(
     device: str | None,
     overwrite: bool,
     track: Any,
-) -> cli.Result | None:
+) -> cli.Output | None:
     """Train under torchrun; process 0 returns the result."""
     from dualkg.training.distributed import processes, train_in_processes
 
@@ -145,7 +145,7 @@ def _train_in_processes(
 
 
 @cli.command()
-def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = None) -> cli.Result | None:
+def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = None) -> cli.Output | None:
     """Resume a run that was interrupted or killed."""
     if _several_processes():
         from dualkg.training.distributed import resume_in_processes
@@ -168,37 +168,35 @@ def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = N
 
 
 @cli.command(threads=False)
-def gather(run: cli.RunPath) -> cli.Result:
+def gather(run: cli.RunPath) -> cli.Output:
     """Join the weight files of a run of several processes."""
     kg.training.run.gather(run)
     weights = kg.training.RunFolder(run).weights
-    return cli.Result({"weights": str(weights)}, lambda: cli.note_saved(weights))
+    yield cli.Result({"weights": str(weights)})
+    cli.note_saved(weights)
 
 
 @cli.command(threads=False, trust_code=False)
-def check(run: cli.RunPath) -> cli.Result:
+def check(run: cli.RunPath) -> cli.Output:
     """Check every file of a run by its checksum, and say what can be saved; exit status 1 if one is damaged."""
     from dualkg.inference.integrity import check_run
 
     checks = check_run(run)
     ok = all(one.ok for one in checks)
-
-    def show() -> None:
-        for one in checks:
-            rows = [[file.file, file.state, file.reason] for file in one.files]
-            cli.print_table([one.run, "state", ""], rows, left=3, bold=[i for i, row in enumerate(rows) if row[2]])
-            for sentence in one.advice:
-                cli.stdout.print(f"\n{sentence}", soft_wrap=True, markup=False)
-            if one.written_by:
-                cli.note(f"{one.run} is being written by {one.written_by}.")
-            if one.temporary:
-                killed = "Temporary files of killed processes, removed by the next training or calibration here"
-                cli.note(f"{killed}: {', '.join(one.temporary)}.")
-            if not one.finished:
-                cli.note(f"The run {one.run} is not finished.")
-        cli.note("All files are good." if ok else "Files are damaged.", style=None)
-
-    return cli.Result({"ok": ok, "runs": [one.as_dict() for one in checks]}, show, status=0 if ok else 1)
+    yield cli.Result({"ok": ok, "runs": [one.as_dict() for one in checks]}, status=0 if ok else 1)
+    for one in checks:
+        rows = [[file.file, file.state, file.reason] for file in one.files]
+        cli.print_table([one.run, "state", ""], rows, left=3, bold=[i for i, row in enumerate(rows) if row[2]])
+        for sentence in one.advice:
+            cli.stdout.print(f"\n{sentence}", soft_wrap=True, markup=False)
+        if one.written_by:
+            cli.note(f"{one.run} is being written by {one.written_by}.")
+        if one.temporary:
+            killed = "Temporary files of killed processes, removed by the next training or calibration here"
+            cli.note(f"{killed}: {', '.join(one.temporary)}.")
+        if not one.finished:
+            cli.note(f"The run {one.run} is not finished.")
+    cli.note("All files are good." if ok else "Files are damaged.", style=None)
 
 
 def load_source(source: str, changes: dict[str, Any]) -> tuple[kg.Recipe, kg.Graph, str, bool]:
@@ -241,7 +239,7 @@ def _other_defaults(recipe: kg.Recipe, graph: kg.Graph) -> list[tuple[str, str]]
 
 def _tune_and_train(
     tuner: kg.tuning.automatic.AutomaticTuner, seeds: int, *, out: Path, overwrite: bool, callbacks: Any
-) -> cli.Result:
+) -> cli.Output:
     """Tune once, and train the chosen recipe with one or several seeds."""
     graph, model, path = tuner.graph, tuner.start.model, out / "tuning.json"
     options: dict[str, Any] = {"out": out, "overwrite": overwrite, "callbacks": callbacks}
@@ -280,39 +278,36 @@ def describe(recipe: kg.Recipe, graph: kg.Graph) -> str:
     )
 
 
-def _trained(run: kg.Run) -> cli.Result:
+def _trained(run: kg.Run) -> cli.Output:
     """The reports of a run, and a query to try."""
-
-    def show() -> None:
-        cli.print_reports(run)
-        head, relation, _ = (run.graph.test if len(run.graph.test) else run.graph.train)[0].tolist()
-        query = ["--head", run.graph.entities.text(head), "--relation", run.graph.relations.text(relation)]
-        cli.note_saved(run.folder, next_command=["predict", str(run.folder), *query], purpose="Query it:")
-
     reports = {split: report.as_dict() for split, report in run.reports.items()}
-    return cli.Result({"run": str(run.folder), "reports": reports}, show)
+    yield cli.Result({"run": str(run.folder), "reports": reports})
+    cli.print_reports(run)
+    head, relation, _ = (run.graph.test if len(run.graph.test) else run.graph.train)[0].tolist()
+    query = ["--head", run.graph.entities.text(head), "--relation", run.graph.relations.text(relation)]
+    cli.note_saved(run.folder, next_command=["predict", str(run.folder), *query], purpose="Query it:")
 
 
-def _train_seeds(recipe: kg.Recipe, seeds: int, *, out: Path, graph: kg.Graph, **arguments: Any) -> cli.Result:
-    """Train with several seeds; write summary.json with mean and standard deviation."""
-    columns, spread = kg.evaluation.report.COLUMNS, kg.training.api.spread
+def _train_seeds(recipe: kg.Recipe, seeds: int, *, out: Path, graph: kg.Graph, **arguments: Any) -> cli.Output:
     with cli.training_progress(f"{graph.name} {recipe.model.name}") as on_progress:
         reports = kg.training.api.train_seeds(recipe, seeds, out=out, graph=graph, on_progress=on_progress, **arguments)
     if not len(graph.test):
         raise RequestError(f"{graph.name} has no test triples to report on; the runs are saved in {out}.")
-    tests = {seed: report["test"]["metrics"] for seed, report in reports.items()}
+    return _trained_seeds({seed: report["test"]["metrics"] for seed, report in reports.items()}, out, graph.name)
+
+
+def _trained_seeds(tests: dict[int, dict[str, Any]], out: Path, graph: str) -> cli.Output:
+    """The metrics of each seed; mean and standard deviation are written to summary.json."""
+    columns, spread = kg.evaluation.report.COLUMNS, kg.training.api.spread
     spreads = {key: spread([metrics[key] for metrics in tests.values()]) for key in columns.values()}
-    summary: dict[str, Any] = {"graph": graph.name, "split": "test", "seeds": list(tests)}
+    summary: dict[str, Any] = {"graph": graph, "split": "test", "seeds": list(tests)}
     summary |= {key: {"mean": mean, "sd": sd} for key, (mean, sd) in spreads.items()}
     write_text(out / "summary.json", json.dumps(summary, indent=1))
-
-    def show() -> None:
-        rows = [[str(seed), *(metrics[key] for key in spreads)] for seed, metrics in tests.items()]
-        total = ["mean ± sd", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in spreads.values())]
-        cli.print_table(["seed", *columns], [*rows, total], bold=[len(rows)])
-        cli.note_saved(out, next_command=["evaluate", str(out)], purpose="Evaluate the ensemble of the seeds:")
-
-    return cli.Result({"run": str(out), **summary}, show)
+    yield cli.Result({"run": str(out), **summary})
+    rows = [[str(seed), *(metrics[key] for key in spreads)] for seed, metrics in tests.items()]
+    total = ["mean ± sd", *(f"{mean:.4f} ± {sd:.4f}" for mean, sd in spreads.values())]
+    cli.print_table(["seed", *columns], [*rows, total], bold=[len(rows)])
+    cli.note_saved(out, next_command=["evaluate", str(out)], purpose="Evaluate the ensemble of the seeds:")
 
 
 @cli.command()
@@ -323,7 +318,7 @@ def tune(
     jobs: Annotated[int, Option(min=1, help="Number of trials to run in parallel.")] = 1,
     launcher: Annotated[str | None, Option(metavar="COMMAND", help=LAUNCHER)] = None,
     device: cli.Device = None,
-) -> cli.Result:
+) -> cli.Output:
     """Search for the recipe with the best validation MRR; run again, it resumes."""
     search = kg.tuning.load_space(space)
     folder = out or search.folder
@@ -348,25 +343,22 @@ def tune(
         reason = next((trial.error for trial in result.trials if trial.error), "all were pruned")
         raise DualkgError(f"No trial finished; see {folder / 'trials.csv'}. The first error: {reason}")
     data = result.as_dict()
-
-    def show() -> None:
-        names = list(result.space.dimensions)
-        ends = [name.rpartition(".")[2] for name in names]  # regularizer.weight is shown as weight if that is unique
-        columns = [end if ends.count(end) == 1 else name for name, end in zip(names, ends, strict=True)]
-        rows = []
-        for trial in result.ranked[:10]:
-            values = map(trial.params.get, names)
-            texts = (f"{value:g}" if type(value) in (int, float) else str(value) for value in values)
-            rows.append([str(trial.number), trial.mrr, *texts])
-        cli.print_table(["trial", "valid MRR", *columns], rows)
-        cli.stdout.print()
-        if result.importance is None:
-            cli.stdout.print("[dim]Hyperparameter importances need 8 finished trials with different values.[/dim]")
-        else:
-            shares = [[name, f"{share:.2f}"] for name, share in result.importance.items()]
-            cli.print_table(["hyperparameter", "importance"], shares)
-        counts = f"{data['finished']} trials finished, {data['pruned']} pruned, {data['failed']} failed."
-        cli.note(f"\n{counts}", style=None)
-        cli.note_saved(folder, next_command=["train", str(folder / "best.toml")], purpose="Train the best recipe:")
-
-    return cli.Result({"folder": str(folder), **data}, show)
+    yield cli.Result({"folder": str(folder), **data})
+    names = list(result.space.dimensions)
+    ends = [name.rpartition(".")[2] for name in names]  # regularizer.weight is shown as weight if that is unique
+    columns = [end if ends.count(end) == 1 else name for name, end in zip(names, ends, strict=True)]
+    rows = []
+    for trial in result.ranked[:10]:
+        values = map(trial.params.get, names)
+        texts = (f"{value:g}" if type(value) in (int, float) else str(value) for value in values)
+        rows.append([str(trial.number), trial.mrr, *texts])
+    cli.print_table(["trial", "valid MRR", *columns], rows)
+    cli.stdout.print()
+    if result.importance is None:
+        cli.stdout.print("[dim]Hyperparameter importances need 8 finished trials with different values.[/dim]")
+    else:
+        shares = [[name, f"{share:.2f}"] for name, share in result.importance.items()]
+        cli.print_table(["hyperparameter", "importance"], shares)
+    counts = f"{data['finished']} trials finished, {data['pruned']} pruned, {data['failed']} failed."
+    cli.note(f"\n{counts}", style=None)
+    cli.note_saved(folder, next_command=["train", str(folder / "best.toml")], purpose="Train the best recipe:")
