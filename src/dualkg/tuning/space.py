@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 from dualkg.errors import RequestError, did_you_mean
 from dualkg.files import atomic_write, write_text
 from dualkg.losses.base import validation_sentence
-from dualkg.training.recipe import Recipe, Section, load_recipe, put, read_tables, recipe_from
+from dualkg.training.recipe import Recipe, Section, load_recipe, read_tables, recipe_from
 from dualkg.training.trainer import ProgressEvent
 
 Value = bool | int | float | str
@@ -230,11 +230,8 @@ def _base_recipe(tables: Mapping[str, Any], source: str, folder: Path) -> Recipe
         return recipe_from(inline, source=source)
     if not isinstance(path, str):
         raise RequestError(f'{source}: recipe should be a path, as recipe = "mine.toml"; got {path!r}.')
-    merged = load_recipe(folder / path).model_dump(exclude_none=True)
-    for table, section in inline.items():
-        for key, value in section.items():
-            put(merged, f"{table}.{key}", value)
-    return recipe_from(merged, source=source)
+    changes = {f"{table}.{key}": value for table, section in inline.items() for key, value in section.items()}
+    return load_recipe(folder / path).with_changes(changes, source=source)
 
 
 def _flatten(tables: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

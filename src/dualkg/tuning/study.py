@@ -224,11 +224,11 @@ class FailedTrialError(DualkgError):
 class Worker:
     """Runs trials of a study until none is left."""
 
-    space: SearchSpace
     graph: Graph
+    _: KW_ONLY
+    space: SearchSpace
     url: str
     device: str
-    _: KW_ONLY
     where: str = "The storage"
     launcher: Sequence[str] = ()
     folder: Path = Path()

@@ -20,6 +20,7 @@ import torch
 from dualkg.data.graph import Graph, load_saved_graph, save_graph
 from dualkg.data.loading import load_graph
 from dualkg.errors import DualkgError, RequestError
+from dualkg.extras import optional_import
 from dualkg.files import locked
 from dualkg.logs import ProgressLog
 from dualkg.training.api import choose_device, load_recipe_graph
@@ -50,12 +51,10 @@ def tune(
     `launcher`, such as `["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "dualkg"]`, it starts each
     trial, and none is pruned. The test split is never used.
     """
-    try:
+    with optional_import("optuna", purpose="Tuning"):
         from optuna.exceptions import StorageInternalError
 
         from dualkg.tuning.study import Worker, sqlite_url
-    except ImportError:
-        raise RequestError("Tuning needs Optuna. Install it: pip install 'dualkg[search]'") from None
     if isinstance(space, Mapping):
         space = space_from(space, source="The search space")
     elif isinstance(space, (str, Path)):
@@ -81,15 +80,16 @@ def tune(
             on_progress(event)
         log(lambda: event.text, last=event.num_done >= event.num_trials)
 
-    options: dict[str, Any] = {"launcher": launcher, "folder": out.resolve()}
-    worker = Worker(space, graph, url, device, where=where, on_progress=report, **options)
+    options: dict[str, Any] = {"space": space, "url": url, "device": device}
+    options |= {"launcher": launcher, "folder": out.resolve()}
+    worker = Worker(graph, **options, where=where, on_progress=report)
     started, before = time.monotonic(), worker.result().num_done
     interrupted = False
     try:
         if jobs == 1:
             worker.run()
         else:
-            _run_processes(worker, url, jobs, options)
+            _run_processes(worker, jobs, options)
     except (KeyboardInterrupt, InterruptedRunError):
         interrupted = True
     except (StorageInternalError, json.JSONDecodeError) as error:
@@ -108,15 +108,14 @@ def tune(
 search = tune  # `kg.search`
 
 
-def _run_processes(worker: Worker, url: str, num_jobs: int, options: dict[str, Any]) -> None:
+def _run_processes(worker: Worker, num_jobs: int, options: dict[str, Any]) -> None:
     """Run several worker processes, spawned because CUDA does not survive a fork, and wait for them."""
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // num_jobs)
     with tempfile.TemporaryDirectory() as folder, signal_handler(signal.default_int_handler, signal.SIGTERM):
         path = Path(folder) / "graph"
         save_graph(worker.graph, path)
-        arguments = (worker.space, path, url, worker.device, threads, options)
-        processes = [context.Process(target=_run_worker, args=arguments) for _ in range(num_jobs)]
+        processes = [context.Process(target=_run_worker, args=(path, threads, options)) for _ in range(num_jobs)]
         with signal_handler(signal.SIG_IGN, signal.SIGINT):  # Ctrl-C reaches them through this process
             for process in processes:
                 process.start()
@@ -134,13 +133,13 @@ def _run_processes(worker: Worker, url: str, num_jobs: int, options: dict[str, A
         raise DualkgError(f"{num_failed} of {num_jobs} processes ended early; finished trials are saved.")
 
 
-def _run_worker(space: SearchSpace, path: Path, url: str, device: str, threads: int, options: dict[str, Any]) -> None:
+def _run_worker(path: Path, threads: int, options: dict[str, Any]) -> None:
     """The main function of a worker process."""
     from dualkg.tuning.study import Worker
 
     torch.set_num_threads(threads)
     try:
-        Worker(space, load_saved_graph(path), url, device, **options).run()
+        Worker(load_saved_graph(path), **options).run()
     except (InterruptedRunError, KeyboardInterrupt):
         sys.exit(130)
     except DualkgError as error:
