@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -68,24 +67,15 @@ def train(
     The hyperparameters of a graph are first tuned on its validation split. A recipe is trained as it is.
     """
     options = dict(locals())
+    from dualkg.training.distributed import num_processes
+
     settings = {key: options[option[2:].replace("-", "_")] for key, option in cli.SETTINGS.items()}
     settings |= {f"data.{key}": options[key] for key in ("split", "labels", "delimiter", "max_size")}
     settings["data.columns"] = cli.parse_columns(columns)
     given = {key: value for key, value in settings.items() if value is not None}
     given |= kg.training.recipe.parse_changes(changes or [])
-    if _several_processes():
-        single = seeds == 1 and tune is None
-
-        def load() -> tuple[kg.Recipe, kg.Graph, str]:
-            recipe, graph, name, is_recipe = load_source(source, given)
-            if not single or not (no_tune or is_recipe):
-                raise RequestError(
-                    "Several processes train one recipe, with one seed and without tuning. Use --no-tune or a recipe "
-                    "file, such as that of a run that one process has tuned."
-                )
-            return recipe, graph, name
-
-        return _train_in_processes(load, out, device=device, overwrite=overwrite, track=track)
+    if num_processes() > 1:
+        return _train_in_processes(options, given)
     recipe, graph, name, is_recipe = load_source(source, given)
     out = out or Path("runs") / name
     for sentence in graph.notes.sentences():
@@ -111,45 +101,38 @@ def train(
     return _trained(run)
 
 
-def _several_processes() -> bool:
-    """Whether torchrun or another launcher has started several processes."""
-    if os.environ.get("WORLD_SIZE", "1") == "1" and os.environ.get("RANK", "0") == "0":
-        return False
-    from dualkg.training.distributed import num_processes  # which imports PyTorch
-
-    return num_processes() > 1
-
-
-def _train_in_processes(
-    load: Callable[[], tuple[kg.Recipe, kg.Graph, str]],
-    out: Path | None,
-    *,
-    device: str | None,
-    overwrite: bool,
-    track: Any,
-) -> cli.Output | None:
-    """Train under torchrun; process 0 returns the result."""
+def _train_in_processes(options: dict[str, Any], given: dict[str, Any]) -> cli.Output | None:
+    """Train under torchrun by the options of `train`; process 0 returns the result."""
     from dualkg.training.distributed import processes, train_in_processes
 
-    with processes(device) as group:
+    def load() -> tuple[kg.Recipe, kg.Graph, str]:
+        recipe, graph, name, is_recipe = load_source(options["source"], given)
+        if options["seeds"] > 1 or options["tune"] is not None or not (options["no_tune"] or is_recipe):
+            raise RequestError(
+                "Several processes train one recipe, with one seed and without tuning. Use --no-tune or a recipe "
+                "file, such as that of a run that one process has tuned."
+            )
+        return recipe, graph, name
+
+    with processes(options["device"]) as group:
         if not group.first:
             cli.silence()
         recipe, graph, name = group.first_then_all(load)
-        folder = out or Path("runs") / name
+        folder = options["out"] or Path("runs") / name
         cli.note(f"{describe(recipe, graph)} Processes: {group.world_size}.")
-        callbacks = kg.training.callbacks.find_callbacks(track) if group.first else []
+        callbacks = kg.training.callbacks.find_callbacks(options["track"]) if group.first else []
         with cli.training_progress(f"{graph.name} {recipe.model.name}", folder) as on_progress:
-            arguments: dict[str, Any] = {"overwrite": overwrite, "on_progress": on_progress, "on_start": cli.note}
-            run = train_in_processes(recipe, graph, group, out=folder, callbacks=callbacks, **arguments)
+            more: dict[str, Any] = {"overwrite": options["overwrite"], "on_progress": on_progress, "on_start": cli.note}
+            run = train_in_processes(recipe, graph, group, out=folder, callbacks=callbacks, **more)
         return _trained(run) if group.first else None
 
 
 @cli.command()
 def resume(run: cli.RunPath, device: cli.Device = None, threads: cli.Threads = None) -> cli.Output | None:
     """Resume a run that was interrupted or killed."""
-    if _several_processes():
-        from dualkg.training.distributed import resume_in_processes
+    from dualkg.training.distributed import num_processes, resume_in_processes
 
+    if num_processes() > 1:
         first = os.environ["RANK"] == "0"
         if not first:
             cli.silence()

@@ -62,7 +62,7 @@ class OtherProcessError(DualkgError):
 def num_processes() -> int:
     """The number of processes that a launcher such as `torchrun` has started, 1 without one."""
     present = [name for name in VARIABLES if os.environ.get(name)]
-    if not {"RANK", "WORLD_SIZE"} & set(present):
+    if (os.environ.get("WORLD_SIZE") or "1", os.environ.get("RANK") or "0") == ("1", "0"):
         return 1
     if missing := [name for name in VARIABLES if name not in present]:
         raise RequestError(
