@@ -196,10 +196,10 @@ class AutomaticTuner:
         best = self._try({}, rung=0)
         if self.other is not None and self._has_time(rung=0):
             other = self._try({LOSS: type(self.other.loss).__name__}, rung=0)
-            if other is not None and (best is None or _better(other, best)):
+            if _better(other, best):
                 best, self.dimensions = other, dimensions_of(self.other, self.fixed)
         factor = 1.78
-        while best is not None and self._has_time(rung=0):
+        while best.mrr is not None and self._has_time(rung=0):
             before = best
             for key, values in self.dimensions.items():
                 best = self._climb(best, key, values)
@@ -223,7 +223,7 @@ class AutomaticTuner:
                 if not self._has_time(self._epochs(rung, params), rung=rung):
                     break
                 trial = self._try(params, rung=rung)
-                if trial is None or not _better(trial, best):
+                if not _better(trial, best):
                     break
                 best = trial
         return best
@@ -237,7 +237,7 @@ class AutomaticTuner:
         for value in (0.5, 4.0) if relation_key in self.dimensions else ():
             if value != best.params.get(relation_key, 0.0) and self._has_time(rung=0):
                 trial = self._try({**best.params, relation_key: value, key: weight}, rung=0)
-                best = trial if trial and _better(trial, best) else best
+                best = trial if _better(trial, best) else best
         weight = self._with(best.params).value_of(key)
         return self._climb(best, key, _around(weight, factor, below=1, above=1))
 
@@ -298,8 +298,7 @@ class AutomaticTuner:
     def _has_time(self, epochs: int = 0, *, rung: int) -> bool:
         """Whether so many epochs, or else one trial of the rung, would end within the budget of the rung."""
         budget = self.budget_seconds
-        if budget is None:
-            return True
+        assert budget is not None  # since the first trial
         spent, of_epoch = self.spent_seconds, self.trials[0].seconds_per_epoch
         long_fits = spent + of_epoch * self._epochs(1, {}) <= budget
         share = SHARE_OF_FIRST_RUNG if rung == 0 and long_fits else 1.0
@@ -309,8 +308,8 @@ class AutomaticTuner:
         rungs = SMALL_RUNGS if self.is_small else RUNGS
         return max(1, round(int(params.get("training.epochs", self._start(params).training.epochs)) * rungs[rung]))
 
-    def _try(self, params: Params, *, rung: int) -> AutomaticTrial | None:
-        """Train with these hyperparameters, or look the trial up if it was made before; None if it failed."""
+    def _try(self, params: Params, *, rung: int) -> AutomaticTrial:
+        """Train with these hyperparameters, or look the trial up if it was made before."""
 
         def same(trials: Collection[AutomaticTrial]) -> AutomaticTrial | None:
             return next((trial for trial in trials if trial.params == params and trial.rung == rung), None)
@@ -320,7 +319,7 @@ class AutomaticTuner:
             done = same(self.saved) or self._train(params, rung)
             self.trials.append(done)
             self.save()
-        return done if done.mrr is not None else None
+        return done
 
     def _train(self, params: Params, rung: int) -> AutomaticTrial:
         epochs, started = self._epochs(rung, params), time.perf_counter()
@@ -426,7 +425,7 @@ def _without_seed(params: Params) -> Params:
 
 
 def _better(trial: AutomaticTrial, best: AutomaticTrial) -> bool:
-    return trial.mrr is not None and best.mrr is not None and trial.mrr > best.mrr
+    return trial.mrr is not None and (best.mrr is None or trial.mrr > best.mrr)
 
 
 # -- where the search begins ---
