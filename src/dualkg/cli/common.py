@@ -242,6 +242,13 @@ def note_saved(path: object, *, next_command: Sequence[str] = (), purpose: str =
         stderr.print(Text(f"  {shlex.join(['dualkg', *next_command])}"), soft_wrap=True)
 
 
+def print_run(run: kg.Run, option: str, entity: int, relation: int) -> None:
+    """Print the reports of a new run, and a query to try: the entity is given as --head or --tail."""
+    print_reports(run)
+    query = [option, run.graph.entities.text(entity), "--relation", run.graph.relations.text(relation)]
+    note_saved(run.folder, next_command=["predict", str(run.folder), *query], purpose="Query it:")
+
+
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[..., None]]:
     """A progress bar on stderr, updated by `(done, total, text)`; it is only shown on a terminal."""

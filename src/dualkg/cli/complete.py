@@ -100,12 +100,9 @@ def extend(
     rows.append(("all", extension["num_triples"]))
     cli.print_table(["new entity", "triples"], rows, bold=[len(rows) - 1])
     cli.stdout.print()
-    cli.print_reports(made)
     head, relation, tail = made.graph.train[-1].tolist()
-    new = made.graph.entities[head] in extension["entities"]
-    option, entity = ("--head", head) if new else ("--tail", tail)
-    names = [option, made.graph.entities.text(entity), "--relation", made.graph.relations.text(relation)]
-    cli.note_saved(made.folder, next_command=["predict", str(made.folder), *names], purpose="Query it:")
+    query = ("--head", head) if made.graph.entities[head] in extension["entities"] else ("--tail", tail)
+    cli.print_run(made, *query, relation)
 
 
 @cli.command()

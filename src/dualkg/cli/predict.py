@@ -26,13 +26,7 @@ QUERIES_PER_BLOCK = 1000
 MAX_MISTAKES = 5  # bad lines that are named
 
 Given = tuple[str | int | None, str | int | None, str | int | None]
-KINDS: dict[tuple[bool, ...], QueryType] = {
-    (False, False, True): "tails",
-    (True, False, False): "heads",
-    (False, True, False): "relations",
-    (False, False, False): "triple",
-}
-"""Types of queries by which of head, relation and tail are missing."""
+KINDS: tuple[QueryType, ...] = ("heads", "relations", "tails")  # by the part that is missing
 
 
 @cli.command()
@@ -88,7 +82,7 @@ def predict_queries(
     by_kind: dict[QueryType, dict[int, tuple[int, ...]]] = {}
     for row, given in enumerate(queries):
         ids = tuple(names.id(one) for names, one in zip(vocabularies, given, strict=True) if one is not None)
-        by_kind.setdefault(KINDS[tuple(one is None for one in given)], {})[row] = ids
+        by_kind.setdefault(KINDS[given.index(None)] if None in given else "triple", {})[row] = ids
     found: list[list[kg.Prediction]] = [[] for _ in queries]
     for kind, asked in by_kind.items():
         k = top + (kind in ("tails", "heads"))  # one may be omitted

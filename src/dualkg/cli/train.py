@@ -20,12 +20,8 @@ SOURCE = (
     "Recipe file (.toml), file or folder of triples, name of a recipe (see dualkg recipes) or of a graph (see dualkg "
     "datasets). A file or folder takes precedence over a name."
 )
-GRAPH_DEFAULTS = (  # settings with defaults of their own where no recipe is given
-    ("regularizer", "name"),
-    ("optimizer", "learning_rate"),
-    ("optimizer", "schedule"),
-    ("training", "batch_size"),
-)
+# Settings with defaults of their own where no recipe is given.
+GRAPH_DEFAULTS = ("regularizer.name", "optimizer.learning_rate", "optimizer.schedule", "training.batch_size")
 STORAGE = "URL of a shared database, or journal:FILE in a shared folder (default: OUT/study.db)."
 LAUNCHER = "Start each trial by a command: 'torchrun --standalone --nproc-per-node 2 -m dualkg'."
 TUNE = "Time for tuning, such as 90s, 10m or 1.5h (default: at most three times the final training, or 2m)."
@@ -213,10 +209,11 @@ def _other_defaults(recipe: kg.Recipe, graph: kg.Graph) -> list[tuple[str, str]]
     names = {"model.name": recipe.model.name, "optimizer.name": recipe.optimizer.name}
     names["loss.name"] = kg.training.recipe.name_of(recipe.loss, kg.losses.LOSSES)
     usual, found = kg.training.api.default_recipe(recipe.data, graph, names), []
-    for section, key in GRAPH_DEFAULTS:
-        table, value = getattr(recipe, section), getattr(getattr(usual, section), key)
-        if key not in table.model_fields_set and getattr(table, key) != value:
-            found.append((f"{section}.{key} ({getattr(table, key)})", str(value)))
+    for key in GRAPH_DEFAULTS:
+        section, _, name = key.partition(".")
+        here, there = recipe.value_of(key), usual.value_of(key)
+        if name not in getattr(recipe, section).model_fields_set and here != there:
+            found.append((f"{key} ({here})", str(there)))
     return found
 
 
@@ -265,10 +262,8 @@ def _trained(run: kg.Run) -> cli.Output:
     """The reports of a run, and a query to try."""
     reports = {split: report.as_dict() for split, report in run.reports.items()}
     yield cli.Result({"run": str(run.folder), "reports": reports})
-    cli.print_reports(run)
     head, relation, _ = (run.graph.test if len(run.graph.test) else run.graph.train)[0].tolist()
-    query = ["--head", run.graph.entities.text(head), "--relation", run.graph.relations.text(relation)]
-    cli.note_saved(run.folder, next_command=["predict", str(run.folder), *query], purpose="Query it:")
+    cli.print_run(run, "--head", head, relation)
 
 
 def _train_seeds(recipe: kg.Recipe, seeds: int, *, out: Path, graph: kg.Graph, **arguments: Any) -> cli.Output:

@@ -534,13 +534,13 @@ def fit(
         logger.warning("%s: %s", graph.name, sentence)
     chosen, seconds = api.choose_device(device), None if isinstance(tune, bool) else parse_budget(str(tune))
     given = {"model.name": model, "training.seed": seed, **(changes or {})}
-    options: dict[str, Any] = {"graph": graph, "device": chosen, "out": out, "overwrite": overwrite}
-    options |= {"on_progress": on_progress, "callbacks": called}
+    options: dict[str, Any] = {"out": out, "overwrite": overwrite, "on_progress": on_progress, "callbacks": called}
     if not tune or not len(graph.valid):
-        return api.train_recipe(api.default_recipe(api.data_of(graph), graph, given, source="changes"), **options)
+        recipe = api.default_recipe(api.data_of(graph), graph, given, source="changes")
+        return api.train_recipe(recipe, graph=graph, device=chosen, **options)
     start = starting_recipe(api.data_of(graph), graph, chosen, given, source="changes")
     tuner = AutomaticTuner(start, graph, device=chosen, fixed=tuple(given), seconds=seconds, on_progress=on_tuning)
-    return tune_and_train(tuner, out=out, overwrite=overwrite, on_progress=on_progress, callbacks=called)
+    return tune_and_train(tuner, **options)
 
 
 @locks("out")
