@@ -87,7 +87,7 @@ Command = Callable[..., Output | None]
 def command(
     *, trust_code: bool = True, threads: bool = True, as_json: bool = True
 ) -> Callable[[Command], Callable[..., None]]:
-    """Add --trust-code, --threads and --json to a command; set trust and threads, run it, and print its result."""
+    """Add --trust-code, --threads and --json to a command; set trust and threads, run it, and print JSON or tables."""
 
     def wrap(function: Command) -> Callable[..., None]:
         signature = inspect.signature(function, eval_str=True)
