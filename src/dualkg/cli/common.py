@@ -193,12 +193,7 @@ def _cell(value: Any) -> Text:
 
 
 def print_table(
-    columns: Sequence[str],
-    rows: Iterable[Sequence[Any]],
-    *,
-    left: int = 1,
-    bold: Container[int] = (),
-    console: Console = stdout,
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, left: int = 1, bold: Container[int] = ()
 ) -> None:
     """Print a table without lines: `left` columns of names that may fold, then numbers that are never cut.
 
@@ -214,8 +209,8 @@ def print_table(
             table.add_column(column[0], justify="right", no_wrap=True, min_width=width)
     for number, row in enumerate(cells[1:]):
         table.add_row(*row, style="bold" if number in bold else None)
-    needed = Measurement.get(console, console.options.update(max_width=1000), table).minimum + 2  # padding
-    (console if needed <= console.width else SafeConsole(highlight=False, width=needed)).print(table)
+    needed = Measurement.get(stdout, stdout.options.update(max_width=1000), table).minimum + 2  # padding
+    (stdout if needed <= stdout.width else SafeConsole(highlight=False, width=needed)).print(table)
 
 
 def print_metrics(

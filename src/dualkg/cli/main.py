@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 from typer import Option
 from typer.core import TyperCommand
@@ -94,15 +93,15 @@ def demo(
     device: cli.Device = None,
 ) -> None:
     """Train ComplEx with and without DURA on the bundled graph `world` and answer some queries."""
-    console = Console(highlight=False, record=picture is not None, width=96 if picture else None)
-    graph = kg.load_graph("world")
+    console, graph = cli.stdout, kg.load_graph("world")
+    if picture:
+        console.record, console.width = True, 96
     counts = graph.counts
     console.print(
         f"[bold]world[/bold]: {counts['entities']:,} entities, {counts['relations']} relations, "
         f"{counts['train']:,} training triples, {counts['test']:,} test triples\n"
     )
-    models = {}
-    rows: list[list[Any]] = []
+    models, rows = {}, list[list[Any]]()
     no_regularizer = {"regularizer.name": "none", "regularizer.weight": 0.0}
     for name, changes in {"with DURA": {}, "without": no_regularizer}.items():
         data = kg.training.recipe.Data(graph="world")
@@ -112,7 +111,7 @@ def demo(
             run = kg.train_recipe(recipe, graph=graph, device=device, on_progress=on_progress)
         models[name] = run.model
         rows.append([name, *run.report.metrics.row()[:4], f"{time.perf_counter() - started:.0f}"])
-    cli.print_table(["ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds"], rows, console=console)
+    cli.print_table(["ComplEx, test split", "MRR", "H@1", "H@3", "H@10", "seconds"], rows)
     console.print(
         "\nPredictions with DURA: [green]✓[/green] in the training triples, [bold cyan]★[/bold cyan] in the validation "
         "or test triples, the others new\n"
@@ -121,7 +120,7 @@ def demo(
     answers = predict_queries(predictor, DEMO_QUERIES, top=5)
     for (head, relation, tail), predictions in zip(DEMO_QUERIES, answers, strict=True):
         rows.append([f"({head or '?'}, {relation}, {tail or '?'})", Text(", ").join(map(_marked, predictions))])
-    cli.print_table(["query", "predictions"], rows, left=2, console=console)
+    cli.print_table(["query", "predictions"], rows, left=2)
     console.print(
         "\n[dim]Train a run and query it:[/dim]"
         "\n  dualkg train world"
