@@ -57,3 +57,5 @@ def test_an_installed_wheel_trains_a_shipped_recipe_and_serves_it(installed, tmp
     (run_folder,) = (tmp_path / "runs").iterdir()
     health = run(installed, "serve", run_folder, "--get", "/health", cwd=tmp_path, env=variables)
     assert json.loads(health)["status"] == "ok"
+    run(installed, "export", run_folder, "--out", tmp_path / "tables", cwd=tmp_path, env=variables)
+    assert json.loads((tmp_path / "tables" / "manifest.json").read_text(encoding="utf-8"))["score"]["numpy"]

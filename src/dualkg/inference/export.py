@@ -1,6 +1,8 @@
 """Export of the embeddings of a run: NumPy, TSV or safetensors, with a manifest that says how they make a score."""
 
 import json
+import tomllib
+from importlib import resources
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,123 +24,23 @@ FORMATS = ("numpy", "tsv", "safetensors")
 MANIFEST_FORMAT = 1  # increased when a reader of earlier manifests would misread this one
 ROWS = {**dict.fromkeys(TABLES, "entities"), "relations": "relations"}  # whose names the rows of a table have
 
-COMPLEX = "h, r, t = (x[:d] + 1j * x[d:] for x in (h, r, t))"
-NORMS = {
-    1: ("‖x‖₁ (the sum of the moduli)", "np.abs(x).sum()"),
-    2: ("‖x‖₂", "np.linalg.norm(x)"),
-    "squared": ("‖x‖₂²", "np.linalg.norm(x) ** 2"),
-}
-# The map of the head and of the tail, in words, then in NumPy after some lines that prepare the rows h, r and t.
-BILINEAR: dict[str, tuple[str, str, list[str], str, str]] = {
-    "CP": ("h ∘ r", "t ∘ r", [], "h * r", "t * r"),
-    "DistMult": ("h ∘ r", "t ∘ r", [], "h * r", "t * r"),
-    "ComplEx": ("h ∘ r, complex", "t ∘ r̄, complex", [COMPLEX], "h * r", "t * r.conj()"),
-    "RESCAL": ("h R", "t Rᵀ", ["R = r.reshape(d, d)"], "h @ R", "t @ R.T"),
-    "TuckER": ("h Σₖ rₖ Wₖ", "t Σₖ rₖ Wₖᵀ", ['R = np.tensordot(r, arrays["core"], axes=1)'], "h @ R", "t @ R.T"),
-    "SimplE": (
-        "½ (h″ ∘ r″, h′ ∘ r′)",
-        "½ (t″ ∘ r′, t′ ∘ r″)",
-        [],
-        "np.concatenate([h[d:] * r[d:], h[:d] * r[:d]]) / 2",
-        "np.concatenate([t[d:] * r[:d], t[:d] * r[d:]]) / 2",
-    ),
-    "QuatE": (
-        "h ⊗ r, the Hamilton product of quaternions",
-        "t ⊗ r̄, the Hamilton product of quaternions",
-        [
-            "h, r, t = (x.reshape(4, d) for x in (h, r, t))",
-            "times = lambda x, y: np.stack([",
-            "    x[0] * y[0] - x[1] * y[1] - x[2] * y[2] - x[3] * y[3],",
-            "    x[0] * y[1] + x[1] * y[0] + x[2] * y[3] - x[3] * y[2],",
-            "    x[0] * y[2] - x[1] * y[3] + x[2] * y[0] + x[3] * y[1],",
-            "    x[0] * y[3] + x[1] * y[2] - x[2] * y[1] + x[3] * y[0],",
-            "])",
-        ],
-        "times(h, r)",
-        "times(t, np.stack([r[0], -r[1], -r[2], -r[3]]))",
-    ),
-}
-# In words, then as the lines of NumPy: the score, or the difference x whose norm is the distance.
-DISTANCE: dict[str, tuple[str, list[str]]] = {
-    "TransE": ("h + r − t", ["x = h + r - t"]),
-    "ModE": ("h ∘ r − t", ["x = h * r - t"]),
-    "RotatE": (
-        "h ∘ exp(iθ) − t, complex, with the angles θ = π r / half_turn",
-        [
-            "h, t = (x[:d] + 1j * x[d:] for x in (h, t))",
-            'angle = np.pi * r / arrays["half_turn"]',
-            "x = h * np.exp(1j * angle) - t",
-        ],
-    ),
-    "SE": ("h R₁ − t R₂", ["R = r.reshape(2, d, d)", "x = h @ R[0] - t @ R[1]"]),
-    "HAKE": (
-        "−a ‖h′ ∘ (m + b) − t′ ∘ (1 − b)‖₂ − c Σ |sin((h″ + r″ − t″) / 2)|, with m = |r′|, b limited to −m ≤ b ≤ 1, "
-        "angles in units of half_turn / π, and (a, c) = scales",
-        [
-            'angle = np.pi * (h[d:] + r[2 * d :] - t[d:]) / arrays["half_turn"]',
-            "m = np.abs(r[:d])",
-            "b = np.maximum(np.minimum(r[d : 2 * d], 1), -m)",
-            "x = h[:d] * (m + b) - t[:d] * (1 - b)",
-            'a, c = arrays["scales"]',
-            "return -a * np.linalg.norm(x) - c * np.abs(np.sin(angle / 2)).sum()",
-        ],
-    ),
-    "MuRP": (
-        "−d(R h, t ⊕ r)² + b_h + b_t in the Poincaré ball; a stored vector v is the point tanh(‖v‖) v / ‖v‖, "
-        "⊕ is Möbius addition, and R is diagonal",
-        [
-            "length = lambda v: max(np.linalg.norm(v), 1e-15**0.5)",
-            "ball = lambda v: min(np.tanh(length(v)), 1 - 1e-5) / length(v) * v",
-            "x, y, s = ball(h[:d] * r[:d]), ball(t[:d]), ball(r[d:])",
-            "y = ((1 + 2 * y @ s + s @ s) * y + (1 - y @ y) * s) / (1 + 2 * y @ s + (y @ y) * (s @ s))",
-            "distance = 2 * np.arcsinh(np.linalg.norm(x - y) / np.sqrt((1 - x @ x) * (1 - y @ y)))",
-            "return h[d] + t[d + 1] - distance**2",
-        ],
-    ),
-}
-# Parts of a row, equally long; the biases of an entity are one number each.
-PARTS: dict[str, tuple[list[str], list[str]]] = {
-    "ComplEx": (["real parts", "imaginary parts"], ["real parts", "imaginary parts"]),
-    "QuatE": (["real parts", "i parts", "j parts", "k parts"], ["real parts", "i parts", "j parts", "k parts"]),
-    "SimplE": (["h′, the vector as head", "h″, the vector as tail"], ["r′, the relation", "r″, its inverse"]),
-    "RESCAL": (["coordinates"], ["the matrix R, dim × dim, row by row"]),
-    "SE": (["coordinates"], ["R₁ of heads, dim × dim, row by row", "R₂ of tails, dim × dim, row by row"]),
-    "RotatE": (["real parts", "imaginary parts"], ["angles, of which half_turn is π"]),
-    "HAKE": (
-        ["moduli h′", "angles h″, of which half_turn is π"],
-        ["moduli r′", "biases b", "angles r″, of which half_turn is π"],
-    ),
-    "MuRP": (
-        ["tangent vector at the origin", "bias as head", "bias as tail"],
-        ["diagonal of R", "tangent vector of r"],
-    ),
-}
-MEANINGS = {
-    "entities": "embeddings of the entities",
-    "tails": "embeddings of the entities as tails; the array entities is for heads",
-    "relations": "parameters of the relations",
-    "core": "the matrices Wₖ that all relations share: [k, row, column]",
-    "scales": "the weights a of moduli and c of angles",
-    "half_turn": "the stored number of the angle π",
-    "mean": "batch normalization: mean",
-    "variance": "batch normalization: variance, to which 1e-5 is added",
-    "scale": "batch normalization: factor",
-    "shift": "batch normalization: summand",
-}
+ABOUT: dict[str, dict[str, Any]] = tomllib.loads(
+    (resources.files("dualkg.inference") / "export.toml").read_text(encoding="utf-8")
+)
 
 
 def describe_score(model: Model) -> dict[str, Any]:
     """The score of a triple as a formula, and as the source of a NumPy function; None for a model of the user's own."""
     embedding, config = model.embedding, ModelConfig.of(model)
-    if config.name in BILINEAR:
-        formula, lines = _bilinear(config)
-    elif config.name in DISTANCE:
-        formula, lines = DISTANCE[config.name]
-        if "norm" in config.options:
-            norm, by_numpy = NORMS[config.options["norm"]]
-            formula, lines = f"−{norm} with x = {formula}", [*lines, f"return -{by_numpy}"]
-    else:
+    about = ABOUT["models"].get(config.name)
+    if about is None:
         return {"formula": (type(embedding).__doc__ or "").strip() or None, "numpy": None}
+    formula, lines = about.get("score"), about.get("numpy", "").splitlines()
+    if formula is None:
+        formula, lines = _bilinear(config, lines)
+    elif "norm" in config.options:
+        norm, by_numpy = ABOUT["norms"][str(config.options["norm"])]
+        formula, lines = f"−{norm} with x = {formula}", [*lines, f"return -{by_numpy}"]
     tails = "tails" if embedding.two_entity_tables else "entities"
     rows = f'h, r, t = arrays["entities"][head], arrays["relations"][relation], arrays["{tails}"][tail]'
     body = [f"    {line}" for line in (f"d = {embedding.dim}", rows, *lines)]
@@ -146,29 +48,23 @@ def describe_score(model: Model) -> dict[str, Any]:
     return {"formula": f"s(h, r, t) = {formula}", "numpy": source}
 
 
-def _bilinear(config: ModelConfig) -> tuple[str, list[str]]:
-    of_head, of_tail, lines, mapped_head, mapped_tail = BILINEAR[config.name]
+def _bilinear(config: ModelConfig, lines: list[str]) -> tuple[str, list[str]]:
+    """The formula and all lines of a bilinear model or its dual, after the lines that prepare the rows."""
+    about = ABOUT["models"][config.name]
+    given, other = ("tail", "h") if config.dual == "head" else ("head", "t")
+    words, mapped = about[given]
+    product, by_numpy = about.get("product", ("⟨x, t⟩", "(x * t).sum()"))
+    if config.dual != "none":
+        product, by_numpy = f"−‖x − {other}‖₂²", f"-(np.abs(x - {other}) ** 2).sum()"
+    after = [f"x = {mapped}", f"return {by_numpy}"]
     if config.options.get("normalized"):
-        of_head, of_tail = (f"{words}, with r divided by its moduli" for words in (of_head, of_tail))
-        at = lines.index("times = lambda x, y: np.stack([")
-        lines = [*lines[:at], "r = r / np.maximum(np.linalg.norm(r, axis=0), 1e-30)", *lines[at:]]
-    if config.dual == "head":
-        return f"−‖x − h‖₂² with x = {of_tail}", [*lines, f"x = {mapped_tail}", "return -(np.abs(x - h) ** 2).sum()"]
-    mapped = [f"x = {mapped_head}"]
-    if config.options.get("batch_norm"):
-        of_head += ", with batch normalization of h and of the result"
-        normalize = [
-            "def normalize(x, name):",
-            '    mean, variance = arrays[f"{name}.mean"], arrays[f"{name}.variance"]',
-            '    return (x - mean) / np.sqrt(variance + 1e-5) * arrays[f"{name}.scale"] + arrays[f"{name}.shift"]',
-        ]
-        lines = [*lines, *normalize, 'h = normalize(h, "before")']
-        mapped.append('x = normalize(x, "after")')
-    if config.dual == "tail":
-        return f"−‖x − t‖₂² with x = {of_head}", [*lines, *mapped, "return -(np.abs(x - t) ** 2).sum()"]
-    product = "(x * t.conj()).sum().real" if config.name == "ComplEx" else "(x * t).sum()"
-    words = "Re Σ xᵢ t̄ᵢ" if config.name == "ComplEx" else "⟨x, t⟩"
-    return f"{words} with x = {of_head}", [*lines, *mapped, f"return {product}"]
+        words += ", with r divided by its moduli"
+        lines = [*lines, ABOUT["options"]["normalized"]]
+    if config.options.get("batch_norm") and given == "head":
+        words += ", with batch normalization of h and of the result"
+        lines = [*lines, *ABOUT["options"]["batch_norm"].splitlines()]
+        after.insert(1, 'x = normalize(x, "after")')
+    return f"{product} with x = {words}", [*lines, *after]
 
 
 @locks("folder")
@@ -226,8 +122,7 @@ def _manifest(run: Run, tables: dict[str, npt.NDArray[Any]], format: str, folder
 
 
 def _describe(name: str, table: npt.NDArray[Any], model: Model, format: str) -> dict[str, Any]:
-    kind = name_of(model.embedding, MODELS)
-    meaning = MEANINGS.get(name.rpartition(".")[2], "a parameter of the model")
+    meaning = ABOUT["arrays"].get(name.rpartition(".")[2], "a parameter of the model")
     if name == "entities" and model.embedding.two_entity_tables:
         meaning += " as heads"
     if name.startswith(("before.", "after.")):
@@ -240,8 +135,9 @@ def _describe(name: str, table: npt.NDArray[Any], model: Model, format: str) -> 
         "meaning": meaning,
     }
     if name in ROWS:
-        entity, relation = PARTS.get(kind, (["coordinates"], ["coordinates"])) if kind in MODELS else ([], [])
-        parts, biases = (relation, 0) if name == "relations" else (entity, model.embedding.num_biases)
+        about = ABOUT["models"].get(name_of(model.embedding, MODELS))
+        key, biases = ("relation", 0) if name == "relations" else ("entity", model.embedding.num_biases)
+        parts = about.get(key, ["coordinates"]) if about else []
         width = (table.shape[1] - biases) // max(len(parts) - biases, 1)
         ends = list(accumulate([width] * (len(parts) - biases) + [1] * biases))
         found["columns"] = [
