@@ -5,7 +5,6 @@ log p(tail | head, relation) and log p(head | relation, tail), neither above 0. 
 of its answers, and the query from the other end is scored only for answers that may still be among the best."""
 
 import hashlib
-import json
 import reprlib
 import tempfile
 import time
@@ -20,21 +19,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dualkg.data.graph import SPLITS, Graph, Triples, distinct_triples, relations_with_self_loops, triple_keys
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
 from dualkg.evaluation.ranking import eval_mode, full_precision
-from dualkg.files import atomic_write, remove_strays, writing
+from dualkg.files import atomic_write, remove_strays
 from dualkg.inference.calibration import Calibration, PriorCorrection, log_odds_of
 from dualkg.inference.scoring import Ids, check_finite
 from dualkg.logs import ProgressLog
 from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel
 from dualkg.models.ensemble import EnsembleModel
+from dualkg.training.checkpoint import load_tensors, save_tensors
 
 SAVE_INTERVAL = 5.0  # seconds between two checkpoints
 TSV_SEPARATORS = "[\t\n\r]"
@@ -552,10 +550,8 @@ def _save_state(path: Path, options: dict[str, Any], state: SearchState) -> None
     """Write the file of a search that has not finished."""
     tensors = {"triples": torch.from_numpy(state.triples.view(np.uint8))}
     if state.cache is not None:
-        tensors["cache"] = state.cache.cpu()
-    metadata = {"num_done": str(state.num_done), "options": json.dumps(options)}
-    with atomic_write(path) as file, writing(file, SafetensorError):
-        save_file(tensors, file, metadata=metadata)
+        tensors["cache"] = state.cache.cpu().view(torch.uint8)  # its NaN would be refused
+    save_tensors({"search": tensors}, path, about={"num_done": state.num_done, "options": options})
 
 
 def _load_state(path: Path, options: dict[str, Any], *, start: SearchState) -> SearchState:
@@ -564,24 +560,23 @@ def _load_state(path: Path, options: dict[str, Any], *, start: SearchState) -> S
     if not path.exists():
         return start
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata()
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        saved = json.loads(metadata["options"])
-        changes = [
-            f"{name} was {reprlib.repr(saved.get(name))} and is now {reprlib.repr(now)}"
-            for name, now in options.items()
-            if saved.get(name) != now
-        ]
-        if changes:
-            raise RequestError(
-                f"{path} is of a search with other options: {'; '.join(changes)}. Use the same options to resume it, "
-                f"or remove the file to start again."
-            )
-        triples = tensors["triples"].numpy().view(NEW_TRIPLE)
-        return replace(start, triples=triples, num_done=int(metadata["num_done"]), cache=tensors.get("cache"))
-    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        raise RequestError(f"{path} cannot be read ({error}). Remove it to start again.") from None
+        groups, about = load_tensors(path, check=True)
+    except RequestError as error:
+        raise RequestError(f"{error} Remove it to start again.") from None
+    saved = about.get("options", {})
+    changes = [
+        f"{name} was {reprlib.repr(saved.get(name))} and is now {reprlib.repr(now)}"
+        for name, now in options.items()
+        if saved.get(name) != now
+    ]
+    if changes:
+        raise RequestError(
+            f"{path} is of a search with other options: {'; '.join(changes)}. Use the same options to resume it, "
+            f"or remove the file to start again."
+        )
+    tensors = groups["search"]
+    cache = tensors["cache"].view(torch.float32) if "cache" in tensors else None
+    return replace(start, triples=tensors["triples"].numpy().view(NEW_TRIPLE), num_done=about["num_done"], cache=cache)
 
 
 def _options(model: Model, candidates: CandidateFilter, state: SearchState) -> dict[str, Any]:
