@@ -20,6 +20,7 @@ from torch import Tensor
 
 from dualkg.data.filters import KnownAnswers, occur, with_reciprocals
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Split, distinct_triples
+from dualkg.data.triples import is_among
 from dualkg.errors import LockedError, RequestError
 from dualkg.files import locked, read_json, write_json
 from dualkg.inference.prediction_sets import PredictionSets
@@ -109,14 +110,7 @@ class DomainRange:
     def __call__(self, triples: Ids) -> Ids:
         heads, relations, tails = np.asarray(triples, dtype=np.int64).T
         keys = relations * self.num_entities
-        return 1 * _missing(self.heads, keys + heads) + 2 * _missing(self.tails, keys + tails)
-
-
-def _missing(present: Ids, keys: Ids) -> Flags:
-    if not len(present):
-        return np.ones(len(keys), dtype=bool)
-    found: Flags = present[np.searchsorted(present, keys).clip(max=len(present) - 1)] != keys
-    return found
+        return 1 * ~is_among(keys + heads, self.heads) + 2 * ~is_among(keys + tails, self.tails)
 
 
 # -- sampling of candidates -------------------------------------------------------------------------------------
@@ -366,7 +360,7 @@ class PriorCorrection:
         """The priors of queries that give an entity as head or as tail, `(num_queries,)`."""
         train = self.domain_range
         priors, given = (self.heads, train.heads) if side == "head" else (self.tails, train.tails)
-        new = _missing(given, relations.numpy() * train.num_entities + entity)
+        new = ~is_among(relations.numpy() * train.num_entities + entity, given)
         return priors[relations, torch.from_numpy(new).long()]
 
 

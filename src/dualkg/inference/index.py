@@ -28,7 +28,7 @@ from dualkg.errors import DivergedError, RequestError
 from dualkg.evaluation.ranking import full_precision
 from dualkg.evaluation.report import Metrics, evaluate
 from dualkg.files import writing
-from dualkg.models.base import Factors, Model, Side
+from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
 from dualkg.training.checkpoint import compress, expand
@@ -285,31 +285,14 @@ def quantized(model: Model, storage: StorageFormat) -> tuple[Model, int]:
 # -- models -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class QueryBatch:
-    """Queries as vectors to search an index with: mapped heads, or mapped tails if a model has no inverse relations."""
+def query_vectors(model: Model, given: Tensor, relations: Tensor, side: Side) -> Tensor:
+    """The vectors `(batch, width)` to search an index with for the missing `side` of queries.
 
-    model: Model
-    factors: Factors
-    side: Side  # the table to search
-
-    @classmethod
-    def of(cls, model: Model, entities: Tensor, relations: Tensor, side: Side) -> Self:
-        """Entities and relations `(batch,)`; `side` is what is missing."""
-        if side == "tail":
-            return cls(model, model.factors(entities, relations, None), "tail")
-        if model.reciprocal:
-            return cls.of(model, entities, relations + model.shape.num_relations, "tail")
-        return cls(model, model.factors(None, relations, entities), "head")
-
-    @property
-    def vectors(self) -> Tensor:
-        """`(batch, width)`, to be compared with the rows of the table."""
-        return self.factors.mapped_head if self.side == "tail" else self.factors.mapped_tail
-
-    def scores(self, ids: Tensor) -> Tensor:
-        """The model's scores of candidates `(batch, n)`."""
-        return self.model.candidate_scores(self.factors, ids, self.side)
+    Heads are searched as tails of the inverse relation where there is one.
+    """
+    if side == "head" and model.reciprocal:
+        side, relations = "tail", relations + model.shape.num_relations
+    return model.queries(given, relations, side).query(side)
 
 
 def metric_of(model: Model) -> Metric:

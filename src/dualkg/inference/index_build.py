@@ -36,7 +36,6 @@ from dualkg.inference.index import (
     IndexStats,
     Metric,
     ModelIndex,
-    QueryBatch,
     SearchResult,
     Shape,
     StorageFormat,
@@ -44,6 +43,7 @@ from dualkg.inference.index import (
     check_table,
     fingerprint,
     metric_of,
+    query_vectors,
     tables_of,
 )
 from dualkg.logs import ProgressLog
@@ -328,31 +328,30 @@ def tuning_queries(model: Model, graph: Graph, side: Side, exact: ExactIndex, *,
     sides: list[Side] = [side] if len(tables_of(model)) > 1 else ["tail", "head"]
     halves = []
     for missing in sides:
-        few = sample_queries(model, graph, missing, num=4, seed=seed)
-        check_agreement(few, exact.search(few.vectors, 1).ids[:, 0])
-        vectors = sample_queries(model, graph, missing, num=NUM_QUERIES // len(sides), seed=seed).vectors.cpu()
+        given, relations = sample_queries(model, graph, missing, num=NUM_QUERIES // len(sides), seed=seed)
+        vectors = query_vectors(model, given, relations, missing).cpu()
+        check_agreement(model, given[:4], relations[:4], side=missing, best=exact.search(vectors[:4], 1).ids)
         half = -(-len(vectors) // 2)
         halves.append((vectors[:half], vectors[half:] if len(vectors) > 1 else vectors))
     first, second = map(torch.cat, zip(*halves, strict=True))
     return first, second
 
 
-def sample_queries(model: Model, graph: Graph, side: Side, *, num: int, seed: int) -> QueryBatch:
-    """Draw distinct queries for tails, or for heads, from the training triples."""
+def sample_queries(model: Model, graph: Graph, side: Side, *, num: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw distinct queries for tails, or for heads, from the training triples: given entities, and relations."""
     if not len(graph.train):
         raise RequestError(f"{graph.name} has no training triples to measure an index with.")
     pairs = np.unique(graph.train[:, :2] if side == "tail" else graph.train[:, 1:], axis=0)
     chosen = np.random.default_rng(seed).permutation(len(pairs))[:num]
     first, second = torch.from_numpy(pairs[chosen].astype(np.int64)).to(model.device).unbind(1)
-    return QueryBatch.of(model, *((first, second) if side == "tail" else (second, first)), side)
+    return (first, second) if side == "tail" else (second, first)
 
 
 @torch.no_grad()
-def check_agreement(queries: QueryBatch, best: Tensor) -> None:
-    """Refuse a custom model whose best entities are not the rows `best` `(batch,)` that are best by the metric."""
-    model, f = queries.model, queries.factors
-    scores = model.tail_scores(f) if queries.side == "tail" else model.head_scores(f)
-    ours = scores.gather(1, best[:, None].to(scores.device))[:, 0]
+def check_agreement(model: Model, given: Tensor, relations: Tensor, *, side: Side, best: Tensor) -> None:
+    """Refuse a custom model whose best entities are not the rows `best` `(batch, 1)` that are best by the metric."""
+    scores = model.predict_tails(given, relations) if side == "tail" else model.predict_heads(relations, given)
+    ours = scores.gather(1, best.to(scores.device))[:, 0]
     if (scores.amax(1) - ours > 1e-3 * scores.abs().amax(1)).any():
         raise RequestError(
             f"The entities that {type(model.embedding).__name__} scores best are not the best by its maps, so an index "

@@ -19,7 +19,7 @@ from dualkg.errors import RequestError
 from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
 from dualkg.inference.explanation import Explanation, explain
 from dualkg.inference.extension import NamedTriple, add_entity
-from dualkg.inference.index import ModelIndex, QueryBatch, best_of
+from dualkg.inference.index import ModelIndex, best_of, query_vectors
 from dualkg.inference.inductive import FrozenContext
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.scoring import (
@@ -315,38 +315,32 @@ class Predictor:
             return None
         num_relations, device = self.graph.shape.num_relations, self.model.device
         given, r = torch.tensor([entity], device=device), torch.tensor([relation % num_relations], device=device)
-        batch = QueryBatch.of(self.model, given, r, "tail" if relation < num_relations else "head")
-        index, omitted = self.index.for_side(batch.side), known if query.known == "omit" else {}
+        side: Side = "tail" if relation < num_relations else "head"
+        index, omitted = self.index.for_side(side), known if query.known == "omit" else {}
         wanted = min(query.k, index.shape[0] - len(omitted))
-        found = index.search(batch.vectors, query.k + len(omitted)).ids[0].tolist()
+        vectors = query_vectors(self.model, given, r, side)
+        found = index.search(vectors, query.k + len(omitted)).ids[0].tolist()
         candidates = torch.tensor(sorted(id for id in found if id >= 0 and id not in omitted), dtype=torch.int64)
         if not 0 < wanted <= len(candidates):
             return None
-        best = best_of(batch.scores(candidates[None].to(device)).cpu(), wanted)
+        best = best_of(self.model.predict_candidates(given, r, candidates[None].to(device), side).cpu(), wanted)
         return _predictions(self.graph.entities, candidates[best.ids[0]].tolist(), best.scores[0].tolist(), known)
 
     def _with_probabilities(
         self, kind: QueryType, given: Sequence[tuple[int, ...]], found: list[list[Prediction]]
     ) -> list[list[Prediction]]:
         """The predictions for queries with calibrated probabilities, if there is a calibration."""
-        if self.prior_correction is None:
+        correction, both = self.prior_correction, list(zip(given, found, strict=True))
+        triples = [_triple(kind, ids, one.id) for ids, several in both for one in several if one.split != "train"]
+        if correction is None or not triples:
             return found
-        triples = {
-            _triple(kind, ids, one.id): 0.0
-            for ids, predictions in zip(given, found, strict=True)
-            for one in predictions
-            if one.split != "train"
-        }
-        if not triples:
-            return found
-        calibration, domain_range = self.prior_correction.calibration, self.prior_correction.domain_range
-        rows = np.array(list(triples))
-        relations, patterns = torch.from_numpy(rows[:, 1]), torch.from_numpy(domain_range(rows))
-        probabilities = calibration.probability(self._log_probabilities(rows).cpu(), relations, patterns)
-        triples = dict(zip(triples, probabilities.tolist(), strict=True))
+        rows = np.array(triples)
+        relations, patterns = torch.from_numpy(rows[:, 1]), torch.from_numpy(correction.domain_range(rows))
+        probabilities = correction.calibration.probability(self._log_probabilities(rows).cpu(), relations, patterns)
+        of_triple = dict(zip(triples, probabilities.tolist(), strict=True))
         return [
-            [replace(one, probability=triples.get(_triple(kind, ids, one.id))) for one in predictions]
-            for ids, predictions in zip(given, found, strict=True)
+            [replace(one, probability=of_triple.get(_triple(kind, ids, one.id))) for one in several]
+            for ids, several in both
         ]
 
     def _known_answers(self, entities: Ids, relations: Ids) -> list[dict[int, str]]:

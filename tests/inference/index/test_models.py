@@ -6,13 +6,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.index import (
-    ExactIndex,
-    QueryBatch,
-    fingerprint,
-    metric_of,
-    tables_of,
-)
+from dualkg.inference.index import ExactIndex, fingerprint, metric_of, query_vectors, tables_of
 from dualkg.inference.index_build import check_agreement, sample_queries
 
 SHAPE = kg.GraphShape(12, 3)
@@ -44,15 +38,16 @@ def test_an_index_finds_what_the_model_scores_best(kind, config):
     model = made(kind, **config)
     given, relations = torch.arange(12), torch.arange(12) % 3
     tables = tables_of(model)
-    for questions, scores in (
-        (QueryBatch.of(model, given, relations, "tail"), model.predict_tails(given, relations)),
-        (QueryBatch.of(model, given, relations, "head"), model.predict_heads(relations, given)),
+    for side, scores in (
+        ("tail", model.predict_tails(given, relations)),
+        ("head", model.predict_heads(relations, given)),
     ):
-        table = tables.get(questions.side, tables["tail"])
-        found = ExactIndex.build(table, metric_of(model)).search(questions.vectors, 12)
+        vectors = query_vectors(model, given, relations, side)
+        found = ExactIndex.build(tables.get(side, tables["tail"]), metric_of(model)).search(vectors, 12)
         assert torch.equal(found.ids, scores.argsort(dim=1, descending=True))
-        torch.testing.assert_close(questions.scores(found.ids), scores.gather(1, found.ids), rtol=1e-3, atol=1e-3)
-        check_agreement(questions, found.ids[:, 0])
+        rescored = model.predict_candidates(given, relations, found.ids, side)
+        torch.testing.assert_close(rescored, scores.gather(1, found.ids), rtol=1e-3, atol=1e-3)
+        check_agreement(model, given, relations, side=side, best=found.ids[:, :1])
 
 
 @pytest.mark.parametrize(
@@ -86,10 +81,9 @@ class Shifted(kg.DistMult):
 
 def test_a_model_that_does_not_score_by_its_maps_is_refused():
     model = Shifted(SHAPE, dim=4, init_scale=1.0)
-    questions = QueryBatch.of(model, torch.tensor([0]), torch.tensor([0]), "tail")
     assert metric_of(model) == "inner product"
     with pytest.raises(kg.RequestError, match="The entities that Shifted scores best are not the best by its maps"):
-        check_agreement(questions, torch.tensor([3]))
+        check_agreement(model, torch.tensor([0]), torch.tensor([0]), side="tail", best=torch.tensor([[3]]))
 
 
 def test_only_cp_without_reciprocal_relations_has_two_tables():
@@ -100,13 +94,13 @@ def test_only_cp_without_reciprocal_relations_has_two_tables():
 
 def test_sampled_queries_are_of_training_triples(small_graph):
     model = kg.ComplEx(small_graph.shape, dim=4)
-    asked = sample_queries(model, small_graph, "tail", num=20, seed=0)
-    pairs = set(zip(asked.factors.heads.tolist(), asked.factors.relations.tolist(), strict=True))
+    heads, relations = sample_queries(model, small_graph, "tail", num=20, seed=0)
+    pairs = set(zip(heads.tolist(), relations.tolist(), strict=True))
     assert len(pairs) == 20
     assert pairs <= {(h, r) for h, r, _ in small_graph.train.tolist()}
-    heads = sample_queries(model, small_graph, "head", num=20, seed=0).factors
-    pairs = set(zip(heads.relations.tolist(), heads.heads.tolist(), strict=True))
-    assert pairs <= {(r + 4, t) for _, r, t in small_graph.train.tolist()}
+    tails, relations = sample_queries(model, small_graph, "head", num=20, seed=0)
+    pairs = set(zip(relations.tolist(), tails.tolist(), strict=True))
+    assert pairs <= {(r, t) for _, r, t in small_graph.train.tolist()}
 
 
 def test_fingerprints_differ():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.index import ExactIndex, QueryBatch, measure_storage_formats, quantized
+from dualkg.inference.index import ExactIndex, measure_storage_formats, quantized, query_vectors
 from tests.conftest import graph_of
 
 
@@ -32,7 +32,7 @@ def test_the_quantized_model_scores_as_the_index(model, storage):
     index = ExactIndex.build(model.entities, storage=storage)
     assert index.num_bytes == num_bytes
     heads, relations = torch.arange(30), torch.arange(30) % 4
-    found = index.search(QueryBatch.of(kept, heads, relations, "tail").vectors, 30)
+    found = index.search(query_vectors(kept, heads, relations, "tail"), 30)
     torch.testing.assert_close(found.scores, kept.score_tails(heads, relations).gather(1, found.ids))
 
 
