@@ -5,7 +5,6 @@ of 200 queries 2 to 9 times faster. FAISS answers single float16 and bf16 querie
 --storage`).
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
@@ -31,11 +30,10 @@ from dualkg.files import writing
 from dualkg.models.base import Model, Side
 from dualkg.models.bilinear import BilinearModel, Dual
 from dualkg.models.distance import NormModel
-from dualkg.training.checkpoint import compress, expand
+from dualkg.training.checkpoint import all_finite, compress, expand
 
 Shape = tuple[int, int]  # rows and width of a table
 Metric = Literal["inner product", "euclidean"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
 StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
 STORAGE_FORMATS: tuple[StorageFormat, ...] = get_args(StorageFormat)
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
@@ -50,13 +48,9 @@ SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)  # of zeros, in sparse tables
 
 
 def check_table(table: Tensor) -> Tensor:
-    """Return a table on the CPU, not copied if it is there; refuse one that is not 2-dimensional or not finite."""
-    if table.dim() != 2 or not table.numel():
-        raise RequestError(
-            f"An index needs a table with rows and columns; got an array of {' × '.join(map(str, table.shape))}."
-        )
+    """Return a table on the CPU, not copied if it is there; refuse one that is not finite."""
     table = table.detach().cpu()
-    if not all(torch.isfinite(block).all() for block in blocks_of(table)):
+    if not all_finite(table):
         raise DivergedError("The table holds NaN or infinity, so it cannot be searched. Its training has diverged.")
     return table
 
@@ -82,8 +76,6 @@ class Index(ABC):
     kind: str
 
     def __init__(self, metric: Metric, shape: Shape) -> None:
-        if metric not in METRICS:
-            raise RequestError(f"The metric of an index must be one of {', '.join(METRICS)}; got '{metric}'.")
         self.metric, self.shape = metric, shape
 
     @abstractmethod
@@ -101,13 +93,8 @@ class Index(ABC):
 
     def search(self, queries: Tensor, k: int) -> SearchResult:
         """Find the best `k` rows for each of the queries `(num_queries, width)`, or all if there are fewer."""
-        if k < 1:
-            raise RequestError(f"k must be at least 1; got {k}.")
-        if queries.dim() != 2 or queries.shape[1] != self.shape[1]:
-            size = " × ".join(map(str, queries.shape))
-            raise RequestError(f"Queries of {self.shape[1]} numbers each were expected; got an array of {size}.")
         queries = queries.detach().to("cpu", torch.float32).contiguous()
-        if not math.isfinite(float(queries.sum())):
+        if not all_finite(queries):
             raise DivergedError("A query holds NaN or infinity, so it has no best rows. Its training has diverged.")
         return self._search(queries, min(k, self.shape[0]))
 

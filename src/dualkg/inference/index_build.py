@@ -95,8 +95,6 @@ class FaissIndex(Index):
         cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", by_distance: bool = False
     ) -> Self:
         """Build an index; `by_distance` searches inner products by distances. Only blocks of rows are copied."""
-        if kind not in FAISS_KINDS:
-            raise RequestError(f"The kind of a FAISS index must be one of {', '.join(FAISS_KINDS)}; got '{kind}'.")
         table, module, max_norm = check_table(table), faiss(), None
         if by_distance:
             max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table))

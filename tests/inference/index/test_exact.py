@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from torch import Tensor
 
 import dualkg as kg
 from dualkg.inference import index as exact
-from dualkg.inference.index import METRICS, STORAGE_FORMATS, ExactIndex, best_of
+from dualkg.inference.index import STORAGE_FORMATS, ExactIndex, Metric, best_of
 from tests.processes import run_python
+
+METRICS = get_args(Metric)
 
 
 def drawn(seed: int, rows: int, width: int, *, most: int = 3) -> Tensor:
@@ -50,7 +53,12 @@ def test_blocks_agree_with_a_sort_of_all_scores(seed, rows, width, num_queries, 
     assert torch.equal(found.ids, ids)
 
 
-@given(seed=st.integers(0, 10**6), rows=st.integers(1, 50), k=st.integers(1, 60), metric=st.sampled_from(METRICS))
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 50),
+    k=st.integers(1, 60),
+    metric=st.sampled_from(METRICS),
+)
 def test_int8_search_agrees_with_the_decoded_table(seed, rows, k, metric):
     random = torch.Generator().manual_seed(seed)
     table, queries = torch.randn(rows, 7, generator=random), torch.randn(3, 7, generator=random)
@@ -125,17 +133,9 @@ def test_a_memory_mapped_file_is_not_loaded(tmp_path):
 
 def test_refusals():
     index = ExactIndex.build(torch.ones(3, 2))
-    with pytest.raises(kg.RequestError, match="k must be at least 1; got 0"):
-        index.search(torch.ones(1, 2), 0)
-    with pytest.raises(kg.RequestError, match="Queries of 2 numbers each were expected; got an array of 1 × 3"):
-        index.search(torch.ones(1, 3), 1)
     with pytest.raises(kg.DivergedError, match="A query holds NaN or infinity"):
         index.search(torch.full((1, 2), torch.nan), 1)
     with pytest.raises(kg.DivergedError, match="The table holds NaN or infinity"):
         ExactIndex.build(torch.full((2, 2), torch.inf))
-    with pytest.raises(kg.RequestError, match="inner product, euclidean; got 'cosine'"):
-        ExactIndex.build(torch.ones(3, 2), "cosine")
     with pytest.raises(kg.RequestError, match="float32, float16, bf16, int8, sparse; got 'int4'"):
         ExactIndex.build(torch.ones(3, 2), storage="int4")
-    with pytest.raises(kg.RequestError, match="a table with rows and columns; got an array of 0 × 2"):
-        ExactIndex.build(torch.ones(0, 2))
