@@ -154,11 +154,8 @@ def training_queries(model: BilinearModel, train: Triples, *, most: int | None =
         given, answers = (heads, tails) if target == "tail" else (tails, heads)
         keys, queries = torch.unique(given * model.num_relation_ids + relations, return_inverse=True)
         entities, of_queries = keys // model.num_relation_ids, keys % model.num_relation_ids
-        if target == "tail":
-            images, candidates = model.map_head(lookup(model.head_table, entities), of_queries), model.tail_table
-        else:
-            images, candidates = model.map_tail(lookup(model.tail_table, entities), of_queries), model.head_table
-        normalizers = log_normalizers(images, candidates)
+        images = model.queries(entities, of_queries, target).query(target)
+        normalizers = log_normalizers(images, model.tail_table if target == "tail" else model.head_table)
         weights = torch.ones_like(normalizers)
         yield NegativeQueries(target, entities, images, normalizers, queries, answers, weight, weights)
 
