@@ -5,14 +5,12 @@ of 200 queries 2 to 9 times faster. FAISS answers single float16 and bf16 querie
 --storage`).
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 import torch
@@ -33,7 +31,7 @@ from dualkg.models.distance import NormModel
 from dualkg.training.checkpoint import all_finite, compress, expand
 
 Shape = tuple[int, int]  # rows and width of a table
-Metric = Literal["inner product", "euclidean"]
+Metric = Literal["inner product", "euclidean"]  # the best rows x for a query q have the largest ⟨q, x⟩ or −‖q − x‖²
 StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
 STORAGE_FORMATS: tuple[StorageFormat, ...] = get_args(StorageFormat)
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
@@ -70,36 +68,16 @@ class SearchResult(NamedTuple):
     ids: Tensor
 
 
-class Index(ABC):
-    """Finds the rows x of a table with the best ⟨q, x⟩ ("inner product") or −‖q − x‖² ("euclidean") for a query q."""
-
-    kind: str
-
-    def __init__(self, metric: Metric, shape: Shape) -> None:
-        self.metric, self.shape = metric, shape
-
-    @abstractmethod
-    def _search(self, queries: Tensor, k: int) -> SearchResult:
-        """The best `k` rows for queries that have been checked; there are at least `k` rows."""
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the index into an existing folder."""
-
-    @property
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The keywords that `load` needs beside the files of `save`."""
-
-    def search(self, queries: Tensor, k: int) -> SearchResult:
-        """Find the best `k` rows for each of the queries `(num_queries, width)`, or all if there are fewer."""
-        queries = queries.detach().to("cpu", torch.float32).contiguous()
-        if not all_finite(queries):
-            raise DivergedError("A query holds NaN or infinity, so it has no best rows. Its training has diverged.")
-        return self._search(queries, min(k, self.shape[0]))
+def check_queries(queries: Tensor) -> Tensor:
+    """Return queries `(num_queries, width)` as float32 on the CPU; refuse those that are not finite."""
+    queries = queries.detach().to("cpu", torch.float32).contiguous()
+    if not all_finite(queries):
+        raise DivergedError("A query holds NaN or infinity, so it has no best rows. Its training has diverged.")
+    return queries
 
 
-class ExactIndex(Index):
+@dataclass(eq=False)
+class ExactIndex:
     """Compares a query with every row of a table in a storage format, read back as float32 in blocks of rows.
 
     int8 has `codes` from −127 to 127 and a scale for each row, its largest magnitude / 127. sparse is the CSR form of
@@ -107,11 +85,12 @@ class ExactIndex(Index):
     numbers.
     """
 
-    kind = "exact"
-
-    def __init__(self, parts: dict[str, Tensor], metric: Metric, shape: Shape, *, storage: StorageFormat) -> None:
-        super().__init__(metric, shape)
-        self.parts, self.storage = parts, storage
+    parts: dict[str, Tensor]
+    metric: Metric
+    shape: Shape
+    _: KW_ONLY
+    storage: StorageFormat
+    kind: ClassVar[str] = "exact"
 
     @classmethod
     def build(cls, table: Tensor, metric: Metric = "inner product", *, storage: StorageFormat = "float32") -> Self:
@@ -131,6 +110,7 @@ class ExactIndex(Index):
 
     @property
     def config(self) -> dict[str, Any]:
+        """The keywords that `load` needs beside the file of `save`."""
         return {"storage": self.storage}
 
     @property
@@ -185,7 +165,9 @@ class ExactIndex(Index):
         return torch.cat([self.rows(start, start + size).square().sum(1) for start in range(0, num_rows, size)])
 
     @torch.no_grad()
-    def _search(self, queries: Tensor, k: int) -> SearchResult:
+    def search(self, queries: Tensor, k: int) -> SearchResult:
+        """Find the best `k` rows for each of the queries `(num_queries, width)`, or all if there are fewer."""
+        queries, k = check_queries(queries), min(k, self.shape[0])
         best = SearchResult(queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64))
         size = max(1, BLOCK_ELEMENTS // max(len(queries), 1 if self.storage == "float32" else self.shape[1]))
         with full_precision():
@@ -315,48 +297,3 @@ def tables_of(model: Model) -> dict[Side, Tensor]:
     if not model.reciprocal and embedding.head_table is not embedding.tail_table:
         tables["head"] = embedding.head_table.detach().cpu()
     return tables
-
-
-def fingerprint(table: Tensor) -> str:
-    """A hash of the shape of a table and of about a thousand of its rows."""
-    rows = table[:: max(1, len(table) // 1000)].float().contiguous()
-    return sha256(str(tuple(table.shape)).encode() + rows.numpy().tobytes()).hexdigest()
-
-
-@dataclass(frozen=True)
-class IndexStats:
-    """Recall@k on queries that were not used for tuning, and speed with single queries on one thread."""
-
-    recall: dict[int, float]
-    queries_per_second: float
-    exact_queries_per_second: float
-    build_seconds: float
-    num_queries: int
-    bytes: int | None = None  # of the saved files
-
-
-@dataclass(frozen=True, eq=False)
-class ModelIndex:
-    """The indexes of a model: for tails, and for heads if they are in another table."""
-
-    model: str
-    metric: Metric
-    indexes: dict[Side, Index]
-    stats: dict[Side, IndexStats]
-    fingerprints: dict[Side, str]  # of the tables
-
-    @property
-    def kind(self) -> str:
-        return self.indexes["tail"].kind
-
-    def for_side(self, side: Side) -> Index:
-        return self.indexes.get(side, self.indexes["tail"])
-
-    def check_model(self, model: Model) -> None:
-        """Refuse a model other than the one that was indexed."""
-        found = {side: fingerprint(table) for side, table in tables_of(model).items()}
-        if found != self.fingerprints or metric_of(model) != self.metric:
-            raise RequestError(
-                f"The index was made of another model, {self.model} by {self.metric}: its rows are not the entities of "
-                f"this {type(model.embedding).__name__}. Build it again: dualkg index RUN"
-            )

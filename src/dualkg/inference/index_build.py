@@ -1,10 +1,11 @@
-"""Approximate indexes by FAISS: building, tuning, measuring, saving and loading."""
+"""Approximate indexes by FAISS, and the indexes of a model: building, tuning, measuring, saving and loading."""
 
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -32,16 +33,13 @@ from dualkg.files import (
 )
 from dualkg.inference.index import (
     ExactIndex,
-    Index,
-    IndexStats,
     Metric,
-    ModelIndex,
     SearchResult,
     Shape,
     StorageFormat,
     blocks_of,
+    check_queries,
     check_table,
-    fingerprint,
     metric_of,
     query_vectors,
     tables_of,
@@ -70,25 +68,21 @@ PILOT_ROWS = 50_000  # rows that decide whether inner products are searched by d
 NUM_QUERIES = 1000  # half for tuning, half for measuring
 
 
-class FaissIndex(Index):
+@dataclass(eq=False)
+class FaissIndex:
     """Approximate search by FAISS: inverted lists (ivf; sq8 with 8-bit scalar quantization) or a graph (hnsw).
 
     `effort` is nprobe or efSearch. With `max_norm` M, inner products are searched by distances: rows x get the
     coordinate √(M² − ‖x‖²) and queries 0, so that all rows have length M and the nearest has the largest product.
     """
 
-    def __init__(
-        self,
-        index: Any,
-        metric: Metric,
-        shape: Shape,
-        *,
-        kind: FaissKind,
-        effort: int = 16,
-        max_norm: float | None = None,
-    ) -> None:
-        super().__init__(metric, shape)
-        self.kind, self.effort, self.max_norm, self._index = kind, effort, max_norm, index
+    index: Any
+    metric: Metric
+    shape: Shape
+    _: KW_ONLY
+    kind: FaissKind
+    effort: int = 16
+    max_norm: float | None = None
 
     @classmethod
     def build(
@@ -101,7 +95,7 @@ class FaissIndex(Index):
         built = cls(None, metric, (table.shape[0], table.shape[1]), kind=kind, max_norm=max_norm)
         by_product, lists = metric == "inner product" and not by_distance, num_lists(len(table))
         code = {"hnsw": f"HNSW{LINKS}", "ivf": f"IVF{lists},Flat", "sq8": f"IVF{lists},SQ8"}[kind]
-        index = built._index = module.index_factory(
+        index = built.index = module.index_factory(
             table.shape[1] + by_distance, code, module.METRIC_INNER_PRODUCT if by_product else module.METRIC_L2
         )
         with threads(torch.get_num_threads()):
@@ -125,7 +119,7 @@ class FaissIndex(Index):
 
     def save(self, folder: Path) -> None:
         with writing(folder / FILE, RuntimeError):
-            faiss().write_index(self._index, str(folder / FILE))
+            faiss().write_index(self.index, str(folder / FILE))
 
     @classmethod
     def load(cls, folder: Path, metric: Metric, shape: Shape, **config: Any) -> Self:
@@ -144,14 +138,16 @@ class FaissIndex(Index):
             raise ValueError(f"its {index.ntotal:,} rows of {index.d:,} numbers are not of {shape[0]:,} × {shape[1]:,}")
         return loaded
 
-    def _search(self, queries: Tensor, k: int) -> SearchResult:
+    def search(self, queries: Tensor, k: int) -> SearchResult:
+        """Find the best `k` rows for each of the queries `(num_queries, width)`, or all if there are fewer."""
+        queries, k = check_queries(queries), min(k, self.shape[0])
         # In NumPy: for a single query, a few small operations of PyTorch take longer than the search.
         vectors, effort = self._augmented(queries.numpy()), math.ceil(self.effort * max(1.0, k / USUAL_K))
         if self.kind == "hnsw":
             parameters = faiss().SearchParametersHNSW(efSearch=min(effort, max(self.max_effort, k)))
         else:
             parameters = faiss().SearchParametersIVF(nprobe=min(effort, self.max_effort))
-        scores, ids = self._index.search(vectors, k, params=parameters)
+        scores, ids = self.index.search(vectors, k, params=parameters)
         if self.max_norm is not None:
             scores = (np.square(vectors).sum(1, keepdims=True) + self.max_norm**2 - scores) / 2
         elif self.metric == "euclidean":
@@ -168,6 +164,9 @@ class FaissIndex(Index):
         if rows:
             augmented[:, -1] = np.sqrt(np.maximum(self.max_norm**2 - np.square(vectors).sum(1), 0))
         return augmented
+
+
+Index = ExactIndex | FaissIndex
 
 
 def _sample(num_rows: int, size: int) -> Tensor:
@@ -267,6 +266,54 @@ def _less_effort_by_distance(table: Tensor, kind: FaissKind, queries: Tensor, re
     indexes = (FaissIndex.build(rows, kind=kind, by_distance=by_distance) for by_distance in (False, True))
     by_product, by_distance = (least_effort(index, queries, best, recall=recall) or math.inf for index in indexes)
     return by_distance < by_product
+
+
+# -- the index of a model ---------------------------------------------------------------------------------------
+
+
+def fingerprint(table: Tensor) -> str:
+    """A hash of the shape of a table and of about a thousand of its rows."""
+    rows = table[:: max(1, len(table) // 1000)].float().contiguous()
+    return sha256(str(tuple(table.shape)).encode() + rows.numpy().tobytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class IndexStats:
+    """Recall@k on queries that were not used for tuning, and speed with single queries on one thread."""
+
+    recall: dict[int, float]
+    queries_per_second: float
+    exact_queries_per_second: float
+    build_seconds: float
+    num_queries: int
+    bytes: int | None = None  # of the saved files
+
+
+@dataclass(frozen=True, eq=False)
+class ModelIndex:
+    """The indexes of a model: for tails, and for heads if they are in another table."""
+
+    model: str
+    metric: Metric
+    indexes: dict[Side, Index]
+    stats: dict[Side, IndexStats]
+    fingerprints: dict[Side, str]  # of the tables
+
+    @property
+    def kind(self) -> str:
+        return self.indexes["tail"].kind
+
+    def for_side(self, side: Side) -> Index:
+        return self.indexes.get(side, self.indexes["tail"])
+
+    def check_model(self, model: Model) -> None:
+        """Refuse a model other than the one that was indexed."""
+        found = {side: fingerprint(table) for side, table in tables_of(model).items()}
+        if found != self.fingerprints or metric_of(model) != self.metric:
+            raise RequestError(
+                f"The index was made of another model, {self.model} by {self.metric}: its rows are not the entities of "
+                f"this {type(model.embedding).__name__}. Build it again: dualkg index RUN"
+            )
 
 
 # -- building ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from dualkg.errors import RequestError
 from dualkg.inference.calibration import Calibration, PriorCorrection, calibration_for
 from dualkg.inference.explanation import Explanation, explain
 from dualkg.inference.extension import NamedTriple, add_entity
-from dualkg.inference.index import ModelIndex, best_of, query_vectors
+from dualkg.inference.index import best_of, query_vectors
+from dualkg.inference.index_build import ModelIndex
 from dualkg.inference.inductive import FrozenContext
 from dualkg.inference.prediction_sets import PredictionSets
 from dualkg.inference.scoring import (

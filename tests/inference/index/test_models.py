@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dualkg as kg
-from dualkg.inference.index import ExactIndex, fingerprint, metric_of, query_vectors, tables_of
-from dualkg.inference.index_build import check_agreement, sample_queries
+from dualkg.inference.index import ExactIndex, metric_of, query_vectors, tables_of
+from dualkg.inference.index_build import check_agreement, fingerprint, sample_queries
 
 SHAPE = kg.GraphShape(12, 3)
 

@@ -75,7 +75,7 @@ def test_known_answers_do_not_displace_results_of_an_approximate_index(num_known
 def test_all_entities_are_scored_if_an_index_finds_too_few(small_graph, monkeypatch):
     plain, indexed = pair(small_graph)
     nothing = SearchResult(torch.full((1, 5), -torch.inf), torch.full((1, 5), -1))
-    monkeypatch.setattr(ExactIndex, "_search", lambda self, queries, k: nothing)
+    monkeypatch.setattr(ExactIndex, "search", lambda self, queries, k: nothing)
     assert indexed.tails(0, 0, k=5) == plain.tails(0, 0, k=5)
     assert indexed.heads(0, 0, k=5) == plain.heads(0, 0, k=5)
 
