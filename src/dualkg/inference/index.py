@@ -35,7 +35,7 @@ Metric = Literal["inner product", "euclidean"]  # the best rows x for a query q 
 StorageFormat = Literal["float32", "float16", "bf16", "int8", "sparse"]
 STORAGE_FORMATS: tuple[StorageFormat, ...] = get_args(StorageFormat)
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bf16": torch.bfloat16}
-ROWS = 2**16  # of a table, checked or converted at once
+ROWS = 2**16  # of a table, converted at once: the whole table is never copied
 BLOCK_ELEMENTS = 2**22  # scores, and decoded numbers of rows, held at once: 16 MB of each
 FILE = "table.safetensors"
 DENSE: tuple[StorageFormat, ...] = ("float32", "bf16", "int8")
@@ -51,11 +51,6 @@ def check_table(table: Tensor) -> Tensor:
     if not all_finite(table):
         raise DivergedError("The table holds NaN or infinity, so it cannot be searched. Its training has diverged.")
     return table
-
-
-def blocks_of(table: Tensor) -> tuple[Tensor, ...]:
-    """Blocks of rows, so that the whole table is never copied."""
-    return torch.split(table, ROWS)
 
 
 # -- indexes ----------------------------------------------------------------------------------------------------
@@ -100,7 +95,8 @@ class ExactIndex:
         table = check_table(table)
         if storage == "int8":
             parts = {"codes": torch.empty(table.shape, dtype=torch.int8), "scales": torch.empty(len(table))}
-            for block, codes, scales in zip(*map(blocks_of, (table, *parts.values())), strict=True):
+            blocks = (torch.split(one, ROWS) for one in (table, *parts.values()))
+            for block, codes, scales in zip(*blocks, strict=True):
                 largest = block.float().abs().amax(1)
                 scales[:] = largest / 127
                 codes[:] = (block.float() * torch.where(largest > 0, 127 / largest, 0.0)[:, None]).round()

@@ -32,12 +32,12 @@ from dualkg.files import (
     writing,
 )
 from dualkg.inference.index import (
+    ROWS,
     ExactIndex,
     Metric,
     SearchResult,
     Shape,
     StorageFormat,
-    blocks_of,
     check_queries,
     check_table,
     metric_of,
@@ -89,9 +89,8 @@ class FaissIndex:
         cls, table: Tensor, metric: Metric = "inner product", *, kind: FaissKind = "ivf", by_distance: bool = False
     ) -> Self:
         """Build an index; `by_distance` searches inner products by distances. Only blocks of rows are copied."""
-        table, module, max_norm = check_table(table), faiss(), None
-        if by_distance:
-            max_norm = max(float(block.float().norm(dim=1).max()) for block in blocks_of(table))
+        table, module = check_table(table), faiss()
+        max_norm = float(table.float().norm(dim=1).max()) if by_distance else None
         built = cls(None, metric, (table.shape[0], table.shape[1]), kind=kind, max_norm=max_norm)
         by_product, lists = metric == "inner product" and not by_distance, num_lists(len(table))
         code = {"hnsw": f"HNSW{LINKS}", "ivf": f"IVF{lists},Flat", "sq8": f"IVF{lists},SQ8"}[kind]
@@ -105,7 +104,7 @@ class FaissIndex:
                 index.cp.min_points_per_centroid, index.cp.max_points_per_centroid = 1, ROWS_PER_LIST
                 rows = table[_sample(len(table), ROWS_PER_LIST * lists)].float().numpy()
                 index.train(built._augmented(rows, rows=True))
-            for block in blocks_of(table):
+            for block in torch.split(table, ROWS):
                 index.add(built._augmented(block.float().contiguous().numpy(), rows=True))
         return built
 

@@ -299,31 +299,28 @@ class Predictor:
         return self._with_probabilities(kind, given, found)
 
     def _entities(self, entities: Ids, relations: Ids, queries: Sequence[Query]) -> list[list[Prediction]]:
-        """The best entities for queries; those for which an index returns too few are scored in full."""
+        """The best entities for queries, each searched in the index if there is one."""
         splits = self._known_answers(entities, relations)
-        asked = zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
-        found = [self._search_index(*one) for one in asked]
-        if rest := [row for row, predictions in enumerate(found) if predictions is None]:
-            scores = score_queries(self.model, entities[rest], relations[rest])
-            scored = _top(scores, self.graph.entities, [splits[row] for row in rest], [queries[row] for row in rest])
-            for row, predictions in zip(rest, scored, strict=True):
-                found[row] = predictions
-        return [predictions or [] for predictions in found]
-
-    def _search_index(self, entity: int, relation: int, known: dict[int, str], query: Query) -> list[Prediction] | None:
-        """The best entities by the index, rescored by the model; None without one, or if it returns too few."""
         if self.index is None:
-            return None
+            return _top(score_queries(self.model, entities, relations), self.graph.entities, splits, queries)
+        asked = zip(entities.tolist(), relations.tolist(), splits, queries, strict=True)
+        return [self._search_index(self.index, *one) for one in asked]
+
+    def _search_index(
+        self, indexes: ModelIndex, entity: int, relation: int, known: dict[int, str], query: Query
+    ) -> list[Prediction]:
+        """The best entities by the index, rescored by the model; all are scored if the index returns too few."""
         num_relations, device = self.graph.shape.num_relations, self.model.device
         given, r = torch.tensor([entity], device=device), torch.tensor([relation % num_relations], device=device)
         side: Side = "tail" if relation < num_relations else "head"
-        index, omitted = self.index.for_side(side), known if query.known == "omit" else {}
+        index, omitted = indexes.for_side(side), known if query.known == "omit" else {}
         wanted = min(query.k, index.shape[0] - len(omitted))
         vectors = query_vectors(self.model, given, r, side)
         found = index.search(vectors, query.k + len(omitted)).ids[0].tolist()
         candidates = torch.tensor(sorted(id for id in found if id >= 0 and id not in omitted), dtype=torch.int64)
         if not 0 < wanted <= len(candidates):
-            return None
+            scores = score_queries(self.model, np.array([entity]), np.array([relation]))
+            return _top(scores, self.graph.entities, [known], [query])[0]
         best = best_of(self.model.predict_candidates(given, r, candidates[None].to(device), side).cpu(), wanted)
         return _predictions(self.graph.entities, candidates[best.ids[0]].tolist(), best.scores[0].tolist(), known)
 
