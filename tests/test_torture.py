@@ -47,7 +47,9 @@ def test_the_parser_of_a_format_decides_what_is_counted():
 
 def test_the_table_of_the_page_has_a_row_for_each_campaign():
     about = {"num_failures": 0, "failures": [], "seconds": 90.0, "on": {"commit": "abc"}}
-    page = with_table(f"Before\n\n{BEGIN}old\n{END}\nAfter\n", {"races": {"races": 1200, "refused with a message": 3, **about}})
+    page = with_table(
+        f"Before\n\n{BEGIN}old\n{END}\nAfter\n", {"races": {"races": 1200, "refused with a message": 3, **about}}
+    )
     row = "| `races` | races 1,200, refused with a message 3 | 0 | 1.5 | abc |"
     assert page == (
         f"Before\n\n{BEGIN}| campaign | figures | failures | minutes | commit |\n|---|---|--:|--:|---|\n{row}\n{END}\n"
