@@ -12,23 +12,18 @@ import typer
 from rich.markup import escape
 from typer import Argument, Option
 
+import dualkg as kg
 from dualkg.cli import common as cli
 from dualkg.cli import main
-from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import Graph
-from dualkg.data.loading import load_graph
-from dualkg.errors import DualkgError, RequestError
-from dualkg.evaluation.report import evaluate
 from dualkg.files import write_text
 from dualkg.training.api import choose_device
 from dualkg.training.recipe import recipe_from
 from dualkg.training.trainer import InterruptedRunError, Trainer
-from paper.config import RECORDS, RUNS, Config, Study, check_committed
-from paper.records import load_records, record_runs
+from paper import tables
+from paper.records import RECORDS, RUNS, Config, check_committed, load_records, record_runs
 from paper.registry import GRAPHS, PUBLISHED_GRAPHS, TABLES, ResultTable
-from paper.results_page import DATASETS, README, write_pages
 from paper.studies import STUDIES
-from paper.tables import Table, datasets_table, hyperparameters_table, results_table
+from paper.tables import DATASETS, README, Study, Table, write_pages
 
 VALIDATIONS = 4  # of a trial, the last one at its end
 TRAIN_SAMPLE = 2000  # training triples that a trial ranks too, to see how far they are memorized
@@ -59,7 +54,7 @@ def table_command(table: ResultTable) -> Callable[..., None]:
                 config.train_table(table, graph)
         recorded = load_records(records)
         update_pages(records)
-        return show([results_table(table, graph, recorded) for graph in graphs])
+        return show([tables.results_table(table, graph, recorded) for graph in graphs])
 
     return command
 
@@ -74,13 +69,13 @@ def study_command(study: Study) -> Callable[..., None]:
         device: cli.Device = None,
     ) -> cli.Output:
         if seeds > 1 and not study.several_seeds:
-            raise RequestError(f"The study {study.name} uses one seed. Leave out --seeds.")
+            raise kg.RequestError(f"The study {study.name} uses one seed. Leave out --seeds.")
         check_committed()
         with cli.training_progress(study.name) as on_progress:
             config = Config(dataset, seeds, (), records, runs, device, log=cli.note, on_progress=on_progress)
-            tables = study.run(config)
+            measured = study.run(config)
         update_pages(records)
-        return show(tables)
+        return show(measured)
 
     return command
 
@@ -99,19 +94,19 @@ def datasets(records: Records = RECORDS) -> cli.Output:
     counts = {}
     for graph in GRAPHS:
         try:
-            counts[graph] = load_graph(graph).counts
-        except DualkgError as error:
+            counts[graph] = kg.load_graph(graph).counts
+        except kg.DualkgError as error:
             cli.note(f"{graph} is not available: {error}")
     write_text(records / DATASETS, json.dumps({"results": counts}, indent=1) + "\n")
     update_pages(records)
-    return show([datasets_table(counts)])
+    return show([tables.datasets_table(counts)])
 
 
 @app.command()
 @cli.command(threads=False)
 def hyperparameters() -> cli.Output:
     """Hyper-parameters of the paper and of the recipes."""
-    return show([hyperparameters_table()])
+    return show([tables.hyperparameters_table()])
 
 
 @app.command()
@@ -150,23 +145,22 @@ def trials(
     try:
         chosen = [one for one in json.loads(file.read_text(encoding="utf-8")) if only in one["name"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
+        raise kg.RequestError(f"{file} is not a JSON list of names and recipes: {error}.") from None
     started, results = time.monotonic(), []
-    graphs: dict[str, Graph] = {}
+    graphs: dict[str, kg.Graph] = {}
     for trial in chosen:
         name, recipe = trial["name"], trial["recipe"]
-        if time.monotonic() - started > seconds:
-            print(f"{name}: not started.", flush=True)
-            continue
         try:
+            if time.monotonic() - started > seconds:
+                raise kg.RequestError("not started.")
             if (data := recipe["data"]["graph"]) not in graphs:
-                graph = load_graph(data)
+                graph = kg.load_graph(data)
                 graphs[data] = replace(graph, test=graph.test[:0])
             result = train_trial(recipe, graphs[data], device=device)
         except InterruptedRunError:
             print(f"{name}: interrupted; the trials after it were not started.", flush=True)
             return
-        except DualkgError as error:
+        except kg.DualkgError as error:
             print(f"{name}: {error}", flush=True)
             continue
         print(f"{name}: {result['seconds']} s, {result['engine']}, {result['valid_mrr']}", flush=True)
@@ -174,9 +168,9 @@ def trials(
         write_text(out, "[\n" + ",\n".join(results) + "\n]\n")  # after every trial
 
 
-def train_trial(tables: dict[str, Any], graph: Graph, *, device: str | None) -> dict[str, Any]:
+def train_trial(settings: dict[str, Any], graph: kg.Graph, *, device: str | None) -> dict[str, Any]:
     """Train a recipe; validation MRR by epoch, filtered by train and valid, and MRR of a sample of train."""
-    recipe = recipe_from(tables, source="a trial")
+    recipe = recipe_from(settings, source="a trial")
     every = max(1, -(-recipe.training.epochs // VALIDATIONS))
     validated = recipe.with_changes({"validation.every": every, "validation.keep": "last", "validation.patience": 0})
     trainer = Trainer.of_recipe(validated, graph, device=choose_device(device))
@@ -184,7 +178,7 @@ def train_trial(tables: dict[str, Any], graph: Graph, *, device: str | None) -> 
     history = trainer.progress.history
     sample = np.random.default_rng(0).choice(len(graph.train), min(TRAIN_SAMPLE, len(graph.train)), replace=False)
     sampled = replace(graph, valid=graph.train[sample])
-    train = evaluate(trainer.model, sampled, split="valid", known=KnownAnswers.of(graph))
+    train = kg.evaluate(trainer.model, sampled, split="valid", known=kg.KnownAnswers.of(graph))
     return {
         "recipe": recipe.model_dump(exclude_none=True),
         "engine": str(trainer.engine),
@@ -194,17 +188,18 @@ def train_trial(tables: dict[str, Any], graph: Graph, *, device: str | None) -> 
     }
 
 
-def show(tables: Sequence[Table]) -> cli.Output:
-    yield cli.Result([table.as_dict() for table in tables])
-    for table in tables:
-        cli.stdout.print(f"\n[bold]{escape(table.title)}[/bold]")
+def show(shown: Sequence[Table]) -> cli.Output:
+    yield cli.Result([table.as_dict() for table in shown])
+    for table in shown:
+        cli.stdout.print(f"
+[bold]{escape(table.title)}[/bold]")
         cli.print_table(table.columns, table.rows, left=table.num_left)
         for line in table.notes:
             cli.stdout.print(f"[dim]{escape(line)}[/dim]")
 
 
 def update_pages(records: Path) -> None:
-    write_pages(records, README if records.resolve() == RECORDS else None)
+    write_pages(records, STUDIES.values(), README if records.resolve() == RECORDS else None)
     cli.note(f"Updated {records / 'RESULTS.md'}.")
 
 

@@ -1,17 +1,24 @@
-"""The figures of the paper and of the studies."""
+"""The figures of the paper and of the studies, and the positions in the plane that Figures 1 and 2 show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+import dualkg as kg
 from dualkg.analysis.figures import ACCENT, CONTRAST, FAINT, PAPER, QUIET, Drawing, figure_style, new_figure, set_titles
-from dualkg.analysis.projection import Vectors
-from paper.projection import SHARED, TAILS, Plane, Projection
+from dualkg.analysis.projection import Vectors, default_perplexity, tail_embeddings, tsne
+from dualkg.data.filters import Ids
+from dualkg.extras import optional_import
+from dualkg.models.diagonal import RealDiagonalModel
+from paper.registry import TEXTS
+from paper.tables import grouped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,9 +80,101 @@ def draw_dura_weights(
     return Drawing(figure, caption)
 
 
+@dataclass(frozen=True, eq=False)
+class NamedQuery:
+    """(head, relation, ?) by ids, its name for figures, and the tails that answer it, ordered by id."""
+
+    head: int
+    relation: int
+    name: str
+    answers: Ids
+
+
+def short_relation(name: str) -> str:
+    """The last part of a relation's path in words: /location/location/contains → contains."""
+    return name.rstrip("/").rpartition("/")[2].replace("_", " ").strip() or name
+
+
 # -- Figure 1: one query in the plane ---------------------------------------------------------------------
 
 GREY, MANY = "#aab4bc", 2000
+TAILS = (5, 20)  # fewest and most tails of a query
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    """One query in a model of dim 2, in units of the mean distance of all entities from their centroid.
+
+    `about` has its name, the mean distances of its tails, and the medians of these over all queries with 5 to 20 tails.
+    """
+
+    about: dict[str, Any]
+    mapped_head: Vectors
+    tails: Vectors
+    others: Vectors
+
+
+@torch.no_grad()
+def compute_plane(model: kg.Model, graph: kg.Graph, query: NamedQuery) -> Plane:
+    """The mapped head, the tails of a query and all other entities in a model of dim 2."""
+    model.check_shape(graph.shape)
+    bilinear = model.embedding
+    if not isinstance(bilinear, RealDiagonalModel) or bilinear.dim != 2:
+        raise kg.RequestError(
+            f"Figure 1 needs a CP or DistMult model with dim 2; this is {type(bilinear).__name__} with dim "
+            f"{bilinear.dim:,}. Train one: CP(graph.shape, dim=2)."
+        )
+    entities = tail_embeddings(model, np.arange(len(graph.entities)))
+    spread = float(np.linalg.norm(entities - entities.mean(0), axis=1).mean())
+    if not spread > 0:
+        raise kg.RequestError("All entities are at one point, so distances have no unit. Train the model first.")
+    entities = entities / spread
+    heads, relations, answers = zip(*_queries_for_figure(graph), strict=True)
+    ids = torch.tensor([(query.head, *heads), (query.relation, *relations)], device=bilinear.device)
+    mapped = bilinear.factors(*ids, None).mapped_head.double().cpu().numpy() / spread
+    all_distances = [_distances(entities[tails], head) for tails, head in zip(answers, mapped[1:], strict=True)]
+    medians = {key: float(np.median([one[key] for one in all_distances])) for key in ("centroid", "hR")}
+    tails, others = entities[query.answers], np.delete(entities, query.answers, axis=0)
+    measured = {"distances": _distances(tails, mapped[0]), "medians": medians, "num_queries": len(all_distances)}
+    return Plane({"query": query.name, "num_tails": len(tails), **measured}, mapped[0], tails, others)
+
+
+def pick_query(graph: kg.Graph) -> NamedQuery:
+    """The query with 5 to 20 tails in train whose tails share the most other queries, before any model is trained.
+
+    For every query that any of the tails answers, count how many of the tails answer it; the mean count is largest.
+    """
+    known = kg.KnownAnswers.of(graph, ["train"])
+    keys = np.repeat(known.queries, np.diff(known.offsets))[np.argsort(known.answers, kind="stable")]
+    ends = np.cumsum(np.bincount(known.answers, minlength=len(graph.entities)))
+    answered = np.split(keys, ends[:-1])  # the queries that an entity answers
+
+    def overlap(query: tuple[int, int, Ids]) -> float:
+        queries = np.concatenate([answered[tail] for tail in query[2]])
+        return len(queries) / len(np.unique(queries))
+
+    head, relation, answers = max(_queries_for_figure(graph), key=overlap)
+    name = f"{graph.entities.label(head)} · {short_relation(graph.relations.label(relation))}"
+    return NamedQuery(head, relation, name, answers)
+
+
+def _queries_for_figure(graph: kg.Graph) -> Iterator[tuple[int, int, Ids]]:
+    """Head, relation and tails of every query with 5 to 20 tails in train."""
+    known = kg.KnownAnswers.of(graph, ["train"])
+    heads, relations = np.divmod(known.queries, 2 * graph.shape.num_relations)
+    counts = np.diff(known.offsets)
+    chosen = (relations < graph.shape.num_relations) & (counts >= TAILS[0]) & (counts <= TAILS[1])
+    if not chosen.any():
+        low, high = TAILS
+        raise kg.RequestError(f"Figure 1 needs a query with {low} to {high} tails, and {graph.name} has none in train.")
+    for index in np.flatnonzero(chosen).tolist():
+        tails = known.answers[known.offsets[index] : known.offsets[index + 1]]
+        yield int(heads[index]), int(relations[index]), tails.astype(np.int64)
+
+
+def _distances(tails: Vectors, mapped_head: Vectors) -> dict[str, float]:
+    centres = {"centroid": tails.mean(0), "hR": mapped_head}
+    return {name: float(np.linalg.norm(tails - centre, axis=1).mean()) for name, centre in centres.items()}
 
 
 @figure_style()
@@ -84,8 +183,8 @@ def draw_planes(planes: Mapping[str, Plane], *, graph: str = "") -> Drawing:
     frame = _frame(planes)
     figure, panels = square_panels(len(planes), legend_rows=1)
     for axes, (title, plane) in zip(panels, planes.items(), strict=True):
-        distances = f"{plane.distances['centroid']:.2f} · from hR {plane.distances['hR']:.2f}"
-        set_titles(axes, title, f"tails from their centroid {distances}")
+        subtitle = "tails from their centroid {centroid:.2f} · from hR {hR:.2f}"
+        set_titles(axes, title, subtitle.format(**plane.about["distances"]))
         axes.set(xlim=frame[:, 0], ylim=frame[:, 1])
         handles = _plot_plane(axes, plane, frame)
     legend = figure.legend(handles=handles, loc="outside lower center", ncols=3, markerscale=1.3, columnspacing=2.5)
@@ -103,9 +202,10 @@ def _plot_plane(axes: Axes, plane: Plane, frame: Vectors) -> list[Any]:
     grey = {"s": 3 if many else 9, "alpha": 0.25 if many else 0.6, "rasterized": many, "linewidths": 0, "zorder": 1}
     others = axes.scatter(*plane.others.T, color=GREY, label="other entities", **grey)
     dots = {"s": 26, "edgecolors": PAPER, "linewidths": 0.6, "zorder": 3}
-    tails = axes.scatter(*plane.tails.T, color=ACCENT, label=f"answers to {plane.query.name}", **dots)
+    tails = axes.scatter(*plane.tails.T, color=ACCENT, label=f"answers to {plane.about['query']}", **dots)
     centre, head = plane.tails.mean(0), plane.mapped_head
-    axes.add_patch(Circle(tuple(centre), plane.distances["centroid"], facecolor=ACCENT, alpha=0.12, linewidth=0))
+    radius = plane.about["distances"]["centroid"]
+    axes.add_patch(Circle(tuple(centre), radius, facecolor=ACCENT, alpha=0.12, linewidth=0))
     if not head.any():
         return [tails, others]
     equal = axes.axline(centre, (centre[0] - head[1], centre[1] + head[0]), zorder=1, label="equal scores", **DASHES)
@@ -138,17 +238,14 @@ def _share_inside(arrow: Vectors, frame: Vectors) -> float:
 
 
 def _plane_caption(planes: Mapping[str, Plane], graph: str, frame: Vectors) -> str:
-    first = next(iter(planes.values()))
     counts = {name: ((one.others < frame[0]) | (one.others > frame[1])).any(1).sum() for name, one in planes.items()}
     outside = [f"{n:,} {'entity' if n == 1 else 'entities'} of {name}" for name, n in counts.items() if n]
     long = [name for name, plane in planes.items() if _share_inside(plane.mapped_head, frame) < 1]
-    medians = "; ".join(f"{name} {p.medians['centroid']:.2f} and {p.medians['hR']:.2f}" for name, p in planes.items())
+    pair = "{} {centroid:.2f} and {hR:.2f}"
+    pairs = "; ".join(pair.format(name, **plane.about["medians"]) for name, plane in planes.items())
+    about = next(iter(planes.values())).about
     return (
-        f"The {len(first.tails)} tails of ({first.query.name}, ?){' in ' * bool(graph)}{graph} in models of dim 2, the "
-        f"mapped head hR, and all other entities in grey. On the dashed line scores are equal. Unit: the mean distance "
-        f"of all entities from their centroid, in each model. The radius of the disc is the mean distance of the tails "
-        f"from their centroid. Median of the {first.num_queries:,} queries with {TAILS[0]} to {TAILS[1]} tails in "
-        f"train, from the centroid and from hR: {medians}."
+        TEXTS["figure1"]["caption"].format(in_graph=" in " * bool(graph) + graph, pairs=pairs, **about)
         + (f" The arrow of {' and '.join(long)} is cut at the frame." if long else "")
         + (f" Outside the frame: {', '.join(outside)}." if outside else "")
     )
@@ -156,12 +253,116 @@ def _plane_caption(planes: Mapping[str, Plane], graph: str, frame: Vectors) -> s
 
 # -- Figure 2: t-SNE of answers ---------------------------------------------------------------------------
 
+METRICS = ("euclidean", "cosine")
+SHARED = -1  # the group of an entity that answers several of the queries
+
+
+@dataclass(frozen=True)
+class Silhouette:
+    """The silhouette coefficient: its mean over all vectors with a group, and over those of each group."""
+
+    mean: float
+    by_group: dict[int, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Projection:
+    """The answers of some queries: each entity once, the number of its query or SHARED, and its position."""
+
+    queries: tuple[NamedQuery, ...]
+    entities: Ids
+    groups: Ids
+    positions: Vectors
+    perplexity: float
+    silhouettes: dict[str, Silhouette]
+
+    def as_dict(self) -> dict[str, Any]:
+        queries = [
+            {"head": query.head, "relation": query.relation, "name": query.name, "num_answers": len(query.answers)}
+            | {"silhouettes": {metric: one.by_group.get(number) for metric, one in self.silhouettes.items()}}
+            for number, query in enumerate(self.queries)
+        ]
+        means = {metric: one.mean for metric, one in self.silhouettes.items()}
+        counts = {"num_entities": len(self.entities), "num_shared": int((self.groups == SHARED).sum())}
+        return {**counts, "perplexity": self.perplexity, "silhouettes": means, "queries": queries}
+
+
+def find_queries(graph: kg.Graph, pairs: Iterable[Sequence[str]]) -> list[NamedQuery]:
+    """Look up queries given as (head, relation), the head by its label or name, and their answers in all splits.
+
+    A label of several entities stands for the one with the most answers.
+    """
+    known, found = kg.KnownAnswers.of(graph), []
+    for head, relation in pairs:
+        relation_id = graph.relations.id(relation)
+        heads = _entities_called(graph, head)
+        owners, answers = known(heads, np.full(len(heads), relation_id))
+        counts = np.bincount(owners, minlength=len(heads))
+        best = np.flatnonzero(counts == counts.max())
+        if not counts.any():
+            several = f"None of the {len(heads)} entities called '{head}' has an"
+            subject = several if len(heads) > 1 else f"'{head}' has no"
+            raise kg.RequestError(f"{subject} answer to '{relation}' in {graph.name}.")
+        if len(best) > 1:
+            names = ", ".join(f"'{graph.entities[int(heads[index])]}'" for index in best[:5])
+            raise kg.RequestError(
+                f"'{head}' matches {len(best)} entities of {graph.name} with {counts.max():,} answers each to "
+                f"'{relation}': {names}. Use one of these names."
+            )
+        name = f"{head} · {short_relation(graph.relations.label(relation_id))}"
+        found.append(NamedQuery(int(heads[best[0]]), relation_id, name, answers[owners == best[0]]))
+    return found
+
+
+def _entities_called(graph: kg.Graph, head: str) -> Ids:
+    """All entities with this name or label, ignoring case."""
+    try:
+        return np.array(graph.entities.ids_ignoring_case(head) or [graph.entities.id(head)])
+    except kg.RequestError as error:
+        hint = f" {graph.name} was read without labels; load_graph(…, labels=…) reads a file of them."
+        raise kg.RequestError(f"{error}{hint if graph.entities.labels is None else ''}") from None
+
+
+def group_answers(queries: Sequence[NamedQuery]) -> tuple[Ids, Ids]:
+    """Each answer once, ordered by id, and the number of the query it answers, or SHARED."""
+    joined = np.concatenate([query.answers for query in queries])
+    owners = np.repeat(np.arange(len(queries)), [len(query.answers) for query in queries])
+    entities, first, counts = np.unique(joined, return_index=True, return_counts=True)
+    return entities, np.where(counts > 1, SHARED, owners[first])
+
+
+def project(model: kg.Model, queries: Sequence[NamedQuery]) -> Projection:
+    """t-SNE of the answers of queries, and the silhouettes of the queries in the embedding space."""
+    entities, groups = group_answers(queries)
+    vectors = tail_embeddings(model, entities)
+    perplexity = default_perplexity(len(entities))
+    silhouettes = {metric: silhouette(vectors, groups, metric=metric) for metric in METRICS}
+    return Projection(tuple(queries), entities, groups, tsne(vectors, perplexity=perplexity), perplexity, silhouettes)
+
+
+def silhouette(vectors: Vectors, groups: Ids, *, metric: str = "euclidean") -> Silhouette:
+    """How well groups are separated; vectors of SHARED have no single group and are left out."""
+    with optional_import("scikit-learn", purpose="A silhouette"):
+        from sklearn.metrics import silhouette_samples
+    own = groups != SHARED
+    vectors, groups = vectors[own], groups[own]
+    present = np.unique(groups)
+    if not 1 < len(present) < len(groups):
+        raise kg.RequestError(
+            f"A silhouette needs at least two groups, and more vectors than groups; there are {len(present):,} groups "
+            f"with {len(groups):,} vectors."
+        )
+    values = silhouette_samples(vectors, groups, metric=metric)
+    by_group = {int(group): float(values[groups == group].mean()) for group in present}
+    return Silhouette(float(values.mean()), by_group)
+
 
 @figure_style()
 def draw_projections(projections: Mapping[str, Projection], *, graph: str = "") -> Drawing:
     """One panel per model: a colour is a query, a ring an entity that answers several."""
     first = next(iter(projections.values()))
-    names, rings = [query.name for query in first.queries], any(one.num_shared for one in projections.values())
+    text, about = TEXTS["tsne"], first.as_dict()
+    names, rings = [query.name for query in first.queries], bool(about["num_shared"])
     figure, panels = square_panels(len(projections), legend_rows=(len(names) + rings + 1) // 2)
     for axes, (title, projection) in zip(panels, projections.items(), strict=True):
         set_titles(axes, title, f"silhouette {projection.silhouettes['euclidean'].mean:.3f}")
@@ -174,14 +375,9 @@ def draw_projections(projections: Mapping[str, Projection], *, graph: str = "") 
     handles, _ = panels[0].get_legend_handles_labels()
     figure.legend(handles=handles, loc="outside lower center", ncols=2, markerscale=1.5, columnspacing=2.5)
     cosine = ", ".join(f"{name} {one.silhouettes['cosine'].mean:.3f}" for name, one in projections.items())
-    shared = f"A ring is an entity that answers several of the queries ({first.num_shared}); silhouettes leave it out. "
-    return Drawing(
-        figure,
-        f"Answers to {len(names)} queries{' of ' * bool(graph)}{graph}, {len(first.entities):,} entities, by t-SNE of "
-        f"their tail embeddings (perplexity {first.perplexity:g}). Each entity is one point. "
-        f"{shared if first.num_shared else ''}The silhouette is that of the embeddings, by Euclidean distance; by "
-        f"cosine distance it is {cosine}.",
-    )
+    about |= {"num_queries": len(names), "of_graph": " of " * bool(graph) + graph, "cosine": cosine}
+    about["rings"] = text["rings"].format(**about) if rings else ""
+    return Drawing(figure, text["caption"].format(**about))
 
 
 # -- Figure 3: sparsity -----------------------------------------------------------------------------------
@@ -199,7 +395,9 @@ def draw_sparsity(panels: Panels, *, published: Mapping[str, Curve] | None = Non
     A line is the mean over the seeds, its band their range. `published` has points by the names of the lines.
     """
     curves_by_line = {name: curves for lines in panels.values() for name, curves in lines.items()}
-    colours, published = _line_colours(panels), published or {}
+    suffixes = {name: name.partition("-")[2] for name in curves_by_line}
+    others = [suffix for suffix in dict.fromkeys(suffixes.values()) if suffix not in REGULARIZER_COLOURS]
+    colours, published = REGULARIZER_COLOURS | dict(zip(others, OTHER_COLOURS, strict=False)), published or {}
     top = 1.12 * max(mrr for curves in curves_by_line.values() for curve in curves for mrr in curve.values())
     figure, all_axes = new_figure(3.7 if len(panels) > 1 else 4.4, columns=len(panels), gap=0.06, sharey=True)
     for axes, (title, lines) in zip(all_axes, panels.items(), strict=True):
@@ -210,7 +408,7 @@ def draw_sparsity(panels: Panels, *, published: Mapping[str, Curve] | None = Non
         axes.locator_params(axis="y", nbins=5)
         diamonds = {"marker": "D", "s": 30, "linewidths": 1.3, "zorder": 4, "clip_on": False, "facecolors": PAPER}
         for name, curves in sorted(lines.items(), key=lambda item: -sum(curve[max(curve)] for curve in item[1])):
-            colour, shares = colours[name], sorted(curves[0])
+            colour, shares = colours[suffixes[name]], sorted(curves[0])
             values = np.array([[curve[share] for share in shares] for curve in curves])
             axes.plot(shares, values.mean(0), color=colour, linewidth=1.8, clip_on=False, zorder=3, label=name)
             axes.fill_between(shares, values.min(0), values.max(0), color=colour, alpha=0.18, linewidth=0)
@@ -230,23 +428,9 @@ def draw_sparsity(panels: Panels, *, published: Mapping[str, Curve] | None = Non
     )
 
 
-def _line_colours(panels: Panels) -> dict[str, str]:
-    """A colour per line by the suffix of its name, or by the whole name if a panel has a suffix twice."""
-    suffixes = {name: name.partition("-")[2] for lines in panels.values() for name in lines}
-    if any(len({suffixes[name] for name in lines}) < len(lines) for lines in panels.values()):
-        suffixes = {name: name for name in suffixes}
-    others = [suffix for suffix in dict.fromkeys(suffixes.values()) if suffix not in REGULARIZER_COLOURS]
-    colours = REGULARIZER_COLOURS | dict(zip(others, OTHER_COLOURS, strict=False))
-    return {name: colours[suffix] for name, suffix in suffixes.items()}
-
-
 # -- studies of inference ---------------------------------------------------------------------------------
 
-QUERY_PANELS = {
-    "as_query": ("In the query", "queries that contain an unseen entity"),
-    "as_answer": ("As the answer", "queries that an unseen entity answers"),
-    "known_entities": ("Known entities", "queries without unseen entities"),
-}
+QUERY_PANELS: dict[str, list[str]] = TEXTS["inductive"]["panels"]
 METHODS = {"embedded": ("embedded", ACCENT), "retrained": ("trained again", CONTRAST)}
 REMOVALS = {
     "opposing": ("the most opposing triples", CONTRAST),
@@ -271,9 +455,8 @@ def _plot_seeds(axes: Axes, lines: Lines, *, top: float, xlabel: str, shift: flo
 @figure_style()
 def draw_explanations(results: Facts, graph: str) -> Drawing:
     """MRR after removing training triples and training again: a line per kind of triple, a dot per seed."""
-    mrr: dict[tuple[str, int], list[float]] = {}
-    for one in results:
-        mrr.setdefault((one["removed"], one["count"]), []).append(one["metrics"]["mrr"])
+    groups = grouped(results, "removed", "count")
+    mrr = {key: [one["metrics"]["mrr"] for one in ones] for key, ones in groups.items()}
     counts = sorted({count for _, count in mrr})
     lines = {line: {n: mrr.get((kind, n)) or mrr["nothing", 0] for n in counts} for kind, line in REMOVALS.items()}
     figure, [axes] = new_figure(3.7)
@@ -281,12 +464,7 @@ def draw_explanations(results: Facts, graph: str) -> Drawing:
     _plot_seeds(axes, lines, top=max(map(max, mrr.values())), xlabel="training triples removed per test triple")
     axes.set_ylabel("MRR of the test triples")
     axes.legend(loc="lower left")
-    return Drawing(
-        figure,
-        f"{results[0]['num_triples']:,} test triples of {graph} without a common entity, ranked after training without "
-        f"some training triples of their entities: those that support each most, those that oppose it most, or random "
-        f"ones. A dot is a seed.",
-    )
+    return Drawing(figure, TEXTS["explanations"]["caption"].format(graph=graph, results=results))
 
 
 @figure_style()
@@ -297,28 +475,22 @@ def draw_inductive(results: Facts, graph: str) -> Drawing:
     for axes, (kind, titles) in zip(panels, QUERY_PANELS.items(), strict=True):
         set_titles(axes, *titles)
         lines: dict[tuple[str, str], dict[float, list[float]]] = {line: {} for line in METHODS.values()}
-        for one in results:
-            if one["method"] in METHODS:
-                count = inf if one["triples_given"] is None else one["triples_given"]
-                lines[METHODS[one["method"]]].setdefault(count, []).append(one[kind]["mrr"])
+        for (method, count), ones in grouped(results, "method", "triples_given").items():
+            if method in METHODS:
+                lines[METHODS[method]][inf if count is None else count] = [one[kind]["mrr"] for one in ones]
         _plot_seeds(axes, lines, top=top, xlabel="triples per unseen entity", shift=0.1)
         if at_mean := [result[kind]["mrr"] for result in results if result["method"] == "mean"]:
             axes.axhline(fmean(at_mean), label="mean embedding", zorder=2, **DASHES)
     panels[0].set_ylabel("MRR")
     panels[0].locator_params(axis="y", nbins=6)
     panels[1].legend(loc="upper left")
-    return Drawing(
-        figure,
-        f"{num_entities(results)} of {graph} held out and embedded from some of their triples, "
-        f"against training again with these triples. A dot is a seed. Dashed: the mean of all embeddings.",
-    )
+    return Drawing(figure, TEXTS["inductive"]["caption"].format(graph=graph, **inductive_fields(results)))
 
 
-def num_entities(results: Facts) -> str:
+def inductive_fields(results: Facts) -> dict[str, str]:
     """The number of held-out entities in words; it may differ between seeds."""
-    numbers = [result["num_entities"] for result in results]
-    low, high = min(numbers), max(numbers)
-    return f"{high:,} entities" if low == high else f"{low:,} to {high:,} entities"
+    counts = [result["num_entities"] for result in results]
+    return {"num_entities": " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)})) + " entities"}
 
 
 @figure_style()
@@ -345,11 +517,7 @@ def draw_quantization(results: Facts, graph: str) -> Drawing:
     axes.minorticks_off()
     axes.yaxis.grid(True)
     axes.margins(x=0.1)
-    return Drawing(
-        figure,
-        f"MRR on {graph} against the bytes of the entity embeddings: dense float32, bf16 and int8, and float32 without "
-        f"the smallest entries. Relations are float32 and not counted.",
-    )
+    return Drawing(figure, TEXTS["quantization"]["caption"].format(graph=graph))
 
 
 def format_bytes(num_bytes: float) -> str:

@@ -1,7 +1,7 @@
-"""Records: what is saved of the runs behind a published number, and what is computed from it."""
+"""Records: what is saved of the runs behind a published number, and the training of runs that are missing."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import dualkg as kg
 from dualkg.analysis.records import load_recipes, load_recorded_ranks, read_record, run_folders
-from dualkg.errors import RequestError
+from dualkg.cli.common import load_on_device
 from dualkg.evaluation.comparison import Floats
-from dualkg.evaluation.report import Metrics
 from dualkg.files import atomic_folder, locks, read_json, write_text
-from dualkg.training.api import spread
-from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.run import RunFolder
+from dualkg.training.api import OnProgress, choose_device, load_recipe_graph, spread, train_seeds
+from dualkg.training.run import RunFolder, environment
+from paper import registry
+from paper.registry import FOLDER, ResultTable, Row, recipe_of, rows_with_recipes
+
+RECORDS = FOLDER / "records"
+RUNS = Path("runs/paper")
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Record:
     """One recipe and its runs, one per seed."""
 
     folder: Path
-    recipe: Recipe
+    recipe: kg.Recipe
     graph: str
     data: str  # the fingerprint of the graph that the runs were trained on
     runs: list[dict[str, Any]]
@@ -34,28 +38,20 @@ class Record:
     def seeds(self) -> list[int]:
         return [run["seed"] for run in self.runs]
 
-    @property
-    def ranks_path(self) -> Path:
-        return self.folder / "ranks.parquet"
-
     @cached_property
     def ranks(self) -> Floats:
         return load_recorded_ranks(self.folder, self.seeds)
 
     @cached_property
-    def test_metrics(self) -> list[Metrics]:
+    def test_metrics(self) -> list[kg.Metrics]:
         """One per seed; as saved in record.json where the ranks were not saved."""
-        if not self.ranks_path.exists():
-            return [Metrics(**run["test"]) for run in self.runs]
-        return [Metrics.of(ranks) for ranks in self.ranks]
+        if not (self.folder / "ranks.parquet").exists():
+            return [kg.Metrics(**run["test"]) for run in self.runs]
+        return [kg.Metrics.of(ranks) for ranks in self.ranks]
 
     def values(self, name: str) -> list[float]:
         """A test metric, one per seed."""
         return [getattr(metrics, name) for metrics in self.test_metrics]
-
-    def metric(self, name: str) -> tuple[float, float]:
-        """Mean and standard deviation of a test metric over the seeds."""
-        return spread(self.values(name))
 
     def cost(self, name: str) -> float | None:
         """The mean of a cost over the seeds that were trained alone on their device; over all if none was."""
@@ -71,7 +67,7 @@ class Record:
 
 def load_record(folder: Path) -> Record:
     record = read_record(folder)  # before the recipe, whose absence says less
-    return Record(folder, load_recipe(folder / "recipe.toml"), **record)
+    return Record(folder, kg.load_recipe(folder / "recipe.toml"), **record)
 
 
 @locks("folder")
@@ -84,24 +80,19 @@ def record_runs(
     """
     folders = [run for path in runs for run in run_folders(path) if run.finished]
     if not folders:
-        raise RequestError("There is no finished run to record.")
+        raise kg.RequestError("There is no finished run to record.")
     recipes = load_recipes(folders)
     seeds = [recipe.training.seed for recipe in recipes]
     if len(set(seeds)) < len(seeds):
-        raise RequestError(f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}.")
-    for run in folders:
+        raise kg.RequestError(f"A record has each seed once; the seeds of the runs are {', '.join(map(str, seeds))}.")
+    ranks = dict(zip(earlier.seeds, earlier.ranks, strict=True)) if earlier else {}
+    summaries = dict(zip(earlier.seeds, earlier.runs, strict=True)) if earlier else {}
+    for seed, run in zip(seeds, folders, strict=True):
         _check_unchanged(run)
-    by_seed = dict(zip(seeds, folders, strict=True))
-    ranks = {seed: run.load_ranks("test").mean for seed, run in by_seed.items()}
-    summaries = {seed: _summary(run, seed, shared_device=shared_device) for seed, run in by_seed.items()}
-    if earlier is not None:
-        ranks = dict(zip(earlier.seeds, earlier.ranks, strict=True)) | ranks
-        summaries = dict(zip(earlier.seeds, earlier.runs, strict=True)) | summaries
-    record = {
-        "graph": folders[0].saved_reports()["test"]["graph"],
-        "data": folders[0].saved_environment["data"],
-        "runs": [summaries[seed] for seed in sorted(summaries)],
-    }
+        ranks[seed] = run.load_ranks("test").mean
+        summaries[seed] = _summary(run, seed, shared_device=shared_device)
+    record = {"graph": folders[0].saved_reports()["test"]["graph"], "data": folders[0].saved_environment["data"]}
+    record["runs"] = [summaries[seed] for seed in sorted(summaries)]
     # Twice the rank is an integer: a rank is the mean over ties.
     columns = {f"seed-{seed}": (2 * ranks[seed]).reshape(-1).astype("int32") for seed in sorted(ranks)}
     with atomic_folder(folder, existing="replace") as fresh:  # ranks, recipe and record always belong together
@@ -114,9 +105,9 @@ def record_runs(
 
 def _check_unchanged(run: RunFolder) -> None:
     if run.sparsity.exists():
-        raise RequestError(f"{run.path} was sparsified after training; only runs as they were trained are recorded.")
+        raise kg.RequestError(f"{run.path} was sparsified after training; only runs as they were trained are recorded.")
     if is_uncommitted(run.saved_environment):
-        raise RequestError(
+        raise kg.RequestError(
             f"{run.path} was trained from a source tree with uncommitted changes ({run.saved_environment['commit']}), "
             f"so nobody could train it again. Commit the changes, train again, and record that run."
         )
@@ -143,7 +134,7 @@ def load_records(root: Path) -> dict[str, Record]:
     return {folder.relative_to(root).as_posix(): load_record(folder) for folder in folders}
 
 
-def recipe_without_seed(recipe: Recipe) -> str:
+def recipe_without_seed(recipe: kg.Recipe) -> str:
     """A recipe as text with its seed set to 0: equal for runs that differ in their seeds alone."""
     return recipe.with_changes({"training.seed": 0}).as_toml()
 
@@ -151,3 +142,79 @@ def recipe_without_seed(recipe: Recipe) -> str:
 def is_uncommitted(environment: dict[str, Any]) -> bool:
     """Whether a run was trained from a source tree with uncommitted changes."""
     return str(environment.get("commit")).endswith("-dirty")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Which graph, seeds and rows to reproduce, on which device, and where to save records and runs."""
+
+    dataset: str | None = None  # None: the graphs of the paper
+    seeds: int = 3
+    rows: tuple[str, ...] = ()  # all if empty
+    records: Path = RECORDS
+    runs: Path = RUNS
+    device: str | None = None
+    shared_device: bool = False
+    log: Callable[[str], None] = lambda text: None
+    on_progress: OnProgress | None = None
+
+    def graphs(self, default: tuple[str, ...]) -> tuple[str, ...]:
+        """The names of the graphs: the one of `--dataset`, ignoring case, or the default ones."""
+        if self.dataset is None:
+            return default
+        error = f"'{self.dataset}' is not a graph of these tables."
+        return (registry.spelled(self.dataset, (*registry.GRAPHS, *default), error, "The graphs"),)
+
+    def trained_run(self, row: Row, graph: kg.Graph, seed: int) -> Path:
+        """The folder of a finished run with its weights, trained if it is missing."""
+        folder = self.runs / row.record_name(graph.name) / f"seed-{seed}"
+        recipe, saved = recipe_of(row, graph.name).with_changes({"training.seed": seed}), RunFolder(folder).recipe
+        if saved.exists() and kg.load_recipe(saved) != recipe:
+            raise kg.RequestError(f"{folder} has an older recipe of {row.name}. Move it away, or use another --runs.")
+        train_seeds(recipe, 1, out=folder.parent, graph=graph, device=self.device, on_progress=self.on_progress)
+        return folder
+
+    def load_trained(self, row: Row, graph: kg.Graph, seed: int) -> kg.Run:
+        """A trained run with its model on the device."""
+        self.log(f"{row.name} on {graph.name}, seed {seed}.")
+        return load_on_device(self.trained_run(row, graph, seed), self.device)
+
+    def train_table(self, table: ResultTable, graph: str) -> dict[str, Record]:
+        """Train and record the missing seeds of the rows of a table on one graph; all records by name."""
+        rows = rows_with_recipes(table.rows, graph)
+        missing = [row.name for row in table.rows if row.recipe and row not in rows]
+        if not any(row.name in pair for row in rows for pair in table.pairs if not set(pair) & set(missing)):
+            raise kg.RequestError(f"The table {table.name} compares rows, and on {graph} no pair has both recipes.")
+        if missing:
+            self.log(f"Left out, because there is no recipe on {graph}: {', '.join(missing)}.")
+        selected = [table.row(name) for name in self.rows]
+        records, data = {}, None
+        for row in [row for row in rows if not selected or row in selected]:
+            recipe, name = recipe_of(row, graph), row.record_name(graph)
+            data = data or load_recipe_graph(recipe)
+            record = find_record(self.records / name, recipe, data)
+            seeds = sorted(set(range(self.seeds)) - set(record.seeds if record else ()))
+            if record is None or seeds:
+                check_committed()
+                self.log(f"{row.name} on {graph}: {recipe.training.epochs} epochs, seed {', '.join(map(str, seeds))}.")
+                runs = [self.trained_run(row, data, seed) for seed in seeds]
+                record = record_runs(runs, self.records / name, earlier=record, shared_device=self.shared_device)
+            records[name] = record
+        return records
+
+
+def find_record(folder: Path, recipe: kg.Recipe, graph: kg.Graph) -> Record | None:
+    """The record of this recipe on this data, if there is one with its ranks."""
+    record = load_record(folder) if (folder / "record.json").exists() else None
+    same = record and recipe_without_seed(record.recipe) == recipe_without_seed(recipe)
+    return record if same and record.data == graph.fingerprint and (folder / "ranks.parquet").exists() else None
+
+
+def check_committed() -> None:
+    """Refuse to train for a record from a source tree with uncommitted changes, before any time is spent."""
+    found = environment(choose_device("cpu"), fingerprint="")
+    if is_uncommitted(found):
+        raise kg.RequestError(
+            f"The source tree has uncommitted changes ({found['commit']}), so its numbers could not be reproduced. "
+            f"Commit or stash them first."
+        )

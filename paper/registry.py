@@ -8,12 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import dualkg
-from dualkg.errors import RequestError, did_you_mean
-from dualkg.training.recipe import Recipe, load_recipe
+import dualkg as kg
+from dualkg.errors import did_you_mean
 
 FOLDER = Path(__file__).parent
-RECIPE_FOLDERS = (Path(dualkg.__file__).parent / "recipes", FOLDER / "recipes")
+RECIPE_FOLDERS = (Path(kg.__file__).parent / "recipes", FOLDER / "recipes")
 """Recipes that ship with the package, and those that only the tables of the paper use."""
 SPACES = FOLDER / "spaces"
 GRAPHS = ("WN18RR", "FB15k-237", "YAGO3-10", "YAGO3-10-quarter", "world")
@@ -53,12 +52,17 @@ class ResultTable:
 
     def row(self, name: str) -> Row:
         """Look up a row by its name, ignoring case."""
-        rows = {row.name.casefold(): row for row in self.rows}
-        if name.casefold() not in rows:
-            names = [row.name for row in self.rows]
-            hint = did_you_mean(name, names) or f" Its rows are {', '.join(names)}."
-            raise RequestError(f"The table {self.name} has no row '{name}'.{hint}")
-        return rows[name.casefold()]
+        rows = {row.name: row for row in self.rows}
+        return rows[spelled(name, rows, f"The table {self.name} has no row '{name}'.", "Its rows")]
+
+
+def spelled(name: str, names: Iterable[str], error: str, all_of_them: str) -> str:
+    """One of some names as it is written, ignoring case."""
+    known = {one.casefold(): one for one in names}
+    if name.casefold() not in known:
+        hint = did_you_mean(name, known.values()) or f" {all_of_them} are {', '.join(known.values())}."
+        raise kg.RequestError(error + hint)
+    return known[name.casefold()]
 
 
 def model_row(name: str) -> Row:
@@ -73,8 +77,9 @@ def _table(name: str, title: str, about: str, rows: list[str | dict[str, str]], 
 
 
 _TOML = tomllib.loads((FOLDER / "tables.toml").read_text(encoding="utf-8"))
-TABLES = {name: _table(name, **table) for name, table in _TOML.items()}
+TABLES = {name: _table(name, **table) for name, table in _TOML["results"].items()}
 MAIN = TABLES["main"]
+TEXTS: dict[str, dict[str, Any]] = _TOML["texts"]
 
 
 def recipe_path(row: Row, graph: str) -> Path | None:
@@ -83,24 +88,15 @@ def recipe_path(row: Row, graph: str) -> Path | None:
     return next((path for path in paths if row.recipe and path.exists()), None)
 
 
-def recipe_of(row: Row, graph: str) -> Recipe:
+def recipe_of(row: Row, graph: str) -> kg.Recipe:
     path = recipe_path(row, graph)
     if path is None:
-        raise RequestError(f"There is no recipe of {row.name} on {graph}: {row.record_name(graph)}.toml is missing.")
-    return load_recipe(path)
+        raise kg.RequestError(f"There is no recipe of {row.name} on {graph}: {row.record_name(graph)}.toml is missing.")
+    return kg.load_recipe(path)
 
 
 def rows_with_recipes(rows: Iterable[Row], graph: str) -> list[Row]:
     return [row for row in rows if recipe_path(row, graph)]
-
-
-def graph_named(name: str, also: Iterable[str] = ()) -> str:
-    """The name of one of `GRAPHS` or the others as it is written, ignoring case."""
-    graphs = {graph.casefold(): graph for graph in (*GRAPHS, *also)}
-    if name.casefold() not in graphs:
-        hint = did_you_mean(name, graphs.values()) or f" The graphs are {', '.join(graphs.values())}."
-        raise RequestError(f"'{name}' is not a graph of these tables.{hint}")
-    return graphs[name.casefold()]
 
 
 @cache

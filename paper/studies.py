@@ -2,52 +2,58 @@
 
 A study's results are plain data, saved as `records/figures/NAME-GRAPH.json`; its tables are made from them."""
 
+from __future__ import annotations
+
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
+from math import inf
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
-from dualkg.analysis.figures import Drawing
+import dualkg as kg
+from dualkg.analysis.figures import Drawing, draw_reliability
 from dualkg.analysis.sparsity import SHARES, CurvePoint, rotated, sparsity_curve
-from dualkg.data.filters import KnownAnswers
-from dualkg.data.graph import Graph
-from dualkg.errors import RequestError
-from dualkg.evaluation.report import evaluate
-from dualkg.models.base import Model
-from dualkg.models.bilinear import Dual
-from dualkg.models.distance import ModE, RotatE
-from dualkg.training.api import choose_device, data_of, default_recipe, spread, train_recipe
-from dualkg.training.ensemble import Ensemble
-from dualkg.training.recipe import Recipe, RegularizerConfig, list_recipes, load_recipe
-from dualkg.training.run import Run, describe_device
+from dualkg.data.filters import Ids
+from dualkg.data.graph import SPLITS, Triples
+from dualkg.extras import optional_import
+from dualkg.inference import calibration, completion, extension, index, inductive, reliability
+from dualkg.inference.explanation import Influence, influence
+from dualkg.training.api import choose_device, data_of, default_recipe, spread
+from dualkg.training.recipe import RegularizerConfig
+from dualkg.training.run import describe_device
 from dualkg.training.trainer import Trainer
 from dualkg.tuning.automatic import AutomaticTuner, starting_recipe
-from paper import figures, inference, registry
-from paper.config import FB15K237, Config, Results, Study, find_record
-from paper.projection import METRICS, Projection, compute_plane, find_queries, pick_query, project
+from paper import figures, registry
+from paper.figures import Projection, compute_plane, draw_inductive, find_queries, inductive_fields, pick_query, project
+from paper.records import Config
 from paper.registry import GRAPHS, MAIN, Row, model_row, published, recipe_of, rows_with_recipes
-from paper.tables import MISSING, Table, duration, grouped, over_seeds
+from paper.tables import MISSING, Results, Study, cell, duration, grouped, over_seeds
+
+FB15K237 = ("FB15k-237",)
+SAMPLES = [(0, ""), *((num, kind) for num in (500, 4000) for kind in ("uniform", "log-uniform"))]
+ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), model_row("HAKE"))
+STUDIED = Row("ComplEx-DURA", "complex-dura-dim-500")
+
 
 # -- training cost ----------------------------------------------------------------------------------------
 
 COMPARED = ("none", "Frobenius", "DURA")
 
 
-def measure_cost(config: Config, graph: Graph) -> tuple[Results, None]:
+def measure_cost(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """Time of a training step with DURA, the Frobenius norm, and no regularizer (Appendix C)."""
-    results = []
     for row in MAIN.dura_rows:
         config.log(f"{row.name} on {graph.name}: steps with three regularizers.")
-        results.append(time_steps(recipe_of(row, graph.name), graph, device=choose_device(config.device)))
-    return results, None
+        yield time_steps(recipe_of(row, graph.name), graph, device=choose_device(config.device))
 
 
-def time_steps(
-    recipe: Recipe, graph: Graph, *, device: torch.device, steps: int = 30, rounds: int = 7
-) -> dict[str, Any]:
+def time_steps(recipe: kg.Recipe, graph: kg.Graph, *, device: torch.device, steps: int = 30, rounds: int = 7) -> Any:
     """Seconds per training step with each regularizer, in alternating rounds; the median over the rounds."""
     trainers = {}
     for name in COMPARED:
@@ -77,16 +83,12 @@ def _seconds_per_step(trainer: Trainer, steps: int) -> float:
     return (time.perf_counter() - started) / steps
 
 
-def cost_tables(results: Results, graph: str) -> list[Table]:
-    columns = ("", "dim", "batch", *(f"{name}, ms per step" for name in COMPARED), "Frobenius adds", "DURA adds")
-    rows = []
+def cost_rows(results: Results) -> Iterator[list[str]]:
     for one in results:
         step = one["seconds_per_step"]
         adds = [f"{step[name] / step['none'] - 1:+.1%}" for name in COMPARED[1:]]
         milliseconds = [f"{1000 * step[name]:.3f}" for name in COMPARED]
-        rows.append([one["model"], str(one["dim"]), str(one["batch"]), *milliseconds, *adds])
-    title = f"Cost of DURA (Appendix C): {graph} on {results[0]['device']}"
-    return [Table(title, columns, rows, results)]
+        yield [one["model"], str(one["dim"]), str(one["batch"]), *milliseconds, *adds]
 
 
 # -- defaults --------------------------------------------------------------------------------------------
@@ -96,30 +98,18 @@ DEFAULT_GRAPHS += ("WN18RR", "FB15k-237", "YAGO3-10-quarter")
 WAYS = {"tuned": "default", "fixed": "--no-tune", "recipe": "best recipe"}
 
 
-def best_recipe(graph: str, dim: int) -> tuple[str, Recipe] | None:
+def best_recipe(graph: str, dim: int) -> kg.Recipe | None:
     """The ComplEx-DURA recipe of a graph with relation prediction if there is one, at the dimension of the default."""
     for name in (f"{graph.lower()}/complex-dura{ending}" for ending in ("-relation-prediction", "")):
-        if name in list_recipes():
-            return name, load_recipe(name, changes={"model.dim": dim})
+        if name in kg.list_recipes():
+            return kg.load_recipe(name, changes={"model.dim": dim})
     return None
 
 
-def _recorded(config: Config, name: str, recipe: Recipe, graph: Graph, device: str) -> dict[int, dict[str, float]]:
-    """What is recorded of a recipe on this kind of device, by seed."""
-    record = find_record(config.records / name, recipe, graph)
-    if record is None:
-        return {}
-    return {
-        run["seed"]: {"valid": run["valid"]["mrr"], "test": test.mrr, "seconds": _seconds(run["costs"])}
-        for run, test in zip(record.runs, record.test_metrics, strict=True)
-        if ("NVIDIA" in str(run["environment"]["device"])) == (device == "cuda")
-    }
-
-
-def measure_defaults(config: Config, graph: Graph) -> tuple[Results, None]:
+def measure_defaults(config: Config, graph: kg.Graph) -> Results:
     """Test MRR of `dualkg train GRAPH` without options, of `--no-tune`, and of the best recipe of the same model."""
     if not len(graph.test):
-        raise RequestError(f"{graph.name} has no test triples.")
+        raise kg.RequestError(f"{graph.name} has no test triples.")
     device = choose_device(config.device)
     results: list[dict[str, Any]] = []
     for seed in range(config.seeds):
@@ -131,46 +121,36 @@ def measure_defaults(config: Config, graph: Graph) -> tuple[Results, None]:
         tuning_seconds = time.perf_counter() - began
         config.log(f"{graph.name}, seed {seed}: {tuner.summary()}")
         recipes = {"tuned": chosen, "fixed": default_recipe(data_of(graph), graph, changes)}
-        runs = {}
         if found := best_recipe(graph.name, start.model.dim):
-            recorded = _recorded(config, *found, graph, device.type)
-            if seed in recorded:
-                runs["recipe"] = recorded[seed]
-            else:
-                recipes["recipe"] = found[1].with_changes({"training.seed": seed})
-        runs |= {
-            way: run_facts(train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress))
+            recipes["recipe"] = found.with_changes({"training.seed": seed})
+        runs = {
+            way: run_facts(kg.train_recipe(recipe, graph=graph, device=device, on_progress=config.on_progress))
             for way, recipe in recipes.items()
         }
         tuned = {"tuning_seconds": round(tuning_seconds, 1), "trials": len(tuner.trials), "chosen": tuner.summary()}
         results.append({"seed": seed, **runs, "tuned": runs["tuned"] | tuned})
-    return {"dim": start.model.dim, "epochs": start.training.epochs, "seeds": results}, None
+    return {"dim": start.model.dim, "epochs": start.training.epochs, "seeds": results}
 
 
-def run_facts(run: Run) -> dict[str, float]:
-    return {"valid": run.reports["valid"].mrr, "test": run.report.mrr, "seconds": _seconds(run.costs or {})}
+def run_facts(run: kg.Run) -> dict[str, float]:
+    seconds = sum((run.costs or {}).get(name) or 0.0 for name in ("warm_up_seconds", "training_seconds"))
+    return {"valid": run.reports["valid"].mrr, "test": run.report.mrr, "seconds": round(seconds, 1)}
 
 
-def _seconds(costs: Mapping[str, float | None]) -> float:
-    return round(sum(costs.get(name) or 0.0 for name in ("warm_up_seconds", "training_seconds")), 1)
-
-
-def defaults_tables(results: Results, graph: str) -> list[Table]:
-    rows, facts = [], []
+def defaults_rows(results: Results) -> Iterator[list[str]]:
     for way, title in WAYS.items():
-        runs = [seed[way] for seed in results["seeds"] if way in seed]
-        if runs:
+        if runs := [seed[way] for seed in results["seeds"] if way in seed]:
             mrr = [over_seeds([run[split] for run in runs]) for split in ("valid", "test")]
             mean = {key: sum(run.get(key, 0.0) for run in runs) / len(runs) for key in ("tuning_seconds", "seconds")}
             tuning = duration(mean["tuning_seconds"]) if way == "tuned" else MISSING
-            rows.append([title, *mrr, str(len(runs)), tuning, duration(mean["seconds"])])
-            facts += [{"graph": graph, "way": way, **run} for run in runs]
-    columns = ("", "valid MRR", "test MRR", "seeds", "tuning", "training")
+            yield [title, *mrr, str(len(runs)), tuning, duration(mean["seconds"])]
+
+
+def defaults_fields(results: Results) -> dict[str, str]:
     notes = [f"Seed {seed['seed']}: {seed['tuned']['chosen']}" for seed in results["seeds"]]
     if results.get("shared_device"):
         notes.append("Times are upper bounds, because other work ran on the same device.")
-    title = f"Defaults: {graph}, ComplEx dim {results['dim']}, {results['epochs']} epochs"
-    return [Table(title, columns, rows, facts, notes)]
+    return {"notes": "\n\n".join(notes)}
 
 
 # -- duality ----------------------------------------------------------------------------------------------
@@ -179,42 +159,29 @@ DUALITY_ROWS = ("CP", "CP-DURA", "RESCAL", "RESCAL-DURA", "ComplEx", "ComplEx-DU
 SCORES = ("as trained", "inner product", "distance, tail's side", "distance, head's side")
 
 
-def scoring_models(model: Model) -> dict[str, Model]:
+def scoring_models(model: kg.Model) -> dict[str, kg.Model]:
     """The model as trained, and the primal and dual models with the same embeddings."""
-    primal = model.primal() if isinstance(model, RotatE | ModE) else model
-    return dict(zip(SCORES, (model, primal, Dual(primal, "tail"), Dual(primal, "head")), strict=True))
+    primal = model.primal() if isinstance(model, kg.RotatE | kg.ModE) else model
+    return dict(zip(SCORES, (model, primal, kg.Dual(primal, "tail"), kg.Dual(primal, "head")), strict=True))
 
 
-def measure_duality(config: Config, graph: Graph) -> tuple[Results, None]:
+def measure_duality(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """Test MRR of the same embeddings scored by inner product and by both distances."""
-    known = KnownAnswers.of(graph)
-    results = []
+    known = kg.KnownAnswers.of(graph)
     for row in rows_with_recipes(map(model_row, DUALITY_ROWS), graph.name):
         mrr: dict[str, list[float]] = {name: [] for name in SCORES}
         for seed in range(config.seeds):
             for name, model in scoring_models(config.load_trained(row, graph, seed).model).items():
-                mrr[name].append(evaluate(model, graph, split="test", known=known).mrr)
-        results.append({"row": row.name, "mrr": mrr})
-    return results, None
+                mrr[name].append(kg.evaluate(model, graph, split="test", known=known).mrr)
+        yield {"row": row.name, "mrr": mrr}
 
 
-def duality_tables(results: Results, graph: str) -> list[Table]:
-    rows = [
-        [one["row"], *(over_seeds(one["mrr"][name]) for name in SCORES), str(len(one["mrr"][SCORES[0]]))]
-        for one in results
-    ]
-    note = (
-        "A row has the same embeddings. Inner product and distance differ by two norms, which DURA bounds. RotatE and "
-        "ModE are trained by a distance with another norm; their primal models are ComplEx and DistMult."
-    )
-    columns = ("test MRR by score", *SCORES, "seeds")
-    return [Table(f"Inner product and distance: {graph}", columns, rows, results, [note])]
+def duality_rows(results: Results) -> Iterator[list[str]]:
+    for one in results:
+        yield [one["row"], *(over_seeds(one["mrr"][name]) for name in SCORES), str(len(one["mrr"][SCORES[0]]))]
 
 
-# -- the weights of DURA ----------------------------------------------------------------------------------
-
-
-def measure_dura_weights(config: Config, graph: Graph) -> tuple[Results, None]:
+def measure_dura_weights(config: Config, graph: kg.Graph) -> Results:
     """Validation MRR over λ1 and λ2, by a grid of trainings; an interrupted search resumes."""
     from dualkg.tuning.space import load_space
     from dualkg.tuning.tune import tune
@@ -224,29 +191,23 @@ def measure_dura_weights(config: Config, graph: Graph) -> tuple[Results, None]:
     config.log(f"{space.num_trials} trainings of {space.base.model.name} on {graph.name}.")
     result = tune(space, out=config.runs / "searches" / name, device=config.device)
     result.write(config.records / "searches" / name)
-    grid = [
-        {"plain": row.params["regularizer.plain"], "mapped": row.params["regularizer.mapped"], "valid_mrr": row.mrr}
-        for row in result.ranked
-        if row.mrr is not None
-    ]
+    keys = ("regularizer.plain", "regularizer.mapped")
+    found = sorted((*(row.params[key] for key in keys), row.mrr) for row in result.ranked if row.mrr is not None)
+    grid = [{"plain": plain, "mapped": mapped, "valid_mrr": mrr} for plain, mapped, mrr in found]
     chosen = space.base.regularizer
-    base = {"model": space.base.model.name, "chosen": [chosen.plain, chosen.mapped]}
-    return {**base, "grid": sorted(grid, key=lambda one: (one["plain"], one["mapped"]))}, None
+    return {"model": space.base.model.name, "chosen": [chosen.plain, chosen.mapped], "grid": grid}
 
 
 def _mrr_by_weights(results: Results) -> dict[tuple[float, float], float]:
     return {(float(one["plain"]), float(one["mapped"])): one["valid_mrr"] for one in results["grid"]}
 
 
-def dura_weights_tables(results: Results, graph: str) -> list[Table]:
+def dura_weights_rows(results: Results) -> Iterator[list[str]]:
     mrr = _mrr_by_weights(results)
     mapped = sorted({other for _, other in mrr})
-    rows = [
-        [f"λ1 = {plain:g}", *(f"{mrr[plain, other]:.4f}" if (plain, other) in mrr else "–" for other in mapped)]
-        for plain in sorted({plain for plain, _ in mrr})
-    ]
-    columns = ("validation MRR, filtered by train and valid", *(f"λ2 = {other:g}" for other in mapped))
-    return [Table(f"Weights λ1 and λ2 of DURA: {graph}", columns, rows, results["grid"])]
+    yield ["validation MRR, filtered by train and valid", *(f"λ2 = {other:g}" for other in mapped)]
+    for plain in sorted({plain for plain, _ in mrr}):
+        yield [f"λ1 = {plain:g}", *(cell(mrr.get((plain, other)), ".4f") for other in mapped)]
 
 
 def draw_dura_weights(results: Results, graph: str) -> Drawing:
@@ -262,7 +223,7 @@ SPARSITY_PANELS = {"CP": ("CP", "CP-N3", "CP-DURA"), "RESCAL": ("RESCAL", "RESCA
 STORAGE_SHARES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 
-def measure_tsne(config: Config, graph: Graph) -> tuple[Results, Drawing]:
+def measure_tsne(config: Config, graph: kg.Graph) -> tuple[Results, Drawing]:
     """t-SNE of the answers of ten queries (Figure 2), and the silhouettes of the queries."""
     queries = find_queries(graph, published()["tsne_queries"])
     first: dict[str, Projection] = {}
@@ -275,44 +236,33 @@ def measure_tsne(config: Config, graph: Graph) -> tuple[Results, Drawing]:
     return results, figures.draw_projections(first, graph=graph.name)
 
 
-def tsne_tables(results: Results, graph: str) -> list[Table]:
-    rows = [
-        [name, *(over_seeds([one["silhouettes"][metric] for one in ones]) for metric in METRICS), str(len(ones))]
-        for (name,), ones in grouped(results, "row").items()
-    ]
-    return [Table(f"t-SNE: {graph}", ("silhouette of ten queries", *METRICS, "seeds"), rows, results)]
+def tsne_rows(results: Results) -> Iterator[list[str]]:
+    for (name,), ones in grouped(results, "row").items():
+        means = [over_seeds([one["silhouettes"][metric] for one in ones]) for metric in ("euclidean", "cosine")]
+        yield [name, *means, str(len(ones))]
 
 
-def measure_figure1(config: Config, graph: Graph) -> tuple[Results, Drawing]:
+def measure_figure1(config: Config, graph: kg.Graph) -> tuple[Results, Drawing]:
     """The tails of one query in models of dim 2, with and without DURA."""
     query = pick_query(graph)
     planes = {row.name: compute_plane(config.load_trained(row, graph, 0).model, graph, query) for row in FIGURE1_ROWS}
-    return {name: plane.as_dict() for name, plane in planes.items()}, figures.draw_planes(planes, graph=graph.name)
+    return {name: plane.about for name, plane in planes.items()}, figures.draw_planes(planes, graph=graph.name)
 
 
-def figure1_tables(results: Results, graph: str) -> list[Table]:
-    columns = ("distance of the tails", "from their centroid", "from hR", "median query: centroid", "median query: hR")
-    rows = [
-        [name, *(f"{one[kind][centre]:.3f}" for kind in ("distances", "medians") for centre in ("centroid", "hR"))]
-        for name, one in results.items()
-    ]
-    note = (
-        "In the paper's illustration, DURA moves the tails into a small region near hR. The second column is their "
-        "distance from hR. The first, their distance from each other relative to all entities, need not become smaller."
-    )
-    return [Table(f"Figure 1 at dim 2: {graph}", columns, rows, [results], [note])]
+def figure1_rows(results: Results) -> Iterator[list[str]]:
+    for name, one in results.items():
+        both = (one[kind][centre] for kind in ("distances", "medians") for centre in ("centroid", "hR"))
+        yield [name, *(f"{value:.3f}" for value in both)]
 
 
-def measure_sparsity(config: Config, graph: Graph) -> tuple[Results, None]:
+def measure_sparsity(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """MRR against the sparsity of entity embeddings (Figure 3), and the storage it saves."""
-    results = []
     for name in sum(SPARSITY_PANELS.values(), ()):
         for seed in range(config.seeds):
             model = config.load_trained(model_row(name.removesuffix(", rotated")), graph, seed).model
             model = rotated(model, share=ROTATION_SHARE) if name == ROTATED else model
             points = [_sparsity_point(point) for point in sparsity_curve(model, graph)]
-            results.append({"row": name, "seed": seed, "points": points})
-    return results, None
+            yield {"row": name, "seed": seed, "points": points}
 
 
 def _sparsity_point(point: CurvePoint) -> dict[str, Any]:
@@ -322,125 +272,338 @@ def _sparsity_point(point: CurvePoint) -> dict[str, Any]:
     return {**about, "metrics": point.metrics.as_dict(), "csr_saves": saved}
 
 
-def sparsity_tables(results: Results, graph: str) -> list[Table]:
-    rows, facts = [], []
+def sparsity_rows(results: Results) -> Iterator[list[str]]:
+    yield ["entries set to zero", *(f"{share:.0%}" for share in SHARES), "seeds"]
     for (name,), ones in grouped(results, "row").items():
         curves = [[point["metrics"]["mrr"] for point in one["points"]] for one in ones]
-        spreads = [spread(list(values)) for values in zip(*curves, strict=True)]
-        rows.append([name, *(f"{mean:.4f}" for mean, _ in spreads), str(len(curves))])
-        points = zip(SHARES, spreads, strict=True)
-        facts.append({"row": name, "mrr": [{"share": share, "mean": mean, "sd": sd} for share, (mean, sd) in points]})
-    note = (
-        f"A rotated model is the same model in the axes in which {100 * ROTATION_SHARE:.0f} % of zeros cost least; "
-        f"rotation alone changes no score."
-    )
-    columns = ("entries set to zero", *(f"{share:.0%}" for share in SHARES), "seeds")
-    return [Table(f"MRR against sparsity: {graph}", columns, rows, facts, [note]), _storage_table(results, graph)]
+        means = [spread(list(values))[0] for values in zip(*curves, strict=True)]
+        yield [name, *(f"{mean:.4f}" for mean in means), str(len(curves))]
 
 
-def _storage_table(results: Results, graph: str) -> Table:
+def storage_rows(results: Results) -> Iterator[list[str]]:
     """The storage that CSR saves against dense, in numbers as the paper counts them and in bytes."""
-    rows, facts = [], []
     for name in ("CP-DURA", "RESCAL-DURA"):
-        points = next(one["points"] for one in results if one["row"] == name)
-        for point in (one for one in points if one["target_share"] in STORAGE_SHARES):
-            parts = [point["csr_saves"][part] for part in ("entity_tables", "whole_model")]
-            saved = [part[unit] for part in parts for unit in ("numbers", "bytes")]
-            rows.append([name, f"{point['share']:.0%}", *(f"{share:.1%}" for share in saved)])
-            facts.append({"row": name, "share": point["share"], "saved": saved})
-    columns = ("CSR saves", "zeros", "entity tables, numbers", "bytes", "whole model, numbers", "bytes")
-    note = (
-        "Numbers are the paper's 2a + n + 1; bytes have the narrowest indices. The paper's 65 % less at 70 % zeros "
-        "does not follow from its count, which saves 40 % there: 65 % needs 82.5 % zeros."
-    )
-    return Table(f"Storage of sparse tables: {graph}", columns, rows, facts, [note])
+        for point in next(one["points"] for one in results if one["row"] == name):
+            if point["target_share"] in STORAGE_SHARES:
+                saved = [point["csr_saves"][part] for part in ("entity_tables", "whole_model")]
+                shares = [f"{one[unit]:.1%}" for one in saved for unit in ("numbers", "bytes")]
+                yield [name, f"{point['share']:.0%}", *shares]
 
 
 def draw_sparsity(results: Results, graph: str) -> Drawing:
-    curves = {
-        name: [{point["target_share"]: point["metrics"]["mrr"] for point in one["points"]} for one in ones]
-        for (name,), ones in grouped(results, "row").items()
-    }
-    lines = {panel: [name for name in names if name in curves] for panel, names in SPARSITY_PANELS.items()}
-    panels = {panel: {name: curves[name] for name in names} for panel, names in lines.items()}
+    curves = {}
+    for (name,), ones in grouped(results, "row").items():
+        curves[name] = [{point["target_share"]: point["metrics"]["mrr"] for point in one["points"]} for one in ones]
+    panels = {panel: {name: curves[name] for name in names} for panel, names in SPARSITY_PANELS.items()}
     return figures.draw_sparsity(panels, published=published_sparsity(graph), graph=graph)
 
 
 def published_sparsity(graph: str) -> dict[str, dict[float, float]]:
-    """Points of the paper by row: `mrr_at_60_percent` → 0.6."""
-    numbers = published()["sparsity"]
-    if numbers["dataset"] != graph:
-        return {}
-    return {
-        name: {int(key.split("_")[2]) / 100: mrr for key, mrr in row.items()}
-        for name, row in numbers.items()
-        if isinstance(row, dict)
-    }
+    """Points of the paper by row: share of zeros → MRR."""
+    rows = published()["sparsity"].get(graph, {})
+    return {name: {float(share): mrr for share, mrr in points.items()} for name, points in rows.items()}
 
 
-SAMPLES = [(0, ""), *((num, kind) for num in (500, 4000) for kind in ("uniform", "log-uniform"))]
-
-
-def measure_sampled(config: Config, graph: Graph) -> tuple[Results, None]:
+def measure_sampled(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """Sampled softmax with DURA beside full softmax: the same recipe with another loss."""
-    row, *_ = rows_with_recipes((inference.STUDIED, model_row("ComplEx-DURA")), graph.name)
-    device, results = choose_device(config.device), []
+    row, *_ = rows_with_recipes((STUDIED, model_row("ComplEx-DURA")), graph.name)
     for seed in range(config.seeds):
         recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed, "model.dim": 500})
         for num, kind in SAMPLES:
             config.log(f"{row.name} on {graph.name}, seed {seed}: {num or 'all'} negatives {kind}")
             sampled = {"loss.name": "SampledSoftmax", "loss.num_negatives": num, "loss.distribution": kind}
             chosen = recipe.with_changes(sampled if num else {})
-            run = train_recipe(chosen, graph=graph, device=device, on_progress=config.on_progress)
-            results.append({"negatives": num, "distribution": kind, "seed": seed, **run_facts(run)})
-    return results, None
+            run = kg.train_recipe(chosen, graph=graph, device=config.device, on_progress=config.on_progress)
+            yield {"negatives": num, "distribution": kind, "seed": seed, **run_facts(run)}
 
 
-def sampled_tables(results: Results, graph: str) -> list[Table]:
-    rows = []
+def sampled_rows(results: Results) -> Iterator[list[str]]:
     for (num, kind), ones in grouped(results, "negatives", "distribution").items():
         mrr = [over_seeds([one[split] for one in ones]) for split in ("valid", "test")]
         name = f"{num:,} {kind} negatives" if num else "full softmax"
-        rows.append([name, *mrr, f"{statistics.mean(one['seconds'] for one in ones):.1f}", str(len(ones))])
-    note = "ComplEx-DURA, dim 500. The recipe is that of full softmax, also where negatives are sampled."
-    columns = ("loss", "valid MRR", "test MRR", "seconds", "seeds")
-    return [Table(f"Sampled softmax: {graph}", columns, rows, results, [note])]
+        yield [name, *mrr, f"{statistics.mean(one['seconds'] for one in ones):.1f}", str(len(ones))]
 
 
-ENSEMBLE_ROWS = (model_row("RESCAL-DURA"), model_row("HAKE"))
-
-
-def measure_ensemble(config: Config, graph: Graph) -> tuple[Results, None]:
+def measure_ensemble(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """RESCAL-DURA and HAKE as an ensemble with weights fitted on validation, beside each alone."""
-    results = []
     for seed in range(config.seeds):
-        ensemble = Ensemble([config.load_trained(row, graph, seed) for row in ENSEMBLE_ROWS])
+        ensemble = kg.Ensemble([config.load_trained(row, graph, seed) for row in ENSEMBLE_ROWS])
         names, runs = [*(row.name for row in ENSEMBLE_ROWS), "ensemble"], [*ensemble.members, ensemble]
         for name, run, weight in zip(names, runs, [*ensemble.model.weights, None], strict=True):
             mrr = {split: run.report_on(split).mrr for split in ("valid", "test")}
-            results.append({"row": name, "seed": seed, "weight": weight, **mrr})
-    return results, None
+            yield {"row": name, "seed": seed, "weight": weight, **mrr}
 
 
-def ensemble_tables(results: Results, graph: str) -> list[Table]:
-    rows = []
+def ensemble_rows(results: Results) -> Iterator[list[str]]:
     for (name,), ones in grouped(results, "row").items():
         weights = [one["weight"] for one in ones if one["weight"] is not None]
         mrr = [over_seeds([one[split] for one in ones]) for split in ("valid", "test")]
-        rows.append([name, over_seeds(weights, digits=2) if weights else MISSING, *mrr, str(len(ones))])
-    return [Table(f"Ensemble: {graph}", ("", "weight", "valid MRR", "test MRR", "seeds"), rows, results)]
+        yield [name, over_seeds(weights, digits=2) if weights else MISSING, *mrr, str(len(ones))]
+
+
+# -- inference --------------------------------------------------------------------------------------------
+
+
+def measure_completion(config: Config, graph: kg.Graph) -> Results:
+    """How many held-out test triples are among the most probable new triples."""
+    run = config.load_trained(STUDIED, graph, 0)
+    fitted = calibration.calibration_for(run).calibration
+    return completion.check_completion(run.model, graph, calibration=fitted).as_dict()
+
+
+def completion_rows(results: Results) -> Iterator[list[str]]:
+    columns = {"sizes": ",", "found": ",", "expected": ",.1f", "by_degree": ",.1f", "at_random": ",.3g"}
+    for row in zip(*(results[key] for key in columns), strict=True):
+        yield list(map(format, row, columns.values()))
+
+
+def measure_calibration(config: Config, graph: kg.Graph) -> Results:
+    """Calibration of probabilities and coverage of prediction sets on test, both fitted on valid."""
+    run = config.load_trained(STUDIED, graph, 0)
+    fitted = calibration.calibration_for(run)
+    report = reliability.evaluate_calibration(fitted.calibration, run.model, graph)
+    coverage = reliability.evaluate_coverage(fitted.prediction_sets, run.model, graph, coverage=0.9)
+    parts = {"all candidates": report.overall, "with p ≥ .01": report.likely}
+    sets = {"target": coverage.target_coverage, **asdict(coverage.overall)}
+    return {"calibration": {name: part.as_dict() for name, part in parts.items()}, "coverage": sets}
+
+
+def calibration_rows(results: Results) -> Iterator[list[str]]:
+    columns = {"ece": ".2g", "noise": ".2g", "num_candidates": ",.0f", "num_true": ","}
+    for name, part in results["calibration"].items():
+        yield [name, *(format(part[key], style) for key, style in columns.items())]
+
+
+def draw_calibration(results: Results, graph: str) -> Drawing:
+    likely = results["calibration"]["with p ≥ .01"]
+    bins = [(one["predicted"], one["observed"], one["noise"]) for one in likely["bins"]]
+    return draw_reliability({f"{graph} test": bins}, graph=f"{graph} test", ece=likely["ece"])
+
+
+def measure_quantization(config: Config, graph: kg.Graph) -> Iterator[Results]:
+    """MRR with entity embeddings in storage formats of fewer bytes."""
+    for point in index.measure_storage_formats(config.load_trained(STUDIED, graph, 0).model, graph):
+        yield {**asdict(point), "metrics": point.metrics.as_dict()}
+
+
+def quantization_rows(results: Results) -> Iterator[list[str]]:
+    for one in results:
+        name = f"sparse {one['share']:.0%}" if one["storage"] == "sparse" else one["storage"]
+        metrics = [f"{one['metrics'][key]:.4f}" for key in ("mrr", "hits_at_1", "hits_at_3")]
+        yield [name, figures.format_bytes(one["bytes"]), *metrics]
+
+
+def measure_inductive(config: Config, graph: kg.Graph) -> Iterator[Results]:
+    """Held-out entities embedded from a few of their triples, against training again with these triples."""
+    config.log(f"{STUDIED.name} on {graph.name}: trained with and without 5 % of the entities.")
+    recipe = recipe_of(STUDIED, graph.name)
+    return study_inductive(graph, recipe, seeds=range(config.seeds), device=config.device)
+
+
+def study_inductive(
+    graph: kg.Graph,
+    recipe: kg.Recipe,
+    *,
+    share: float = 0.05,
+    counts: Sequence[int | None] = (1, 3, 10, None),
+    seeds: Sequence[int] = (0,),
+    device: str | torch.device | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Metrics of held-out triples by method: embedded from some triples, or trained again with these triples.
+
+    `counts` are triples given per entity; None is all. The baselines are the mean embedding and random embeddings.
+    """
+    if not 0 < share < 1:
+        raise kg.RequestError(f"The share of entities to hold out must be between 0 and 1; it is {share}.")
+    for seed in seeds:
+        split = InductiveSplit.of(graph, share, seed=seed)
+        seeded = recipe.with_changes({"training.seed": seed})
+        model = inductive.with_adjoint(kg.train_recipe(seeded, graph=split.known, device=device).model)
+        context = inductive.FrozenContext.of(model, split.known, recipe=seeded)
+        for count in counts:
+            triples = split.given(count)
+            more = replace(split.whole, train=np.concatenate([split.known.train, triples]))
+            started = time.perf_counter()
+            models = {"embedded": extension.extend_by_ids(context, split.names, triples).model}
+            embedded = time.perf_counter()
+            models["retrained"] = kg.train_recipe(seeded, graph=more, device=device).model
+            seconds = {"embedded": embedded - started, "retrained": time.perf_counter() - embedded}
+            about = {"triples_given": count, "num_triples": len(triples)}
+            for method, one in models.items():
+                yield split.evaluate(one, method, seconds=seconds[method], **about)
+        for method, rows in split.baselines(context).items():
+            about = {"triples_given": 0, "num_triples": 0, "seconds": 0.0}
+            yield split.evaluate(extension.with_rows(model, rows), method, **about)
+
+
+@dataclass(frozen=True, eq=False)
+class InductiveSplit:
+    """A graph whose last entities are held out, and the graph of its known entities alone."""
+
+    whole: kg.Graph
+    known: kg.Graph
+    seed: int
+
+    @classmethod
+    def of(cls, graph: kg.Graph, share: float, *, seed: int) -> InductiveSplit:
+        """Hold out random entities, except those that train joins to other held-out entities only."""
+        num_entities = len(graph.entities)
+        held_out, joined = np.zeros((2, num_entities), dtype=bool)
+        held_out[np.random.default_rng(seed).permutation(num_entities)[: max(1, round(share * num_entities))]] = True
+        heads, tails = graph.train[:, 0], graph.train[:, 2]
+        joined[heads[~held_out[tails]]] = joined[tails[~held_out[heads]]] = True
+        held_out &= joined
+        if not held_out.any():
+            raise kg.RequestError(f"{graph.name} has too few entities to hold out a share of {share:g}.")
+        order = np.argsort(held_out, kind="stable")
+        new_ids, num_known = np.argsort(order).astype(np.int32), int((~held_out).sum())
+        splits = {name: graph.split(name).copy() for name in SPLITS}
+        for triples in splits.values():
+            triples[:, [0, 2]] = new_ids[triples[:, [0, 2]]]
+        whole = replace(graph, entities=kg.Vocabulary(graph.entities.names.take(order)), **splits)
+        known = {name: triples[(triples[:, [0, 2]] < num_known).all(1)] for name, triples in splits.items()}
+        names = whole.entities.names.slice(0, num_known)
+        return cls(whole, replace(whole, entities=kg.Vocabulary(names), **known), seed)
+
+    @property
+    def names(self) -> list[str]:
+        return self.whole.entities.names.slice(len(self.known.entities)).to_pylist()
+
+    def given(self, count: int | None) -> Triples:
+        """At most `count` training triples per held-out entity, first those with known entities; None is all."""
+        num_known, ends = len(self.known.entities), self.whole.train[:, [0, 2]]
+        order = np.random.default_rng(self.seed).permutation(len(ends))
+        order = order[np.argsort((ends >= num_known)[order].all(1), kind="stable")]
+        chosen = np.zeros(len(ends), dtype=bool)
+        for entity in range(num_known, len(self.whole.entities)):
+            chosen[order[(ends[order] == entity).any(1)][:count]] = True
+        return self.whole.train[chosen]
+
+    def evaluate(self, model: kg.Model, method: str, **about: Any) -> dict[str, Any]:
+        """Metrics of the valid and test triples of held-out entities, and of the test triples of known entities."""
+        held_out = np.concatenate([self.whole.valid, self.whole.test])
+        new = held_out[:, [0, 2]] >= len(self.known.entities)
+        held_out, (new_head, new_tail) = held_out[new.any(1)], new[new.any(1)].T
+        filtered = kg.KnownAnswers.of(self.whole)
+        tails, heads = kg.rank(model, replace(self.whole, test=held_out), known=filtered).mean
+        ranks = {
+            "all_queries": np.stack([tails, heads]),
+            "as_query": np.concatenate([tails[new_head], heads[new_tail]]),
+            "as_answer": np.concatenate([tails[new_tail], heads[new_head]]),
+            "known_entities": kg.rank(model, replace(self.whole, test=self.known.test), known=filtered).mean,
+        }
+        metrics = {kind: kg.Metrics.of(values).as_dict() for kind, values in ranks.items()}
+        return {"method": method, "seed": self.seed, "num_entities": len(self.names), **about, **metrics}
+
+    def baselines(self, context: inductive.FrozenContext) -> dict[str, torch.Tensor]:
+        tables = (context.model.head_table, context.model.tail_table)[: context.new_rows.shape[1]]
+        mean, sd = (torch.stack([part(table, 0).detach() for table in tables]) for part in (torch.mean, torch.std))
+        noise = torch.randn(len(self.names), *mean.shape, generator=torch.Generator().manual_seed(self.seed))
+        return {"mean": mean.expand(len(self.names), -1, -1), "random": mean + sd * noise.to(mean)}
+
+
+def inductive_rows(results: Results) -> Iterator[list[str]]:
+    ordered = sorted(results, key=lambda one: (one["method"], one["triples_given"] or inf))  # None: all
+    for (method, count), ones in grouped(ordered, "method", "triples_given").items():
+        metrics = [over_seeds([one[kind]["mrr"] for one in ones]) for kind in ("all_queries", *figures.QUERY_PANELS)]
+        seconds = sum(one["seconds"] for one in ones) / len(ones)
+        number = "all" if count is None else f"{count:.0f}"
+        yield [method, number, *metrics, f"{seconds:.1f}" if seconds else MISSING, str(len(ones))]
+
+
+def measure_explanations(
+    config: Config, graph: kg.Graph, *, counts: Sequence[int] = (1, 3), max_triples: int = 150
+) -> Iterator[Results]:
+    """Test triples after training without the training triples that support or oppose them most."""
+    # `counts` are training triples removed per test triple. The test triples have no common entity, so that one
+    # training serves all of them. Removed triples are still filtered in ranking.
+    row, *_ = rows_with_recipes((STUDIED, model_row("ComplEx-DURA")), graph.name)
+    config.log(f"{row.name} on {graph.name}: trained with and without the supporting triples of test triples.")
+    triples = disjoint_triples(graph, np.random.default_rng(0), min_degree=max(counts) + 1, max_triples=max_triples)
+    known = kg.KnownAnswers.of(graph)
+    for seed in range(config.seeds):
+        random = np.random.default_rng(seed)
+        recipe = recipe_of(row, graph.name).with_changes({"training.seed": seed})
+        model = inductive.with_adjoint(kg.train_recipe(recipe, graph=graph, device=config.device).model)
+        context = inductive.FrozenContext.of(model, graph, recipe=recipe)
+        influences = [influence(tuple(triple), context) for triple in triples.tolist()]
+        scores, removals = _scores(model, triples), {("nothing", 0): [np.zeros(0, dtype=np.int64)]}
+        for count in counts:
+            selected = select_triples(influences, count, random)
+            removals |= {(removed, count): rows for removed, rows in selected.items()}
+        for (removed, count), rows in removals.items():
+            gone, drops = np.unique(np.concatenate(rows)), {}
+            if count:
+                rest = replace(graph, train=np.delete(graph.train, gone, axis=0))
+                model = kg.train_recipe(recipe, graph=rest, device=config.device).model
+                actual = scores - _scores(model, triples)
+                pairs = zip(influences, rows, strict=True)
+                expected = np.array([float(one.score_drops[np.isin(one.rows, some)].sum()) for one, some in pairs])
+                drops = {"score_drop": float(actual.mean()), "expected_drop": float(expected.mean())}
+                drops["rank_correlation"] = rank_correlation(actual, expected)
+            metrics = kg.Metrics.of(kg.rank(model, replace(graph, test=triples), known=known).mean).as_dict()
+            about = {"removed": removed, "seed": seed, "count": count, "num_triples": len(triples)}
+            yield {**about, "metrics": metrics, "num_removed": len(gone), **drops}
+
+
+def disjoint_triples(graph: kg.Graph, random: np.random.Generator, *, min_degree: int, max_triples: int) -> Triples:
+    """Test triples without a common entity, whose entities have at least `min_degree` training triples."""
+    used = np.bincount(graph.train[:, [0, 2]].ravel(), minlength=len(graph.entities)) < min_degree
+    rows: list[int] = []
+    for row in random.permutation(len(graph.test)).tolist():
+        head, _, tail = graph.test[row].tolist()
+        if len(rows) < max_triples and head != tail and not (used[head] or used[tail]):
+            rows.append(row)
+            used[[head, tail]] = True
+    if len(rows) < 2:
+        found = f"{graph.name} has too few test triples whose entities have {min_degree} training triples."
+        raise kg.RequestError(found)
+    return graph.test[rows]
+
+
+def select_triples(influences: Sequence[Influence], count: int, random: np.random.Generator) -> dict[str, list[Ids]]:
+    """The rows of train to remove for each test triple, by kind."""
+    return {
+        "supporting": [one.rows[np.argsort(-one.score_drops, kind="stable")[:count]] for one in influences],
+        "random": [random.permutation(one.rows)[:count] for one in influences],
+        "opposing": [one.rows[np.argsort(one.score_drops, kind="stable")[:count]] for one in influences],
+    }
+
+
+@torch.no_grad()
+def _scores(model: kg.Model, triples: Triples) -> npt.NDArray[np.float64]:
+    return model.score(*torch.from_numpy(triples).long().to(model.device).unbind(1)).double().cpu().numpy()
+
+
+def rank_correlation(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> float:
+    """Spearman's rank correlation; 0 if one of the two is constant."""
+    with optional_import("scipy", purpose="The study of explanations"):
+        from scipy.stats import spearmanr
+    return 0.0 if np.ptp(a) == 0 or np.ptp(b) == 0 else float(spearmanr(a, b).statistic)
+
+
+def explanations_rows(results: Results) -> Iterator[list[str]]:
+    for (removed, count), ones in grouped(results, "removed", "count").items():
+        cells = [over_seeds([one["metrics"][key] for one in ones]) for key in ("mrr", "hits_at_1")]
+        for key in ("score_drop", "expected_drop", "rank_correlation"):
+            cells.append(over_seeds([one[key] for one in ones], digits=2) if count else MISSING)
+        yield [removed, str(count), *cells, str(len(ones))]
 
 
 _STUDIES = (
-    Study("cost", measure_cost, cost_tables),
-    Study("duality", measure_duality, duality_tables, several_seeds=True),
-    Study("defaults", measure_defaults, defaults_tables, graphs=DEFAULT_GRAPHS, several_seeds=True),
-    Study("sampled", measure_sampled, sampled_tables, graphs=GRAPHS[:2] + GRAPHS[3:4], several_seeds=True),
-    Study("ensemble", measure_ensemble, ensemble_tables, graphs=("WN18RR",), several_seeds=True),
-    Study("dura-weights", measure_dura_weights, dura_weights_tables, draw_dura_weights),
-    Study("figure1", measure_figure1, figure1_tables, graphs=FB15K237),
-    Study("tsne", measure_tsne, tsne_tables, graphs=FB15K237, several_seeds=True),
-    Study("sparsity", measure_sparsity, sparsity_tables, draw_sparsity, FB15K237, several_seeds=True),
-    *inference.STUDIES,
+    Study("cost", measure_cost, cost_rows),
+    Study("duality", measure_duality, duality_rows, several_seeds=True),
+    Study("defaults", measure_defaults, defaults_rows, None, DEFAULT_GRAPHS, True, fields=defaults_fields),
+    Study("sampled", measure_sampled, sampled_rows, graphs=GRAPHS[:2] + GRAPHS[3:4], several_seeds=True),
+    Study("ensemble", measure_ensemble, ensemble_rows, graphs=("WN18RR",), several_seeds=True),
+    Study("dura-weights", measure_dura_weights, dura_weights_rows, draw_dura_weights),
+    Study("figure1", measure_figure1, figure1_rows, graphs=FB15K237),
+    Study("tsne", measure_tsne, tsne_rows, graphs=FB15K237, several_seeds=True),
+    Study("sparsity", measure_sparsity, sparsity_rows, draw_sparsity, FB15K237, True, {"storage": storage_rows}),
+    Study("completion", measure_completion, completion_rows),
+    Study("calibration", measure_calibration, calibration_rows, draw_calibration),
+    Study("quantization", measure_quantization, quantization_rows, figures.draw_quantization, FB15K237),
+    Study("inductive", measure_inductive, inductive_rows, draw_inductive, FB15K237, True, fields=inductive_fields),
+    Study("explanations", measure_explanations, explanations_rows, figures.draw_explanations, ("world",), True),
 )
 STUDIES = {study.name: study for study in _STUDIES}

@@ -3,8 +3,8 @@
 import pytest
 
 import dualkg as kg
-from paper.config import Config
-from paper.registry import GRAPHS, MAIN, TABLES, graph_named, recipe_of, rows_with_recipes
+from paper.records import Config
+from paper.registry import GRAPHS, MAIN, TABLES, recipe_of, rows_with_recipes
 from tests.paper.conftest import TINY
 
 
@@ -87,9 +87,10 @@ def test_a_missing_recipe_is_reported(recipes):
 
 
 def test_graphs_are_looked_up_by_name():
-    assert graph_named("fb15K-237") == "FB15k-237"
+    assert Config("fb15K-237").graphs(GRAPHS) == ("FB15k-237",)
+    assert Config("umls").graphs(("UMLS",)) == ("UMLS",)
     with pytest.raises(kg.RequestError, match="'FB15k' is not a graph of these tables"):
-        graph_named("FB15k")
+        Config("FB15k").graphs(GRAPHS)
 
 
 @pytest.mark.parametrize("graph", GRAPHS)

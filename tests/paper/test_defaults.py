@@ -1,27 +1,22 @@
 """The study of defaults: what it trains, and its table."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from dualkg.training.recipe import load_recipe
 from dualkg.tuning.automatic import AutomaticTuner
-from paper.config import RECORDS, Config
-from paper.records import load_record
-from paper.studies import _recorded, best_recipe, defaults_tables, measure_defaults
+from paper.records import Config
+from paper.studies import STUDIES, best_recipe, measure_defaults
 from tests.tuning.test_automatic import graph  # noqa: F401 - a fixture
 
 
 def test_tuned_and_fixed_defaults_are_measured_with_every_seed(graph, monkeypatch):  # noqa: F811
     monkeypatch.setattr(AutomaticTuner, "_has_time", lambda self, epochs=0, *, rung: len(self.trials) < 2 + rung)
     lines = []
-    results, drawing = measure_defaults(Config(seeds=2, device="cpu", log=lines.append), graph)
-    assert drawing is None
+    results = measure_defaults(Config(seeds=2, device="cpu", log=lines.append), graph)
     assert [seed["seed"] for seed in results["seeds"]] == [0, 1]
     assert [set(seed) for seed in results["seeds"]] == [{"seed", "tuned", "fixed"}] * 2  # there is no recipe
     assert results["seeds"][0]["tuned"]["trials"] == 3
     assert len(lines) == 2
-    [table] = defaults_tables(results, graph.name)
+    [table] = STUDIES["defaults"].tables(results, graph.name)
     assert [row[0] for row in table.rows] == ["default", "--no-tune"]
     assert table.rows[0][2].startswith(f"{sum(seed['tuned']['test'] for seed in results['seeds']) / 2:.4f} ±")
     assert len(table.notes) == 2
@@ -31,28 +26,15 @@ def test_times_on_a_shared_device_are_marked():
     run = {"valid": 0.5, "test": 0.4, "seconds": 2.0}
     tuned = {**run, "tuning_seconds": 6.0, "trials": 3, "chosen": "Chose the starting values."}
     results = {"dim": 10, "epochs": 9, "seeds": [{"seed": 0, "tuned": tuned, "fixed": run}], "shared_device": True}
-    [table] = defaults_tables(results, "world")
+    [table] = STUDIES["defaults"].tables(results, "world")
     assert table.rows[0] == ["default", "0.5000", "0.4000", "1", "6.0 s", "2.0 s"]
     assert "upper bounds" in table.notes[-1]
 
 
 @pytest.mark.parametrize(("graph_name", "relation_weight"), [("FB15k-237", 4.0), ("WN18RR", 0.0)])
 def test_the_best_recipe_has_the_dimension_of_the_default(graph_name, relation_weight):
-    name, recipe = best_recipe(graph_name, 64)
-    assert name.startswith(f"{graph_name.lower()}/complex-dura")
+    recipe = best_recipe(graph_name, 64)
+    assert recipe.data.graph == graph_name
     assert recipe.model.dim == 64
     assert recipe.loss.relation_weight == relation_weight
     assert best_recipe("Nations", 64) is None
-
-
-def test_a_recorded_recipe_is_not_trained_again():
-    recipe = load_recipe("wn18rr/complex-dura")
-    record = load_record(RECORDS / "wn18rr" / "complex-dura")
-    same_data = SimpleNamespace(fingerprint=record.data)
-    found = _recorded(Config(), "wn18rr/complex-dura", recipe, same_data, "cuda")
-    assert {seed: run["test"] for seed, run in found.items()} == dict(
-        zip(record.seeds, [metrics.mrr for metrics in record.test_metrics], strict=True)
-    )
-    assert _recorded(Config(), "wn18rr/complex-dura", recipe, same_data, "cpu") == {}
-    smaller = recipe.with_changes({"model.dim": 64})
-    assert _recorded(Config(), "wn18rr/complex-dura", smaller, same_data, "cuda") == {}

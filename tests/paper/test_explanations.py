@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 import dualkg as kg
 from dualkg.inference.explanation import Influence
-from paper.inference import disjoint_triples, rank_correlation, select_triples, study_explanations
+from paper import studies
+from paper.records import Config
+from paper.studies import disjoint_triples, measure_explanations, rank_correlation, select_triples
 from tests.conftest import graph_of
 
 
@@ -24,11 +26,13 @@ def twins() -> kg.Graph:
     return replace(graph_of(ids[~held], num_entities=44, num_relations=2), test=ids[held])
 
 
-def test_scores_drop_without_the_supporting_triples(twins):
+def test_scores_drop_without_the_supporting_triples(twins, monkeypatch):
     recipe = kg.Recipe().with_changes(
         {"model.name": "ComplEx", "model.dim": 16, "training.epochs": 40, "training.batch_size": 40}
     )
-    results = study_explanations(twins, recipe, counts=(1,), seeds=(0, 1), device="cpu")
+    monkeypatch.setattr(studies, "rows_with_recipes", lambda rows, graph: rows)
+    monkeypatch.setattr(studies, "recipe_of", lambda row, graph: recipe)
+    results = list(measure_explanations(Config(seeds=2, device="cpu"), twins, counts=(1,)))
     assert [(one["removed"], one["count"], one["seed"]) for one in results] == [
         (removed, count, seed)
         for seed in (0, 1)

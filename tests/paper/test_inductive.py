@@ -7,21 +7,21 @@ import numpy as np
 import pytest
 
 import dualkg as kg
-from paper.figures import num_entities
-from paper.inference import study_inductive
+from paper.figures import inductive_fields
+from paper.studies import study_inductive
 from tests.inference.test_extension import train_beads
 
 
 def test_the_number_of_entities_may_differ_between_seeds():
-    assert num_entities([{"num_entities": 1724}] * 2) == "1,724 entities"
-    assert num_entities([{"num_entities": 1724}, {"num_entities": 722}]) == "722 to 1,724 entities"
+    assert inductive_fields([{"num_entities": 1724}] * 2) == {"num_entities": "1,724 entities"}
+    assert inductive_fields([{"num_entities": 1724}, {"num_entities": 722}])["num_entities"] == "722 to 1,724 entities"
 
 
 def test_the_study_compares_embedding_with_training_again():
     beads = train_beads()
     graph = replace(beads.graph, test=beads.graph.train[::7], train=np.delete(beads.graph.train, np.s_[::7], axis=0))
     recipe = beads.recipe.with_changes({"training.epochs": 3})
-    results = study_inductive(graph, recipe, share=0.2, counts=(1, None), seeds=(1,), device="cpu")
+    results = list(study_inductive(graph, recipe, share=0.2, counts=(1, None), seeds=(1,), device="cpu"))
     assert [(one["method"], one["triples_given"]) for one in results] == [
         ("embedded", 1),
         ("retrained", 1),
@@ -37,4 +37,4 @@ def test_the_study_compares_embedding_with_training_again():
     assert results[0]["num_triples"] == results[1]["num_triples"] < best["num_triples"]
     assert json.loads(json.dumps(results)) == results
     with pytest.raises(kg.RequestError, match="must be between 0 and 1; it is 2"):
-        study_inductive(graph, recipe, share=2)
+        next(study_inductive(graph, recipe, share=2))

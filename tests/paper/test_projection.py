@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dualkg as kg
-from paper.projection import (
+from paper.figures import (
     SHARED,
     NamedQuery,
     compute_plane,
@@ -158,7 +158,7 @@ def test_a_projection_has_all_answers_and_its_numbers(labelled):
     assert found.entities.tolist() == [2, 3, 5, 6, 8]
     assert found.groups.tolist() == [1, 1, 0, 0, SHARED]
     assert found.positions.shape == (5, 2)
-    assert found.num_shared == 1
+    assert found.as_dict()["num_shared"] == 1
     result = json.loads(json.dumps(found.as_dict()))
     assert [one["name"] for one in result["queries"]] == ["one", "two", "three"]
     assert result["queries"][0]["silhouettes"]["euclidean"] > 0.5
@@ -205,11 +205,12 @@ def test_distances_in_the_plane_by_hand(two_kinds):
     spread = np.linalg.norm(tails - tails.mean(0), axis=1).mean()
     found = compute_plane(model, two_kinds, pick_query(two_kinds))
     np.testing.assert_allclose(found.mapped_head * spread, [0, -2], atol=1e-6)
-    assert found.distances["centroid"] * spread == pytest.approx((4 * 1 + 4) / 5)  # the centroid is (0, 1)
-    assert found.distances["hR"] * spread == pytest.approx((4 * 2 + 7) / 5)
+    distances = found.about["distances"]
+    assert distances["centroid"] * spread == pytest.approx((4 * 1 + 4) / 5)  # the centroid is (0, 1)
+    assert distances["hR"] * spread == pytest.approx((4 * 2 + 7) / 5)
     assert len(found.tails) + len(found.others) == num_entities
-    assert found.num_queries == 4  # three of r0, one of r1
-    assert json.loads(json.dumps(found.as_dict()))["medians"]["centroid"] == pytest.approx(found.distances["centroid"])
+    assert found.about["num_queries"] == 4  # three of r0, one of r1
+    assert json.loads(json.dumps(found.about))["medians"]["centroid"] == pytest.approx(distances["centroid"])
 
 
 def test_models_and_graphs_without_a_figure_are_refused(two_kinds, small_graph):

@@ -2,14 +2,15 @@
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
 import dualkg as kg
-from paper import inference, registry, studies
-from paper.config import RECORDS, Config
+from paper import registry, studies
+from paper.records import RECORDS, Config
 from paper.registry import Row, published, recipe_path
 from paper.studies import SCORES, STUDIES, scoring_models, time_steps
 from tests.paper.conftest import DURA
@@ -38,7 +39,7 @@ def config(write_recipes, tmp_path, monkeypatch) -> Config:
             "cp-dura-dim-2": cp | DURA | {"model.dim": 2},
         }
     )
-    monkeypatch.setattr(inference, "STUDIED", Row("ComplEx-DURA", "complex-dura"))
+    monkeypatch.setattr(studies, "STUDIED", Row("ComplEx-DURA", "complex-dura"))
     return Config("world", 1, (), tmp_path / "records", tmp_path / "runs", "cpu")
 
 
@@ -87,8 +88,8 @@ def test_quantization(config):
 
 
 def test_inductive(config, monkeypatch):
-    study = inference.study_inductive
-    monkeypatch.setattr(inference, "study_inductive", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
+    study = studies.study_inductive
+    monkeypatch.setattr(studies, "study_inductive", lambda *a, **k: study(*a, **k, share=0.01, counts=(1, None)))
     [table] = STUDIES["inductive"].run(config)
     assert [row[:2] for row in table.rows] == [
         ["embedded", "1"],
@@ -108,9 +109,8 @@ def test_inductive(config, monkeypatch):
 
 
 def test_explanations(config, monkeypatch):
-    study = inference.study_explanations
-    monkeypatch.setattr(inference, "study_explanations", lambda *a, **k: study(*a, **k, counts=(2,), max_triples=9))
-    [table] = STUDIES["explanations"].run(config)
+    quick = partial(studies.measure_explanations, counts=(2,), max_triples=9)
+    [table] = replace(STUDIES["explanations"], measure=quick).run(config)
     removed = [["nothing", "0"], ["supporting", "2"], ["random", "2"], ["opposing", "2"]]
     assert [row[:2] for row in table.rows] == removed
     results = {one["removed"]: one for one in saved(config, "explanations")}
@@ -171,7 +171,7 @@ def test_dura_weights(config, tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "SPACES", space.parent)
     [table] = STUDIES["dura-weights"].run(config)
     assert [row[0] for row in table.rows] == ["λ1 = 0.5", "λ1 = 1"]
-    assert len(table.facts) == 4
+    assert len(saved(config, "dura-weights")["grid"]) == 4
     assert (config.records / "searches" / "world-complex-dura-weights" / "trials.csv").exists()
     assert files(config, "dura-weights") == FILES
 
@@ -223,7 +223,7 @@ def test_published_points_belong_to_their_graph():
 def test_every_study_has_its_recipes_and_spaces():
     names = [name for names in studies.SPARSITY_PANELS.values() for name in names if name != studies.ROTATED]
     rows = [*map(registry.model_row, names)]
-    rows += [*studies.FIGURE1_ROWS, inference.STUDIED]
+    rows += [*studies.FIGURE1_ROWS, studies.STUDIED]
     assert all(recipe_path(row, "FB15k-237") for row in rows)
     assert all((registry.SPACES / f"{graph}-complex-dura-weights.toml").exists() for graph in ("fb15k-237", "wn18rr"))
 

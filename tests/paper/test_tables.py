@@ -2,12 +2,23 @@ import json
 
 import pytest
 
+from dualkg.training.api import spread
 from paper import tables
-from paper.config import RECORDS, Config
-from paper.records import load_records
+from paper.records import RECORDS, Config, load_records
 from paper.registry import TABLES, published, published_metrics
-from paper.results_page import BEGIN, END, README, readme_table, results_page, with_table
-from paper.tables import datasets_table, hyperparameters_table, results_table, training_time
+from paper.studies import STUDIES
+from paper.tables import (
+    BEGIN,
+    END,
+    README,
+    datasets_table,
+    hyperparameters_table,
+    readme_table,
+    results_page,
+    results_table,
+    training_time,
+    with_table,
+)
 from tests.paper.conftest import TINY
 
 
@@ -35,13 +46,13 @@ def test_a_table_compares_measured_with_published_numbers(train, tmp_path, monke
     monkeypatch.setitem(published()["main_results"], "ComplEx-DURA", {"world": [0.2, None, 0.4]})
     records = train(2)
     table = results_table(TINY, "world", load_records(tmp_path / "records"))
-    mean, sd = records["world/complex-dura"].metric("mrr")
+    mean, sd = spread(records["world/complex-dura"].values("mrr"))
     row = next(row for row in table.rows if row[0] == "ComplEx-DURA")
     cells = dict(zip(table.columns, row, strict=True))
     assert cells["published"] == "0.200"
     assert cells["MRR"] == f"{mean:.4f} ± {sd:.4f}"
     assert cells["difference"] == f"{mean - 0.2:+.4f}"
-    assert cells["H@1 (published)"] == f"{records['world/complex-dura'].metric('hits_at_1')[0]:.4f}"
+    assert cells["H@1 (published)"] == f"{spread(records['world/complex-dura'].values('hits_at_1'))[0]:.4f}"
     assert cells["H@10 (published)"].endswith(" (0.400)")
     assert [row[0] for row in table.rows] == ["ComplEx", "ComplEx-DURA"]
     assert len(table.notes) == 1  # DURA against no regularizer, by a bootstrap
@@ -101,14 +112,14 @@ def test_hyper_parameters_are_those_of_the_recipes():
 
 @pytest.mark.slow
 def test_the_committed_page_is_made_from_the_committed_records():
-    assert (RECORDS / "RESULTS.md").read_text(encoding="utf-8") == results_page(RECORDS)
+    assert (RECORDS / "RESULTS.md").read_text(encoding="utf-8") == results_page(RECORDS, STUDIES.values())
 
 
 def test_committed_pages_have_the_numbers_of_the_committed_records(monkeypatch):
     """All lines of the page except the bootstrap comparisons, which take most of the time."""
     monkeypatch.setattr(tables, "_comparisons", lambda *ignored: [])
     committed = iter((RECORDS / "RESULTS.md").read_text(encoding="utf-8").splitlines())
-    assert all(line in committed for line in results_page(RECORDS).splitlines())  # in the same order
+    assert all(line in committed for line in results_page(RECORDS, STUDIES.values()).splitlines())  # in the same order
     readme = README.read_text(encoding="utf-8")
     assert BEGIN in readme
     assert END in readme
@@ -121,5 +132,5 @@ def test_only_the_text_between_the_marks_changes():
 
 
 def test_a_page_without_records(tmp_path):
-    assert "## Main results" not in results_page(tmp_path)
+    assert "## Main results" not in results_page(tmp_path, STUDIES.values())
     assert "ComplEx" not in readme_table(tmp_path)
