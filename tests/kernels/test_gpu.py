@@ -116,7 +116,7 @@ def test_rows_are_mapped(name, dim):
     for column in (0, 2):
         mapped = torch.full((41, width + 3), 7.0, device="cuda")
         table = model.head_table if column == 0 else model.tail_table
-        map_rows_(mapped, batch, table.detach(), model.relations.detach(), algebra=algebra, column=column)
+        map_rows_(mapped, batch, table.detach(), model.relations.detach(), algebra=algebra, columns=(column, 1))
         f = model.factors(*batch.unbind(-1))
         expected = f.mapped_head if column == 0 else f.mapped_tail
         torch.testing.assert_close(mapped[:, :width], expected, rtol=1e-5, atol=1e-6)

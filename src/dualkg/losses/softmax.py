@@ -194,13 +194,17 @@ def target_weights(entity_weights: Tensor | None, entities: Tensor, *, scale: fl
 
 @dataclass(kw_only=True)
 class BoundOneVsAll:
-    """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`."""
+    """1-vs-all of a batch of triples; `entity_weights` is `(num_entities,)`.
+
+    With a `shard`, scores have the columns of the entities of this process.
+    """
 
     entity_weights: Tensor | None = None
     relation_weight: float = 0.0
     dropouts: Dropouts = field(default_factory=Dropouts)
     label_smoothing: float = 0.0
     grouped_by_query: bool = False
+    shard: Shard | None = None
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
         dropped = self.dropouts(f, both=not model.reciprocal, grouped_by_query=self.grouped_by_query)
@@ -210,31 +214,43 @@ class BoundOneVsAll:
         return with_relations(loss, self.relation_weight, model, f)
 
     def _of_entities(self, scores: Tensor, answers: Tensor) -> Tensor:
-        return cross_entropy(scores, answers, self.entity_weights, smoothing=self.label_smoothing)
+        if self.shard is None:
+            return cross_entropy(scores, answers, self.entity_weights, smoothing=self.label_smoothing)
+        losses = self.shard.log_normalizers(scores) - (1 - self.label_smoothing) * self.shard.at(scores, answers)
+        if self.label_smoothing:
+            losses = losses - self.label_smoothing * self.shard.sum_of_all(scores.sum(1)) / self.shard.num_entities
+        return weighted_mean(losses, self.entity_weights, answers)
 
 
 @dataclass
 class BoundKvsAll:
-    """K-vs-all of queries with at most `max_answers` answers in total; their tails only determine dropout masks."""
+    """K-vs-all of queries with at most `max_answers` answers in total; their tails only determine dropout masks.
+
+    With a `shard`, scores have the columns of the entities of this process.
+    """
 
     answers: TrainingAnswers
     max_answers: int
     count_exponent: float = 0.0
     dropouts: Dropouts = field(default_factory=Dropouts)
     label_smoothing: float = 0.0
+    shard: Shard | None = None
 
     def __call__(self, model: Model, f: Factors) -> Tensor:
-        scores = model.tail_scores(self.dropouts(f))
+        scores, shard = model.tail_scores(self.dropouts(f)), self.shard
         found = self.answers.of(f.heads, f.relations, capacity=self.max_answers)
         counts = found.counts.to(scores.dtype)
         weights = counts**self.count_exponent
-        normalizers = scores.logsumexp(-1)
+        normalizers = shard.log_normalizers(scores) if shard else scores.logsumexp(-1)
         if self.label_smoothing:
-            normalizers = normalizers - self.label_smoothing * scores.mean(-1)
-        at_answers = scores.flatten().gather(0, found.queries * scores.shape[1] + found.entities)
+            mean = shard.sum_of_all(scores.sum(1)) / shard.num_entities if shard else scores.mean(-1)
+            normalizers = normalizers - self.label_smoothing * mean
         shares = torch.where(found.valid, (weights / counts)[found.queries], 0)
-        gained = (1 - self.label_smoothing) * (shares * at_answers).sum()
-        return ((weights * normalizers).sum() - gained) / weights.sum()
+        if shard:
+            at_answers = shard.weighted_sum(scores, found.queries, found.entities, shares)
+        else:
+            at_answers = (shares * scores.flatten().gather(0, found.queries * scores.shape[1] + found.entities)).sum()
+        return ((weights * normalizers).sum() - (1 - self.label_smoothing) * at_answers) / weights.sum()
 
 
 @dataclass(frozen=True)

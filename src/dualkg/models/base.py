@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -28,20 +28,8 @@ ScoreForm = Literal["products", "squared distances"]
 BLOCK_ROWS = 2**14  # of a table that are drawn at a time where a process keeps a shard of it
 _skip_initialization: ContextVar[bool] = ContextVar("skip_initialization", default=False)
 
-
-class Rows(Protocol):
-    """Rows of the entity tables that a process holds, of the entities `ids`; others have position −1."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def ids(self) -> Tensor: ...
-
-    def positions(self, ids: Tensor) -> Tensor: ...
-
-
-_shard: ContextVar[tuple[Rows | None, torch.device | None]] = ContextVar("shard", default=(None, None))
+# The `Shard` whose rows are made, or None: its module imports this one. And the device that they are made on.
+_shard: ContextVar[tuple[Any, torch.device | None]] = ContextVar("shard", default=(None, None))
 
 
 def lookup(table: Tensor, ids: Tensor, *, sparse: bool = False) -> Tensor:
@@ -61,7 +49,7 @@ def _during(setting: ContextVar[Any], value: object) -> Iterator[None]:
         setting.reset(token)
 
 
-def only_rows(rows: Rows | None, *, device: torch.device | None = None) -> AbstractContextManager[None]:
+def only_rows(rows: Any, *, device: torch.device | None = None) -> AbstractContextManager[None]:
     """Build models whose entity tables have some of the rows alone, with the numbers they have in the whole tables.
 
     They are made on the device, whole ones with None, by blocks: the memory of the host may be smaller than they are.

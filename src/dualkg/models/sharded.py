@@ -115,6 +115,13 @@ class Shard:
             return self.sum_of_all(scores.sum(1))
         return self.sum_of_all(torch.where(positions >= 0, scores.gather(1, positions.clamp(min=0)[:, None])[:, 0], 0))
 
+    def weighted_sum(self, scores: Tensor, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """Σ weight · score over some rows of scores and entities of all processes, `(n,)` each; a scalar."""
+        positions, found = self.positions(ids), scores.sum() * 0
+        if scores.shape[1]:
+            found = (torch.where(positions >= 0, weights, 0) * scores[rows, positions.clamp(min=0)]).sum()
+        return self.sum_of_all(found)
+
     def log_normalizers(self, scores: Tensor) -> Tensor:
         """logsumexp over the entities of all processes, `(batch,)`."""
         top = scores.detach().amax(1) if scores.shape[1] else scores.new_full((len(scores),), -torch.inf)

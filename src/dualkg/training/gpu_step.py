@@ -118,11 +118,11 @@ class DiagonalOps(RelationOps):
 
     def map(self, batch: Tensor, given: int, images: Tensor, queries: QueryGroups | None) -> None:
         rows = batch if queries is None else batch[queries.first]
-        diagonal.map_rows_(images, rows, self.table(given), self.relations, algebra=self.algebra, column=given)
+        diagonal.map_rows_(images, rows, self.table(given), self.relations, algebra=self.algebra, columns=(given, 1))
 
     def pair(self, batch: Tensor, images: Tensor) -> None:
         """Write the queries of relation prediction into `images`."""
-        diagonal.map_pairs_(images, batch, self.table(0), self.table(2), algebra=self.algebra)
+        diagonal.map_rows_(images, batch, self.table(0), self.table(2), algebra=self.algebra, columns=(0, 2))
 
     def add_gradients(self, batch: Tensor, **options: Any) -> None:
         own: dict[str, Any] = {"relations": self.relation_table.row_gradients, "algebra": self.algebra}

@@ -2,16 +2,15 @@
 
 It also trains tables that are split by rows over processes, whose number changes the order of some sums alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from dualkg.errors import RequestError
 from dualkg.losses.base import BoundLoss
 from dualkg.losses.negative_sampling import BoundSampledLoss
 from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll, BoundSampledSoftmax
-from dualkg.models.base import Factors, Model
+from dualkg.models.base import Model
 from dualkg.models.sharded import Shard, ShardedModel
 from dualkg.regularizers import Regularizer
 from dualkg.training.optimizers import AnyOptimizer
@@ -71,53 +70,10 @@ class ReferenceStep:
 # -- on tables that are split over processes --------------------------------------------------------------------------
 
 
-@dataclass(kw_only=True)
-class ShardedOneVsAll(BoundOneVsAll):
-    """1-vs-all of scores of which each process has the columns of its entities."""
-
-    shard: Shard
-
-    def _of_entities(self, scores: Tensor, answers: Tensor) -> Tensor:
-        losses = self.shard.log_normalizers(scores) - (1 - self.label_smoothing) * self.shard.at(scores, answers)
-        if self.label_smoothing:
-            losses = losses - self.label_smoothing * self.shard.sum_of_all(scores.sum(1)) / self.shard.num_entities
-        if self.entity_weights is None:
-            return losses.mean()
-        weights = self.entity_weights[answers]
-        return (weights * losses).sum() / weights.sum()
-
-
-@dataclass(kw_only=True)
-class ShardedKvsAll(BoundKvsAll):
-    """K-vs-all of scores of which each process has the columns of its entities."""
-
-    shard: Shard
-
-    def __call__(self, model: Model, f: Factors) -> Tensor:
-        scores = model.tail_scores(self.dropouts(f))
-        found = self.answers.of(f.heads, f.relations, capacity=self.max_answers)
-        counts = found.counts.to(scores.dtype)
-        weights = counts**self.count_exponent
-        normalizers = self.shard.log_normalizers(scores)
-        if self.label_smoothing:
-            mean = self.shard.sum_of_all(scores.sum(1)) / self.shard.num_entities
-            normalizers = normalizers - self.label_smoothing * mean
-        positions = self.shard.positions(found.entities)
-        here = found.valid & (positions >= 0)
-        shares = torch.where(here, (weights / counts)[found.queries], 0)
-        at_answers = scores.sum() * 0
-        if scores.shape[1]:
-            at_answers = (shares * scores[found.queries, positions.clamp(min=0)]).sum()
-        gained = (1 - self.label_smoothing) * self.shard.sum_of_all(at_answers)
-        return ((weights * normalizers).sum() - gained) / weights.sum()
-
-
 def sharded_loss(loss: BoundLoss, shard: Shard) -> BoundLoss:
     """The same loss for a `ShardedModel`. Losses of sampled negatives need no change: each owner scores its own."""
-    if type(loss) is BoundOneVsAll:
-        return ShardedOneVsAll(**vars(loss), shard=shard)
-    if type(loss) is BoundKvsAll:
-        return ShardedKvsAll(**vars(loss), shard=shard)
+    if type(loss) is BoundOneVsAll or type(loss) is BoundKvsAll:
+        return replace(loss, shard=shard)
     if isinstance(loss, (BoundSampledLoss, BoundSampledSoftmax)):
         return loss
     raise RequestError(f"{type(loss).__name__} is a loss that cannot be trained on several processes.")

@@ -85,11 +85,12 @@ def _add_rows(rows, stamps, now, row, coordinate, dim, gradient, NUM: tl.constex
 def _map(
     output,
     batch,
-    table,
-    relations,
+    left_table,
+    right_table,
     dim,
     stride,
-    COLUMN: tl.constexpr,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
     NUM: tl.constexpr,
     TIMES: tl.constexpr,
     CONJUGATE: tl.constexpr,
@@ -97,34 +98,14 @@ def _map(
 ):
     triple = tl.program_id(0)
     coordinate = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    x = _load(table, tl.load(batch + triple * 3 + COLUMN), coordinate, dim, dim * NUM, NUM)
-    r = _load(relations, tl.load(batch + triple * 3 + 1), coordinate, dim, dim * NUM, NUM)
-    if COLUMN == 2:
+    x = _load(left_table, tl.load(batch + triple * 3 + LEFT), coordinate, dim, dim * NUM, NUM)
+    r = _load(right_table, tl.load(batch + triple * 3 + RIGHT), coordinate, dim, dim * NUM, NUM)
+    if LEFT == 2:
         r = CONJUGATE(r)
+    if RIGHT == 2:
+        x = CONJUGATE(x)
     mapped = TIMES(x, r)
     start = output + triple.to(tl.int64) * stride + coordinate
-    for part in tl.static_range(NUM):
-        tl.store(start + part * dim, mapped[part].to(output.dtype.element_ty), mask=coordinate < dim)
-
-
-@triton.jit
-def _pair(
-    output,
-    batch,
-    head_table,
-    tail_table,
-    dim,
-    NUM: tl.constexpr,
-    TIMES: tl.constexpr,
-    CONJUGATE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    triple = tl.program_id(0)
-    coordinate = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    h = _load(head_table, tl.load(batch + triple * 3), coordinate, dim, dim * NUM, NUM)
-    t = _load(tail_table, tl.load(batch + triple * 3 + 2), coordinate, dim, dim * NUM, NUM)
-    mapped = TIMES(CONJUGATE(h), t)
-    start = output + triple.to(tl.int64) * dim * NUM + coordinate
     for part in tl.static_range(NUM):
         tl.store(start + part * dim, mapped[part].to(output.dtype.element_ty), mask=coordinate < dim)
 
@@ -222,19 +203,16 @@ def num_blocks(dim: int) -> int:
 
 
 def map_rows_(
-    output: Tensor, batch: Tensor, table: Tensor, relations: Tensor, *, algebra: Algebra, column: int
+    output: Tensor, batch: Tensor, left: Tensor, right: Tensor, *, algebra: Algebra, columns: tuple[int, int]
 ) -> None:
-    """Write h R (column 0), or t Rᵀ (column 2), of a contiguous batch of triples into rows of `output`."""
-    dim = table.shape[1] // algebra[0]
+    """Write products of the rows of two columns of a contiguous batch of triples into rows of `output`.
+
+    Columns (0, 1) are h R, (2, 1) are t Rᵀ, and (0, 2) are h̄·t: ⟨h r, t⟩ is ⟨r, h̄·t⟩.
+    """
+    dim = left.shape[1] // algebra[0]
     _map[(len(batch), num_blocks(dim))](
-        output, batch, table, relations, dim, output.stride(0), column, *algebra, BLOCK=BLOCK
+        output, batch, left, right, dim, output.stride(0), *columns, *algebra, BLOCK=BLOCK
     )
-
-
-def map_pairs_(output: Tensor, batch: Tensor, heads: Tensor, tails: Tensor, *, algebra: Algebra) -> None:
-    """Write h̄·t of a contiguous batch into rows of `output`: ⟨h r, t⟩ is ⟨r, h̄·t⟩."""
-    dim = heads.shape[1] // algebra[0]
-    _pair[(len(batch), num_blocks(dim))](output, batch, heads, tails, dim, *algebra, BLOCK=BLOCK)
 
 
 def add_gradients_(
