@@ -50,7 +50,6 @@ def _map(
     dim,
     TRANSPOSED: tl.constexpr,
     GATHER: tl.constexpr,
-    SCATTER: tl.constexpr,
     BF16: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
@@ -84,12 +83,12 @@ def _map(
                 m = tl.load(matrix + inner[:, None] * dim + column[None, :], mask=inside, other=0.0)
             summed = tl.dot(x, m, summed)
         inside = there[:, None] & (column < dim)[None, :]
-        if SCATTER:
+        if GATHER:
+            tl.store(output + triple[:, None].to(tl.int64) * dim + column[None, :], summed, mask=inside)
+        else:
             target = tl.load(ids + triple * id_stride, mask=there, other=0)
             at = rows + target[:, None].to(tl.int64) * dim + column[None, :]
             tl.atomic_add(at, summed, mask=inside, sem="relaxed")
-        else:
-            tl.store(output + triple[:, None].to(tl.int64) * dim + column[None, :], summed, mask=inside)
         if BF16:
             at = bf16_output + triple[:, None].to(tl.int64) * bf16_stride + column[None, :]
             tl.store(at, summed.to(bf16_output.dtype.element_ty), mask=inside)
@@ -114,7 +113,7 @@ def map_rows_(
     dim = vectors.shape[1]
     inputs = (vectors, ids, ids.stride(0), matrices, *groups, vectors if output is None else output)
     rounded = (vectors, 0) if bf16_output is None else (bf16_output, bf16_output.stride(0))
-    flags = (transposed, rows is None, rows is not None, bf16_output is not None)
+    flags = (transposed, rows is None, bf16_output is not None)
     _map[(triton.cdiv(dim, TILE), PROGRAMS_PER_RELATION, len(groups.starts) - 1)](
         *inputs, *rounded, vectors if rows is None else rows, dim, *flags, ROWS, INNER, TILE, PROGRAMS_PER_RELATION
     )
