@@ -396,8 +396,7 @@ def quantization_rows(results: Results) -> Iterator[list[str]]:
 def measure_inductive(config: Config, graph: kg.Graph) -> Iterator[Results]:
     """Held-out entities embedded from a few of their triples, against training again with these triples."""
     config.log(f"{STUDIED.name} on {graph.name}: trained with and without 5 % of the entities.")
-    recipe = recipe_of(STUDIED, graph.name)
-    return study_inductive(graph, recipe, seeds=range(config.seeds), device=config.device)
+    return study_inductive(graph, recipe_of(STUDIED, graph.name), seeds=range(config.seeds), device=config.device)
 
 
 def study_inductive(

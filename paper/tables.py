@@ -169,7 +169,8 @@ class Study:
 
     The docstring of `measure` is the help of its command. It returns or yields results; with them the figure, where
     this shows data that the results do not contain, such as positions in the plane. The texts of a table are in
-    tables.toml, with fields for the graph, the results and `fields` of these; `further` has the rows of other tables.
+    tables.toml, with fields for the graph, the results and `fields` of these; where it has no columns there, they are
+    the first of its rows. `further` has the rows of other tables by the names of their texts.
     """
 
     name: str
