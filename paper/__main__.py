@@ -191,8 +191,7 @@ def train_trial(settings: dict[str, Any], graph: kg.Graph, *, device: str | None
 def show(shown: Sequence[Table]) -> cli.Output:
     yield cli.Result([table.as_dict() for table in shown])
     for table in shown:
-        cli.stdout.print(f"
-[bold]{escape(table.title)}[/bold]")
+        cli.stdout.print(f"\n[bold]{escape(table.title)}[/bold]")
         cli.print_table(table.columns, table.rows, left=table.num_left)
         for line in table.notes:
             cli.stdout.print(f"[dim]{escape(line)}[/dim]")
