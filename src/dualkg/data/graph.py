@@ -18,12 +18,12 @@ from dualkg.data import memory
 from dualkg.data.archives import check_parquet
 from dualkg.data.inspection import Inspection
 from dualkg.data.spill import is_mapped, release, slices, text_of
+from dualkg.data.splits import count_repeats as count_repeats
 from dualkg.data.triples import SPLITS as SPLITS
 from dualkg.data.triples import GraphShape as GraphShape
 from dualkg.data.triples import Notes as Notes
 from dualkg.data.triples import Split as Split
 from dualkg.data.triples import Triples as Triples
-from dualkg.data.triples import count_repeats as count_repeats
 from dualkg.data.triples import distinct_triples as distinct_triples
 from dualkg.data.triples import triple_keys as triple_keys
 from dualkg.data.vocabulary import Vocabulary
