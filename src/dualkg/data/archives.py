@@ -5,10 +5,13 @@ import gzip
 import hashlib
 import io
 import lzma
+import mmap
 import os
 import re
+import shutil
 import struct
 import tarfile
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -16,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -28,7 +31,7 @@ NOT_TRIPLES = ("readme", "license", "licence", "copying", "citation", "changelog
 BUFFER_SIZE = 1 << 20
 MAX_SIZE, MAX_RATIO = 16 << 30, 100  # bytes that a file may expand to, in all and for each byte that is stored
 FREE_SIZE = 16 << 20  # bytes that any file may expand to
-IN_MEMORY = 256 << 20  # larger archives are read again for each of their members
+IN_MEMORY = 256 << 20  # bytes of an archive; larger ones are decompressed into a temporary file
 
 COMPRESSIONS: dict[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
@@ -144,6 +147,16 @@ def cache_folder() -> Path:
     return Path(os.environ.get("DUALKG_CACHE") or pooch.os_cache("dualkg")).expanduser()
 
 
+def temporary_file() -> tuple[IO[bytes], str]:
+    """A file without a name in the cache folder, as /tmp may be in memory, or else in /tmp; and its folder."""
+    folder = cache_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryFile(dir=folder), str(folder)
+    except OSError:
+        return tempfile.TemporaryFile(), tempfile.gettempdir()
+
+
 def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list[Source]:
     """The source of a file, or those of the files inside a .zip or .tar archive.
 
@@ -242,52 +255,25 @@ def _zip_members(path: Path, _: int) -> dict[str, Callable[[], Any]]:
 def _tar_members(path: Path, limit: int) -> dict[str, Callable[[], Any]]:
     compression = next(kind for suffix, kind in TARS.items() if path.name.lower().endswith(suffix))
     whole = Source(str(path), path.name, compression, path, partial(path.open, "rb"), limit)
-    opener: Callable[[], Any] = whole.opener
-    if compression:
-        with whole.open() as stream:
-            content = stream.read(min(IN_MEMORY, limit + 1))
-            opener = whole.open if stream.peek(1) else partial(io.BytesIO, content)
-    members: dict[str, Callable[[], Any]] = {}
-    with opener() as file, tarfile.open(fileobj=file, mode="r|") as archive:
-        for member in archive:
-            if member.isreg() and not member.issparse():
-                members[member.name] = partial(_Member, opener, member.offset_data, member.size)
-        end = archive.offset
+    with whole.open() as stream:
+        content = _decompressed(stream, limit) if compression else pa.OSFile(str(path))
+    with tarfile.open(fileobj=content, mode="r:") as archive:
+        plain = [member for member in archive if member.isreg() and not member.issparse()]
+        content.seek(archive.offset)
     # tarfile reads a broken header as the end; a true end is followed by zeros alone.
-    with opener() as file:
-        _skip(file, end)
-        while block := file.read(BUFFER_SIZE):
-            if block.strip(b"\0"):
-                raise tarfile.ReadError("a broken header inside the archive")
-    return members
+    while block := content.read(BUFFER_SIZE):
+        if block.strip(b"\0"):
+            raise tarfile.ReadError("a broken header inside the archive")
+    return {member.name: partial(content.get_stream, member.offset_data, member.size) for member in plain}
 
 
-class _Member(io.RawIOBase):
-    """A member of a tar archive, which is read up to it unless it is plain or in memory."""
-
-    def __init__(self, opener: Callable[[], Any], start: int, size: int) -> None:
-        self._stream, self._left = opener(), size
-        _skip(self._stream, start)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        content = self._stream.read(min(len(buffer), self._left))
-        if not content and self._left and len(buffer):
-            raise EOFError("it ends early")
-        buffer[: len(content)] = content
-        self._left -= len(content)
-        return len(content)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-def _skip(stream: Any, size: int) -> None:
-    if stream.seekable():
-        stream.seek(size)
-        return
-    while size and (block := stream.read(min(size, BUFFER_SIZE))):
-        size -= len(block)
+def _decompressed(stream: io.BufferedReader, limit: int) -> pa.NativeFile:
+    """The content of a stream in memory or in a temporary file, to be read from any position."""
+    content = stream.read(min(IN_MEMORY, limit + 1))
+    if not stream.peek(1):
+        return pa.BufferReader(content)
+    with temporary_file()[0] as file:
+        file.write(content)
+        shutil.copyfileobj(stream, file, BUFFER_SIZE)
+        file.flush()
+        return pa.BufferReader(pa.py_buffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))

@@ -6,16 +6,15 @@ partition, a range of hashes, of which each is small enough to be read into memo
 
 import mmap
 import os
-import tempfile
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dualkg.data.archives import cache_folder
+from dualkg.data.archives import temporary_file
 from dualkg.data.triples import NO_TRIPLES, Triples
 
 NUM_PARTITIONS = 256  # at most, as their numbers are bytes
@@ -54,7 +53,7 @@ class Column:
 
     def __init__(self, dtype: npt.DTypeLike, size: int = 0) -> None:
         self.dtype, self.size = np.dtype(dtype), size
-        self._file, self._folder = _temporary_file()
+        self._file, self._folder = temporary_file()
         weakref.finalize(self, self._file.close)
         if size:
             self._call(os.posix_fallocate, 0, size * self.dtype.itemsize)
@@ -79,16 +78,6 @@ class Column:
         except OSError as error:
             hint = "for temporary files of a graph larger than memory; DUALKG_CACHE may name another folder"
             raise OSError(error.errno, f"{error.strerror} {hint}", self._folder) from None
-
-
-def _temporary_file() -> tuple[IO[bytes], str]:
-    """A file in the cache folder, as /tmp may be in memory, or else in /tmp; and its folder."""
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryFile(dir=folder, buffering=0), str(folder)
-    except OSError:
-        return tempfile.TemporaryFile(buffering=0), tempfile.gettempdir()
 
 
 def spilled(parts: Iterable[Array], dtype: npt.DTypeLike) -> Array:

@@ -202,13 +202,15 @@ def test_an_ordinary_file_of_any_size_is_read(kit, write: Write, small_limits) -
     assert one_source(write("mine.tsv", LINES), max_size=1).checksum() == hashlib.sha256(LINES).hexdigest()
 
 
+@pytest.mark.parametrize("in_memory", [archives.IN_MEMORY, 1000])
 @pytest.mark.parametrize("compression", ["", *archives.COMPRESSIONS])
-def test_a_large_tar_is_read_as_a_small_one_is(kit, write: Write, monkeypatch, compression: str) -> None:
+def test_members_of_a_tar(kit, write: Write, monkeypatch, compression: str, in_memory: int) -> None:
+    monkeypatch.setattr(archives, "IN_MEMORY", in_memory)
     members = {"train.tsv": TSV, "empty.txt": b"", "more/valid.tsv.gz": kit.compressed(TSV[:60], ".gz")}
     path = write(f"mine.tar{compression}", kit.tarred(members, compression))
-    small = {source.name: source.checksum() for source in find_sources(path)}
-    monkeypatch.setattr(archives, "IN_MEMORY", 1000)
-    assert {source.name: source.checksum() for source in find_sources(path)} == small
+    found = {source.name: source.checksum() for source in find_sources(path)}
+    contents = {"train.tsv": TSV, "empty.txt": b"", "more/valid.tsv.gz": TSV[:60]}
+    assert found == {f"{path}:{name}": hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     cut = path.read_bytes()[: -len(path.read_bytes()) // 2]
     with pytest.raises(DataError, match=DAMAGED):
         [source.checksum() for source in find_sources(write(f"cut.tar{compression}", cut))]
