@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from dualkg.data.archives import read_parquet
 from dualkg.errors import RequestError
 from dualkg.extras import optional_import
 from dualkg.files import atomic_write
@@ -133,7 +134,7 @@ def save_map(positions: Vectors, path: Path) -> None:
 def load_map(path: Path, num_entities: int) -> Vectors:
     """Read positions that `save_map` wrote."""
     try:
-        table = pq.ParquetFile(path).read()
+        table = read_parquet(path)
         positions = np.stack([table[name].to_numpy() for name in ("x", "y")], axis=1).astype(np.float64)
         if len(positions) != num_entities:
             raise ValueError(f"it has {len(positions):,} positions and the graph {num_entities:,} entities")

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from dualkg.data.archives import read_parquet
 from dualkg.data.graph import Graph, Split, Triples
 from dualkg.errors import RequestError
 from dualkg.evaluation.comparison import Floats, stack_mean_ranks
@@ -37,7 +37,7 @@ def load_recorded_ranks(folder: Path, seeds: Sequence[int]) -> Floats:
     """The rank of every test query, `(num_seeds, 2, num_triples)`, tail queries first."""
     path = folder / "ranks.parquet"
     try:
-        table = pq.read_table(path)
+        table = read_parquet(path)
         columns = [table[f"seed-{seed}"].to_numpy() for seed in seeds]
     except (pa.ArrowInvalid, OSError, KeyError) as error:
         raise RequestError(f"{path} cannot be read: {error}. Move the record away and record the runs again.") from None

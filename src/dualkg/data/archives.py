@@ -22,6 +22,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from dualkg.errors import DataError, RequestError, did_you_mean
 
@@ -171,11 +172,16 @@ def find_sources(path: str | Path, *, max_size: int | str | None = None) -> list
     return [source]
 
 
-def check_parquet(path: Path, about: Any) -> None:
-    """Refuse a file whose metadata name far more rows than it can hold: a few bytes can stand for any number."""
-    limit = max(FREE_SIZE, MAX_RATIO * _size_of(path))
-    if parquet_size(about) > limit:
-        raise DataError(f"{path} expands to more than {limit >> 20:,} MiB, far more than it holds. Make it again.")
+def read_parquet(path: Path) -> pa.Table:
+    """Read a Parquet file, but none whose metadata name far more rows than it can hold: few bytes can stand for many.
+
+    `pq.read_table` would load another library.
+    """
+    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        limit = max(FREE_SIZE, MAX_RATIO * _size_of(path))
+        if parquet_size(file.metadata) > limit:
+            raise DataError(f"{path} expands to more than {limit >> 20:,} MiB, far more than it holds. Make it again.")
+        return file.read()
 
 
 def parquet_size(about: Any) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dualkg.data import memory
-from dualkg.data.archives import check_parquet
+from dualkg.data.archives import read_parquet
 from dualkg.data.inspection import Inspection
 from dualkg.data.spill import is_mapped, release, slices, text_of
 from dualkg.data.splits import count_repeats as count_repeats
@@ -221,25 +220,14 @@ def load_saved_graph(folder: Path) -> Graph:
             raise TypeError("graph.json has other values than names, sentences and counts")
         about["notes"] = Notes(notes["duplicates"], notes["overlaps"], tuple(notes["remarks"]))
         suffixes = ("parquet", "parquet") if saved == FORMAT else ("arrow", "npy")
-        with _system_memory_pool():
-            about["entities"] = _load_vocabulary(folder / f"entities.{suffixes[0]}", "entity")
-            about["relations"] = _load_vocabulary(folder / f"relations.{suffixes[0]}", "relation")
-            shape = len(about["entities"]), len(about["relations"]), len(about["entities"])
-            about |= {split: _load_triples(folder / f"{split}.{suffixes[1]}", shape) for split in SPLITS}
+        about["entities"] = _load_vocabulary(folder / f"entities.{suffixes[0]}", "entity")
+        about["relations"] = _load_vocabulary(folder / f"relations.{suffixes[0]}", "relation")
+        shape = len(about["entities"]), len(about["relations"]), len(about["entities"])
+        about |= {split: _load_triples(folder / f"{split}.{suffixes[1]}", shape) for split in SPLITS}
+        pa.default_memory_pool().release_unused()  # which may be more than a small graph takes
         return Graph(**about)
     except (KeyError, TypeError, AttributeError, IndexError, RecursionError, DataError, pa.ArrowException) as error:
         raise ValueError(f"{folder} is damaged ({error})") from error
-
-
-@contextmanager
-def _system_memory_pool() -> Iterator[None]:
-    """Return memory to the system after reading: Arrow's default pool keeps more than a small graph takes."""
-    before = pa.default_memory_pool()
-    pa.set_memory_pool(pa.system_memory_pool())
-    try:
-        yield
-    finally:
-        pa.set_memory_pool(before)
 
 
 def _write(columns: dict[str, pa.Array], path: Path, *, use_dictionary: bool) -> None:
@@ -254,16 +242,9 @@ def _write_mapped(columns: dict[str, pa.Array], path: Path) -> None:
         writer.write_batch(batch)
 
 
-def _read_table(path: Path) -> pa.Table:
-    if path.suffix == ".arrow":
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:  # `read_table` would load another library
-        check_parquet(path, file.metadata)
-        return file.read()
-
-
 def _load_vocabulary(path: Path, kind: str) -> Vocabulary:
-    table = _read_table(path)
+    mapped = path.suffix == ".arrow"
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all() if mapped else read_parquet(path)
     chunks = {name: table[name].chunks for name in table.column_names}
     columns = {name: found[0] if len(found) == 1 else table[name].combine_chunks() for name, found in chunks.items()}
     if any(column.type not in TEXT for column in columns.values()) or columns["name"].null_count:
@@ -278,7 +259,7 @@ def _load_triples(path: Path, shape: tuple[int, int, int]) -> Triples:
     if path.suffix == ".npy":
         triples: Triples = np.load(path, mmap_mode="c", allow_pickle=False)  # PyTorch takes no read-only arrays
     else:
-        table = _read_table(path)
+        table = read_parquet(path)
         triples = np.stack([table[name].to_numpy() for name in COLUMNS], axis=1)
     if triples.dtype != np.int32 or triples.ndim != 2 or triples.shape[1] != len(COLUMNS):
         raise ValueError(f"{path} is damaged: it should hold triples")

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from dualkg.data.archives import FREE_SIZE, MAX_RATIO, check_parquet
+from dualkg.data.archives import FREE_SIZE, MAX_RATIO, read_parquet
 from dualkg.data.graph import Graph, Split
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
@@ -121,9 +120,7 @@ def read_candidates(path: str | Path, graph: Graph, *, split: Split = "test") ->
 
 def _read_parquet(path: Path) -> pa.Table:
     try:
-        with pq.ParquetFile(path) as file:
-            check_parquet(path, file.metadata)
-            return file.read()
+        return read_parquet(path)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path} cannot be read as Parquet: {error}.") from None
 

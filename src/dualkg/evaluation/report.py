@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dualkg.data.archives import check_parquet
+from dualkg.data.archives import read_parquet
 from dualkg.data.filters import KnownAnswers
 from dualkg.data.graph import Graph, Split
 from dualkg.data.inspection import CARDINALITIES, cardinalities
@@ -235,9 +235,7 @@ def save_ranks(ranks: Ranks, path: Path) -> None:
 def load_ranks(path: Path) -> Ranks:
     """Read what `save_ranks` wrote; a damaged file is refused."""
     try:
-        with pq.ParquetFile(path) as file:
-            check_parquet(path, file.metadata)
-            table = file.read()
+        table = read_parquet(path)
         half = table.num_rows // 2
         column = {name: table[name].to_numpy() for name in table.column_names if name != "direction"}
         triples = np.stack([column[name][:half] for name in ("head", "relation", "tail")], axis=1)
