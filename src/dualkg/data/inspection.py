@@ -22,6 +22,7 @@ MIN_COMMON = 5  # entity pairs; fewer in common may be chance
 MAX_LEAKED = 0.1  # the share of leaked triples in valid or test from which there is a warning
 MAX_UNSEEN = 0.05  # the share of triples in valid or test with unseen entities or relations, likewise
 NUM_HUBS = 5
+HELD_OUT = ("valid", "test")
 
 
 @dataclass(frozen=True)
@@ -159,16 +160,10 @@ class Inspection:
                 found[kind] = {"relations": len(rows), **numbers}
         return found
 
-    @cached_property
+    @property
     def redundant(self) -> list[RedundantRelations]:
         """Duplicate, inverse and symmetric relations, those that leak most of test first."""
-        rows = []
-        for number, (opposite, one, other, common) in enumerate(self._redundant.T.tolist()):
-            kind = "symmetric" if one == other else "inverse" if opposite else "duplicate"
-            overlap = common / int(self._sizes[one]), common / int(self._sizes[other])
-            leaked = {split: int(by_row[number]) for split, (_, by_row) in self._leaks.items()}
-            rows.append(RedundantRelations(kind, self.relations[one], self.relations[other], common, overlap, leaked))
-        return sorted(rows, key=lambda row: (-row.leaked["test"], -row.common))
+        return self._leakage[0]
 
     @cached_property
     def held_out(self) -> dict[str, HeldOut]:
@@ -177,7 +172,7 @@ class Inspection:
         num_in_train = np.bincount(in_train // max(len(self.relations), 1), minlength=2 * len(pairs))
         seen, seen_relation = self._occurring("train")
         found = {}
-        for split, (by_kind, _) in self._leaks.items():
+        for split, by_kind in self._leakage[1].items():
             head, relation, tail = self.triples[split].T
             entities, relations = self._occurring(split)
             copies, ordered = is_among(keys[split], in_train), keys[split] // max(len(self.relations), 1)
@@ -299,7 +294,7 @@ class Inspection:
         """
         size, sizes = max(len(self.relations), 1), self._sizes
         pair, directed = np.divmod(self._without_loops, 2 * size)
-        codes, numbers = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        codes = [np.zeros(0, dtype=np.int64)]
         left, distance = np.arange(len(pair)), 0
         while len(left):
             distance += 1
@@ -309,51 +304,43 @@ class Inspection:
             opposite, first, second = (first < size) & (second >= size), first % size, second % size
             low, high = np.minimum(first, second), np.maximum(first, second)
             similar = np.minimum(sizes[low], sizes[high]) >= MIN_OVERLAP * np.maximum(sizes[low], sizes[high])
-            found = np.unique(((opposite * size + low) * size + high)[similar], return_counts=True)
-            codes.append(found[0])
-            numbers.append(found[1])
-        distinct, where = np.unique(np.concatenate(codes), return_inverse=True)
-        common = np.bincount(where.reshape(-1), weights=np.concatenate(numbers), minlength=len(distinct))
+            codes.append(((opposite * size + low) * size + high)[similar])
+        distinct, common = np.unique(np.concatenate(codes), return_counts=True)
         rest, other = np.divmod(distinct, size)
         opposite, one = np.divmod(rest, size)
         # Of a symmetric relation both triples of a pair count.
-        return np.stack([opposite, one, other, np.where(one == other, 2, 1) * common.astype(np.int64)])
+        return np.stack([opposite, one, other, np.where(one == other, 2, 1) * common])
 
     @cached_property
-    def _redundant(self) -> Ids:
-        """The columns of `_overlaps` that are large enough."""
+    def _leakage(self) -> tuple[list[RedundantRelations], dict[str, dict[str, Flags]]]:
+        """The redundant relations; and for valid and test, by kind, whether each triple has a counterpart in train."""
+        kinds, rows_of, rows = ("duplicate", "inverse", "symmetric"), {}, []
+        flags = {split: {kind: np.zeros(len(self.triples[split]), bool) for kind in kinds} for split in HELD_OUT}
+        for split in HELD_OUT:
+            ends = np.cumsum(np.bincount(self.triples[split][:, 1], minlength=len(self.relations)))[:-1]
+            rows_of[split] = np.split(np.argsort(self.triples[split][:, 1], kind="stable"), ends)  # by relation
         _, one, other, common = self._overlaps
-        least = MIN_OVERLAP * np.maximum(self._sizes[one], self._sizes[other])
-        return self._overlaps[:, (common >= least) & (common >= MIN_COMMON)]
+        enough = common >= np.maximum(MIN_COMMON, MIN_OVERLAP * np.maximum(self._sizes[one], self._sizes[other]))
+        for opposite, one, other, common in self._overlaps[:, enough].T.tolist():
+            kind, leaked = "symmetric" if one == other else "inverse" if opposite else "duplicate", dict[str, int]()
+            for split in HELD_OUT:
+                found = [
+                    self._with_counterpart(split, rows_of[split][relation], counterpart, opposite)
+                    for relation, counterpart in {(one, other), (other, one)}  # each of the two gives away the other
+                ]
+                flags[split][kind][np.concatenate(found)] = True
+                leaked[split] = sum(map(len, found))
+            overlap = common / int(self._sizes[one]), common / int(self._sizes[other])
+            rows.append(RedundantRelations(kind, self.relations[one], self.relations[other], common, overlap, leaked))
+        return sorted(rows, key=lambda row: (-row.leaked["test"], -row.common)), flags
 
-    @cached_property
-    def _leaks(self) -> dict[str, tuple[dict[str, Flags], Ids]]:
-        """For valid and test: by kind, whether each triple leaks; and how many leak by each column of `_redundant`."""
-        opposite, one, other, _ = self._redundant
-        both = np.flatnonzero(one != other)  # each of the two gives away the other
-        column = np.concatenate([np.arange(len(one)), both])
-        source, target = np.concatenate([one, other[both]]), np.concatenate([other, one[both]])
-        order = np.argsort(source, kind="stable")
-        column, source, target = column[order], source[order], target[order]
-        found = {}
-        for split in ("valid", "test"):
-            triples, (ordered, relation) = (
-                self.triples[split],
-                np.divmod(self._pairs_and_keys[1][split], self._width // 2),
-            )
-            first, last = (np.searchsorted(source, relation, side=side) for side in ("left", "right"))
-            numbers = np.where(triples[:, 0] == triples[:, 2], 0, last - first)
-            triple = np.repeat(np.arange(len(triples)), numbers)
-            entry = np.arange(len(triple)) + np.repeat(first - np.cumsum(numbers) + numbers, numbers)
-            counterpart = (ordered[triple] ^ opposite[column[entry]]) * (self._width // 2) + target[entry]
-            hits = is_among(counterpart, self._distinct["train"])
-            triple, entry = triple[hits], entry[hits]
-            kind = np.where(source[entry] == target[entry], 2, opposite[column[entry]])
-            by_kind = {name: np.zeros(len(triples), dtype=bool) for name in ("duplicate", "inverse", "symmetric")}
-            for number, flags in enumerate(by_kind.values()):
-                flags[triple[kind == number]] = True
-            found[split] = by_kind, np.bincount(column[entry], minlength=len(one)).astype(np.int64)
-        return found
+    def _with_counterpart(self, split: str, rows: Ids, relation: int, opposite: int) -> Ids:
+        """Those of some rows, without self-loops, that train has with another relation, in the same or the opposite
+        direction.
+        """
+        rows, size = rows[self.triples[split][rows, 0] != self.triples[split][rows, 2]], len(self.relations)
+        counterparts = (self._pairs_and_keys[1][split][rows] // size ^ opposite) * size + relation
+        return rows[is_among(counterparts, self._distinct["train"])]
 
 
 def connected_components(one: Ids, other: Ids, num_nodes: int) -> Ids:
