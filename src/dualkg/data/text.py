@@ -228,10 +228,10 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
     )
     with source.open() as stream:
         stream.read(len(codecs.BOM_UTF8) if stream.peek(3).startswith(codecs.BOM_UTF8) else 0)
-        parts, last = _Parts(stream, layout.separator), list[str]()
-        for_arrow = _for_arrow(parts)
+        parts: Any = _Parts(stream, layout.separator)
+        last: list[str] = []
         try:
-            with pa.csv.open_csv(for_arrow, *options) as blocks:
+            with pa.csv.open_csv(parts, *options) as blocks:
                 for block in blocks:
                     if reader:
                         columns = [reader.strip(column) for column in block.columns]
@@ -245,8 +245,8 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
             if "Could not skip" in str(error):  # the header ends with the file
                 return
             error.__traceback__ = None  # its frames have the stream
-            used = weakref.ref(for_arrow)
-            for_arrow = blocks = None
+            used = weakref.ref(parts)
+            parts = blocks = None
             for _ in range(200):
                 if used() is None:
                     break
@@ -259,42 +259,30 @@ def _blocks(source: Source, layout: Layout, reader: Reader | None = None) -> Ite
 
 
 class _Parts(io.RawIOBase):
-    """A stream in large parts, its quotes counted; of columns separated by blanks, whole lines with tabs instead."""
+    """A stream in large parts, its quotes counted; of columns separated by blanks, whole lines with tabs instead.
+
+    After an error, threads of Arrow may drop what they have read. If Python ends meanwhile, and they have objects of
+    Python, the process is aborted: so they read into memory of Arrow.
+    """
 
     def __init__(self, stream: Any, separator: str) -> None:
         self._stream, self._separator = stream, separator
         self.num_quotes = 0
-        self.waiting: list[bytes] = []
 
     def readable(self) -> bool:
         return True
 
-    def read(self, size: int = -1, /) -> bytes:
-        if self.waiting:
-            return self.waiting.pop(0)
+    def read_buffer(self, size: int = -1, /) -> pa.Buffer:
         content: bytes = self._stream.read(BLOCK_SIZE)
         if self._separator == " ":
             if content and not content.endswith(b"\n"):
                 content += self._stream.readline()
-            return b"\n".join(re.sub(rb"[ \t]+", b"\t", line.strip(b" \t\r")) for line in content.split(b"\n"))
-        if self._separator != "\t":
+            content = b"\n".join(re.sub(rb"[ \t]+", b"\t", line.strip(b" \t\r")) for line in content.split(b"\n"))
+        elif self._separator != "\t":
             self.num_quotes += content.count(b'"')
-        return content
-
-
-def _for_arrow(parts: _Parts) -> Any:
-    """A stream for Arrow, in its own memory if it is small.
-
-    After an error, threads of Arrow may drop what they have read. If Python ends meanwhile, and they have objects of
-    Python, the process is aborted.
-    """
-    first, more = parts.read(), parts.read()
-    if more:
-        parts.waiting = [first, more]
-        return parts
-    buffer = pa.allocate_buffer(len(first))
-    memoryview(buffer).cast("B")[:] = first
-    return pa.BufferReader(buffer)
+        buffer = pa.allocate_buffer(len(content))
+        memoryview(buffer).cast("B")[:] = content
+        return buffer
 
 
 # -- errors -------------------------------------------------------------------------------------------------

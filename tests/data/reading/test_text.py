@@ -2,6 +2,7 @@
 
 import codecs
 import io
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -326,10 +327,27 @@ def test_bad_labels_are_named_by_line(write: Write, content: bytes, expected: st
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 9, 30])
-def test_a_small_file_is_read_from_memory_of_arrow(size, monkeypatch):
+def test_a_file_is_read_into_memory_of_arrow(size, monkeypatch):
     """After an error, a thread of Arrow that holds an object of Python would abort a process that ends."""
     monkeypatch.setattr(text, "BLOCK_SIZE", 8)
     content = bytes(range(size))
-    found = text._for_arrow(text._Parts(io.BytesIO(content), "\t"))
-    assert isinstance(found, pa.BufferReader) == (size <= 8)
-    assert b"".join(iter(lambda: found.read(8), b"")) == content
+    parts = text._Parts(io.BytesIO(content), "\t")
+    found = list(iter(parts.read_buffer, pa.py_buffer(b"")))
+    assert b"".join(map(bytes, found)) == content
+    assert all(buffer.is_mutable for buffer in found)  # of Python's bytes it is not
+
+
+def test_arrow_drops_a_file_with_an_error(kit, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[text._Parts]] = []
+    parts_of = text._Parts
+
+    def make(stream: io.BufferedReader, separator: str) -> text._Parts:
+        parts = parts_of(stream, separator)
+        made.append(weakref.ref(parts))
+        return parts
+
+    monkeypatch.setattr(text, "_Parts", make)
+    monkeypatch.setattr(text, "BLOCK_SIZE", 4096)
+    for number in (1, 1000):
+        assert "found 2" in sentence(kit, write("mine.tsv", b"a\tr\tb\n" * number + b"a\tb\n" + b"a\tr\tb\n" * 1000))
+    assert [used() for used in made] == [None, None]
