@@ -10,11 +10,10 @@ from threading import Thread
 
 import pytest
 
-from dualkg.data import catalogue as module
+from dualkg.data import loading as module
 from dualkg.data.archives import cache_folder
-from dualkg.data.catalogue import Entry, catalogue, fetch, find_entry
 from dualkg.data.graph import SPLITS
-from dualkg.data.loading import load_graph
+from dualkg.data.loading import Entry, catalogue, fetch, find_entry, load_graph
 from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import compressed, tarred, zipped
 

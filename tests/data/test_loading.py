@@ -10,9 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dualkg.data import loading
-from dualkg.data.catalogue import catalogue
 from dualkg.data.graph import SPLITS, Graph
-from dualkg.data.loading import load_graph, parse_split
+from dualkg.data.loading import catalogue, load_graph, parse_split
 from dualkg.errors import DataError, RequestError
 from tests.data.reading.conftest import compressed, tarred, zipped
 

@@ -144,8 +144,7 @@ def _marked(prediction: Any) -> Text:
 @cli.command(threads=False, trust_code=False)
 def datasets() -> cli.Output:
     """List the graphs that can be loaded by name."""
-    from dualkg.data.catalogue import catalogue
-    from dualkg.data.loading import BUNDLED, data_folder, load_graph, names_in_data_folder
+    from dualkg.data.loading import BUNDLED, catalogue, data_folder, load_graph, names_in_data_folder
 
     local, folder = {name.casefold(): name for name in names_in_data_folder()}, str(data_folder())
     bundled = {"licence": "CC BY 4.0", "from": "bundled", "about": "countries, cities, languages"}

@@ -1,18 +1,19 @@
-"""From a name or a path to a graph: find its files, read them, and cache the graph by their content."""
+"""From a name or a path to a graph: find or download its files, read them, and cache the graph by their content."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Iterable
-from contextlib import nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
 
-from dualkg.data import catalogue
 from dualkg.data.archives import (
     COMPRESSIONS,
     TARS,
@@ -24,7 +25,6 @@ from dualkg.data.archives import (
     one_source,
     only_triples,
 )
-from dualkg.data.catalogue import Entry, find_entry
 from dualkg.data.encoding import OPENKE, read_triples
 from dualkg.data.graph import FORMAT, SPLITS, Graph, load_saved_graph, save_graph
 from dualkg.data.memory import advice_for
@@ -39,6 +39,7 @@ ARCHIVE_SUFFIXES = (*TARS, ".zip")
 READING = 2  # increased when the same bytes are read in another way
 SPLIT_WORDS = {"train": "train", "valid": "valid", "validation": "valid", "dev": "valid", "test": "test"}
 
+OFFLINE = " To work offline, put its archive into a folder and name that folder in the variable DUALKG_DATA."
 OPENKE_FILES = {f"{name}2id.txt": name for name in SPLITS} | {f"{name}.txt": name for name in OPENKE}
 
 
@@ -84,7 +85,7 @@ def load_graph(
     if found is None:
         shutil.rmtree(cached, ignore_errors=True)  # damaged or of an older version: it is written again
         labels_read = read_labels(location.labels) if location.labels else {}
-        with catalogue.discard_on_error(location.entry) if location.entry and location.fetched else nullcontext():
+        with _discard_on_error(location.entry, location.where):
             found = _read(location, columns, delimiter, splitting, labels_read).with_fingerprint()
         if location.source != BUNDLED:
             with suppress(OSError):  # loading works without a writable cache
@@ -113,9 +114,9 @@ def _read(
     where, advice = location.single.name if location.single else location.where, "a folder with train, valid and test"
     graph = Graph(**graph_fields(read, location.name, splitting, labels=labels, where=where, advice=advice))
     if entry:
-        catalogue.check(entry, graph, location.files, location.where)
+        _check_entry(entry, graph, location.files, location.where)
     elif as_published:
-        entry = catalogue.identify(graph, location.files)
+        entry = _identify(graph, location.files)
     return replace(graph, name=entry.name, catalogued=True) if entry else graph
 
 
@@ -137,10 +138,6 @@ class Location:
     def single(self) -> Source | None:
         return self.files.get("triples")
 
-    @property
-    def fetched(self) -> bool:
-        return self.entry is not None and self.where == self.entry.address
-
 
 def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
     """Find a graph by its name, or by the path of a folder, an archive or a file of triples."""
@@ -153,7 +150,7 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
         return Location(BUNDLED, BUNDLED, BUNDLED, *_files_at(Path(str(resources.files("dualkg.data") / BUNDLED))))
     if is_name and (entry := find_entry(text)):
         found = _in_data_folder(entry.name)
-        files = _files_at(found, max_size) if found else _by_split(catalogue.fetch(entry), entry.address)
+        files = _files_at(found, max_size) if found else _by_split(fetch(entry), entry.address)
         return Location(entry.name, entry.name, str(found or entry.address), *files, entry)
     if _exists(path):
         at_path, name = _files_at(path, max_size), stem(path)
@@ -161,7 +158,7 @@ def locate(graph: str | Path, *, max_size: int | str | None = None) -> Location:
         return Location(name, text, str(path), *at_path, None if openke else find_entry(name))  # other bytes
     if is_name and (found := _in_data_folder(text)):
         return Location(text, text, str(found), *_files_at(found, max_size))
-    known = [BUNDLED, *catalogue.catalogue(), *names_in_data_folder()]
+    known = [BUNDLED, *catalogue(), *names_in_data_folder()]
     suggestion = did_you_mean(text, known)
     if not suggestion and _exists(path.parent) and path.parent.is_dir():
         suggestion = did_you_mean(path.name, [found.name for found in path.parent.iterdir()])
@@ -290,3 +287,114 @@ def _split_of(file_name: str) -> str | None:
 
 def _is_labels(file_name: str) -> bool:
     return file_name.lower().startswith("labels.")
+
+
+# -- the catalogue of public graphs -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A public graph. Checksums are of the split files, so that a repacked archive is recognized."""
+
+    name: str
+    about: str
+    address: str
+    counts: dict[str, int]
+    licence: str
+    sha256: dict[str, str] = field(default_factory=dict)
+    md5: dict[str, str] = field(default_factory=dict)
+    archive_sha256: str | None = None
+    note: str = ""
+
+
+@cache
+def catalogue() -> dict[str, Entry]:
+    """All entries by name."""
+    text = (resources.files("dualkg.data") / "catalogue.json").read_text(encoding="utf-8")
+    return {name: Entry(name=name, **facts) for name, facts in json.loads(text).items()}
+
+
+def find_entry(name: str) -> Entry | None:
+    """The entry of that name, case aside."""
+    return next((entry for entry in catalogue().values() if entry.name.casefold() == name.casefold()), None)
+
+
+def _identify(graph: Graph, sources: Mapping[str, Source]) -> Entry | None:
+    """The entry with the counts and checksums of this graph, if any."""
+    same_counts = [entry for entry in catalogue().values() if entry.counts == graph.counts]
+    if not same_counts or not sources.keys() >= set(SPLITS):
+        return None
+    sums = {split: sources[split].checksum() for split in SPLITS}
+    return next((entry for entry in same_counts if entry.sha256 == sums), None)
+
+
+def _check_entry(entry: Entry, graph: Graph, sources: Mapping[str, Source], where: str) -> None:
+    """Refuse a graph with the name of an entry and other counts or checksums."""
+    advice = "" if where == entry.address else f" If it is another graph, give {where} another name."
+    if not sources.keys() >= set(SPLITS):
+        raise DataError(f"{entry.name} has train, valid and test; {where} is one file of triples.{advice}")
+    for what, expected in entry.counts.items():
+        if graph.counts[what] != expected:
+            noun = f"{what} triples" if what in SPLITS else what
+            raise DataError(
+                f"{entry.name} should have {expected:,} {noun}; {where} has {graph.counts[what]:,}.{advice}"
+            )
+    for kind, sums in (("sha256", entry.sha256), ("md5", entry.md5)):
+        for split, expected_sum in sums.items():
+            found = sources[split].checksum(kind)
+            if found != expected_sum:
+                raise DataError(
+                    f"{sources[split].name} is not the {split} file of {entry.name}: its {kind} should begin with "
+                    f"{expected_sum[:12]} and begins with {found[:12]}.{advice}"
+                )
+
+
+def fetch(entry: Entry) -> list[Source]:
+    """Download the files of an entry once, and check their sha256 if it is known."""
+    if "{split}" in entry.address:
+        paths = [
+            _download(entry, entry.address.format(split=split), f"{entry.name}/{split}.txt", entry.sha256.get(split))
+            for split in SPLITS
+        ]
+    else:
+        paths = [_download(entry, entry.address, f"{entry.name}.tar.gz", entry.archive_sha256)]
+    with _discard_on_error(entry, entry.address):
+        return [source for path in paths for source in find_sources(path)]
+
+
+@contextmanager
+def _discard_on_error(entry: Entry | None, where: str) -> Iterator[None]:
+    """Delete the downloads of an entry that turn out to be another graph, so that the next call downloads again."""
+    try:
+        yield
+    except DataError as error:
+        if not entry or where != entry.address:
+            raise
+        shutil.rmtree(_downloads() / entry.name, ignore_errors=True)
+        (_downloads() / f"{entry.name}.tar.gz").unlink(missing_ok=True)
+        raise DataError(f"{error} The download from {entry.address} was deleted.") from None
+
+
+def _downloads() -> Path:
+    return cache_folder() / "downloads"
+
+
+def _download(entry: Entry, address: str, file_name: str, sha256: str | None) -> Path:
+    import pooch
+
+    pooch.get_logger().setLevel(logging.WARNING)
+    target = _downloads() / file_name
+    try:
+        found = pooch.retrieve(address, known_hash=sha256 and f"sha256:{sha256}", fname=target.name, path=target.parent)
+    except ValueError as error:  # a checksum that differs
+        reason = str(error).partition(". ")[0]
+        raise DataError(f"{address} is not {entry.name}: {reason}. The download was deleted.{OFFLINE}") from None
+    except OSError as error:
+        if error.errno is None:  # errors of requests, which pooch downloads by, are OSErrors without a number
+            reason = type(error).__name__
+            raise DataError(f"{entry.name} could not be downloaded from {address} ({reason}).{OFFLINE}") from None
+        raise DataError(
+            f"{entry.name} could not be saved in {target.parent} ({error.strerror or error}). Set the variable "
+            "DUALKG_CACHE to a folder that can be written."
+        ) from None
+    return Path(found)
