@@ -154,6 +154,7 @@ def _plot_bins(axes: Axes, points: Sequence[Point], low: float) -> None:
 
 NUM_BARS = 12  # relations that are drawn
 MAX_LETTERS = 38  # of the name of a relation
+BAR_LABEL: dict[str, Any] = {"padding": 4, "fontsize": 8, "color": QUIET}
 CARDINALITY_COLORS = {"1-1": "#7fb8a4", "1-N": "#8ec1e3", "N-1": CONTRAST, "N-N": ACCENT, "unseen": FAINT}
 SHARES = {
     "unseen_triples": "unseen entity\nor relation",
@@ -205,9 +206,8 @@ def _draw_shares(axes: Axes, found: Inspection) -> None:
     for offset, (split, color) in enumerate((("valid", "#9cc3df"), ("test", ACCENT))):
         shares = [getattr(found.held_out[split], name) / max(len(found.triples[split]), 1) for name in SHARES]
         places = [row + 0.38 * (offset - 0.5) for row in range(len(SHARES))]
-        axes.barh(places, shares, height=0.34, color=color, label=split)
-        for place, share in zip(places, shares, strict=True):
-            _annotate_bar(axes, share, place, f"{share:.1%}" if share else "0")
+        bars = axes.barh(places, shares, height=0.34, color=color, label=split)
+        axes.bar_label(bars, [f"{share:.1%}" if share else "0" for share in shares], **BAR_LABEL)
     axes.set_yticks(range(len(SHARES)), list(SHARES.values()))
     axes.set_xticks((0, 0.25, 0.5, 0.75, 1), ("0", "25%", "50%", "75%", "100%"))
     axes.set_xlim(0, 1.14)
@@ -226,9 +226,8 @@ def _draw_relations(axes: Axes, found: Inspection) -> None:
     # Of a long path the end says more than the beginning.
     names = [name if len(name) <= MAX_LETTERS else f"…{name[1 - MAX_LETTERS :]}" for name in names]
     colors = [CARDINALITY_COLORS[row.cardinality] for _, row in rows]
-    axes.barh(range(len(rows)), [row.train for _, row in rows], height=0.74, color=colors)
-    for place, (_, row) in enumerate(rows):
-        _annotate_bar(axes, row.train, place, f"{row.train:,}")
+    bars = axes.barh(range(len(rows)), [row.train for _, row in rows], height=0.74, color=colors)
+    axes.bar_label(bars, [f"{row.train:,}" for _, row in rows], **BAR_LABEL)
     axes.set_yticks(range(len(rows)), names)
     axes.set_xticks([])
     axes.margins(x=0.1, y=0.01)
@@ -236,12 +235,6 @@ def _draw_relations(axes: Axes, found: Inspection) -> None:
     total = max(len(found.triples["train"]), 1)
     labels = {kind: f"{kind}: {facts['train'] / total:.0%}" for kind, facts in found.by_cardinality.items()}
     _list_downwards(axes, [Patch(color=CARDINALITY_COLORS[kind], label=label) for kind, label in labels.items()])
-
-
-def _annotate_bar(axes: Axes, length: float, place: float, text: str) -> None:
-    axes.annotate(
-        text, (length, place), (4, 0), textcoords="offset points", verticalalignment="center", fontsize=8, color=QUIET
-    )
 
 
 def _list_downwards(axes: Axes, patches: Sequence[Any] | None = None) -> None:

@@ -17,17 +17,14 @@ from dualkg.data import memory
 from dualkg.data.archives import read_parquet
 from dualkg.data.inspection import Inspection
 from dualkg.data.spill import is_mapped, release, slices, text_of
-from dualkg.data.splits import count_repeats as count_repeats
-from dualkg.data.triples import SPLITS as SPLITS
-from dualkg.data.triples import GraphShape as GraphShape
-from dualkg.data.triples import Notes as Notes
-from dualkg.data.triples import Split as Split
-from dualkg.data.triples import Triples as Triples
-from dualkg.data.triples import distinct_triples as distinct_triples
-from dualkg.data.triples import triple_keys as triple_keys
+from dualkg.data.splits import count_repeats
+from dualkg.data.triples import SPLITS, GraphShape, Notes, Split, Triples, distinct_triples, triple_keys
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
 from dualkg.files import atomic_folder
+
+__all__ = ["SPLITS", "GraphShape", "Notes", "Split", "Triples", "count_repeats", "distinct_triples", "triple_keys"]
+__all__ += ["Graph", "load_saved_graph", "relations_with_self_loops", "save_graph"]
 
 COLUMNS = ("head", "relation", "tail")
 TEXT = (pa.string(), pa.large_string())
