@@ -116,13 +116,15 @@ def _split_on_disk(
     """`split_triples` of triples larger than memory, of which some may be duplicates."""
     num_pairs, [pairs] = _number_pairs([triples], shape)
     parts, distinct = list(slices(len(triples))), sorted_on_disk(_keys_by_pair(triples, pairs, shape))
-    kind, width = np.int32 if num_pairs < 2**31 - 1 else np.int64, 2 * shape.num_relations
+    kind, width = pairs.dtype, 2 * shape.num_relations
     order, sizes_at = (Column(kind, num_pairs).map(writable=True) for _ in range(2))
     for part in slices(num_pairs):
         order[part] = np.arange(part.start, part.stop)
     np.random.default_rng(seed).shuffle(np.asarray(order))  # as `permutation` does
     for part in slices(num_pairs):
         sizes_at[order[part]] = np.diff(np.searchsorted(distinct, np.arange(part.start, part.stop + 1) * width))
+    release(distinct)
+    release(sizes_at)
     positions, firsts = Column(kind), [np.full(num, num_pairs, kind) for num in shape]
     seen = np.zeros(len(distinct), dtype=np.bool_)
     for part, keys in zip(parts, _keys_by_pair(triples, pairs, shape), strict=True):
@@ -158,14 +160,17 @@ def _number_pairs(arrays: Sequence[Triples], shape: GraphShape) -> tuple[int, li
         release(triples)
 
     pairs = sorted_on_disk(key for triples in arrays for key in keys(triples))
-    return len(pairs), [spilled((find_keys(pairs, key) for key in keys(triples)), np.int64) for triples in arrays]
+    kind = np.int32 if len(pairs) < 2**31 - 1 else np.int64
+    return len(pairs), [spilled((find_keys(pairs, key) for key in keys(triples)), kind) for triples in arrays]
 
 
 def _keys_by_pair(triples: Triples, pairs: Positions, shape: GraphShape) -> Iterator[Positions]:
     """One number per triple, ordered by pair, a part at a time: `(pair * num_relations + relation) * 2 + swapped`."""
     for part in slices(len(triples)):
         head, relation, tail = triples[part].T
-        yield (pairs[part] * shape.num_relations + relation) * 2 + (head > tail)
+        yield (pairs[part].astype(np.int64) * shape.num_relations + relation) * 2 + (head > tail)
+    release(triples)
+    release(pairs)
 
 
 def count_repeats(splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
