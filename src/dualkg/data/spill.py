@@ -17,12 +17,11 @@ import pyarrow as pa
 from dualkg.data.archives import temporary_file
 from dualkg.data.triples import NO_TRIPLES, Triples
 
-NUM_PARTITIONS = 256  # at most, as their numbers are bytes
+NUM_PARTITIONS = 256  # of names
 ROWS = 1 << 20  # that are in memory at a time
 HASHED_NAMES = 1 << 12  # whose products stay in the processor's cache
-MULTIPLIER = (
-    0x9E3779B97F4A7C15  # odd, with bits all over the word, so that the high bits of a hash depend on all letters
-)
+# Odd, with bits all over the word, so that the high bits of a hash depend on all letters.
+MULTIPLIER = 0x9E3779B97F4A7C15
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
