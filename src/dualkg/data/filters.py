@@ -83,11 +83,8 @@ class KnownAnswers:
             triples = with_reciprocals(np.concatenate(splits), shape.num_relations)
         else:
             wanted = sorted_distinct(self._keys(with_reciprocals(queries, shape.num_relations)))
-            parts = [NO_TRIPLES]
-            for part in (split[rows] for split in splits for rows in slices(len(split))):
-                both = with_reciprocals(part, shape.num_relations)
-                parts.append(both[is_among(self._keys(both), wanted)])
-            triples = np.concatenate(parts)
+            found = (part[is_among(self._keys(part), wanted)] for part in self._parts(splits))
+            triples = np.concatenate([NO_TRIPLES, *found])
         # A repeated triple is one answer.
         triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
         self.answers = triples[:, 2].copy()
@@ -101,18 +98,21 @@ class KnownAnswers:
         queries = queries if graph.is_mapped else None
         return cls([graph.split(name) for name in splits], graph.shape, queries=queries)
 
+    def _parts(self, splits: Iterable[Triples]) -> Iterator[Triples]:
+        """The triples of splits with their reciprocals, a part at a time."""
+        for split in splits:
+            for rows in slices(len(split)):
+                yield with_reciprocals(split[rows], self.shape.num_relations)
+            release(split)
+
     def _on_disk(self, splits: list[Triples]) -> tuple[Ids, Ids, npt.NDArray[np.int32]]:
         """Queries, offsets and answers of splits larger than memory."""
-
-        def parts() -> Iterator[Triples]:
-            for split in splits:
-                for rows in slices(len(split)):
-                    yield with_reciprocals(split[rows], self.shape.num_relations)
-                release(split)
-
-        queries, num_entities = sorted_on_disk(self._keys(part) for part in parts()), self.shape.num_entities
+        num_entities = self.shape.num_entities
+        queries = sorted_on_disk(self._keys(part) for part in self._parts(splits))
         # The number of a query and an answer fit into 63 bits, as its key and an answer may not.
-        known = sorted_on_disk(find_keys(queries, self._keys(part)) * num_entities + part[:, 2] for part in parts())
+        known = sorted_on_disk(
+            find_keys(queries, self._keys(part)) * num_entities + part[:, 2] for part in self._parts(splits)
+        )
         firsts = (np.arange(part.start, part.stop) * num_entities for part in slices(len(queries) + 1))
         offsets = spilled((np.searchsorted(known, first) for first in firsts), np.int64)
         return queries, offsets, spilled((known[part] % num_entities for part in slices(len(known))), np.int32)
