@@ -195,7 +195,7 @@ def train_in_folder(
     if folder:
         folder.save_settings(recipe, graph, device, engine=str(trainer.engine))
         trainer.save(folder.checkpoint, when="start", weights=False)
-    return _finish(trainer, folder)
+    return finish(trainer, folder)
 
 
 def load_recipe_graph(recipe: Recipe) -> Graph:
@@ -235,7 +235,7 @@ def resume(
     device = choose_device(device)
     trainer = Trainer.of_recipe(recipe, graph, device=device, on_progress=on_progress, callbacks=called)
     trainer.restore(start)
-    return _finish(trainer, folder)
+    return finish(trainer, folder)
 
 
 @locks("out")
@@ -290,18 +290,18 @@ def _start(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwri
         options: dict[str, Any] = {"engine": str(trainer.engine), "overwrite": overwrite}
         with folder.create(trainer.recipe, trainer.graph, trainer.model.device, **options) as fresh:
             trainer.save(fresh.checkpoint, when="start", weights=not by_seed)  # the recipe's seed creates the same
-    return _finish(trainer, folder)
+    return finish(trainer, folder)
 
 
-def _finish(trainer: Trainer, folder: RunFolder | None) -> Run:
+def finish(trainer: Trainer, folder: RunFolder | None, checkpoint: Path | None = None) -> Run:
     """Train to the end, evaluate and save the results; callbacks get the start and either end."""
-    path, done, engine = folder.path if folder else None, trainer.progress.epoch, str(trainer.engine)
-    trainer.checkpoint_path = folder.checkpoint if folder else None
+    path, done, engine = folder.path if folder else None, trainer.progress.epoch, trainer.describe_engine()
+    trainer.checkpoint_path = checkpoint or (folder.checkpoint if folder else None)
     try:
         trainer.callbacks.on_start(TrainingInfo(trainer.model, trainer.graph, trainer.recipe, engine, path, epoch=done))
         run = _train_and_evaluate(trainer, path)
         if folder:
-            folder.finish(run, trained=folder.checkpoint)
+            trainer.save_results(run, folder)
     except BaseException:
         trainer.callbacks.on_end(None)
         raise

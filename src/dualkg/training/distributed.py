@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import shutil
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -25,22 +24,21 @@ from torch import Tensor
 
 from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
-from dualkg.files import check_type, locked, read_json, sync, write_json
+from dualkg.files import locked, read_json, sync, write_json
 from dualkg.losses.base import BoundLoss
 from dualkg.models.base import only_rows, skip_initialization
 from dualkg.models.sharded import TABLES, Shard, ShardedModel
 from dualkg.regularizers import Regularizer, UnweightedDURA
-from dualkg.training.api import choose_device, evaluate_held_out
-from dualkg.training.callbacks import Callback, TrainingInfo, find_callbacks, saved_trackers
-from dualkg.training.checkpoint import Progress, all_finite, check_history, load_tensors, save_weight_shard
+from dualkg.training.api import choose_device, finish
+from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
+from dualkg.training.checkpoint import Progress, load_tensors, save_weight_shard
 from dualkg.training.engines import CudaGraphStep, Step
 from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.memory import estimate_step, gib, predict
-from dualkg.training.optimizers import optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.reference_step import ShardedReferenceStep, sharded_loss
 from dualkg.training.run import Run, RunFolder
-from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, InterruptedRunError, OnProgress, Trainer, When, peak_mib
+from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, Groups, InterruptedRunError, OnProgress, Trainer, When
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]
@@ -244,14 +242,8 @@ class DistributedTrainer(Trainer):
         """What all processes agreed on: a signal that arrives later is for the next time."""
         return self._agreed
 
-    def _check_weights(self) -> None:
-        finite = all(all_finite(parameter.detach()) for parameter in self.model.parameters())
-        if self.group.largest(not finite)[0]:
-            raise DivergedError(self._divergence("the weights hold NaN or infinity"))
-
-    def _call(self, call: Callable[[Callback], None]) -> None:
-        super()._call(call)
-        self.progress.stopped = bool(self.group.largest(self.progress.stopped)[0])
+    def _anywhere(self, flag: bool) -> bool:
+        return bool(self.group.largest(flag)[0])
 
     def _end_epoch(self) -> None:
         # The sums of a GPU may be added up in another order by each process.
@@ -266,44 +258,37 @@ class DistributedTrainer(Trainer):
     def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
         """Write a checkpoint with `torch.distributed.checkpoint`, then the pointer to it; the one before is kept."""
         self._check_weights()
-        groups = {"model": self.model.embedding.state_dict()}
-        if when == "between":
-            groups["optimizer"] = optimizer_tensors(self.optimizer)
-            for group, tables in (("best", self.best), ("mean", self.mean)):
-                groups[group] = {name.rpartition(".")[2]: value for name, value in tables.items()}
+        super().save(path, when=when, weights=weights)
+
+    @property
+    def _prefix(self) -> str:
+        """Of the names of tables, which in a checkpoint are those of the embedding that the model wraps."""
+        return next(f"{name}." for name, part in self.model.named_modules() if part is self.model.embedding)
+
+    def _write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
         state = {
-            f"{group}/{name}": value.detach().cpu()
+            f"{group}/{name.removeprefix(self._prefix)}": value.detach().cpu()
             for group, tensors in groups.items()
             for name, value in tensors.items()
         }
-        ShardedCheckpoint(path, self.group).save(state, self._is_split, self.model.shard, self.about(when))
-        self._saved_at = time.monotonic()
+        ShardedCheckpoint(path, self.group).save(state, self._is_split, self.model.shard, about)
 
-    def restore(self, path: Path) -> None:
-        """Load the last checkpoint, written by any number of processes."""
-        folder = ShardedCheckpoint(path, self.group)
+    def _read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
+        """The last checkpoint, written by any number of processes."""
+        folder, groups = ShardedCheckpoint(path, self.group), Groups()
         about = folder.about()
-        if about["when"] == "start":
-            return
-        if about["optimizer"] != self.recipe.optimizer.name:
-            raise RequestError(f"{path} was written with {about['optimizer']}, not {self.recipe.optimizer.name}.")
-        progress: Progress = check_type(about["progress"], Progress, source=path)
-        check_history(progress.history, source=path)
-        groups: dict[str, dict[str, Tensor]] = {group: {} for group in ("model", "optimizer", "best", "mean")}
-        for key, value in folder.load(self._is_split, self.model.shard).items():
-            group, _, name = key.partition("/")
-            groups[group][name] = value
-        self.model.embedding.load_state_dict(groups["model"])
-        if about["when"] == "between":
-            restore_optimizer(self.optimizer, groups["optimizer"])
-        self.progress = progress
-        del self.step
-        self.step = self._step()
-        names = {name.rpartition(".")[2]: name for name in self.model.state_dict()}  # in the models that wrap another
-        self.best, self.mean = (
-            {names[name]: value.to(self.model.device) for name, value in groups[group].items()}
-            for group in ("best", "mean")
-        )
+        if about["when"] != "start":
+            for key, value in folder.load(self._is_split, self.model.shard).items():
+                group, _, name = key.partition("/")
+                groups.setdefault(group, {})[name if group == "optimizer" else f"{self._prefix}{name}"] = value
+        return groups, about
+
+    def save_results(self, run: Run, folder: RunFolder) -> None:
+        rank, world_size = self.group.rank, self.group.world_size
+        save_weight_shard(self.model, folder.weight_shard(rank, world_size), about=self.about("end"))
+        if world_size > 1:
+            dist.barrier()
+        self.group.on_first(partial(folder.finish_sharded, run, world_size))
 
     def _is_split(self, key: str, shape: Sequence[int]) -> bool:
         group, _, name = key.partition("/")
@@ -319,10 +304,7 @@ class ShardedCheckpoint:
         self.path, self.group, self.pointer = path, group, path / "latest.json"
 
     def about(self) -> dict[str, Any]:
-        found: dict[str, Any] = read_json(self.pointer, dict[str, Any], checksum=True)
-        if missing := {"when", "optimizer", "progress"} - found.keys():
-            raise RequestError(f"{self.pointer} is damaged: it has no {min(missing)}.")
-        return found
+        return dict(read_json(self.pointer, dict[str, Any], checksum=True))
 
     def start(self) -> None:
         """Before the first step there is nothing but the recipe."""
@@ -486,31 +468,8 @@ def _resume(
 
 
 def _finish(trainer: DistributedTrainer, folder: RunFolder, on_start: OnStart | None) -> Run:
-    """Train to the end, rank, and write the results."""
-    group, graph, expectation, run = trainer.group, trainer.graph, trainer.expectation(), None
-    if on_start is not None and group.first:
+    """Say what the run needs, train to the end, rank, and write the results."""
+    expectation = trainer.expectation()
+    if on_start is not None and trainer.group.first:
         on_start(expectation)
-    trainer.checkpoint_path = folder.sharded_checkpoint
-    engine, epoch = trainer.describe_engine(), trainer.progress.epoch
-    trainer.callbacks.on_start(TrainingInfo(trainer.model, graph, trainer.recipe, engine, folder.path, epoch=epoch))
-    try:
-        trainer.model.train()
-        trainer.run()
-        history = trainer.progress.history
-        started, peak = time.perf_counter(), peak_mib(trainer.model.device)
-        reports = evaluate_held_out(trainer.model.eval(), graph)
-        costs: dict[str, float | None] = {
-            "warm_up_seconds": round(trainer.warm_up.seconds, 3),
-            "training_seconds": round(sum(entry["seconds"] for entry in history), 3),
-            "ranking_seconds": round(time.perf_counter() - started, 3),
-            "peak_mib": round(peak, 3),
-        }
-        path = folder.weight_shard(group.rank, group.world_size)
-        save_weight_shard(trainer.model, path, about=trainer.about("end"))
-        if group.world_size > 1:
-            dist.barrier()
-        run = Run(trainer.model, graph, trainer.recipe, history, reports, folder.path, costs=costs)
-        group.on_first(partial(folder.finish_sharded, run, group.world_size))
-    finally:
-        trainer.callbacks.on_end(run)
-    return run
+    return finish(trainer, folder, folder.sharded_checkpoint)

@@ -39,10 +39,12 @@ from dualkg.training.engines import CudaGraphStep, Step, build_step, choose_engi
 from dualkg.training.memory import check_memory
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe
+from dualkg.training.run import Run, RunFolder
 
 STEPS_OF_WARM_UP = {"cpu": 1, "cuda": 5}  # in which kernels are compiled, and on a GPU a CUDA graph is captured
-STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss, which must be copied from a GPU
+STEPS_BETWEEN_CHECKS = {"cpu": 1, "cuda": 50}  # of the loss, for which the host waits for a GPU
 OnProgress = Callable[["ProgressEvent"], None]
+Groups = dict[str, dict[str, Tensor]]  # tensors of a checkpoint: model, optimizer, best and mean
 When = Literal["start", "between", "end"]  # a checkpoint is written
 
 
@@ -182,35 +184,36 @@ class Trainer:
     def _run_epoch(self) -> None:
         progress, epochs = self.progress, self.recipe.training.epochs
         started = self.warm_up.clock()
-        losses = RunningLoss(self.model.device, progress.loss_sum)
+        total = torch.tensor(progress.loss_sum, dtype=torch.float64, device=self.model.device)
         check_every = STEPS_BETWEEN_CHECKS[self.model.device.type]
         for number, batch in islice(enumerate(self.batches(progress.epoch)), progress.step, None):
             done = (progress.epoch * self.num_steps + number) / (epochs * self.num_steps)
-            losses.sum += self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done))
+            total += self.warm_up.take(self.step, batch, learning_rate(self.recipe.optimizer, done))
             progress.step = number + 1
-            if progress.step % check_every == 0 and (found := losses.poll(progress.step)) is not None:
-                self._check_loss(*found)
+            if progress.step % check_every == 0:
+                self._check_loss(float(total))
             if self._checkpoint_due():
-                progress.loss_sum = self._check_loss(float(losses.sum), progress.step)
+                progress.loss_sum = self._check_loss(float(total))
                 progress.seconds += self.warm_up.clock() - started
                 self._pause()
                 started = self.warm_up.clock()
-        progress.loss_sum = self._check_loss(float(losses.sum), progress.step)
+        progress.loss_sum = self._check_loss(float(total))
         progress.seconds += self.warm_up.clock() - started
         self._end_epoch()
 
-    def _check_loss(self, total: float, step: int) -> float:
+    def _check_loss(self, total: float) -> float:
         """Raise if a sum of losses is not finite, report progress otherwise, and return the sum."""
         if not math.isfinite(total):
             raise DivergedError(self._divergence(f"the loss is {total}"))
-        epoch, epochs = self.progress.epoch + 1, self.recipe.training.epochs
-        mrr = self.progress.best_mrr if self.progress.best_mrr >= 0 else None
-        self.on_progress(ProgressEvent(epoch, epochs, step, self.num_steps, total / step, mrr))
+        progress, step, epochs = self.progress, self.progress.step, self.recipe.training.epochs
+        mrr = progress.best_mrr if progress.best_mrr >= 0 else None
+        self.on_progress(ProgressEvent(progress.epoch + 1, epochs, step, self.num_steps, total / step, mrr))
         return total
 
     def _check_weights(self) -> None:
         """Raise if a weight is not finite: the last step may have diverged after its loss was checked."""
-        if not all(checkpoint.all_finite(parameter.detach()) for parameter in self.model.parameters()):
+        finite = all(checkpoint.all_finite(parameter.detach()) for parameter in self.model.parameters())
+        if self._anywhere(not finite):
             raise DivergedError(self._divergence("the weights hold NaN or infinity"))
 
     def _divergence(self, what: str) -> str:
@@ -244,6 +247,11 @@ class Trainer:
                 call(callback)
             except StopTraining:
                 self.progress.stopped = True
+        self.progress.stopped = self._anywhere(self.progress.stopped)
+
+    def _anywhere(self, flag: bool) -> bool:
+        """Whether the flag is set in this process, or in any of several."""
+        return flag
 
     def _average(self) -> None:
         """Add the weights of this epoch to the running mean."""
@@ -295,6 +303,9 @@ class Trainer:
             saved = f", all work saved. Resume with: dualkg resume {path.parent}" if path else "."
             raise InterruptedRunError(f"{stopped} of {self.recipe.training.epochs}{saved}")
 
+    def describe_engine(self) -> str:
+        return str(self.engine)
+
     def about(self, when: When) -> dict[str, Any]:
         """What a checkpoint says beside its tensors."""
         return {"when": when, "optimizer": self.recipe.optimizer.name, "progress": asdict(self.progress)}
@@ -305,20 +316,30 @@ class Trainer:
         if when == "between":
             groups |= {"optimizer": optimizer_tensors(self.optimizer), "best": self.best, "mean": self.mean}
         try:
-            checkpoint.save_tensors(groups, path, about=self.about(when))
+            self._write(groups, path, self.about(when))
         except DivergedError:
             raise DivergedError(self._divergence("the weights hold NaN or infinity")) from None
         self._saved_at = time.monotonic()
 
+    def _write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
+        checkpoint.save_tensors(groups, path, about=about)
+
+    def _read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
+        return checkpoint.load_tensors(path, check=True)
+
+    def save_results(self, run: Run, folder: RunFolder) -> None:
+        """Finish the run folder; the last checkpoint has the weights."""
+        folder.finish(run, trained=folder.checkpoint)
+
     def restore(self, path: Path) -> None:
         """Load the state of a checkpoint."""
-        groups, about = checkpoint.load_tensors(path, check=True)
+        groups, about = self._read(path)
         when = about.get("when", "between")
         if "progress" not in about:
             raise RequestError(f"{path} holds weights alone, of a model that was not trained in this folder.")
         if groups or when != "start":
             checkpoint.load_weights(self.model, groups.get("model", {}), source=path)
-        if about.get("optimizer") != self.recipe.optimizer.name:
+        if about.get("optimizer") not in (None, self.recipe.optimizer.name):
             raise RequestError(
                 f"{path} was written with {about.get('optimizer')}; the recipe says {self.recipe.optimizer.name}. "
                 f"The optimizer cannot change during a run: start a new run."
@@ -421,26 +442,3 @@ def signal_handler(handler: Callable[[int, Any], None] | signal.Handlers, *numbe
     finally:
         for number, former in before.items():
             signal.signal(number, former)
-
-
-class RunningLoss:
-    """Sums losses on the device; an earlier sum can be read without making the device wait."""
-
-    def __init__(self, device: torch.device, start: float) -> None:
-        self.sum = torch.tensor(start, dtype=torch.float64, device=device)
-        self._on_gpu = device.type == "cuda"
-        self._copy = torch.empty((), dtype=torch.float64, pin_memory=self._on_gpu)
-        self._pending: tuple[torch.cuda.Event, int] | None = None
-
-    def poll(self, step: int) -> tuple[float, int] | None:
-        """The sum and its step if available; on a GPU those of an earlier poll, once the copy has arrived."""
-        if not self._on_gpu:
-            return float(self.sum), step
-        if self._pending and not self._pending[0].query():  # type: ignore[no-untyped-call]
-            return None
-        found = (float(self._copy), self._pending[1]) if self._pending else None
-        self._copy.copy_(self.sum, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        self._pending = (event, step)
-        return found
