@@ -170,8 +170,9 @@ def test_kernels_train_your_own_classes_unless_they_override_what_kernels_replac
         assert (one - other).abs().max() <= 1e-9 * one.abs().max()
     monkeypatch.setattr(engines, "gpu_kernels_unavailable", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(kg.ComplEx, "device", torch.device("cuda"))
     job = engines.Job(model.float(), kg.OneVsAll(), regularizer, "Adagrad")
-    assert (engines.bf16_obstacle(job, on_gpu=True) is None) == known
+    assert (engines.obstacle(engines.BF16, job) is None) == known
 
 
 def test_an_engine_is_described_in_one_phrase(small_graph, monkeypatch):

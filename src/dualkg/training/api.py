@@ -20,7 +20,7 @@ from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, Model
 from dualkg.models.distance import DistanceModel
 from dualkg.regularizers import REGULARIZERS, NoRegularizer, PlainAndMapped, Regularizer
-from dualkg.training.callbacks import Callbacks, TrainingInfo, find_callbacks, saved_trackers
+from dualkg.training.callbacks import Callback, Callbacks, TrainingInfo, end_callbacks, find_callbacks, saved_trackers
 from dualkg.training.recipe import (
     Data,
     ModelConfig,
@@ -295,17 +295,20 @@ def _start(trainer: Trainer, folder: RunFolder | None, *, by_seed: bool, overwri
 
 def finish(trainer: Trainer, folder: RunFolder | None, checkpoint: Path | None = None) -> Run:
     """Train to the end, evaluate and save the results; callbacks get the start and either end."""
-    path, done, engine = folder.path if folder else None, trainer.progress.epoch, trainer.describe_engine()
+    path, done, started = folder.path if folder else None, trainer.progress.epoch, list[Callback]()
     trainer.checkpoint_path = checkpoint or (folder.checkpoint if folder else None)
+    about = TrainingInfo(trainer.model, trainer.graph, trainer.recipe, trainer.describe_engine(), path, epoch=done)
     try:
-        trainer.callbacks.on_start(TrainingInfo(trainer.model, trainer.graph, trainer.recipe, engine, path, epoch=done))
+        for callback in trainer.callbacks:
+            callback.on_start(about)
+            started.append(callback)
         run = _train_and_evaluate(trainer, path)
         if folder:
             trainer.save_results(run, folder)
     except BaseException:
-        trainer.callbacks.on_end(None)
+        end_callbacks(started, None)
         raise
-    trainer.callbacks.on_end(run)
+    end_callbacks(started, run)
     return run
 
 

@@ -93,7 +93,7 @@ class Tracker(Callback):
         return {name: value and str(value) for name, value in vars(self).items() if not name.startswith("_")}
 
     def on_start(self, training: TrainingInfo) -> None:
-        self._epoch, self._failed = training.epoch, False
+        self._failed = False
         tables = training.recipe.model_dump(mode="json", exclude_none=True)  # as `model.dim`
         settings = {f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()}
         settings |= {f"graph.{key}": number for key, number in training.graph.counts.items()}
@@ -104,24 +104,23 @@ class Tracker(Callback):
             write_text(RunFolder(training.folder).tracking, json.dumps(saved, indent=1))
 
     def on_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        self._epoch = epoch
         values = {f"train/{key}": value for key, value in metrics.items() if key != "valid_mrr"}
-        self._try(lambda: self.log(values, epoch))
+        self._try(self.log, values, epoch)
 
     def on_validation(self, epoch: int, report: Report) -> None:
-        self._try(lambda: self.log(_metrics("valid", report), epoch))
+        self._try(self.log, _metrics("valid", report), epoch)
 
     def on_end(self, run: Run | None) -> None:
-        for split, report in (run.reports if run else {}).items():
-            values = _metrics(f"final/{split}", report)
-            self._try(lambda values=values: self.log(values, self._epoch))  # type: ignore[misc]
-        self._try(lambda: self.close(failed=run is None))
+        if run is not None:
+            for split, report in run.reports.items():
+                self._try(self.log, _metrics(f"final/{split}", report), len(run.history))
+        self._try(self.close, failed=run is None)
 
-    def _try(self, write: Callable[[], None]) -> None:
+    def _try(self, write: Callable[..., None], *arguments: Any, **options: Any) -> None:
         if self._failed:
             return
         try:
-            write()
+            write(*arguments, **options)
         except Exception as error:  # a server that is down, a disk that is full
             self._failed = True
             logger.warning("%s stopped tracking: %s: %s", self.name, type(error).__name__, error)
@@ -248,15 +247,15 @@ def find_callbacks(given: Callbacks) -> list[Callback]:
         if isinstance(one, str) and one.casefold() not in TRACKERS:
             near = did_you_mean(one, TRACKERS) or f" There are {', '.join(TRACKERS)}."
             raise RequestError(f"No tracker is named '{one}'.{near}")
-        if not isinstance(one, Callback | str):
+        callback = TRACKERS[one.casefold()]() if isinstance(one, str) else one
+        if not isinstance(callback, Callback):
             raise RequestError(
                 f"A callback is an instance of a subclass of kg.Callback, or one of {', '.join(TRACKERS)}; "
                 f"{one!r} was given."
             )
-        found.append(TRACKERS[one.casefold()]() if isinstance(one, str) else one)
-    for one in found:
-        if isinstance(one, Tracker):
-            one.check()
+        if isinstance(callback, Tracker):
+            callback.check()
+        found.append(callback)
     return found
 
 
@@ -282,26 +281,15 @@ def saved_trackers(folder: Path) -> list[Callback]:
         raise RequestError(f"{path} is damaged: {error}. Remove it to resume untracked.") from None
 
 
-class CallbackList:
-    """Starts callbacks one after the other, and ends all that started, whatever they raise."""
-
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self.callbacks = list(callbacks)
-        self._started: list[Callback] = []
-
-    def on_start(self, training: TrainingInfo) -> None:
-        for callback in self.callbacks:
-            callback.on_start(training)
-            self._started.append(callback)
-
-    def on_end(self, run: Run | None) -> None:
-        errors, started, self._started = [], self._started, []
-        for callback in started:
-            try:
-                callback.on_end(run)
-            except Exception as error:
-                errors.append(error)
-        if errors and run is not None:
-            raise errors[0]
-        if errors:
-            logger.warning("A callback failed after the training did: %s: %s", type(errors[0]).__name__, errors[0])
+def end_callbacks(started: Sequence[Callback], run: Run | None) -> None:
+    """End all callbacks that started, whatever they raise."""
+    errors = []
+    for callback in started:
+        try:
+            callback.on_end(run)
+        except Exception as error:
+            errors.append(error)
+    if errors and run is not None:
+        raise errors[0]
+    if errors:
+        logger.warning("A callback failed after the training did: %s: %s", type(errors[0]).__name__, errors[0])

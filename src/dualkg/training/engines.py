@@ -74,6 +74,10 @@ class Job(NamedTuple):
         """The model, without the wrapper of one whose tables are split over processes."""
         return self.model.model if isinstance(self.model, ShardedModel) else self.model
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.model.device.type == "cuda"
+
 
 def kernels_know_relations(job: Job) -> bool:
     """Whether GPU kernels can compute with the relations of a model, the regularizer and relation prediction."""
@@ -94,58 +98,55 @@ def kernels_know_relations(job: Job) -> bool:
     )
 
 
-def fast_obstacle(job: Job) -> str | None:
-    """Why the fast engine cannot train a job, as the end of a sentence; None if it can."""
-    if not (job.model.score_form and all(table.requires_grad for table in job.model.parameters())):
-        return (
-            "needs a model whose scores are one product, as those of bilinear models and squared distances are, and "
-            f"whose tables are all trained; this {type(job.whole).__name__} is none"
-        )
-    if job.loss.fast_step_obstacle:
-        return f"is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set"
-    return None
-
-
 def samples_in_kernels(job: Job) -> bool:
     """Whether GPU kernels can train sampled softmax: negatives that a batch shares, on tables that are not split."""
-    loss = job.loss
-    return (
-        isinstance(loss, SampledSoftmax)
-        and type(loss).bind is SampledSoftmax.bind
-        and loss.shared
-        and not isinstance(job.model, ShardedModel)
-    )
+    loss, shared = job.loss, getattr(job.loss, "shared", False)
+    own_bind = type(loss).bind is SampledSoftmax.bind
+    return isinstance(loss, SampledSoftmax) and own_bind and shared and not isinstance(job.model, ShardedModel)
 
 
-def bf16_obstacle(job: Job, *, on_gpu: bool) -> str | None:
-    """Why a job for the fast engine cannot use bfloat16 products, as the end of a sentence; None if it can."""
-    if job.model.score_form != "products":
-        return "is for models that score by products"
-    if job.optimizer != "Adagrad":
-        return f"is for training with Adagrad; optimizer.name is {job.optimizer}"
-    if job.sums != "elements" and not samples_in_kernels(job):
-        return f"is for Adagrad with sums of single elements; optimizer.sums is {job.sums}"
-    if job.model.embedding.entities.dtype != torch.float32:
-        return "is for tables of float32"
-    if not on_gpu:
-        return None if has_bf16_products() else "is not supported by this processor, and would be slow"
-    if reason := gpu_kernels_unavailable():
-        return f"on a GPU {reason}"
-    if torch.cuda.get_device_capability(job.model.device) < (8, 0):
-        return "is not supported by this GPU"
-    if not kernels_know_relations(job):
-        return (
-            "on a GPU is for models and regularizers that kernels know: relations that are rows, or matrices without "
-            f"relation prediction, and sums of powers over a batch; this {type(job.whole).__name__} with "
-            f"{type(job.regularizer).__name__} is not"
-        )
-    return None
+NOT_ONE_PRODUCT = (
+    "needs a model whose scores are one product, as those of bilinear models and squared distances are, and whose "
+    "tables are all trained; this {job.whole.__class__.__name__} is none"
+)
+UNKNOWN_TO_KERNELS = (
+    "on a GPU is for models and regularizers that kernels know: relations that are rows, or matrices without relation "
+    "prediction, and sums of powers over a batch; this {job.whole.__class__.__name__} with "
+    "{job.regularizer.__class__.__name__} is not"
+)
+Capability = dict[str, Callable[[Job], object]]  # conditions, by the end of the sentence about a job that lacks one
+FAST: Capability = {
+    NOT_ONE_PRODUCT: lambda job: job.model.score_form and all(one.requires_grad for one in job.model.parameters()),
+    "is for OneVsAll, each triple against one whole answer; {job.loss.fast_step_obstacle} was set": (
+        lambda job: not job.loss.fast_step_obstacle
+    ),
+}
+BF16: Capability = {  # of the fast engine
+    "is for models that score by products": lambda job: job.model.score_form == "products",
+    "is for training with Adagrad; optimizer.name is {job.optimizer}": lambda job: job.optimizer == "Adagrad",
+    "is for Adagrad with sums of single elements; optimizer.sums is {job.sums}": (
+        lambda job: job.sums == "elements" or samples_in_kernels(job)
+    ),
+    "is for tables of float32": lambda job: job.model.embedding.entities.dtype == torch.float32,
+    "is not supported by this processor, and would be slow": lambda job: job.on_gpu or has_bf16_products(),
+    "on a GPU {no_kernels}": lambda job: not (job.on_gpu and gpu_kernels_unavailable()),
+    "is not supported by this GPU": lambda job: (
+        not job.on_gpu or torch.cuda.get_device_capability(job.model.device) >= (8, 0)
+    ),
+    UNKNOWN_TO_KERNELS: lambda job: not job.on_gpu or kernels_know_relations(job),
+}
+
+
+def obstacle(capability: Capability, job: Job) -> str | None:
+    """The first condition that a job lacks, as the end of a sentence; None if it meets all."""
+    found = next((sentence for sentence, holds in capability.items() if not holds(job)), None)
+    return found and found.format(job=job, no_kernels=gpu_kernels_unavailable())
 
 
 def can_capture(job: Job) -> bool:
     """Whether autograd can be captured as a CUDA graph: no size depends on the content of a batch."""
     return (
-        job.model.device.type == "cuda"
+        job.on_gpu
         and job.optimizer == "Adam"
         and job.order == "triples"
         and getattr(job.model, "capturable", False)
@@ -168,31 +169,25 @@ def reads_few_rows(job: Job, batch_size: int) -> bool:
 
 def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Engine:
     """The engine that the recipe requests, or the fastest one that applies where it leaves that open."""
-    wanted, precision = recipe.training.engine, recipe.training.precision
-    choice = recipe.optimizer
+    wanted, precision, choice = recipe.training.engine, recipe.training.precision, recipe.optimizer
     job = Job(model, recipe.loss, regularizer, choice.name, recipe.training.order, choice.sums)
-    on_gpu = model.device.type == "cuda"
-    exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and on_gpu else "float32"
-    not_fast = fast_obstacle(job)
-    sampled = on_gpu and wanted != "reference" and precision in ("auto", "bf16") and samples_in_kernels(job)
-    not_bf16 = bf16_obstacle(job, on_gpu=on_gpu) if sampled or not (not_fast or wanted == "reference") else None
-    if sampled and not not_bf16:
-        return Engine("kernels", "bf16", model.device)
+    not_fast = obstacle(FAST, job)
+    is_fast = wanted != "reference" and (not not_fast or (job.on_gpu and samples_in_kernels(job)))
+    not_bf16 = obstacle(BF16, job) if is_fast else None
+    if is_fast and not not_bf16 and precision in ("auto", "bf16"):
+        return Engine("kernels" if job.on_gpu else "fused", "bf16", model.device)
     if not_bf16 and precision == "bf16":
         raise RequestError(f"bf16 {not_bf16}. Use --set training.precision=float32.")
     if not_fast and (wanted == "fast" or precision == "bf16"):
         raise RequestError(f"The fast engine {not_fast}. Use --engine reference and float32.")
     if wanted == "reference" and precision == "bf16":
         raise RequestError("The reference engine trains in float32; bf16 was requested. Use --engine fast.")
-    if not_fast or wanted == "reference":
-        step: StepName = "autograd"
-        if wanted == "auto":
-            few = reads_few_rows(job, recipe.training.batch_size)
-            step = "captured" if can_capture(job) else "sparse" if few else "autograd"
-        return Engine(step, exact, model.device, not_fast)
-    if not_bf16 or precision in ("float32", "tf32"):
-        return Engine("fused", exact, model.device)
-    return Engine("kernels" if on_gpu else "fused", "bf16", model.device)
+    exact: Literal["float32", "tf32"] = "tf32" if precision == "tf32" and job.on_gpu else "float32"
+    step: StepName = "autograd" if not_fast or wanted == "reference" else "fused"
+    if not_fast and wanted == "auto":
+        few = reads_few_rows(job, recipe.training.batch_size)
+        step = "captured" if can_capture(job) else "sparse" if few else "autograd"
+    return Engine(step, exact, model.device, not_fast)
 
 
 class CudaGraphStep:

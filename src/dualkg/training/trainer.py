@@ -33,7 +33,7 @@ from dualkg.models.base import Model, only_rows
 from dualkg.regularizers import Regularizer
 from dualkg.training import batches, checkpoint
 from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries, one_of_each_query, queries_on_disk
-from dualkg.training.callbacks import Callback, CallbackList, StopTraining
+from dualkg.training.callbacks import Callback, StopTraining
 from dualkg.training.checkpoint import Progress
 from dualkg.training.engines import CudaGraphStep, Step, build_step, choose_engine
 from dualkg.training.memory import check_memory
@@ -93,7 +93,7 @@ class Trainer:
         self.model, self.graph, self.recipe, self.regularizer = model, graph, recipe, regularizer
         self.checkpoint_path: Path | None = None
         self.on_progress = on_progress or (lambda event: None)
-        self.callbacks = CallbackList(callbacks)
+        self.callbacks = list(callbacks)
         self.engine = choose_engine(recipe, model, regularizer)
         if model.device.type == "cuda":
             gc.collect()  # reference cycles may hold large tensors
@@ -242,7 +242,7 @@ class Trainer:
 
     def _call(self, call: Callable[[Callback], None]) -> None:
         """Call all callbacks; a request of one to stop reaches all."""
-        for callback in self.callbacks.callbacks:
+        for callback in self.callbacks:
             try:
                 call(callback)
             except StopTraining:
