@@ -34,7 +34,7 @@ from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import Progress, load_tensors, save_weight_shard
 from dualkg.training.engines import CudaGraphStep, Step
 from dualkg.training.fused import FusedStep, ShardedTables
-from dualkg.training.memory import estimate_step, gib, predict
+from dualkg.training.memory import estimate_step, gib
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.reference_step import ShardedReferenceStep, sharded_loss
 from dualkg.training.run import Run, RunFolder
@@ -212,9 +212,7 @@ class DistributedTrainer(Trainer):
     def expectation(self) -> str:
         """What a process will need, as a sentence: the most of all processes. Time is estimated, memory bounded."""
         recipe, shard = self.recipe, self.model.shard
-        num_examples, mapped = len(self.examples), self.graph.is_mapped
-        need = predict(recipe, self.model, self.regularizer, self.engine, num_examples=num_examples, mapped=mapped)
-        here = need.of(min(recipe.training.batch_size, num_examples))
+        here = self.need.of(min(recipe.training.batch_size, len(self.examples)))
         seconds, memory = self.group.largest(estimate_step(recipe, self.model, self.engine), here)
         left = (recipe.training.epochs - self.progress.epoch) * self.num_steps * seconds
         return (

@@ -4,6 +4,7 @@ import math
 import re
 import sys
 import time
+import timeit
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -51,12 +52,9 @@ class Need(NamedTuple):
         return math.floor((available - self.fixed - self.at_once * self.scores) / self.per_example)
 
 
-def check_memory(
-    recipe: Recipe, model: Model, regularizer: Regularizer, engine: Engine, *, num_examples: int, mapped: bool = False
-) -> None:
-    """Refuse a run that would not fit on the device of the model, and name the largest batch that would."""
-    need = predict(recipe, model, regularizer, engine, num_examples=num_examples, mapped=mapped)
-    available, size = available_memory(model.device), min(recipe.training.batch_size, num_examples)
+def check_memory(need: Need, model: Model, size: int) -> None:
+    """Refuse batches of a size that would not fit on the device of the model, and name the largest that would."""
+    available = available_memory(model.device)
     if need.of(size) <= available:
         return
     advice = "Not even a batch of 1 fits: choose a smaller dim, or a device with more memory."
@@ -180,15 +178,15 @@ def estimate_step(recipe: Recipe, model: ShardedModel, engine: Engine) -> float:
 
 def _seconds(call: Callable[[], object], device: torch.device, *, rounds: int = 4) -> float:
     """The shortest of some measurements after the first: of as many in each process, for collectives."""
-    found, num_calls = [], PROBE_CALLS[device.type == "cuda"]
-    for _ in range(rounds):
-        started = time.perf_counter()
-        for _ in range(num_calls):
-            call()
+    num_calls = PROBE_CALLS[device.type == "cuda"]
+
+    def clock() -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append((time.perf_counter() - started) / num_calls)
-    return max(min(found[1:]), 1e-9)
+        return time.perf_counter()
+
+    found = timeit.repeat(call, timer=clock, repeat=rounds, number=num_calls)
+    return max(min(found[1:]) / num_calls, 1e-9)
 
 
 # -- free memory ------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ from dualkg.training.batches import GroupedByQuery, MappedExamples, most_queries
 from dualkg.training.callbacks import Callback, StopTraining
 from dualkg.training.checkpoint import Progress
 from dualkg.training.engines import CudaGraphStep, Step, build_step, choose_engine
-from dualkg.training.memory import check_memory
+from dualkg.training.memory import check_memory, predict
 from dualkg.training.optimizers import build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
 from dualkg.training.recipe import Recipe
 from dualkg.training.run import Run, RunFolder
@@ -101,7 +101,8 @@ class Trainer:
         self.warm_up = WarmUp(model.device)
         examples = self._examples()
         mapped = isinstance(examples, MappedExamples)
-        check_memory(recipe, model, regularizer, self.engine, num_examples=len(examples), mapped=mapped)
+        self.need = predict(recipe, model, regularizer, self.engine, num_examples=len(examples), mapped=mapped)
+        check_memory(self.need, model, min(recipe.training.batch_size, len(examples)))
         self.examples = examples.to(model.device) if isinstance(examples, Tensor) else examples
         self.grouped_by_query: GroupedByQuery | None = None
         if recipe.training.order == "queries" and isinstance(self.examples, Tensor):
