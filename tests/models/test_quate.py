@@ -5,11 +5,10 @@ import torch
 
 import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
-from dualkg.training.engines import Job, kernels_know_relations
+from dualkg.training.engines import Job, ReferenceStep, kernels_know_relations
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
-from dualkg.training.reference_step import ReferenceStep
 
 SHAPE = kg.GraphShape(5, 2)
 IDS = tuple(torch.cartesian_prod(torch.arange(5), torch.arange(4), torch.arange(5)).T)

@@ -7,10 +7,10 @@ import dualkg as kg
 from dualkg.inference.export import export
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models.matrix import through_core
+from dualkg.training.engines import ReferenceStep
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer, Validation
-from dualkg.training.reference_step import ReferenceStep
 from tests.training.test_trainer import stop_after
 
 SHAPE = kg.GraphShape(30, 4)

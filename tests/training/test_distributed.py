@@ -30,11 +30,17 @@ from dualkg.models.sharded import TABLES, Shard, ShardedModel
 from dualkg.regularizers import REGULARIZERS, Regularizer
 from dualkg.training import distributed, run
 from dualkg.training.batches import one_of_each_query
-from dualkg.training.distributed import DistributedTrainer, Processes, num_processes
+from dualkg.training.distributed import (
+    DistributedTrainer,
+    Processes,
+    ShardedReferenceStep,
+    num_processes,
+    sharded_loss,
+)
+from dualkg.training.engines import ReferenceStep
 from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.optimizers import Adagrad, optimizer_tensors
 from dualkg.training.recipe import Recipe
-from dualkg.training.reference_step import ReferenceStep, ShardedReferenceStep, sharded_loss
 from dualkg.training.run import RunFolder
 from dualkg.training.trainer import Trainer
 from tests.processes import FORKS, until

@@ -10,10 +10,10 @@ from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models import BILINEAR
 from dualkg.regularizers import PowerSum
 from dualkg.training import engines
+from dualkg.training.engines import ReferenceStep
 from dualkg.training.fused import FusedStep
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
-from dualkg.training.reference_step import ReferenceStep
 from tests.models import odd_models as odd
 from tests.training.test_fused import batches
 

@@ -12,10 +12,10 @@ from dualkg.kernels.scores import Targets
 from dualkg.losses.softmax import BoundOneVsAll, Dropouts, frequency_weights
 from dualkg.models import BILINEAR, MODELS
 from dualkg.regularizers import REGULARIZERS, PlainAndMapped
+from dualkg.training.engines import ReferenceStep
 from dualkg.training.fused import FusedStep, Tables
 from dualkg.training.optimizers import build_optimizer
 from dualkg.training.recipe import Optimizer
-from dualkg.training.reference_step import ReferenceStep
 from tests.conftest import graph_of
 from tests.pairwise import every_nth, pairwise
 

@@ -13,9 +13,8 @@ from dualkg.models import BILINEAR
 from dualkg.models.base import only_rows
 from dualkg.regularizers import REGULARIZERS
 from dualkg.training.distributed import Processes
-from dualkg.training.engines import CudaGraphStep, Job, kernels_know_relations
+from dualkg.training.engines import CudaGraphStep, Job, ReferenceStep, kernels_know_relations
 from dualkg.training.optimizers import Adagrad
-from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import Trainer
 from tests.training.test_distributed import batch_of, graph_of, in_processes
 from tests.training.test_fused import ALL_CASES, BY_QUERY, batches, build, grouped_by_query

@@ -10,8 +10,8 @@ import dualkg as kg
 from dualkg.losses.softmax import BoundOneVsAll
 from dualkg.models import BILINEAR, DISTANCE, MODELS
 from dualkg.regularizers import REGULARIZERS
+from dualkg.training.engines import ReferenceStep
 from dualkg.training.fused import FusedStep
-from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.evaluation.test_ranking import FORMS, whole_numbers
 from tests.training.test_fused import ALL_CASES, batches, build, gradient_of

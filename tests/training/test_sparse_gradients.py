@@ -7,10 +7,9 @@ from torch.utils._pytree import tree_leaves
 
 import dualkg as kg
 from dualkg.models import BILINEAR, MODELS
-from dualkg.training.engines import choose_engine
+from dualkg.training.engines import ReferenceStep, choose_engine
 from dualkg.training.optimizers import Adagrad, build_optimizer, optimizer_tensors, restore_optimizer, sum_rows
 from dualkg.training.recipe import Optimizer
-from dualkg.training.reference_step import ReferenceStep
 from dualkg.training.trainer import InterruptedRunError, Trainer
 from tests.conftest import graph_of
 

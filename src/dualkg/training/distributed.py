@@ -11,7 +11,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -26,17 +26,18 @@ from dualkg.data.graph import Graph
 from dualkg.errors import DivergedError, DualkgError, RequestError
 from dualkg.files import locked, read_json, sync, write_json
 from dualkg.losses.base import BoundLoss
+from dualkg.losses.negative_sampling import BoundSampledLoss
+from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll, BoundSampledSoftmax
 from dualkg.models.base import only_rows, skip_initialization
 from dualkg.models.sharded import TABLES, Shard, ShardedModel
 from dualkg.regularizers import Regularizer, UnweightedDURA
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import Progress, load_tensors, save_weight_shard
-from dualkg.training.engines import CudaGraphStep, Step
+from dualkg.training.engines import CudaGraphStep, ReferenceStep, Step
 from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.memory import estimate_step, gib
 from dualkg.training.recipe import Recipe, load_recipe
-from dualkg.training.reference_step import ShardedReferenceStep, sharded_loss
 from dualkg.training.run import Run, RunFolder
 from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, Groups, InterruptedRunError, OnProgress, Trainer, When
 
@@ -385,6 +386,38 @@ def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:
         return tensor.DTensor.from_local(part.contiguous(), mesh, [tensor.Shard(0)], **options)
 
     return distributed
+
+
+# -- losses and the reference step on split tables: the number of processes changes the order of some sums alone -------
+
+
+def sharded_loss(loss: BoundLoss, shard: Shard) -> BoundLoss:
+    """The same loss for a `ShardedModel`. Losses of sampled negatives need no change: each owner scores its own."""
+    if type(loss) is BoundOneVsAll or type(loss) is BoundKvsAll:
+        return replace(loss, shard=shard)
+    if isinstance(loss, (BoundSampledLoss, BoundSampledSoftmax)):
+        return loss
+    raise RequestError(f"{type(loss).__name__} is a loss that cannot be trained on several processes.")
+
+
+@dataclass
+class ShardedReferenceStep(ReferenceStep):
+    """`ReferenceStep` of a `ShardedModel`: every process has the same objective, and the gradient of its own rows."""
+
+    model: ShardedModel
+
+    def objective(self, batch: Tensor) -> Tensor:
+        if not (self.regularizer.weight and self.regularizer.reads_whole_tables):
+            return super().objective(batch)
+        factors = self.model.factors(*batch.unbind(-1))
+        loss = self.loss(self.model, factors)
+        with self.model.local(factors) as here:
+            return loss + self.model.shard.sum_of_all(self.regularizer(here))
+
+    def gradients(self, batch: Tensor) -> Tensor:
+        objective = super().gradients(batch)
+        self.model.add_local_gradients(bool(self.regularizer.weight) and self.regularizer.reads_whole_tables)
+        return objective
 
 
 # -- runs -------------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Engines: which step trains a model, in which precision, and what prevents a faster one.
 
-The reference engine is autograd, on a GPU captured as a CUDA graph where that is possible, and with sparse gradients
-where a batch reads few of many entities. The fast engine computes the gradient of the softmax without autograd: fused
-on a CPU or a GPU, and with bfloat16 products on a GPU entirely in kernels."""
+The reference engine is autograd, which faster steps are tested against: on a GPU captured as a CUDA graph where that is
+possible, and with sparse gradients where a batch reads few of many entities. The fast engine computes the gradient of
+the softmax without autograd: fused on a CPU or a GPU, and with bfloat16 products on a GPU entirely in kernels."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from dualkg.regularizers import Regularizer, is_power_sum
 from dualkg.training.fused import FusedStep, has_builtin_maps, stream
 from dualkg.training.optimizers import AnyOptimizer
 from dualkg.training.recipe import Recipe
-from dualkg.training.reference_step import ReferenceStep
 
 Step = Callable[[Tensor, float], Tensor]
 StepName = Literal["autograd", "captured", "sparse", "fused", "kernels"]
@@ -188,6 +187,57 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
         few = reads_few_rows(job, recipe.training.batch_size)
         step = "captured" if can_capture(job) else "sparse" if few else "autograd"
     return Engine(step, exact, model.device, not_fast)
+
+
+@dataclass
+class ReferenceStep:
+    """A gradient step on loss plus regularizer for one batch.
+
+    On a GPU it may be captured as a CUDA graph; the optimizer then reads the learning rate from a tensor there. With
+    `sparse`, gradients of the entity tables have only the rows of the batch, and the optimizer updates only these.
+    """
+
+    model: Model
+    loss: BoundLoss
+    regularizer: Regularizer
+    optimizer: AnyOptimizer
+    sparse: bool = False
+    capacity: int | None = None  # for the queries of a batch, which this step does not group
+
+    def objective(self, batch: Tensor) -> Tensor:
+        """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""
+        factors = self.model.factors(*batch.unbind(-1))
+        loss = self.loss(self.model, factors)
+        return loss + self.regularizer(factors) if self.regularizer.weight else loss
+
+    def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
+        """Take one step and return the objective before it."""
+        self.set_learning_rate(learning_rate)
+        return self.step(batch)
+
+    def set_learning_rate(self, learning_rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+
+    def step(self, batch: Tensor) -> Tensor:
+        """Take one step at the learning rate that is set."""
+        self.optimizer.zero_grad(set_to_none=True)
+        objective = self.gradients(batch)
+        self.optimizer.step()
+        return objective
+
+    def gradients(self, batch: Tensor) -> Tensor:
+        """Add the gradients of all parameters, and return the objective."""
+        self.model.embedding.sparse_gradients = self.sparse
+        try:
+            objective = self.objective(batch)
+        finally:
+            self.model.embedding.sparse_gradients = False
+        objective.backward()  # type: ignore[no-untyped-call]
+        return objective.detach()
 
 
 class CudaGraphStep:

@@ -161,10 +161,7 @@ class Trainer:
             order = batches.shuffled(len(self.examples), seed=seed, epoch=epoch, device=device)
         else:
             order = self.grouped_by_query.shuffled(seed=seed, epoch=epoch)
-        if device.type == "cpu":
-            yield from (self.examples[chosen] for chosen in order.split(size))  # type: ignore[no-untyped-call]
-            return
-        examples = self.examples[order]  # at once, which saves a kernel in each step
+        examples = self.examples[order]  # at once, which saves a kernel in each step on a GPU
         if self.grouped_by_query is not None and isinstance(self.step, CudaGraphStep):
             self.step.reserve(most_queries(examples, size))
         yield from examples.split(size)  # type: ignore[no-untyped-call]
