@@ -24,32 +24,24 @@ def shuffled(size: int, *, seed: int, epoch: int, device: torch.device) -> Tenso
     return torch.argsort(_hashed(torch.arange(size, device=device), seed=seed, epoch=epoch))
 
 
-class KeyedOrder:
-    """The integers below `size` in an order by seed and epoch, of which any part is computed without the others.
+def in_keyed_order(positions: Tensor, size: int, *, seed: int, epoch: int) -> Tensor:
+    """What is at some positions of an order of the integers below `size`, by seed and epoch.
 
     It is a Feistel network of hashes, a bijection of bits; a result that is too large is put through it again.
     """
+    half = ((max(size, 2) - 1).bit_length() + 1) // 2
+    mask, keys = (1 << half) - 1, _hashed(torch.arange(ROUNDS), seed=seed, epoch=epoch).tolist()
 
-    def __init__(self, size: int, *, seed: int, epoch: int, device: torch.device | str = "cpu") -> None:
-        self.size, self.device = size, torch.device(device)
-        self._half = ((max(size, 2) - 1).bit_length() + 1) // 2
-        self._keys = _hashed(torch.arange(ROUNDS), seed=seed, epoch=epoch).tolist()
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, part: slice) -> Tensor:
-        found = self._permuted(torch.arange(*part.indices(self.size), device=self.device))
-        while len(outside := (found >= self.size).nonzero().squeeze(1)):
-            found[outside] = self._permuted(found[outside])
-        return found
-
-    def _permuted(self, numbers: Tensor) -> Tensor:
-        mask = (1 << self._half) - 1
-        left, right = numbers >> self._half, numbers & mask
-        for key in self._keys:
+    def permuted(numbers: Tensor) -> Tensor:
+        left, right = numbers >> half, numbers & mask
+        for key in keys:
             left, right = right, left ^ (splitmix64(right * STEP + key) & mask)
-        return (left << self._half) | right
+        return (left << half) | right
+
+    found = permuted(positions)
+    while len(outside := (found >= size).nonzero().squeeze(1)):
+        found[outside] = permuted(found[outside])
+    return found
 
 
 class MappedExamples:
@@ -84,10 +76,11 @@ class MappedExamples:
 
     def batches(self, batch_size: int, *, seed: int, epoch: int) -> Iterator[Tensor]:
         """The batches of one epoch, `(batch, 3)` each."""
-        order = KeyedOrder(len(self), seed=seed, epoch=epoch, device=self.device)
         step = max(1, EXAMPLES_AT_ONCE[self.device.type] // batch_size) * batch_size
         for part in slices(len(self), step):
-            yield from self[order[part]].split(batch_size)  # type: ignore[no-untyped-call]
+            positions = torch.arange(part.start, part.stop, device=self.device)
+            examples = self[in_keyed_order(positions, len(self), seed=seed, epoch=epoch)]
+            yield from examples.split(batch_size)  # type: ignore[no-untyped-call]
 
 
 class GroupedByQuery:

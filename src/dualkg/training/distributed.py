@@ -313,25 +313,20 @@ class ShardedCheckpoint:
     def save(self, state: dict[str, Tensor], is_split: IsSplit, shard: Shard, about: dict[str, Any]) -> None:
         from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
 
+        last = max((int(found.name) for found in self._folders()), default=0) if self.group.first else 0
+        folder = self.path / f"{int(self.group.largest(last + 1)[0]):06d}"
         several, distributed = self.group.world_size > 1, _by_rows(shard)
-        name = [self._next_folder() if self.group.first else ""]
-        if several:
-            dist.broadcast_object_list(name, src=0)
-        folder = self.path / name[0]
         wrapped = {key: distributed(value) if is_split(key, value.shape) else value for key, value in state.items()}
         writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
-        with _one_process_is_meant():
+        with warnings.catch_warnings(action="ignore"):  # that there is no process group
             state_dict_saver.save(wrapped, storage_writer=writer, no_dist=not several)
         if several:
             dist.barrier()
         self.group.on_first(lambda: self._point_to(folder, about))
 
     def _folders(self) -> list[Path]:
-        return [found for found in self.path.iterdir() if found.name.isdigit()]
-
-    def _next_folder(self) -> str:
         self.path.mkdir(exist_ok=True)
-        return f"{max((int(folder.name) for folder in self._folders()), default=0) + 1:06d}"
+        return [found for found in self.path.iterdir() if found.name.isdigit()]
 
     def _point_to(self, folder: Path, about: dict[str, Any]) -> None:
         for file in (*folder.iterdir(), folder):
@@ -356,19 +351,11 @@ class ShardedCheckpoint:
                 split = is_split(key, shape)
                 part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
                 state[key] = distributed(part) if split else part
-            with _one_process_is_meant():
+            with warnings.catch_warnings(action="ignore"):
                 state_dict_loader.load(state, storage_reader=reader, no_dist=self.group.world_size == 1)
         except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
             raise RequestError(f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}") from None
         return {key: value.to_local() if hasattr(value, "to_local") else value for key, value in state.items()}
-
-
-@contextmanager
-def _one_process_is_meant() -> Iterator[None]:
-    """Without PyTorch's warning where there is no process group."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
 
 
 def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:

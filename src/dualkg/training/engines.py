@@ -35,12 +35,11 @@ WARM_UP = 3  # eager steps before one is captured, in which libraries initialize
 
 @dataclass(frozen=True)
 class Engine:
-    """The step that trains a run, the precision of its products and its device; `reason` is why it is not fast."""
+    """The step that trains a run, the precision of its products and its device."""
 
     step: StepName
     precision: Literal["float32", "tf32", "bf16"]
     device: torch.device
-    reason: str | None = None
 
     @property
     def fast(self) -> bool:
@@ -186,7 +185,7 @@ def choose_engine(recipe: Recipe, model: Model, regularizer: Regularizer) -> Eng
     if not_fast and wanted == "auto":
         few = reads_few_rows(job, recipe.training.batch_size)
         step = "captured" if can_capture(job) else "sparse" if few else "autograd"
-    return Engine(step, exact, model.device, not_fast)
+    return Engine(step, exact, model.device)
 
 
 @dataclass

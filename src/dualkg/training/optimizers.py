@@ -59,15 +59,6 @@ class Adagrad:
                 add_squares_(sums, gradient)
                 table.addcdiv_(gradient, sums.sqrt().add_(eps), value=-rate)
 
-    def state_dict(self) -> dict[str, Any]:
-        states = {index: self.state[table] for index, table in enumerate(self.parameters)}
-        return {"state": states, "param_groups": []}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        for index, table in enumerate(self.parameters):
-            for name, value in saved["state"].get(index, {}).items():
-                self.state[table][name].copy_(value)
-
 
 AnyOptimizer = torch.optim.Optimizer | Adagrad
 
@@ -139,8 +130,8 @@ def learning_rate(choice: Optimizer, progress: float) -> float:
 
 def optimizer_tensors(optimizer: AnyOptimizer) -> dict[str, Tensor]:
     """The state of the optimizer as named tensors, for a checkpoint."""
-    states = optimizer.state_dict()["state"].items()
-    named = {f"{index}.{key}": value for index, state in states for key, value in state.items()}
+    states = [optimizer.state.get(table, {}) for group in optimizer.param_groups for table in group["params"]]
+    named = {f"{index}.{key}": value for index, state in enumerate(states) for key, value in state.items()}
     return {name: torch.as_tensor(value) for name, value in named.items() if value is not None}
 
 
@@ -154,5 +145,8 @@ def restore_optimizer(optimizer: AnyOptimizer, tensors: dict[str, Tensor]) -> No
         # Adagrad's sums may be smaller than the table.
         if table is None or value.shape not in (optimizer.state.get(table, {}).get(key, table).shape, ()):
             raise ValueError(f"{name} is of another table")
+        if isinstance(optimizer, Adagrad):
+            optimizer.state[table][key].copy_(value)
         states.setdefault(index, {})[key] = value
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    if not isinstance(optimizer, Adagrad):
+        optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
