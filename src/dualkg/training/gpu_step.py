@@ -120,18 +120,21 @@ class DiagonalOps(RelationOps):
         rows = batch if queries is None else batch[queries.first]
         diagonal.map_rows_(images, rows, self.table(given), self.relations, algebra=self.algebra, columns=(given, 1))
 
-    def pair(self, batch: Tensor, images: Tensor) -> None:
-        """Write the queries of relation prediction into `images`."""
-        diagonal.map_rows_(images, batch, self.table(0), self.table(2), algebra=self.algebra, columns=(0, 2))
-
     def add_gradients(self, batch: Tensor, **options: Any) -> None:
         own: dict[str, Any] = {"relations": self.relation_table.row_gradients, "algebra": self.algebra}
         diagonal.add_gradients_(batch, **self.arguments(batch), **own, **options)
 
-    def add_to_all_relations(self, gradient: Tensor) -> None:
-        """Add the gradient of relation prediction, which reaches every relation."""
-        self.relation_table.rows += gradient
-        self.relation_table.stamps.copy_(self.step.now.expand_as(self.relation_table.stamps))
+    def predict(self, batch: Tensor, weight: float, losses: Tensor) -> Tensor:
+        """Score all relations for each pair of entities, write the losses, and return the gradients of the pairs."""
+        relations, table = self.relations.bfloat16(), self.relation_table
+        images = torch.empty(len(batch), relations.shape[1], dtype=relations.dtype, device=batch.device)
+        diagonal.map_rows_(images, batch, self.table(0), self.table(2), algebra=self.algebra, columns=(0, 2))
+        scores = images @ relations.T
+        shares = torch.full_like(losses, weight / len(batch))
+        softmax_gradient_(scores, Targets.one_each(batch[:, 1], shares), scores.shape[1], losses)
+        table.rows += torch.mm(scores.T, images, out_dtype=torch.float32)
+        table.stamps.copy_(self.step.now.expand_as(table.stamps))  # the gradient reaches every relation
+        return torch.mm(scores, relations, out_dtype=torch.float32)
 
     def update_relations(self, batch: Tensor, penalty: Tensor) -> None:
         self.relation_table.update(self.step)
@@ -262,7 +265,10 @@ class Bf16Step:
     def step(self, batch: Tensor) -> Tensor:
         """Take one step at the learning rate that is set."""
         self.now += 1
-        queries, rows = self._queries(batch), self._rows(batch)
+        queries, rows = None, self._rows(batch)
+        if self.loss.grouped_by_query:
+            capacity = len(batch) if self.capacity is None else self.capacity
+            queries = QueryGroups.of(batch[:, 0], batch[:, 1], capacity=capacity)
         num_queries = len(batch) if queries is None else len(queries.starts) - 1
         num_losses, num_penalties = len(self.sides) * num_queries, self.relation_ops.num_blocks * len(batch)
         num_predicted = len(batch) if self.loss.relation_weight else 0
@@ -271,7 +277,10 @@ class Bf16Step:
         of_entities, of_relations, penalties, rest = torch.split(parts, sizes)
         losses = of_entities.view(len(self.sides), -1)
         images = self._score(batch, rows, queries, losses)
-        pairs = self._predict_relations(rows, of_relations) if num_predicted else None
+        pairs = None
+        if num_predicted:
+            assert isinstance(self.relation_ops, DiagonalOps)
+            pairs = self.relation_ops.predict(rows, self.loss.relation_weight, of_relations)
         written = {"penalties": penalties, "query_rows": None if queries is None else queries.rows_of_first}
         self.relation_ops.add_gradients(rows, upstream=images, pairs=pairs, **written)
         self.relation_ops.update_relations(rows, rest[0])
@@ -294,12 +303,6 @@ class Bf16Step:
 
     def _return_gradients(self, batch: Tensor) -> None:
         """Add the gradients of the rows in `sources` to those of the tables."""
-
-    def _queries(self, batch: Tensor) -> QueryGroups | None:
-        """The queries of the batch, if triples are grouped by query."""
-        if not self.loss.grouped_by_query:
-            return None
-        return QueryGroups.of(batch[:, 0], batch[:, 1], capacity=len(batch) if self.capacity is None else self.capacity)
 
     def _score(self, batch: Tensor, rows: Tensor, queries: QueryGroups | None, losses: Tensor) -> list[Tensor]:
         """Score all entities for the queries of each side, write their losses, and find the gradients of the images."""
@@ -346,18 +349,6 @@ class Bf16Step:
 
     def _table(self, column: int) -> Tensor:
         return self.model.tail_table if column == 2 else self.model.head_table
-
-    def _predict_relations(self, batch: Tensor, losses: Tensor) -> Tensor:
-        """Score all relations for each pair of entities, and return the gradients of the pairs."""
-        assert isinstance(self.relation_ops, DiagonalOps)
-        relations = self.relation_ops.relations.bfloat16()
-        images = torch.empty(len(batch), relations.shape[1], dtype=relations.dtype, device=batch.device)
-        self.relation_ops.pair(batch, images)
-        scores = images @ relations.T
-        shares = torch.full_like(losses, self.loss.relation_weight / len(batch))
-        softmax_gradient_(scores, Targets.one_each(batch[:, 1], shares), scores.shape[1], losses)
-        self.relation_ops.add_to_all_relations(torch.mm(scores.T, images, out_dtype=torch.float32))
-        return torch.mm(scores, relations, out_dtype=torch.float32)
 
 
 def _numbered(batch: Tensor) -> Tensor:
