@@ -17,7 +17,7 @@ from dualkg.files import locked, locks
 from dualkg.logs import ProgressLog, logger
 from dualkg.losses import LOSSES, Loss
 from dualkg.models import MODELS
-from dualkg.models.base import EmbeddingModel, Model
+from dualkg.models.base import Model
 from dualkg.models.distance import DistanceModel
 from dualkg.regularizers import REGULARIZERS, NoRegularizer, PlainAndMapped, Regularizer
 from dualkg.training.callbacks import Callback, Callbacks, TrainingInfo, end_callbacks, find_callbacks, saved_trackers
@@ -150,7 +150,7 @@ def train(
 
 
 def _name_given(argument: str, value: object) -> str | None:
-    """The name that was given in place of an instance, or None; refuse anything else with the right call."""
+    """The name that was given in place of an instance, or None; refuse what is neither, with the right call."""
     base, known, example = OBJECTS[argument]
     if isinstance(value, base) or (value is None and argument != "model"):
         return None
@@ -159,9 +159,6 @@ def _name_given(argument: str, value: object) -> str | None:
         names = f", or a name: {', '.join(known)}" if known else ""
         found = f"the class {value.__name__}" if isinstance(value, type) else f"{type(value).__name__} {value!r}"
         raise RequestError(f"{what}{names}; {found if len(found) <= 80 else f'{found[:77]}…'} was given.")
-    if not isinstance(known, Mapping):
-        return Optimizer(name=value).name  # refuses an unknown name
-    find_class(value, known, EmbeddingModel if base is Model else base)
     return value
 
 

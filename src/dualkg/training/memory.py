@@ -5,6 +5,7 @@ import re
 import sys
 import time
 import timeit
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -47,9 +48,7 @@ class Need(NamedTuple):
 
     def largest_batch(self, available: float) -> int:
         """The largest batch that fits; 0 or less if none does."""
-        if available < self.of(self.at_once):
-            return math.floor((available - self.fixed) / (self.per_example + self.scores))
-        return math.floor((available - self.fixed - self.at_once * self.scores) / self.per_example)
+        return bisect_right(range(2**31), available, key=self.of) - 1
 
 
 def check_memory(need: Need, model: Model, size: int) -> None:
