@@ -53,10 +53,6 @@ class OtherProcessError(DualkgError):
 
     silent = True
 
-    def __init__(self, sentence: object = "", exit_code: int = 1) -> None:
-        super().__init__(sentence)
-        self.exit_code = exit_code
-
 
 def num_processes() -> int:
     """The number of processes that a launcher such as `torchrun` has started, 1 without one."""
@@ -94,10 +90,7 @@ class Processes:
     def first_then_all(self, function: Callable[[], T]) -> T:
         """Call a function in process 0 and then, unless that fails, in the others."""
         found = self.on_first(function)
-        if not self.first:
-            found = function()
-        assert found is not None
-        return found
+        return function() if found is None else found
 
     def on_first(self, function: Callable[[], T]) -> T | None:
         """Call a function in process 0 alone; the others wait, and fail if it fails."""
@@ -157,7 +150,8 @@ def processes(device: str | torch.device | None = None) -> Iterator[Processes]:
     try:
         yield Processes(rank, size, chosen, capturable=not shared)
     except (InterruptedRunError, DivergedError) as error:  # of all processes at once
-        raise error if rank == 0 else OtherProcessError(str(error), error.exit_code) from None
+        error.silent = rank > 0
+        raise
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error):
             raise

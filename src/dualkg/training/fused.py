@@ -15,7 +15,7 @@ from dualkg.models.base import EmbeddingModel, Factors, Model, Side, overridden
 from dualkg.models.diagonal import DiagonalModel
 from dualkg.models.sharded import Shard
 from dualkg.regularizers import PowerSum, Regularizer, is_power_sum
-from dualkg.training.optimizers import Adagrad, AnyOptimizer, can_step_rows, step_rows
+from dualkg.training.optimizers import Adagrad, AnyOptimizer, step_rows
 
 # What a subclass may override and still be trained by kernels in place of its maps.
 UNUSED_BY_KERNELS = {
@@ -248,7 +248,9 @@ class FusedStep:
         large = model.relations.shape[1] > model.entities.shape[1]
         linear = isinstance(model, DiagonalModel) and model.linear_in_relations
         self.direct = known and linear and not loss.relation_weight
-        self.by_row = known and large and not loss.relation_weight and can_step_rows(optimizer)
+        # Rows without a gradient do not change, so that skipping them is exact; Adam's moments decay.
+        exact = isinstance(optimizer, (Adagrad, torch.optim.Adagrad, torch.optim.SGD))
+        self.by_row = known and large and not loss.relation_weight and exact
 
     def __call__(self, batch: Tensor, learning_rate: float) -> Tensor:
         """Take one step and return the objective before it."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples, count_repeats
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import RequestError
+from dualkg.evaluation.ranking import eval_mode
 from dualkg.models import MODELS
 from dualkg.models.base import EmbeddingModel, skip_initialization
 from dualkg.models.diagonal import SimplE
@@ -145,13 +146,10 @@ def from_pykeen(model: Any, factory: Any, *, valid: Any = None, test: Any = None
         test = dataset.testing if test is None else test
     if not hasattr(factory, "mapped_triples"):
         raise RequestError(f"A triples factory or a dataset of PyKEEN was expected; it is {type(factory).__name__}.")
-    training = model.training
-    model.eval()  # without dropout, and with the statistics of batch normalization
-    with torch.no_grad():
+    with torch.no_grad(), eval_mode(model):  # without dropout, and with the statistics of batch normalization
         entities = [part(indices=None).detach().cpu() for part in model.entity_representations]
         relations = [part(indices=None).detach().cpu() for part in model.relation_representations]
         arrays = _pykeen_arrays(model, entities, _reciprocals_last(model, relations, factory.real_num_relations))
-    model.train(training)
     entity_names = _pykeen_names(factory, "entity", factory.num_entities)
     relation_names = _pykeen_names(factory, "relation", factory.real_num_relations)
     if len(arrays["entities"]) != factory.num_entities:

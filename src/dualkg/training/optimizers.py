@@ -84,11 +84,6 @@ def build_optimizer(
     return kind(tables, **keywords)
 
 
-def can_step_rows(optimizer: AnyOptimizer) -> bool:
-    """Whether rows without a gradient do not change, so that skipping them is exact; Adam's moments decay."""
-    return isinstance(optimizer, (Adagrad, torch.optim.Adagrad, torch.optim.SGD))
-
-
 def sum_rows(ids: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Distinct ids `(n,)`, ascending, and the sum of the gradients `(num, width)` of each, `(n, width)`.
 
