@@ -499,6 +499,18 @@ def test_two_checkpoints_are_kept_and_an_incomplete_one_is_not_used(tmp_path: Pa
         train_some_steps(group, CHANGES, path, 4, 5, None)
 
 
+def test_best_weights_of_batch_normalization_are_restored(tmp_path: Path) -> None:
+    """Two layers have parameters of the same names."""
+    own = {"model.name": "TuckER", "model.options.batch_norm": True, "regularizer.name": "none"}
+    recipe, graph = Recipe().with_changes({**CHANGES, **own}), kg.load_graph("world")
+    before, after = (DistributedTrainer.build(recipe, graph, Processes(0, 1, torch.device("cpu"))) for _ in range(2))
+    before.best = {name: torch.rand_like(value) for name, value in before.model.state_dict().items()}
+    before.save(tmp_path / "checkpoint")
+    after.restore(tmp_path / "checkpoint")
+    assert after.best.keys() == before.best.keys()
+    assert all(torch.equal(value, before.best[name]) for name, value in after.best.items())
+
+
 # -- weights in several files -------------------------------------------------------------------------------
 
 

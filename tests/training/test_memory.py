@@ -109,7 +109,7 @@ def test_the_time_of_a_step_by_hand():
 
 
 def test_rates_are_measured_for_products_of_any_shape(monkeypatch):
-    monkeypatch.setattr(memory, "PROBE_NUMBERS", (2**14, 2**14))
+    monkeypatch.setitem(memory.PROBES, "cpu", (2**14, 1, 4))
     for batch_size, width in ((1, 1), (100_000, 3), (7, 50_000)):
         assert all(
             0 < rate < math.inf for rate in measure_rates(CPU, torch.float32, batch_size=batch_size, width=width)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dualkg.errors import DivergedError, RequestError
 from dualkg.files import atomic_write, check_type, writing
-from dualkg.models.sharded import TABLES, Shard, ShardedModel
+from dualkg.models.sharded import TABLES, Shard
 
 
 @dataclass
@@ -114,13 +114,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         except (KeyError, IndexError, RuntimeError, TypeError):  # a part is missing or has another size
             raise RequestError(f"{path} cannot be read as a file of weights: its CSR of {name} is damaged.") from None
     return tables
-
-
-def save_weight_shard(model: ShardedModel, path: Path, *, about: dict[str, Any]) -> None:
-    """Write the rows that a process has, with the progress; the first process also writes all that is not split."""
-    tables = model.model.state_dict()
-    kept = {name: table for name, table in tables.items() if is_split(name) or model.shard.rank == 0}
-    save_tensors({"model": kept}, path, about=about)
 
 
 def is_split(name: str) -> bool:

@@ -33,7 +33,7 @@ from dualkg.models.sharded import TABLES, Shard, ShardedModel
 from dualkg.regularizers import Regularizer, UnweightedDURA
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
-from dualkg.training.checkpoint import Progress, load_tensors, save_weight_shard
+from dualkg.training.checkpoint import Progress, is_split, load_tensors, save_tensors
 from dualkg.training.engines import CudaGraphStep, ReferenceStep, Step
 from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.memory import estimate_step, gib
@@ -99,11 +99,8 @@ class Processes:
             found = function() if self.first else None
         except BaseException as error:
             failure = error
-        if self.world_size > 1:
-            told = [failure is not None]
-            dist.broadcast_object_list(told, src=0)
-            if told[0] and not self.first:
-                raise OtherProcessError("Process 0 has refused.")
+        if self.largest(failure is not None)[0] and not self.first:
+            raise OtherProcessError("Process 0 has refused.")
         if failure is not None:
             raise failure
         return found
@@ -277,8 +274,10 @@ class DistributedTrainer(Trainer):
         return groups, about
 
     def save_results(self, run: Run, folder: RunFolder) -> None:
-        rank, world_size = self.group.rank, self.group.world_size
-        save_weight_shard(self.model, folder.weight_shard(rank, world_size), about=self.about("end"))
+        """All processes write their rows, and the first also all that is not split."""
+        rank, world_size, tables = self.group.rank, self.group.world_size, self.model.model.state_dict()
+        kept = {name: table for name, table in tables.items() if is_split(name) or rank == 0}
+        save_tensors({"model": kept}, folder.weight_shard(rank, world_size), about=self.about("end"))
         if world_size > 1:
             dist.barrier()
         self.group.on_first(partial(folder.finish_sharded, run, world_size))

@@ -201,7 +201,6 @@ class ReferenceStep:
     regularizer: Regularizer
     optimizer: AnyOptimizer
     sparse: bool = False
-    capacity: int | None = None  # for the queries of a batch, which this step does not group
 
     def objective(self, batch: Tensor) -> Tensor:
         """Loss plus regularizer of a batch `(batch, 3)`, a scalar."""

@@ -21,7 +21,6 @@ from dualkg.training.engines import Engine
 from dualkg.training.fused import rows_at_once
 from dualkg.training.recipe import Recipe
 
-BF16_BYTES = 2
 OPTIMIZER_TABLES = {"Adagrad": 1, "Adam": 2, "SGD": 0}  # copies of the tables in the optimizer's state
 LARGEST_TABLES = 2  # temporary copies of the largest table in an optimizer or a backward pass
 WHOLE_TABLES = 6  # the same, where a regularizer reads whole tables
@@ -110,7 +109,7 @@ def predict(
     elif (matrix := max(held.relations.shape[1], held.dim**2 if core else 0)) > width:
         fixed += MATRIX_COPIES * min(held.num_relation_ids, batch_size) * matrix * size
     if engine.fast:
-        score = BF16_BYTES if engine.precision == "bf16" else size
+        score = 2 if engine.precision == "bf16" else size
         arrays = num_sides if engine.step == "kernels" else 2 if on_gpu else 1
         candidates = num_entities if rows is None else recipe.loss.num_negatives  # type: ignore[attr-defined]
         return Need(fixed, per_example, arrays * candidates * score, rows_at_once(held, score))
@@ -123,9 +122,9 @@ SCORE_PASSES, UPDATE_PASSES = 4, 6  # over scores of a batch, and over tables, t
 SMALL_OPERATIONS = 200  # of a step beside these, such as rows that are fetched
 CAPTURED_CALLS = 5  # operations that a CUDA graph starts in the time of one
 ALIGNED = 128  # products of other sizes may be slower, and tables are padded
-PROBE_NUMBERS = 2**22, 2**24  # in each array of a measurement of rates, on a CPU and on a GPU
-PROBE_CALLS = 1, 10  # of which the time is measured: a GPU is asked to do the next before it has done the last
-PROBE_ROUNDS = 4, 24  # of these calls: an idle GPU has a low clock
+# Of a measurement of rates: numbers in each array, calls that are timed together, because a GPU is asked to do the next
+# before it has done the last, and how often this is repeated: an idle GPU has a low clock.
+PROBES = {"cpu": (2**22, 1, 4), "cuda": (2**24, 10, 24)}
 
 
 class Rates(NamedTuple):
@@ -145,13 +144,13 @@ def step_seconds(rates: Rates, *, batch_size: int, candidates: int, rows: int, w
 
 def measure_rates(device: torch.device, dtype: torch.dtype, *, batch_size: int, width: int) -> Rates:
     """Rates of this device in some milliseconds, by products of the shape of a step and by copies."""
-    most, rounds = PROBE_NUMBERS[device.type == "cuda"], PROBE_ROUNDS[device.type == "cuda"]
+    most = PROBES[device.type][0]
     batch_size = max(1, min(batch_size, most // width, 4096))
     candidates = max(ALIGNED, most // max(width, batch_size) // ALIGNED * ALIGNED)
     images, table = (torch.rand(rows, width, device=device).to(dtype) for rows in (batch_size, candidates))
     scores, (numbers, copy) = images @ table.T, torch.zeros(2, most, device=device)
     calls = (lambda: torch.mm(images, table.T, out=scores), lambda: copy.copy_(numbers), lambda: images[:1].add_(1))
-    product, copied, called = (_seconds(call, device, rounds=rounds) for call in calls)
+    product, copied, called = (_seconds(call, device) for call in calls)
     return Rates(2 * batch_size * candidates * width / product, 2 * numbers.nbytes / copied, 1 / called)
 
 
@@ -175,9 +174,9 @@ def estimate_step(recipe: Recipe, model: ShardedModel, engine: Engine) -> float:
     return seconds + (2 + sides) * _seconds(lambda: shard.all_reduce(sent), model.device)
 
 
-def _seconds(call: Callable[[], object], device: torch.device, *, rounds: int = 4) -> float:
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
     """The shortest of some measurements after the first: of as many in each process, for collectives."""
-    num_calls = PROBE_CALLS[device.type == "cuda"]
+    _, num_calls, rounds = PROBES[device.type]
 
     def clock() -> float:
         if device.type == "cuda":

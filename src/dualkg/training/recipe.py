@@ -72,16 +72,13 @@ def find_class(name: str, known: Mapping[str, type], base: type) -> Any:
         kind = base.__name__.removeprefix("Embedding").lower()
         raise RequestError(f"No {kind} is named '{name}'.{near} Your own class is named package.module:Class.")
     here = str(Path.cwd())
-    added = here not in sys.path
-    if added:  # a console script does not have the working folder on its path
-        sys.path.insert(0, here)
+    sys.path.insert(0, here)  # a console script does not have the working folder on its path
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
     except Exception as error:  # a user's module may raise anything
         raise RequestError(f"'{name}' cannot be imported: {type(error).__name__}: {error}.") from None
     finally:
-        if added:
-            sys.path.remove(here)
+        sys.path.remove(here)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise RequestError(f"'{name}' should be a subclass of dualkg's {base.__name__}; it is {found!r}.")
     return found

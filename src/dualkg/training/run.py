@@ -351,10 +351,7 @@ class RunFolder:
 
     def records(self) -> dict[str, Any]:
         """Sizes and checksums of the files of a finished run."""
-        found = files.read_json(self.report, checksum=True)
-        if not isinstance(found.get("files", {}), dict):
-            raise RequestError(f"{self.report} is damaged: reports by split were expected.")
-        return dict(found.get("files", {}))
+        return dict(files.read_json(self.report, dict[str, dict[str, Any]], checksum=True).get("files", {}))
 
     def check_is_run(self) -> None:
         """Refuse anything but the folder of a run."""
@@ -367,7 +364,7 @@ class RunFolder:
 
     def saved_reports(self) -> dict[str, Any]:
         """The saved reports of a finished run by split."""
-        found = files.read_json(self.report, dict[str, dict[str, Any] | str], checksum=True)
+        found = files.read_json(self.report, dict[str, dict[str, Any]], checksum=True)
         return {split: report for split, report in found.items() if split != "files"}
 
     def resume_advice(self) -> str:
