@@ -43,7 +43,6 @@ from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, Groups, InterruptedRun
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]
-IsSplit = Callable[[str, Sequence[int]], bool]  # whether a tensor, by its name and shape, has a row for every entity
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 MEETING_TIME = timedelta(minutes=10)  # in which all processes have to start, or to answer
 
@@ -93,7 +92,8 @@ class Processes:
         return function() if found is None else found
 
     def on_first(self, function: Callable[[], T]) -> T | None:
-        """Call a function in process 0 alone; the others wait, and fail if it fails."""
+        """Call a function in process 0 alone when all are here; the others wait, and fail if it fails."""
+        self.largest(0)
         found, failure = None, None
         try:
             found = function() if self.first else None
@@ -246,7 +246,6 @@ class DistributedTrainer(Trainer):
     # -- checkpoints --------------------------------------------------------------------------------------
 
     def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
-        """Write a checkpoint with `torch.distributed.checkpoint`, then the pointer to it; the one before is kept."""
         self._check_weights()
         super().save(path, when=when, weights=weights)
 
@@ -256,21 +255,44 @@ class DistributedTrainer(Trainer):
         return next(f"{name}." for name, part in self.model.named_modules() if part is self.model.embedding)
 
     def _write(self, groups: Groups, path: Path, about: dict[str, Any]) -> None:
-        state = {
-            f"{group}/{name.removeprefix(self._prefix)}": value.detach().cpu()
-            for group, tensors in groups.items()
-            for name, value in tensors.items()
-        }
-        ShardedCheckpoint(path, self.group).save(state, self._is_split, self.model.shard, about)
+        """Write with `torch.distributed.checkpoint`, then the pointer to it; the checkpoint before is kept."""
+        from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
+
+        checkpoint, by_rows, state = ShardedCheckpoint(path, self.group), _by_rows(self.model.shard), dict[str, Any]()
+        for group, tensors in groups.items():
+            for name, value in tensors.items():
+                key, part = f"{group}/{name.removeprefix(self._prefix)}", value.detach().cpu()
+                state[key] = by_rows(part) if self._is_split(key, part.shape) else part
+        folder = checkpoint.next_folder()
+        writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
+        with warnings.catch_warnings(action="ignore"):  # that there is no process group
+            state_dict_saver.save(state, storage_writer=writer, no_dist=self.group.world_size == 1)
+        self.group.on_first(partial(checkpoint.point_to, folder, about))
 
     def _read(self, path: Path) -> tuple[Groups, dict[str, Any]]:
-        """The last checkpoint, written by any number of processes."""
-        folder, groups = ShardedCheckpoint(path, self.group), Groups()
-        about = folder.about()
-        if about["when"] != "start":
-            for key, value in folder.load(self._is_split, self.model.shard).items():
-                group, _, name = key.partition("/")
-                groups.setdefault(group, {})[name if group == "optimizer" else f"{self._prefix}{name}"] = value
+        """The last checkpoint, written by any number of processes; of tables that are split, the rows of this one."""
+        from torch.distributed.checkpoint import hf_storage, state_dict_loader
+        from torch.distributed.checkpoint.api import CheckpointException
+
+        about, shard, state = ShardedCheckpoint(path, self.group).about(), self.model.shard, dict[str, Any]()
+        if about["when"] == "start":
+            return {}, about
+        folder, by_rows, groups = path / str(about["folder"]), _by_rows(shard), Groups()
+        reader = hf_storage.HuggingFaceStorageReader(str(folder))
+        try:
+            for key, facts in reader.read_metadata().state_dict_metadata.items():
+                shape, dtype = tuple(facts.size), facts.properties.dtype  # type: ignore[union-attr]
+                split = self._is_split(key, shape)
+                part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
+                state[key] = by_rows(part) if split else part
+            with warnings.catch_warnings(action="ignore"):
+                state_dict_loader.load(state, storage_reader=reader, no_dist=self.group.world_size == 1)
+        except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
+            raise RequestError(f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}") from None
+        for key, value in state.items():
+            group, _, name = key.partition("/")
+            own = name if group == "optimizer" else f"{self._prefix}{name}"
+            groups.setdefault(group, {})[own] = value.to_local() if hasattr(value, "to_local") else value
         return groups, about
 
     def save_results(self, run: Run, folder: RunFolder) -> None:
@@ -278,11 +300,10 @@ class DistributedTrainer(Trainer):
         rank, world_size, tables = self.group.rank, self.group.world_size, self.model.model.state_dict()
         kept = {name: table for name, table in tables.items() if is_split(name) or rank == 0}
         save_tensors({"model": kept}, folder.weight_shard(rank, world_size), about=self.about("end"))
-        if world_size > 1:
-            dist.barrier()
         self.group.on_first(partial(folder.finish_sharded, run, world_size))
 
     def _is_split(self, key: str, shape: Sequence[int]) -> bool:
+        """Whether a tensor of a checkpoint, by its name and shape, has a row for every entity."""
         group, _, name = key.partition("/")
         if group == "optimizer":
             name = [name for name, _ in self.model.embedding.named_parameters()][int(name.partition(".")[0])]
@@ -303,25 +324,16 @@ class ShardedCheckpoint:
         self.path.mkdir(exist_ok=True)
         write_json(self.pointer, {"when": "start", "optimizer": None, "progress": asdict(Progress())})
 
-    def save(self, state: dict[str, Tensor], is_split: IsSplit, shard: Shard, about: dict[str, Any]) -> None:
-        from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
-
-        last = max((int(found.name) for found in self._folders()), default=0) if self.group.first else 0
-        folder = self.path / f"{int(self.group.largest(last + 1)[0]):06d}"
-        several, distributed = self.group.world_size > 1, _by_rows(shard)
-        wrapped = {key: distributed(value) if is_split(key, value.shape) else value for key, value in state.items()}
-        writer = hf_storage.HuggingFaceStorageWriter(path=str(folder), save_distributed=True)
-        with warnings.catch_warnings(action="ignore"):  # that there is no process group
-            state_dict_saver.save(wrapped, storage_writer=writer, no_dist=not several)
-        if several:
-            dist.barrier()
-        self.group.on_first(lambda: self._point_to(folder, about))
-
     def _folders(self) -> list[Path]:
         self.path.mkdir(exist_ok=True)
         return [found for found in self.path.iterdir() if found.name.isdigit()]
 
-    def _point_to(self, folder: Path, about: dict[str, Any]) -> None:
+    def next_folder(self) -> Path:
+        """The folder of the next checkpoint, on which all processes agree."""
+        last = max((int(found.name) for found in self._folders()), default=0) if self.group.first else 0
+        return self.path / f"{int(self.group.largest(last + 1)[0]):06d}"
+
+    def point_to(self, folder: Path, about: dict[str, Any]) -> None:
         for file in (*folder.iterdir(), folder):
             sync(file)
         before = self.about().get("folder") if self.pointer.exists() else None
@@ -329,26 +341,6 @@ class ShardedCheckpoint:
         for old in self._folders():
             if old.name not in (folder.name, before):
                 shutil.rmtree(old)
-
-    def load(self, is_split: IsSplit, shard: Shard) -> dict[str, Tensor]:
-        """All tensors; of those that are split, the rows of this process."""
-        from torch.distributed.checkpoint import hf_storage, state_dict_loader
-        from torch.distributed.checkpoint.api import CheckpointException
-
-        folder = self.path / str(self.about()["folder"])
-        reader = hf_storage.HuggingFaceStorageReader(str(folder))
-        try:
-            state, distributed = dict[str, Any](), _by_rows(shard)
-            for key, facts in reader.read_metadata().state_dict_metadata.items():
-                shape, dtype = tuple(facts.size), facts.properties.dtype  # type: ignore[union-attr]
-                split = is_split(key, shape)
-                part = torch.zeros((shard.size, *shape[1:]) if split else shape, dtype=dtype)
-                state[key] = distributed(part) if split else part
-            with warnings.catch_warnings(action="ignore"):
-                state_dict_loader.load(state, storage_reader=reader, no_dist=self.group.world_size == 1)
-        except (OSError, ValueError, KeyError, SafetensorError, CheckpointException) as error:
-            raise RequestError(f"The checkpoint {folder} cannot be read: {str(error).splitlines()[0][:300]}") from None
-        return {key: value.to_local() if hasattr(value, "to_local") else value for key, value in state.items()}
 
 
 def _by_rows(shard: Shard) -> Callable[[Tensor], Any]:
