@@ -175,7 +175,7 @@ class DistributedTrainer(Trainer):
         group: Processes,
         **options: Any,
     ) -> None:
-        self.group, self._agreed = group, False
+        self.group = group
         if regularizer.reads_whole_tables and type(regularizer) is not UnweightedDURA:
             name, advice = type(regularizer).__name__, "Use DURA, or one process."
             raise RequestError(f"{name} reads whole tables, and each process has a part of them. {advice}")
@@ -222,15 +222,7 @@ class DistributedTrainer(Trainer):
         """Process 0 decides when a checkpoint is due; any process may have been told to stop."""
         if self.progress.step % STEPS_BETWEEN_CHECKS[self.model.device.type]:
             return False
-        due = self.group.first and super()._checkpoint_due()
-        stop, due_somewhere = self.group.largest(self.stop.requested, due)
-        self._agreed = bool(stop)
-        return bool(stop or due_somewhere)
-
-    @property
-    def _stopping(self) -> bool:
-        """What all processes agreed on: a signal that arrives later is for the next time."""
-        return self._agreed
+        return self._anywhere(self.stop.requested or (self.group.first and super()._checkpoint_due()))
 
     def _anywhere(self, flag: bool) -> bool:
         return bool(self.group.largest(flag)[0])

@@ -288,15 +288,11 @@ class Trainer:
         is_old = time.monotonic() - self._saved_at >= self.recipe.training.checkpoint_seconds
         return self.stop.requested or (self.checkpoint_path is not None and is_old)
 
-    @property
-    def _stopping(self) -> bool:
-        return self.stop.requested
-
     def _pause(self) -> None:
         """Save a checkpoint, and raise if a shutdown was requested."""
         if self.checkpoint_path:
             self.save(self.checkpoint_path)
-        if self._stopping:
+        if self._anywhere(self.stop.requested):
             path, stopped = self.checkpoint_path, f"Stopped in epoch {self.progress.epoch + 1}"
             saved = f", all work saved. Resume with: dualkg resume {path.parent}" if path else "."
             raise InterruptedRunError(f"{stopped} of {self.recipe.training.epochs}{saved}")
