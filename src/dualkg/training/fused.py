@@ -257,12 +257,12 @@ class FusedStep:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         if self.by_row:
-            return self._step_by_row(batch, learning_rate)
+            return self._step_by_row(batch)
         objective = self.gradients(batch)
         self.tables.update()
         return objective
 
-    def _step_by_row(self, batch: Tensor, learning_rate: float) -> Tensor:
+    def _step_by_row(self, batch: Tensor) -> Tensor:
         """Compute with the relations of the batch only, and update only their rows."""
         table = self.model.relations
         distinct, position = torch.unique(batch[:, 1], return_inverse=True)
@@ -275,7 +275,7 @@ class FusedStep:
         table.grad = None  # so that the update skips it
         self.tables.update()
         if present.grad is not None:
-            step_rows(self.optimizer, table, distinct, present.grad, learning_rate)
+            step_rows(self.optimizer, table, distinct, present.grad)
         return objective
 
     def gradients(self, batch: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Adagrad:
             sums, gradient, rate, eps = self.state[table]["sum"], table.grad, group["lr"], group["eps"]
             arrays = (table.detach(), sums, gradient)
             if gradient.is_sparse:
-                step_rows(self, table, *sum_rows(gradient._indices()[0], gradient._values()), rate)
+                step_rows(self, table, *sum_rows(gradient._indices()[0], gradient._values()))
             elif sums.shape == table.shape and all(one.is_cpu and one.is_contiguous() for one in arrays):
                 from dualkg.kernels.cpu import adagrad_
 
@@ -101,16 +101,15 @@ def add_squares_(sums: Tensor, gradient: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def step_rows(
-    optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor, learning_rate: float
-) -> None:
+def step_rows(optimizer: AnyOptimizer, table: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:
     """Update some distinct rows of a table by `(num_rows, width)`, as a dense gradient that is zero elsewhere would."""
+    group = optimizer.param_groups[0]
     if not isinstance(optimizer, torch.optim.SGD):
         sums = optimizer.state[table]["sum"]
         seen = add_squares_(sums[rows], gradient)
         sums[rows] = seen
-        gradient = gradient / seen.sqrt_().add_(optimizer.param_groups[0]["eps"])
-    table[rows] = table[rows] - learning_rate * gradient
+        gradient = gradient / seen.sqrt_().add_(group["eps"])
+    table[rows] = table[rows] - group["lr"] * gradient
 
 
 def learning_rate(choice: Optimizer, progress: float) -> float:
