@@ -39,7 +39,7 @@ from dualkg.training.fused import FusedStep, ShardedTables
 from dualkg.training.memory import estimate_step, gib
 from dualkg.training.recipe import Recipe, load_recipe
 from dualkg.training.run import Run, RunFolder
-from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, Groups, InterruptedRunError, OnProgress, Trainer, When
+from dualkg.training.trainer import STEPS_BETWEEN_CHECKS, Groups, InterruptedRunError, OnProgress, Trainer
 
 T = TypeVar("T")
 OnStart = Callable[[str], None]
@@ -195,7 +195,7 @@ class DistributedTrainer(Trainer):
             from dualkg.training.gpu_step import ShardedBf16Step  # which imports Triton
 
             step = ShardedBf16Step(self.model.model, loss, *parts, shard=shard)
-            return CudaGraphStep(step, with_collectives=True) if self.group.capturable else step
+            return CudaGraphStep(step) if self.group.capturable else step
         if self.engine.fast and not self.regularizer.reads_whole_tables:
             bf16, tables = self.engine.precision == "bf16", partial(ShardedTables, shard=shard)
             return FusedStep(self.model, loss, *parts, bf16=bf16, tables=tables)  # type: ignore[arg-type]
@@ -237,10 +237,6 @@ class DistributedTrainer(Trainer):
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
-    def save(self, path: Path, *, when: When = "between", weights: bool = True) -> None:
-        self._check_weights()
-        super().save(path, when=when, weights=weights)
-
     @property
     def _prefix(self) -> str:
         """Of the names of tables, which in a checkpoint are those of the embedding that the model wraps."""
@@ -250,6 +246,7 @@ class DistributedTrainer(Trainer):
         """Write with `torch.distributed.checkpoint`, then the pointer to it; the checkpoint before is kept."""
         from torch.distributed.checkpoint import hf_storage, state_dict_saver  # which takes a second
 
+        self._check_weights()
         checkpoint, by_rows, state = ShardedCheckpoint(path, self.group), _by_rows(self.model.shard), dict[str, Any]()
         for group, tensors in groups.items():
             for name, value in tensors.items():

@@ -244,10 +244,8 @@ class CudaGraphStep:
     A step must not wait for the GPU, and reads its learning rate from a tensor there.
     """
 
-    def __init__(self, step: Any, *, with_collectives: bool = False) -> None:
+    def __init__(self, step: Any) -> None:
         self.step = step
-        # NCCL's watchdog calls CUDA in a thread of its own, also while a step is captured.
-        self.error_mode = "thread_local" if with_collectives else "global"
         self.stream = stream(step.model.device, "captured")
         self.num_taken = 0
         self.largest = 0
@@ -282,7 +280,8 @@ class CudaGraphStep:
         self.batch = batch.clone()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode=self.error_mode):
+        # NCCL's watchdog calls CUDA in a thread of its own, also while a step is captured.
+        with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self.objective: Tensor = self.step.step(self.batch)
         self.graph = graph
 

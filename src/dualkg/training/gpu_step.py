@@ -232,8 +232,6 @@ class Bf16Step:
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.eps = float(optimizer.param_groups[0]["eps"])
-        if loss.grouped_by_query and not model.reciprocal:
-            raise ValueError("queries are grouped for tail prediction, and this model predicts heads too")
         self.capacity: int | None = None  # for the queries of a batch; as many as it has triples if None
         self.rate = torch.zeros((), device=model.device)
         self.now = torch.zeros((), dtype=torch.int32, device=model.device)
