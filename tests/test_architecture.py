@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ PACKAGES = [
     "cli",
 ]
 # The last number is what the code has, rounded up: a change that adds much has to say so here.
-MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 150, 27_400
+MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 130, 26_600
 # Distributions whose import name differs from their own.
 IMPORT_NAMES = {
     "scikit-learn": "sklearn",
@@ -120,6 +121,11 @@ def test_files_and_the_whole_stay_small():
     assert {name: number for name, number in lines.items() if number > MOST_LINES} == {}
     assert len(lines) <= MOST_FILES
     assert sum(lines.values()) <= MOST_LINES_IN_ALL
+
+
+def test_a_name_means_one_class():
+    names = Counter(node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert [name for name, number in names.items() if number > 1] == []
 
 
 def test_init_files_only_re_export():

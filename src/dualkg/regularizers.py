@@ -16,6 +16,7 @@ class Regularizer(ABC):
     """`weight` (the paper's λ) times the mean of `per_triple` over a batch."""
 
     reads_whole_tables = False  # rather than the vectors of a batch; for the prediction of memory
+    sums_over_rows = False  # of whole tables, so that each process can sum over the rows that it has
 
     def __init__(self, weight: float) -> None:
         if not weight >= 0:
@@ -162,6 +163,7 @@ class UnweightedDURA(PlainAndMapped):
     """The mean of DURA over all heads, relation ids and tails: equation (9) of the paper over its |E|² |R| terms."""
 
     reads_whole_tables = True
+    sums_over_rows = True
 
     def per_triple(self, f: Factors) -> Tensor:
         assert isinstance(f.model, BilinearModel)

@@ -30,7 +30,7 @@ from dualkg.losses.negative_sampling import BoundSampledLoss
 from dualkg.losses.softmax import BoundKvsAll, BoundOneVsAll, BoundSampledSoftmax
 from dualkg.models.base import only_rows, skip_initialization
 from dualkg.models.sharded import TABLES, Shard, ShardedModel
-from dualkg.regularizers import Regularizer, UnweightedDURA
+from dualkg.regularizers import Regularizer
 from dualkg.training.api import choose_device, finish
 from dualkg.training.callbacks import Callback, find_callbacks, saved_trackers
 from dualkg.training.checkpoint import Progress, is_split, load_tensors, save_tensors
@@ -176,7 +176,7 @@ class DistributedTrainer(Trainer):
         **options: Any,
     ) -> None:
         self.group = group
-        if regularizer.reads_whole_tables and type(regularizer) is not UnweightedDURA:
+        if regularizer.reads_whole_tables and not regularizer.sums_over_rows:
             name, advice = type(regularizer).__name__, "Use DURA, or one process."
             raise RequestError(f"{name} reads whole tables, and each process has a part of them. {advice}")
         super().__init__(model, graph, recipe, regularizer, **(options if group.first else {}))
