@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualkg.data.splits import count_repeats
-from dualkg.data.triples import SPLITS, GraphShape, Notes, Triples, distinct_triples, sorted_distinct, triple_keys
+from dualkg.data.triples import (
+    SPLITS,
+    GraphShape,
+    Notes,
+    Triples,
+    count_repeats,
+    distinct_triples,
+    sorted_distinct,
+    triple_keys,
+)
 from dualkg.errors import RequestError
 from tests.conftest import graph_of
 

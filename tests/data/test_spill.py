@@ -20,8 +20,7 @@ from dualkg.data import encoding, spill, vocabulary
 from dualkg.data.graph import SPLITS, Graph, load_saved_graph, save_graph
 from dualkg.data.loading import load_graph
 from dualkg.data.spill import NameIndex, hash_names
-from dualkg.data.splits import count_repeats
-from dualkg.data.triples import GraphShape, distinct_triples, triple_keys
+from dualkg.data.triples import GraphShape, count_repeats, distinct_triples, triple_keys
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError
 
@@ -128,7 +127,7 @@ def test_headers_and_files_on_disk_are_the_same(
     assert facts(load_graph(path)) == expected  # a graph that was read with little memory is opened with much
 
 
-@pytest.mark.parametrize(("function", "number"), [("pwrite", 1), ("pwrite", 80), ("posix_fallocate", 1)])
+@pytest.mark.parametrize(("function", "number"), [("pwrite", 1), ("pwrite", 160), ("posix_fallocate", 1)])
 def test_a_full_disk_is_reported_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_cli: Callable[..., Any], function: str, number: int
 ) -> None:

@@ -1,6 +1,7 @@
 """Triples of names become triples of ids: one growing vocabulary of entities and one of relations."""
 
 from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -19,7 +20,7 @@ READERS: dict[str, type[Reader]] = {".parquet": TableReader}  # others are text
 READERS |= dict.fromkeys((".jsonl", ".ndjson", ".json"), RowsReader) | dict.fromkeys(RDF_FORMATS, RdfReader)
 OPENKE = ("entity2id", "relation2id")
 MIN_LINES = 4  # below a first line, for its names to be told from those of a triple
-MAX_WAITING = 2_000_000  # names waiting for ids; every merge hashes all known names again, so merges must be few
+MAX_WAITING = 1_000_000  # names waiting for ids; every merge hashes all known names again, so merges must be few
 MAX_NAMES, MAX_TRIPLES = 2_000_000, 12_000_000  # in memory; more are written to disk
 POSITIONS = 1 << 20
 Ids = npt.NDArray[np.int32]
@@ -75,22 +76,23 @@ def encode(readers: Mapping[str, Reader], *, find_headers: bool = False, optiona
         raise DataError("There is no file of triples to read. Give at least one.")
     labels: dict[str, str] = {}
     remarks: list[str] = []
-    encoder = Encoder()
-    for split, reader in readers.items():
-        num_triples = 0
-        with closing(reader.blocks()) as blocks:
-            for block in blocks:
-                encoder.add(split, block)
-                num_triples += block.num_rows
-        if not num_triples and split not in optional:
-            why = "".join(f" {remark}" for remark in reader.remarks)
-            raise DataError(f"{reader.name} holds no triples; at least one is expected.{why}")
-        labels = reader.labels | labels
-        remarks += reader.remarks
-        if reader.num_stripped:
-            plural = "name was" if reader.num_stripped == 1 else "names were"
-            remarks.append(f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}.")
-    encoder.finish()
+    with ThreadPoolExecutor(1, "dualkg-names") as worker:
+        encoder = Encoder(worker)
+        for split, reader in readers.items():
+            num_triples = 0
+            with closing(reader.blocks()) as blocks:
+                for block in blocks:
+                    encoder.add(split, block)
+                    num_triples += block.num_rows
+            if not num_triples and split not in optional:
+                why = "".join(f" {remark}" for remark in reader.remarks)
+                raise DataError(f"{reader.name} holds no triples; at least one is expected.{why}")
+            labels = reader.labels | labels
+            remarks += reader.remarks
+            if reader.num_stripped:
+                plural = "name was" if reader.num_stripped == 1 else "names were"
+                remarks.append(f"Blanks around {reader.num_stripped:,} {plural} removed in {reader.name}.")
+        encoder.finish()
     spilled, in_memory = encoder.spilled, encoder.ids
     found = spilled.triples() if spilled else {split: np.concatenate(in_memory.pop(split)) for split in list(in_memory)}
     triples = {split: found.get(split, NO_TRIPLES) for split in readers}
@@ -158,34 +160,46 @@ def _without_headers(triples: Mapping[str, Triples], headers: Container[str]) ->
 class Encoder:
     """Takes blocks in the order of reading, and numbers their names in an order that depends on the blocks.
 
-    A vocabulary or triples too large for memory are written to disk, and the next block begins another vocabulary.
+    The worker merges the names of each block into the vocabulary while the next blocks are parsed. A vocabulary or
+    triples too large for memory are written to disk, and the next block begins another vocabulary.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, worker: ThreadPoolExecutor) -> None:
         self.entities = self.relations = pa.array([], pa.string())
         self.spilled: SpilledTriples | None = None
         self.ids: dict[str, list[Triples]] = {}
         self._waiting: list[tuple[str, pa.RecordBatch]] = []
         self._num_waiting = self._num_triples = 0
+        self._worker = worker
+        self._merging: Future[None] | None = None
 
     def add(self, split: str, block: pa.RecordBatch) -> None:
         """Take a block of dictionary-encoded head, relation and tail names."""
         self._waiting.append((split, block))
         self._num_waiting += sum(len(block.column(role).dictionary) for role in ROLES)
-        if self._num_waiting > MAX_WAITING:
-            self._merge()
+        enough = max(MAX_WAITING, 0 if self.spilled else min(2 * len(self.entities), MAX_NAMES))
+        idle = self._merging is None or self._merging.done()
+        # Parsing that is faster than merging must wait, or the blocks would fill the memory.
+        if self._num_waiting > (enough if idle else 2 * enough):
+            self._start_merging()
 
     def finish(self) -> None:
-        """Merge the blocks that are left."""
-        self._merge()
+        """Wait until all blocks are merged."""
+        self._start_merging()
+        if self._merging:
+            self._merging.result()
         if self.spilled:
             self._spill(self.spilled)
             self.spilled.number()
         pa.default_memory_pool().release_unused()
 
-    def _merge(self) -> None:
-        """Give ids to the names of the blocks that wait for them."""
+    def _start_merging(self) -> None:
+        if self._merging:
+            self._merging.result()
         blocks, self._waiting, self._num_waiting = self._waiting, [], 0
+        self._merging = self._worker.submit(self._merge, blocks) if blocks else None
+
+    def _merge(self, blocks: list[tuple[str, pa.RecordBatch]]) -> None:
         ends = [block.column(role) for _, block in blocks for role in ("head", "tail")]
         self.entities, entity_ids = _extend_vocabulary(self.entities, ends)
         links = [block.column("relation") for _, block in blocks]

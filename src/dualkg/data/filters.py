@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -11,8 +11,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dualkg.data import spill
 from dualkg.data.graph import SPLITS, Graph, GraphShape, Triples
-from dualkg.data.spill import find_keys, is_mapped, release, slices, sorted_on_disk, spilled
+from dualkg.data.spill import Column, PartitionedRows, is_mapped, key_ranges, release, slices
 from dualkg.data.triples import NO_TRIPLES, distinct_triples, is_among, sorted_distinct, triple_keys
 
 Ids = npt.NDArray[np.int64]
@@ -83,8 +84,11 @@ class KnownAnswers:
             triples = with_reciprocals(np.concatenate(splits), shape.num_relations)
         else:
             wanted = sorted_distinct(self._keys(with_reciprocals(queries, shape.num_relations)))
-            found = (part[is_among(self._keys(part), wanted)] for part in self._parts(splits))
-            triples = np.concatenate([NO_TRIPLES, *found])
+            parts = [NO_TRIPLES]
+            for part in (split[rows] for split in splits for rows in slices(len(split))):
+                both = with_reciprocals(part, shape.num_relations)
+                parts.append(both[is_among(self._keys(both), wanted)])
+            triples = np.concatenate(parts)
         # A repeated triple is one answer.
         triples = distinct_triples(triples, GraphShape(shape.num_entities, 2 * shape.num_relations))
         self.answers = triples[:, 2].copy()
@@ -98,24 +102,29 @@ class KnownAnswers:
         queries = queries if graph.is_mapped else None
         return cls([graph.split(name) for name in splits], graph.shape, queries=queries)
 
-    def _parts(self, splits: Iterable[Triples]) -> Iterator[Triples]:
-        """The triples of splits with their reciprocals, a part at a time."""
-        for split in splits:
-            for rows in slices(len(split)):
-                yield with_reciprocals(split[rows], self.shape.num_relations)
-            release(split)
-
     def _on_disk(self, splits: list[Triples]) -> tuple[Ids, Ids, npt.NDArray[np.int32]]:
-        """Queries, offsets and answers of splits larger than memory."""
-        num_entities = self.shape.num_entities
-        queries = sorted_on_disk(self._keys(part) for part in self._parts(splits))
-        # The number of a query and an answer fit into 63 bits, as its key and an answer may not.
-        known = sorted_on_disk(
-            find_keys(queries, self._keys(part)) * num_entities + part[:, 2] for part in self._parts(splits)
-        )
-        firsts = (np.arange(part.start, part.stop) * num_entities for part in slices(len(queries) + 1))
-        offsets = spilled((np.searchsorted(known, first) for first in firsts), np.int64)
-        return queries, offsets, spilled((known[part] % num_entities for part in slices(len(known))), np.int32)
+        """Queries, offsets and answers of splits larger than memory, each partition of queries sorted in memory."""
+        table, num_relations = PartitionedRows(key=np.int64, answer=np.int32), self.shape.num_relations
+        samples = (np.array(split[:: max(1, len(split) >> 16)]) for split in splits)
+        bounds = key_ranges([self._keys(with_reciprocals(sample, num_relations)) for sample in samples])
+        for split in splits:
+            for part in slices(len(split)):
+                triples = with_reciprocals(np.array(split[part]), num_relations)
+                table.append_by_key(bounds, self._keys(triples), answer=triples[:, 2])
+            release(split)
+        queries, offsets, answers = Column(np.int64), Column(np.int64), Column(np.int32)
+        for number in range(spill.NUM_PARTITIONS):
+            keys, found = table.partition("key", number), table.partition("answer", number)
+            order = np.lexsort((found, keys))
+            keys, found = keys[order], found[order]
+            fresh = (np.diff(keys, prepend=-1) != 0) | (np.diff(found, prepend=-1) != 0)
+            keys, found = keys[fresh], found[fresh]
+            starts = np.flatnonzero(np.diff(keys, prepend=-1))
+            queries.append(keys[starts])
+            offsets.append(starts + answers.size)
+            answers.append(found)
+        offsets.append(np.array([answers.size]))
+        return queries.map(), offsets.map(), answers.map()
 
     def _keys(self, triples: Triples) -> Ids:
         return self.keys(triples[:, 0].astype(np.int64), triples[:, 1].astype(np.int64))

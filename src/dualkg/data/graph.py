@@ -17,8 +17,16 @@ from dualkg.data import memory
 from dualkg.data.archives import read_parquet
 from dualkg.data.inspection import Inspection
 from dualkg.data.spill import is_mapped, release, slices, text_of
-from dualkg.data.splits import count_repeats
-from dualkg.data.triples import SPLITS, GraphShape, Notes, Split, Triples, distinct_triples, triple_keys
+from dualkg.data.triples import (
+    SPLITS,
+    GraphShape,
+    Notes,
+    Split,
+    Triples,
+    count_repeats,
+    distinct_triples,
+    triple_keys,
+)
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
 from dualkg.files import atomic_folder

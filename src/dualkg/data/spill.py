@@ -1,12 +1,13 @@
 """Graphs larger than memory: names, triples and splits on disk, of which only a part is in memory at a time.
 
-Arrays are temporary files, written in parts and memory-mapped. Keys are sorted in their file. Names are written by
-partition, a range of hashes, of which each is small enough to be read into memory.
+All of it is one scheme. Rows are written in chunks, each sorted by partition. A partition, which is a piece of each
+chunk, is small enough to be sorted in memory; what was found is written back and read again by chunk.
 """
 
 import mmap
 import os
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dualkg.data.archives import temporary_file
-from dualkg.data.triples import NO_TRIPLES, Triples
+from dualkg.data.triples import NO_TRIPLES, GraphShape, Notes, Triples, count_repeated_keys
 
-NUM_PARTITIONS = 256  # of names
+NUM_PARTITIONS = 256  # at most, as their numbers are bytes
 ROWS = 1 << 20  # that are in memory at a time
 HASHED_NAMES = 1 << 12  # whose products stay in the processor's cache
-# Odd, with bits all over the word, so that the high bits of a hash depend on all letters.
-MULTIPLIER = 0x9E3779B97F4A7C15
+MULTIPLIER = (
+    0x9E3779B97F4A7C15  # odd, with bits all over the word, so that the high bits of a hash depend on all letters
+)
 Array = npt.NDArray[Any]
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
@@ -58,12 +60,21 @@ class Column:
             self._call(os.posix_fallocate, 0, size * self.dtype.itemsize)
 
     def append(self, values: Array) -> None:
-        values = np.ascontiguousarray(values, self.dtype).reshape(-1)
-        left, start = values.view(np.uint8).data, self.size * self.dtype.itemsize
+        self.write(self.size, values)
+        self.size += len(values)
+
+    def write(self, start: int, values: Array) -> None:
+        left = np.ascontiguousarray(values, self.dtype).reshape(-1).view(np.uint8).data
+        start *= self.dtype.itemsize
         while left:
             written = self._call(os.pwrite, left, start)
             left, start = left[written:], start + written
-        self.size += len(values)
+
+    def read(self, start: int, stop: int) -> Array:
+        found = np.empty(stop - start, self.dtype)
+        if self._call(os.preadv, [found], start * self.dtype.itemsize) < found.nbytes:
+            raise EOFError("a temporary file has been cut short")
+        return found
 
     def map(self, *, writable: bool = False) -> Array:
         """The array as a memory-mapped file, which no change of a copy reaches; an empty one has no file."""
@@ -79,38 +90,63 @@ class Column:
             raise OSError(error.errno, f"{error.strerror} {hint}", self._folder) from None
 
 
+class PartitionedRows:
+    """Columns of rows that are written in chunks, each sorted by partition."""
+
+    def __init__(self, **dtypes: npt.DTypeLike) -> None:
+        self._columns = {name: Column(dtype) for name, dtype in dtypes.items()}
+        self._starts = np.zeros((0, NUM_PARTITIONS + 1), np.int64)
+
+    def append(self, sizes: Ids, **columns: Array) -> None:
+        """Add a chunk whose partitions have these numbers of rows; a column that is not given is written later."""
+        start = self._starts[-1, -1] if len(self._starts) else 0
+        starts = start + np.append(0, np.cumsum(sizes))
+        for name, values in columns.items():
+            self._columns[name].write(start, values)
+        self._starts = np.concatenate([self._starts, starts[None]])
+
+    def append_by_key(self, bounds: Ids, key: Ids, **columns: Array) -> None:
+        """Add a chunk whose partitions are ranges of keys."""
+        order, sizes = _by_partition(np.searchsorted(bounds, key, side="right"))
+        self.append(sizes, key=key[order], **{name: column[order] for name, column in columns.items()})
+
+    def partition(self, name: str, number: int) -> Array:
+        """The rows of a partition, in the order they were added."""
+        column = self._columns[name]
+        pieces = [column.read(*piece) for piece in self._pieces(number)]
+        return np.concatenate([np.empty(0, column.dtype), *pieces])
+
+    def write(self, name: str, number: int, values: Array) -> None:
+        """Write a column of a partition."""
+        done = 0
+        for start, stop in self._pieces(number):
+            self._columns[name].write(start, values[done : done + stop - start])
+            done += stop - start
+
+    def chunk(self, name: str, number: int) -> Array:
+        return self._columns[name].read(self._starts[number, 0], self._starts[number, -1])
+
+    def _pieces(self, number: int) -> list[tuple[int, int]]:
+        return [(start, stop) for start, stop in self._starts[:, number : number + 2].tolist() if stop > start]
+
+
+def _by_partition(partitions: Array) -> tuple[Ids, Ids]:
+    """The rows in the order of their partitions, and the number of rows of each."""
+    return np.argsort(partitions.astype(np.uint8), kind="stable"), np.bincount(partitions, minlength=NUM_PARTITIONS)
+
+
+def key_ranges(samples: Sequence[Ids]) -> Ids:
+    """Where the partitions of keys begin, all but the first, so that they have about as many keys."""
+    ordered = np.sort(np.concatenate(samples))
+    return ordered[np.arange(1, NUM_PARTITIONS) * len(ordered) // NUM_PARTITIONS]
+
+
 def spilled(parts: Iterable[Array], dtype: npt.DTypeLike) -> Array:
     """An array on disk, of its parts."""
     column = Column(dtype)
     for part in parts:
-        column.append(part)
+        column.append(part.reshape(-1))
     return column.map()
-
-
-def mapped_triples(column: Column) -> Triples:
-    return column.map().reshape(-1, 3) if column.size else NO_TRIPLES
-
-
-def sorted_on_disk(parts: Iterable[Ids]) -> Ids:
-    """The distinct keys of some arrays, sorted, on disk; keys are at least 0."""
-    column, distinct, last = Column(np.int64), Column(np.int64), -1
-    for keys in parts:
-        column.append(keys)
-    ordered = column.map(writable=True)
-    ordered.sort()  # in the file, of which it reads and writes neighbouring pages
-    for part in slices(len(ordered)):
-        keys = ordered[part]
-        distinct.append(keys[np.diff(keys, prepend=last) > 0])
-        last = keys[-1]
-    return distinct.map()
-
-
-def find_keys(table: Ids, keys: Ids) -> Ids:
-    """The position of each key in a sorted table on disk, which is read from its beginning to its end."""
-    order = np.argsort(keys)
-    found = np.empty(len(keys), np.int64)
-    found[order] = np.searchsorted(table, keys[order])
-    return found
 
 
 # -- names --------------------------------------------------------------------------------------------------
@@ -136,6 +172,12 @@ def text_of(names: pa.Array) -> tuple[Ids, npt.NDArray[np.uint8]]:
     kind = np.int64 if names.type == pa.large_string() else np.int32
     ends = np.frombuffer(offsets, kind)[names.offset : names.offset + len(names) + 1] if len(names) else np.zeros(1)
     return ends.astype(np.int64, copy=False), np.frombuffer(content or b"", np.uint8)
+
+
+def names_of(ends: Ids, letters: Array) -> pa.Array:
+    """Names of their text, without a copy."""
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(letters)]
+    return pa.Array.from_buffers(pa.large_string(), len(ends) - 1, buffers)
 
 
 class NameIndex:
@@ -178,76 +220,85 @@ def inverse(order: Ids) -> npt.NDArray[np.int32]:
     return found
 
 
-class TextColumn:
-    """Names in two files, of their ends and of their letters."""
-
-    def __init__(self) -> None:
-        self._ends, self._letters = Column(np.int64), Column(np.uint8)
-        self._ends.append(np.zeros(1))
-
-    def append(self, names: pa.Array) -> None:
-        ends, letters = text_of(names)
-        self._ends.append(ends[1:] - ends[0] + self._letters.size)
-        self._letters.append(letters[ends[0] : ends[-1]])
-
-    def map(self) -> pa.Array:
-        buffers = [None, pa.py_buffer(self._ends.map()), pa.py_buffer(self._letters.map())]
-        return pa.Array.from_buffers(pa.large_string(), self._ends.size - 1, buffers)
-
-
 class SpilledNames:
-    """Names of many units with their first positions, of which every distinct one gets an id in that order.
-
-    The names of a unit are rows, sorted by partition and then by position.
-    """
+    """Names of many units with their first positions, of which every distinct one gets an id in that order."""
 
     def __init__(self) -> None:
-        self._rows, self._first, self._distinct = TextColumn(), Column(np.int64), TextColumn()
-        self._starts: list[Ids] = []  # where the partitions of each unit begin, and the last one ends
+        self._rows = PartitionedRows(length=np.int32, first=np.int64, distinct=np.int32, id=np.int32)
+        self._text = PartitionedRows(text=np.uint8)
+        self._first, self._ends, self._letters = Column(np.int64), Column(np.int64), Column(np.uint8)
+        self._ids = Column(np.int32)
+        self._starts = [0]  # the first distinct name of each partition
+        self.left_out = np.empty(0, np.int64)  # ids of names that are left out; others are shifted
 
     def add(self, names: pa.Array, first: Ids) -> npt.NDArray[np.int32]:
         """Write the names of a unit, and return their new numbers in it."""
-        partitions = (hash_names(names) >> np.uint64(32)) * np.uint64(NUM_PARTITIONS) >> np.uint64(32)
-        order = np.lexsort((first, partitions))
-        sizes = np.bincount(partitions.astype(np.int64), minlength=NUM_PARTITIONS)
-        self._starts.append(self._first.size + np.append(0, np.cumsum(sizes)))
-        for part in slices(len(order)):
-            self._rows.append(names.take(pa.array(order[part])))
-        self._first.append(first[order])
+        partitions = (hash_names(names) >> np.uint64(32)) * NUM_PARTITIONS >> np.uint64(32)
+        order, sizes = _by_partition(partitions.astype(np.int64))
+        parts = [text_of(names.take(pa.array(order[part]))) for part in slices(len(order))]
+        lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(ends) for ends, _ in parts)])
+        letters = np.concatenate([np.empty(0, np.uint8), *(text[ends[0] : ends[-1]] for ends, text in parts)])
+        self._rows.append(sizes, length=lengths, first=first[order])
+        ends = np.append(0, np.cumsum(lengths))[np.append(0, np.cumsum(sizes))]
+        self._text.append(np.diff(ends), text=letters)
         return inverse(order)
 
-    def number(self) -> None:
-        """Give each distinct name its id: how many names occur before it."""
-        rows, first, starts = self._rows.map(), self._first.map(), np.stack(self._starts)
-        self._distinct_of_row = Column(np.int32, len(rows)).map(writable=True)
-        positions = Column(np.int64)  # where each distinct name occurs first
+    def number(self, num_positions: int) -> None:
+        """Give each name of a unit its id: how many names occur before it."""
+        marks = np.zeros(num_positions // 64 + 1, np.uint64)  # a bit for each position where a name occurs first
         for number in range(NUM_PARTITIONS):
-            at = np.concatenate([np.arange(*piece) for piece in starts[:, number : number + 2]])
-            encoded = rows.take(pa.array(at)).dictionary_encode()
+            ends = np.append(0, np.cumsum(self._rows.partition("length", number), dtype=np.int64))
+            encoded = names_of(ends, self._text.partition("text", number)).dictionary_encode()
             indices = encoded.indices.to_numpy()
-            self._distinct_of_row[at] = positions.size + indices
-            # A name appears first where its number is the next one.
             appears = np.flatnonzero(np.diff(np.maximum.accumulate(indices), prepend=-1))
-            positions.append(first[at[appears]])
-            self._distinct.append(encoded.dictionary)
-        self._order = np.argsort(positions.map())
-        self._ids = inverse(self._order)
-
-    def leave_out(self, ids: Ids) -> None:
-        """Leave out the names of some ids, sorted, and shift the ids after them."""
-        self._order = np.delete(self._order, ids)
-        self._ids -= np.searchsorted(ids, self._ids).astype(np.int32)
+            first = self._rows.partition("first", number)[appears]
+            order = np.argsort(first)
+            self._rows.write("distinct", number, inverse(order)[indices])
+            first = first[order]
+            np.add.at(marks, first >> 6, np.uint64(1) << (first & 63).astype(np.uint64))
+            self._first.append(first)
+            _append_text(encoded.dictionary.take(pa.array(order)), self._ends, self._letters)
+            self._starts.append(self._first.size)
+        before = np.cumsum(np.bitwise_count(marks), dtype=np.int64)
+        for number in range(NUM_PARTITIONS):
+            first = self._first.read(*self._starts[number : number + 2])
+            words = marks[first >> 6]
+            below = words & ((np.uint64(1) << (first & 63).astype(np.uint64)) - np.uint64(1))
+            ids = before[first >> 6] - np.bitwise_count(words) + np.bitwise_count(below)
+            self._ids.append(ids)
+            self._rows.write("id", number, ids[self._rows.partition("distinct", number)])
 
     def ids_of_unit(self, number: int) -> npt.NDArray[np.int32]:
-        start, *_, stop = self._starts[number]
-        return self._ids[self._distinct_of_row[start:stop]]
+        ids = self._rows.chunk("id", number)
+        return ids - np.searchsorted(self.left_out, ids).astype(np.int32)
 
     def names(self) -> pa.Array:
         """All names in the order of their ids, on disk."""
-        names, distinct = TextColumn(), self._distinct.map()
-        for part in slices(len(self._order)):
-            names.append(distinct.take(pa.array(self._order[part])))
-        return names.map()
+        ends, letters = Column(np.int64), Column(np.uint8)
+        ends.append(np.zeros(1))
+        ids, starts = self._ids.map(), self._starts[:-1]
+        for part in slices(self._first.size):
+            limits = zip(starts, self._starts[1:], strict=True)
+            stops = [start + int(np.searchsorted(ids[start:stop], part.stop)) for start, stop in limits]
+            pieces = list(zip(starts, stops, strict=True))
+            found = np.concatenate([self._ids.read(*piece) for piece in pieces])
+            order = np.argsort(found)
+            order = order[~np.isin(found[order], self.left_out)]
+            names = pa.concat_arrays([self._names_between(*piece) for piece in pieces])
+            _append_text(names.take(pa.array(order)), ends, letters)
+            starts = stops
+        return names_of(ends.map(), letters.map())
+
+    def _names_between(self, start: int, stop: int) -> pa.Array:
+        """Some distinct names of a partition."""
+        ends = np.append(self._ends.read(start - 1, start) if start else 0, self._ends.read(start, stop))
+        return names_of(ends - ends[0], self._letters.read(ends[0], ends[-1]))
+
+
+def _append_text(names: pa.Array, ends: Column, letters: Column) -> None:
+    at, text = text_of(names)
+    ends.append(at[1:] - at[0] + letters.size)
+    letters.append(text[at[0] : at[-1]])
 
 
 # -- triples of names ---------------------------------------------------------------------------------------
@@ -278,24 +329,23 @@ class SpilledTriples:
 
     def number(self) -> None:
         """Give each name its id, once all units are written."""
-        for known in self._names:
-            known.number()
+        for known, width in zip(self._names, (2, 1), strict=True):
+            known.number(width * self._num_rows)
 
     def leave_out(self, headers: Triples) -> None:
         """Leave out the names of headers, which occur nowhere else."""
-        self._names[0].leave_out(np.unique(headers[:, ::2]))
-        self._names[1].leave_out(np.unique(headers[:, 1]))
+        self._names[0].left_out, self._names[1].left_out = np.unique(headers[:, ::2]), np.unique(headers[:, 1])
 
     def triples(self) -> dict[str, Triples]:
         """The triples of each split as ids, on disk."""
-        local = {split: mapped_triples(column) for split, column in self._local.items()}
-        found = {split: Column(np.int32) for split in local}
+        found = {split: Column(np.int32) for split in self._local}
         for number, unit in enumerate(self._units):
             ids = [known.ids_of_unit(number) for known in self._names]
             for split, size in unit:
-                start = found[split].size // 3
+                start = found[split].size
                 for part in slices(size):
-                    found[split].append(_translated(local[split][start:][part], *ids))
+                    local = self._local[split].read(start + 3 * part.start, start + 3 * part.stop).reshape(-1, 3)
+                    found[split].append(_translated(local, *ids))
         return {split: mapped_triples(column) for split, column in found.items()}
 
     def names(self) -> list[pa.Array]:
@@ -303,5 +353,57 @@ class SpilledTriples:
 
 
 def _translated(triples: Triples, entity: Array, relation: Array) -> Array:
-    """Triples with other ids."""
-    return np.stack([entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], axis=1)
+    """Triples with other ids, as one row."""
+    return np.stack([entity[triples[:, 0]], relation[triples[:, 1]], entity[triples[:, 2]]], axis=1).reshape(-1)
+
+
+def mapped_triples(column: Column) -> Triples:
+    return column.map().reshape(-1, 3) if column.size else NO_TRIPLES
+
+
+# -- splits -------------------------------------------------------------------------------------------------
+
+
+class PairedTriples:
+    """The triples of several arrays by pair of entities: a partition has all triples of its pairs, in their order.
+
+    The pairs of a partition come before those of the next one, as they are sorted.
+    """
+
+    def __init__(self, arrays: Sequence[Triples], shape: GraphShape) -> None:
+        self._num_entities = shape.num_entities
+        self.table = PartitionedRows(key=np.int64, kind=np.uint32, array=np.uint8, row=np.int32, pair=np.int64)
+        bounds = key_ranges([self._keys(triples[:: max(1, len(triples) >> 16)]) for triples in arrays])
+        for number, triples in enumerate(arrays):
+            for part in slices(len(triples)):
+                chunk = np.array(triples[part])
+                self.table.append_by_key(
+                    bounds,
+                    self._keys(chunk),
+                    kind=2 * chunk[:, 1].astype(np.uint32) + (chunk[:, 0] > chunk[:, 2]),
+                    array=np.full(len(chunk), number, np.uint8),
+                    row=np.arange(len(chunk)),
+                )
+            release(triples)
+
+    def _keys(self, triples: Triples) -> Ids:
+        heads, tails = triples[:, 0].astype(np.int64), triples[:, 2].astype(np.int64)
+        found: Ids = np.minimum(heads, tails) * self._num_entities + np.maximum(heads, tails)
+        return found
+
+    def partitions(self) -> Iterator[tuple[int, Ids, Ids]]:
+        """The number of each partition; for each of its triples, the number of the pair in it, and of the triple."""
+        for number in range(NUM_PARTITIONS):
+            _, pairs = np.unique(self.table.partition("key", number), return_inverse=True)
+            yield number, pairs, (pairs << 32) + self.table.partition("kind", number)
+
+
+def count_repeats_on_disk(splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
+    """`count_repeats` of splits larger than memory."""
+    paired, duplicates, overlaps = PairedTriples(list(splits.values()), shape), Counter[str](), Counter[str]()
+    for number, _, keys in paired.partitions():
+        of_array = paired.table.partition("array", number)
+        found = count_repeated_keys({split: keys[of_array == place] for place, split in enumerate(splits)})
+        duplicates.update(found.duplicates)
+        overlaps.update(found.overlaps)
+    return Notes(dict(duplicates), dict(overlaps), tuple(remarks))

@@ -1,15 +1,14 @@
 """Split triples into train, valid and test without leaking test triples into train."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dualkg.data.encoding import ReadTriples
-from dualkg.data.spill import Column, find_keys, is_mapped, mapped_triples, release, slices, sorted_on_disk, spilled
-from dualkg.data.triples import SPLITS, GraphShape, Notes, Triples, is_among, sorted_distinct, triple_keys
+from dualkg.data.spill import Column, PairedTriples, count_repeats_on_disk, is_mapped, mapped_triples, release, slices
+from dualkg.data.triples import SPLITS, GraphShape, Notes, Triples, count_repeats, sorted_distinct, triple_keys
 from dualkg.data.vocabulary import Vocabulary
 from dualkg.errors import DataError, RequestError
 
@@ -44,7 +43,8 @@ def graph_fields(
         notes = Notes(remarks=(*read.remarks, *remarks))
     else:
         splits = {split: read.triples[split] for split in SPLITS}
-        notes = count_repeats(splits, shape, read.remarks)
+        count = count_repeats_on_disk if any(map(is_mapped, splits.values())) else count_repeats
+        notes = count(splits, shape, read.remarks)
     labels = read.labels | dict(labels)
     entities = Vocabulary(read.entities, labels or None, kind="entity")
     relations = Vocabulary(read.relations, labels or None, kind="relation")
@@ -114,81 +114,40 @@ def _split_on_disk(
     triples: Triples, shape: GraphShape, fractions: Fractions, seed: int
 ) -> tuple[Triples, Triples, Triples]:
     """`split_triples` of triples larger than memory, of which some may be duplicates."""
-    num_pairs, [pairs] = _number_pairs([triples], shape)
-    parts, distinct = list(slices(len(triples))), sorted_on_disk(_keys_by_pair(triples, pairs, shape))
-    kind, width = pairs.dtype, 2 * shape.num_relations
+    paired, sizes, num_triples = PairedTriples([triples], shape), Column(np.int32), 0
+    for number, pairs, keys in paired.partitions():
+        _, first = np.unique(keys, return_index=True)
+        distinct = np.full(len(pairs), -1, np.int64)
+        distinct[first] = sizes.size + pairs[first]
+        paired.table.write("pair", number, distinct)
+        sizes.append(np.bincount(pairs[first]))
+        num_triples += len(first)
+    num_pairs = sizes.size
+    kind = np.int32 if num_pairs < 2**31 - 1 else np.int64
     order, sizes_at = (Column(kind, num_pairs).map(writable=True) for _ in range(2))
     for part in slices(num_pairs):
         order[part] = np.arange(part.start, part.stop)
     np.random.default_rng(seed).shuffle(np.asarray(order))  # as `permutation` does
     for part in slices(num_pairs):
-        sizes_at[order[part]] = np.diff(np.searchsorted(distinct, np.arange(part.start, part.stop + 1) * width))
-    release(distinct)
-    release(sizes_at)
+        sizes_at[order[part]] = sizes.read(part.start, part.stop)
     positions, firsts = Column(kind), [np.full(num, num_pairs, kind) for num in shape]
-    seen = np.zeros(len(distinct), dtype=np.bool_)
-    for part, keys in zip(parts, _keys_by_pair(triples, pairs, shape), strict=True):
-        here = order[pairs[part]]
-        if len(distinct) < len(triples):
-            found = find_keys(distinct, keys)
-            _, first = np.unique(found, return_index=True)
-            fresh = first[~seen[found[first]]]
-            seen[found[fresh]] = True
-            here[np.delete(np.arange(len(here)), fresh)] = num_pairs  # duplicates
+    for number, part in enumerate(slices(len(triples))):
+        pairs = paired.table.chunk("pair", number)
+        here = np.empty(len(pairs), kind)
+        here[paired.table.chunk("row", number)] = np.where(pairs < 0, num_pairs, order[pairs])
         positions.append(here)
         _update_firsts(firsts, triples[part], here)
     needed = _mark(firsts, num_pairs)
-    del order, pairs, firsts
-    split_of_pair = np.append(_choose_pairs(sizes_at, needed, fractions, len(distinct)), np.int8(len(SPLITS)))
-    positions_at, columns = positions.map(), [Column(np.int32) for _ in SPLITS]
-    for part in parts:
-        split, rows = split_of_pair[positions_at[part]], triples[part]
-        for number, column in enumerate(columns):
-            column.append(rows[split == number])
-    release(triples)
-    train, valid, test = (mapped_triples(column) for column in columns)
-    return train, valid, test
-
-
-def _number_pairs(arrays: Sequence[Triples], shape: GraphShape) -> tuple[int, list[Positions]]:
-    """The number of pairs of entities in arrays larger than memory, and the pair of each triple, in sorted order."""
-
-    def keys(triples: Triples) -> Iterator[Positions]:
-        for part in slices(len(triples)):
-            heads, tails = triples[part, 0].astype(np.int64), triples[part, 2].astype(np.int64)
-            yield np.minimum(heads, tails) * shape.num_entities + np.maximum(heads, tails)
-        release(triples)
-
-    pairs = sorted_on_disk(key for triples in arrays for key in keys(triples))
-    kind = np.int32 if len(pairs) < 2**31 - 1 else np.int64
-    return len(pairs), [spilled((find_keys(pairs, key) for key in keys(triples)), kind) for triples in arrays]
-
-
-def _keys_by_pair(triples: Triples, pairs: Positions, shape: GraphShape) -> Iterator[Positions]:
-    """One number per triple, ordered by pair, a part at a time: `(pair * num_relations + relation) * 2 + swapped`."""
+    del order, paired, firsts
+    split_of_pair = np.append(_choose_pairs(sizes_at, needed, fractions, num_triples), np.int8(len(SPLITS)))
+    parts = [Column(np.int32) for _ in SPLITS]
     for part in slices(len(triples)):
-        head, relation, tail = triples[part].T
-        yield (pairs[part].astype(np.int64) * shape.num_relations + relation) * 2 + (head > tail)
+        split, rows = split_of_pair[positions.read(part.start, part.stop)], triples[part]
+        for number, found in enumerate(parts):
+            found.append(rows[split == number].reshape(-1))
     release(triples)
-    release(pairs)
-
-
-def count_repeats(splits: Mapping[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
-    """Count the triples that occur twice in one split, or in two splits."""
-    if any(map(is_mapped, splits.values())):
-        _, pairs = _number_pairs(list(splits.values()), shape)
-        keys = (_keys_by_pair(triples, pair, shape) for triples, pair in zip(splits.values(), pairs, strict=True))
-        distinct = dict(zip(splits, map(sorted_on_disk, keys), strict=True))
-    else:
-        ends = np.cumsum([len(triples) for triples in splits.values()])[:-1]
-        found = np.split(triple_keys(np.concatenate(list(splits.values())), shape), ends)
-        distinct = dict(zip(splits, map(sorted_distinct, found), strict=True))
-    overlaps = {f"{one} and {other}": 0 for one, other in combinations(splits, 2)}
-    for one, other in combinations(splits, 2):
-        for part in slices(len(distinct[other])):
-            overlaps[f"{one} and {other}"] += int(is_among(distinct[other][part], distinct[one]).sum())
-    duplicates = {split: len(triples) - len(distinct[split]) for split, triples in splits.items()}
-    return Notes(duplicates, overlaps, tuple(remarks))
+    train, valid, test = (mapped_triples(column) for column in parts)
+    return train, valid, test
 
 
 def _choose_pairs(

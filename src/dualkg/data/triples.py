@@ -1,6 +1,8 @@
-"""Arrays of triples of ids: shape of a graph, distinct triples, and notes on repeated ones."""
+"""Arrays of triples of ids: shape of a graph, distinct triples, repeated triples, and notes on them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -65,6 +67,22 @@ def distinct_triples(triples: Triples, shape: GraphShape) -> Triples:
     return distinct
 
 
+def count_repeats(splits: dict[str, Triples], shape: GraphShape, remarks: Iterable[str] = ()) -> Notes:
+    """Count the triples that occur twice in one split, or in two splits."""
+    joined = np.concatenate(list(splits.values()))
+    ends = np.cumsum([len(triples) for triples in splits.values()])[:-1]
+    return count_repeated_keys(dict(zip(splits, np.split(triple_keys(joined, shape), ends), strict=True)), remarks)
+
+
+def count_repeated_keys(keys: dict[str, npt.NDArray[np.int64]], remarks: Iterable[str] = ()) -> Notes:
+    """Count the triples that occur twice, by their keys in each split."""
+    distinct = {name: sorted_distinct(found) for name, found in keys.items()}
+    duplicates = {name: len(keys[name]) - len(distinct[name]) for name in keys}
+    common = {(one, other): is_among(distinct[other], distinct[one]) for one, other in combinations(keys, 2)}
+    overlaps = {" and ".join(pair): int(found.sum()) for pair, found in common.items()}
+    return Notes(duplicates, overlaps, tuple(remarks))
+
+
 def sorted_distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """The distinct keys, sorted; several times faster than `np.unique`, which hashes."""
     keys = np.sort(keys)
@@ -75,7 +93,5 @@ def sorted_distinct(keys: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 def is_among(keys: npt.NDArray[np.int64], table: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """Whether each key is in a sorted table; `np.isin` would sort the keys."""
-    if not len(table):
-        return np.zeros(len(keys), dtype=bool)
-    found: npt.NDArray[np.bool_] = table.take(np.searchsorted(table, keys), mode="clip") == keys
+    found: npt.NDArray[np.bool_] = np.append(table, -1)[np.searchsorted(table, keys)] == keys
     return found
