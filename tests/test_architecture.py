@@ -34,7 +34,7 @@ PACKAGES = [
     "cli",
 ]
 # The last number is what the code has, rounded up: a change that adds much has to say so here.
-MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 130, 26_600
+MOST_LINES, MOST_FILES, MOST_LINES_IN_ALL = 700, 130, 26_700
 # Distributions whose import name differs from their own.
 IMPORT_NAMES = {
     "scikit-learn": "sklearn",
