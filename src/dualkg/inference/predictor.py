@@ -328,11 +328,14 @@ class Predictor:
         self, kind: QueryType, given: Sequence[tuple[int, ...]], found: list[list[Prediction]]
     ) -> list[list[Prediction]]:
         """The predictions for queries with calibrated probabilities, if there is a calibration."""
-        correction, both = self.prior_correction, list(zip(given, found, strict=True))
-        triples = [_triple(kind, ids, one.id) for ids, several in both for one in several if one.split != "train"]
-        if correction is None or not triples:
+        if (correction := self.prior_correction) is None:
             return found
-        rows = np.array(triples)
+        both = list(zip(given, found, strict=True))
+        new = (_triple(kind, ids, one.id) for ids, several in both for one in several if one.split != "train")
+        triples = dict.fromkeys(new)
+        if not triples:
+            return found
+        rows = np.array(list(triples))
         relations, patterns = torch.from_numpy(rows[:, 1]), torch.from_numpy(correction.domain_range(rows))
         probabilities = correction.calibration.probability(self._log_probabilities(rows).cpu(), relations, patterns)
         of_triple = dict(zip(triples, probabilities.tolist(), strict=True))
